@@ -1,0 +1,34 @@
+"""The even split: every client draws from the same distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedblend.data.partitions.deal import cut, even
+from fedblend.data.population import Population
+from fedblend.errors import FedblendError
+from fedblend.parts import Count, part
+from fedblend.random import stream
+
+
+@part("partition", "iid")
+class Iid:
+    """Samples shuffled and dealt out evenly: client sizes differ by at most 1, or are ``samples`` each."""
+
+    clients: Count = 10
+    samples: Count | None = None
+
+    def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
+        """Deal ``len(labels)`` samples out. Raises :class:`FedblendError` if there are too few."""
+        n = len(labels)
+        if self.clients > n:
+            raise FedblendError(
+                f"partition.clients: {self.clients:,} is more than the {n:,} samples; valid: 1 to {n:,}"
+            )
+        if self.samples and self.samples * self.clients > n:
+            raise FedblendError(
+                f"partition.samples: {self.clients:,} clients of {self.samples:,} samples need "
+                f"{self.samples * self.clients:,}, but there are {n:,}; valid: 1 to {n // self.clients:,}"
+            )
+        sizes = np.full(self.clients, self.samples) if self.samples else even(n, self.clients)
+        return cut(stream(seed, "partition").permutation(n), sizes)

@@ -1,0 +1,90 @@
+"""From a data set and a partition to its clients: split, thin out, hold out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedblend.data.dataset import Dataset
+from fedblend.data.population import Population
+from fedblend.errors import FedblendError
+from fedblend.random import stream
+
+LISTED = 100
+"""How many empty clients are named in the notes; more are only counted."""
+
+
+def prepare(
+    partition: Any, data: Dataset, seed: int, fraction: float = 1.0, holdout: float = 0.0
+) -> Population:
+    """The clients of ``data``'s training half.
+
+    ``fraction`` in (0, 1] keeps that share of each client's samples (FedMix, Table 4), at least one; a
+    smaller fraction is a subset of a larger one. ``holdout`` in [0, 1) is the share of these that each
+    client keeps for its own test, at least one of two; a client with a single sample holds out none.
+    Raises :class:`FedblendError` for values outside these ranges, and for a partition that gives a
+    sample twice or one that does not exist.
+    """
+    if not 0 < fraction <= 1:
+        raise FedblendError(f"fraction: {fraction!r} is not valid: must be above 0 and at most 1")
+    if not 0 <= holdout < 1:
+        raise FedblendError(f"holdout: {holdout!r} is not valid: must be from 0 to below 1")
+    n = len(data.train)
+    labels = data.train.y.numpy() if data.classes else np.zeros(n, np.int64)
+    population = partition.split(labels, len(data.classes), seed, data.train.client)
+    _require_sound(population, n, type(partition).__name__)
+    notes: dict[str, Any] = dict(population.notes)
+    order, offsets = population.order, population.offsets
+    if fraction < 1:
+        sizes = np.diff(offsets)
+        kept = np.clip(np.floor(fraction * sizes + 0.5).astype(np.int64), np.minimum(sizes, 1), sizes)
+        order, offsets, _, _ = _divide(order, offsets, kept, stream(seed, "fraction"))
+        notes["fraction"] = fraction
+    held_order: np.ndarray = np.empty(0, np.int64)
+    held_offsets: np.ndarray | None = None
+    if holdout > 0:
+        sizes = np.diff(offsets)
+        held = np.clip(np.floor(holdout * sizes + 0.5).astype(np.int64), 1, None)
+        held = np.where(sizes > 1, np.minimum(held, sizes - 1), 0)
+        rng = stream(seed, "holdout")
+        order, offsets, held_order, held_offsets = _divide(order, offsets, sizes - held, rng)
+        notes["holdout"] = holdout
+    empty = np.flatnonzero(np.diff(offsets) == 0)
+    if len(empty):
+        notes["empty"] = len(empty)
+        notes["empty_clients"] = empty[:LISTED].tolist()
+    return Population(order, offsets, held_order=held_order, held_offsets=held_offsets, notes=notes)
+
+
+def _divide(
+    order: np.ndarray, offsets: np.ndarray, kept: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Divide each client's samples at random into ``kept[k]`` and the rest: (order, offsets) of both."""
+    sizes = np.diff(offsets)
+    shuffled = rng.permutation(len(order))
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    shuffled = shuffled[np.argsort(owner[shuffled], kind="stable")]  # random within each client
+    first = np.arange(len(order)) - np.repeat(offsets[:-1], sizes) < np.repeat(kept, sizes)
+    # Back into stored order within each half, so that which samples are kept does not shuffle them.
+    chosen = np.zeros(len(order), bool)
+    chosen[shuffled[first]] = True
+
+    def starts(counts: np.ndarray) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    return order[chosen], starts(kept), order[~chosen], starts(sizes - kept)
+
+
+def _require_sound(population: Population, n: int, name: str) -> None:
+    """Raise :class:`FedblendError` unless every index is a sample of the training half, given once."""
+    order = population.order
+    if len(order) and (order.min() < 0 or order.max() >= n):
+        bad = order[(order < 0) | (order >= n)][0]
+        raise FedblendError(f"partition {name}: gives sample {bad}; valid: 0 to {n - 1}")
+    times = np.bincount(order, minlength=n)
+    if len(order) and times.max() > 1:
+        twice = int(times.argmax())
+        raise FedblendError(
+            f"partition {name}: gives sample {twice} {times[twice]} times; each goes to one client at most"
+        )

@@ -1,0 +1,58 @@
+"""Who holds which samples: one index array for all clients, so that a million clients cost only that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Population:
+    """Clients as rows of a ragged array: client k holds ``order[offsets[k]:offsets[k + 1]]``.
+
+    ``held_order`` and ``held_offsets`` are the same for samples a client keeps for its own test.
+    Indices count in the training half of the data set. ``natural`` int64 [clients] is the data set's own
+    number of each client (writer, role, hospital) where the split keeps them. ``notes`` says how the split came about.
+    """
+
+    order: np.ndarray
+    offsets: np.ndarray
+    held_order: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    held_offsets: np.ndarray | None = None
+    natural: np.ndarray | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(groups: Sequence[np.ndarray], **notes: Any) -> Population:
+        """A population from one index array a client."""
+        sizes = np.fromiter((len(g) for g in groups), np.int64, len(groups))
+        order = np.concatenate([np.asarray(g, np.int64) for g in groups]) if len(groups) else np.empty(0, np.int64)
+        return Population(order, np.concatenate([[0], np.cumsum(sizes)]), notes=notes)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training samples of each client, int64 [clients]."""
+        return np.diff(self.offsets)
+
+    def indices(self, client: int) -> np.ndarray:
+        """The training samples of a client."""
+        return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def held(self, client: int) -> np.ndarray:
+        """The samples a client keeps for its own test (empty unless it holds some out)."""
+        if self.held_offsets is None:
+            return self.held_order[:0]
+        return self.held_order[self.held_offsets[client] : self.held_offsets[client + 1]]
+
+    def owners(self, held: bool = False) -> np.ndarray:
+        """The client of each entry of ``order`` (or of ``held_order``), int64."""
+        offsets = self.held_offsets if held else self.offsets
+        if offsets is None:
+            return np.empty(0, np.int64)
+        return np.repeat(np.arange(len(self)), np.diff(offsets))

@@ -1,0 +1,228 @@
+"""Scales: what a stored value becomes on its way into a model, always value * factor + offset.
+
+No paper states its scale, and it decides: FedMix's (1 - lambda) x shrinks inputs towards the scale's
+zero, and with white paper as 1 the same settings that reach 52 % reach 9 %. So the scale is a part of
+its own, told in every run's record. Means, mixtures and encodings are shared on this same scale.
+
+Each scale goes by way of the *unit* scale, [0, 1] with ink as 1 (:meth:`Scaler.to_unit`): pixels / 255,
+turned over where paper is white; features from their smallest to their largest training value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedblend.data.dataset import Dataset
+from fedblend.parts import part
+
+Invert = bool | Literal["auto"]
+"""Whether to turn images over, so that ink is 1. "auto": those of one channel whose median is above 127."""
+
+CHUNK = 1 << 22
+"""Numbers looked at in one go, so that no second copy of the training half is ever made."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scaler:
+    """The affine map x -> x * factor + offset, and the way back to pictures.
+
+    ``factor`` and ``offset`` are float32 [C, 1, ...], one number a channel or feature (axis 1 of the
+    stored data), so that they broadcast over any leading axes. ``unit_factor`` and ``unit_offset`` do
+    the same for the way from stored values to the unit scale.
+    """
+
+    name: str
+    inverted: bool
+    factor: Tensor
+    offset: Tensor
+    unit_factor: Tensor
+    unit_offset: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Stored values [..., C, ...] on this scale, float32, in one new tensor."""
+        return (x * self.factor).add_(self.offset)
+
+    def to_unit(self, scaled: Tensor) -> Tensor:
+        """Scaled values as pictures: ink as 1, clipped to [0, 1]."""
+        return ((scaled - self.offset) / self.factor * self.unit_factor + self.unit_offset).clamp(0, 1)
+
+    def from_unit(self, unit: Tensor) -> Tensor:
+        """Values of the unit scale (ink as 1) on this scale: the inverse of :meth:`to_unit`, not clipped."""
+        return (unit - self.unit_offset) / self.unit_factor * self.factor + self.offset
+
+    def to(self, device: torch.device | str) -> Scaler:
+        """The same scale with its numbers on ``device``."""
+        moved = [t.to(device) for t in (self.factor, self.offset, self.unit_factor, self.unit_offset)]
+        return Scaler(self.name, self.inverted, *moved)
+
+    def describe(self) -> dict[str, Any]:
+        """The scale in plain numbers, for the run's record."""
+        numbers = {"factor": self.factor.flatten().tolist(), "offset": self.offset.flatten().tolist()}
+        return {"name": self.name, "inverted": self.inverted, **numbers}
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """Text: each code as the unit vector of its character, codes [..., T] -> float32 [..., T, V].
+
+    An embedding is linear in one-hot vectors (embedding of c = one-hot(c) @ E). So a mixture or a mean
+    of one-hot vectors *is* the mixture or mean of embeddings, whatever E is, and needs sharing only once.
+    """
+
+    vocabulary: int
+    name: str = "one-hot"
+
+    def __call__(self, codes: Tensor) -> Tensor:
+        """One-hot vectors, float32 [..., T, V]."""
+        return (codes.unsqueeze(-1) == torch.arange(self.vocabulary, device=codes.device)).to(torch.float32)
+
+    def to_unit(self, scaled: Tensor) -> Tensor:
+        """One-hot vectors and their mixtures lie in [0, 1] already."""
+        return scaled.clamp(0, 1)
+
+    def from_unit(self, unit: Tensor) -> Tensor:
+        """The same."""
+        return unit
+
+    def to(self, device: torch.device | str) -> OneHot:
+        """The same: it holds no tensors."""
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """The scale in plain numbers, for the run's record."""
+        return {"name": self.name, "vocabulary": self.vocabulary}
+
+
+@part("scale", "standard")
+class Standard:
+    """Mean 0 and deviation 1 over the training half, per channel or feature, ink as 1: the default.
+
+    A feature that never varies keeps deviation 1.
+    """
+
+    invert: Invert = "auto"
+
+    def fit(self, data: Dataset) -> Scaler | OneHot:
+        """The scale for this data set."""
+
+        def standard(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+            spread = torch.where(deviation > 0, deviation, 1.0)
+            return 1 / spread, -mean / spread
+
+        return _fit(data, "standard", self.invert, standard)
+
+
+@part("scale", "unit")
+class Unit:
+    """[0, 1], ink as 1; features from their smallest to their largest training value."""
+
+    invert: Invert = "auto"
+
+    def fit(self, data: Dataset) -> Scaler | OneHot:
+        """The scale for this data set."""
+        return _fit(data, "unit", self.invert, lambda mean, _: (torch.ones_like(mean), 0 * mean))
+
+
+@part("scale", "symmetric")
+class Symmetric:
+    """[-1, 1], ink as 1; features from their smallest to their largest training value."""
+
+    invert: Invert = "auto"
+
+    def fit(self, data: Dataset) -> Scaler | OneHot:
+        """The scale for this data set."""
+        ones = torch.ones_like
+        return _fit(data, "symmetric", self.invert, lambda mean, _: (2 * ones(mean), -ones(mean)))
+
+
+@part("scale", "none")
+class Unscaled:
+    """Values as they are stored, as floats: pixels 0 to 255, not turned over."""
+
+    def fit(self, data: Dataset) -> Scaler | OneHot:
+        """The scale for this data set."""
+        return _fit(data, "none", False, None)
+
+
+def _fit(
+    data: Dataset,
+    name: str,
+    invert: Invert,
+    from_unit: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
+) -> Scaler | OneHot:
+    """A scale from what it does to the unit scale, given that scale's mean and deviation [C]."""
+    if data.kind == "text":
+        return OneHot(data.vocabulary)
+    x = data.train.x
+    inverted = False
+    if x.dtype == torch.uint8:
+        counts = _histogram(x)
+        inverted = _inverts(counts) if invert == "auto" else bool(invert)
+        sign = -1.0 if inverted else 1.0
+        unit_factor = torch.full((x.shape[1],), sign / 255, dtype=torch.float64)
+        unit_offset = torch.full_like(unit_factor, float(inverted))
+        mean, deviation = _moments_of_histogram(counts, sign / 255, float(inverted))
+    else:
+        low, high = x.amin(dim=_all_but_1(x)).double(), x.amax(dim=_all_but_1(x)).double()
+        unit_factor = 1 / torch.where(high > low, high - low, 1.0)
+        unit_offset = -low * unit_factor
+        mean, deviation = _moments(x, unit_factor, unit_offset)
+    if from_unit is None:
+        factor, offset = torch.ones_like(mean), torch.zeros_like(mean)
+    else:
+        slope, start = from_unit(mean, deviation)
+        factor, offset = slope * unit_factor, slope * unit_offset + start
+    shape = (-1, *[1] * (x.dim() - 2))
+    numbers = [n.to(torch.float32).reshape(shape) for n in (factor, offset, unit_factor, unit_offset)]
+    return Scaler(name, inverted, *numbers)
+
+
+def _all_but_1(x: Tensor) -> tuple[int, ...]:
+    return (0, *range(2, x.dim()))
+
+
+def _histogram(x: Tensor) -> Tensor:
+    """How often each of the 256 values occurs in each channel, int64 [C, 256]."""
+    channels = [torch.zeros(256, dtype=torch.int64) for _ in range(x.shape[1])]
+    step = max(1, CHUNK // max(1, x[0, 0].numel()))
+    for start in range(0, len(x), step):
+        for channel, counts in enumerate(channels):
+            counts += torch.bincount(x[start : start + step, channel].flatten(), minlength=256)
+    return torch.stack(channels)
+
+
+def _inverts(counts: Tensor) -> bool:
+    """Whether these are drawings on white paper: one channel whose median is above 127."""
+    if len(counts) != 1:
+        return False
+    return int(torch.searchsorted(counts[0].cumsum(0), (int(counts[0].sum()) + 1) // 2)) > 127
+
+
+def _moments_of_histogram(counts: Tensor, factor: float, offset: float) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [C] of value * factor + offset, exact to double precision."""
+    values = torch.arange(256, dtype=torch.float64) * factor + offset
+    weights = counts.double() / counts.sum(1, keepdim=True)
+    mean = weights @ values
+    return mean, ((values - mean[:, None]).square() * weights).sum(1).sqrt()
+
+
+def _moments(x: Tensor, factor: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [C] of x * factor + offset, in double precision, a chunk of samples at a time."""
+    shape = (-1, *[1] * (x.dim() - 2))
+    factor, offset = factor.reshape(shape), offset.reshape(shape)
+    count = x.numel() // x.shape[1]
+    step = max(1, CHUNK // max(1, x[0].numel()))
+
+    def total(of: Callable[[Tensor], Tensor]) -> Tensor:
+        chunks = (x[i : i + step].double() * factor + offset for i in range(0, len(x), step))
+        zero = torch.zeros(x.shape[1], dtype=torch.float64)
+        return sum((of(c).sum(dim=_all_but_1(x)) for c in chunks), zero)
+
+    mean = total(lambda c: c) / count
+    # Two passes: the one-pass formula loses the deviation of features that hardly vary.
+    return mean, (total(lambda c: (c - mean.reshape(shape)).square()) / count).sqrt()

@@ -1,0 +1,59 @@
+"""What an engine does: it runs tasks on clients and yields results, wherever the clients live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fedblend.sharing.base import Payload, Pool
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """One round of local training: what every client of the cohort is told."""
+
+    round: int
+    weights: Tensors
+    pool: Pool | None
+    sizes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a client sends after training: its upload, the number of samples it used, and its mean loss."""
+
+    client: int
+    upload: dict[str, torch.Tensor]
+    samples: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per-sample results of one set of samples: ``loss`` float32 [n], and ``right`` bool [n] in classification."""
+
+    loss: np.ndarray
+    right: np.ndarray | None
+    samples: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class Engine(Protocol):
+    """Runs tasks on clients. Results come in the order in which the clients were given."""
+
+    def share(self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray) -> Iterator[tuple[int, Payload]]:
+        """Ask clients to share; those that send nothing yield nothing."""
+        ...
+
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+        """Train a model on each client from the round's weights."""
+        ...
+
+    def score(self, weights: Tensors, held: bool = False) -> Scores:
+        """Score the test half of the data set, or all samples that clients hold out."""
+        ...

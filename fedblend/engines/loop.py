@@ -1,0 +1,166 @@
+"""The reference engine: clients run one after another in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedblend.engines.base import Scores, Tensors, Trained, TrainTask
+from fedblend.engines.sgd import SGD
+from fedblend.errors import FedblendError
+from fedblend.objectives.base import Batch, Context, Plan
+from fedblend.random import lent_generator, stream
+from fedblend.sharing.base import Local, Payload, Pool
+from fedblend.world import World
+
+SCORE_BATCH = 500
+"""Test samples in one forward pass: their activations stay within a processor's cache for small models."""
+
+
+class EagerNet:
+    """A module as an objective sees it, differentiated by plain autograd."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """The model's outputs, or hidden states of a staged model."""
+        return self.model(x) if start == 0 and stop is None else self.model(x, start, stop)
+
+    def input_gradient(
+        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """d value / d x with its own graph kept, so that the weights' gradient flows through it."""
+        x = x.detach().requires_grad_()
+        value, aux = scalar(x)
+        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+        return gradient, value, aux
+
+
+class LoopEngine:
+    """One resident model; each client's weights are copied in, trained, and copied out."""
+
+    def __init__(self, world: World, device: str = "cpu") -> None:
+        self.world = world
+        self.device = torch.device(device)
+        self.model = world.model.to(self.device)
+        self.net = EagerNet(self.model)
+        self.scale = world.scale.to(self.device)
+        self.state = self.model.state_dict(keep_vars=True)
+        self.names = [name for name, _ in self.model.named_parameters()]
+        self.params = [p for _, p in self.model.named_parameters()]
+
+    def _load(self, weights: Tensors) -> None:
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                self.state[name].copy_(tensor)
+
+    def share(
+        self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
+    ) -> Iterator[tuple[int, Payload]]:
+        """Ask each client to share."""
+        experiment = self.world.experiment
+        self._load(weights)
+        self.model.eval()
+        for client in clients:
+            x, y = self.world.samples(client, int(sizes[client]))
+            rng = stream(experiment.seed, "share", round, client)
+            minimum = 1 if experiment.unsafe else experiment.policy.min_mean
+            local = Local(x, y, self.world.task, self.world.scale, self._hidden, rng, minimum)
+            payload = experiment.method.sharing.share(local)
+            if payload is not None:
+                yield client, payload
+
+    @torch.no_grad()
+    def _hidden(self, x: torch.Tensor, layer: int) -> torch.Tensor:
+        return self.net(x.to(self.device), 0, layer).cpu()
+
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+        """Train on each client in turn. An exception names the client and the round."""
+        for client in clients:
+            self._load(task.weights)
+            self.model.train()
+            try:
+                yield self._train_client(task, client)
+            except FedblendError:
+                raise
+            except Exception as error:
+                error.add_note(f"while training client {client} in round {task.round + 1}")
+                raise
+
+    def _train_client(self, task: TrainTask, client: int) -> Trained:
+        seed, settings = self.world.experiment.seed, self.world.experiment.train
+        x, y = self.world.samples(client, int(task.sizes[client]))
+        order, bounds = batches(len(y), settings.epochs, settings.batch_size, stream(seed, "batches", task.round, client))
+        context, drawn = self._prepare(task, client, np.diff(bounds))
+        x, y, rows = x.to(self.device), y.to(self.device), torch.from_numpy(order).to(self.device)
+        optimizer = SGD(self.params, settings, task.round)
+        total = torch.zeros((), device=self.device)
+        with lent_generator(seed, "train", task.round, client):
+            for step, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):
+                batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
+                total += self._step(batch, {k: v[step] for k, v in drawn.items()}, context, optimizer) * (b - a)
+        upload = {name: tensor.detach().clone() for name, tensor in self.state.items()}
+        return Trained(client, upload, len(y), float(total) / max(1, len(order)))
+
+    def _prepare(self, task: TrainTask, client: int, sizes: np.ndarray) -> tuple[Context, dict[str, torch.Tensor]]:
+        """What the client may use, and the random half of its objective for all its steps."""
+        method = self.world.experiment.method
+        pool = method.sharing.view(task.pool, client) if task.pool is not None else Pool({}, np.empty(0, np.int64))
+        plan = Plan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
+        drawn = method.objective.draw(stream(self.world.experiment.seed, "objective", task.round, client), plan)
+        context = Context(
+            self.world.task,
+            self.scale,
+            {name: t.to(self.device) for name, t in pool.tensors.items()},
+            {name: t.to(self.device) for name, t in task.weights.items()} if method.terms else {},
+            task.round,
+        )
+        return context, {name: torch.from_numpy(a).to(self.device) for name, a in drawn.items()}
+
+    def _step(self, batch: Batch, drawn: dict[str, Any], context: Context, optimizer: SGD) -> torch.Tensor:
+        """Step on one batch; returns the loss of the objective's last phase, without terms."""
+        method = self.world.experiment.method
+        value = torch.zeros((), device=self.device)
+        phases = method.objective.phases()
+        for phase in phases:
+            loss = value = phase(self.net, batch, drawn, context)
+            for term in method.terms:
+                loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), self.net, batch, context)
+            # A phase may leave layers untouched (mixing of hidden states does): they get no gradient.
+            optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=len(phases) > 1))
+        return value.detach()
+
+    @torch.no_grad()
+    def score(self, weights: Tensors, held: bool = False) -> Scores:
+        """Score samples in batches, on the device; results cross to the host once."""
+        self._load(weights)
+        self.model.eval()
+        data, task = self.world.data, self.world.task
+        samples = data.train if held else data.test
+        chosen = self.world.population.held_order if held else np.arange(len(data.test))
+        losses, rights = [], []
+        for rows in torch.from_numpy(chosen).split(SCORE_BATCH):
+            x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
+            outputs = self.net(x)
+            if task.kind == "classification":
+                losses.append(nn.functional.cross_entropy(outputs, y, reduction="none"))
+                rights.append(outputs.argmax(1) == y)
+            else:
+                losses.append((outputs - y).square().sum(1))
+        loss = torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
+        return Scores(loss, torch.cat(rights).cpu().numpy() if rights else None, chosen)
+
+
+def batches(n: int, epochs: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """The samples of all steps in order, int64 [epochs * n], and where each batch begins and ends.
+
+    Each epoch is a fresh permutation; its last, smaller batch is kept, so that small clients train too.
+    """
+    order = np.concatenate([rng.permutation(n) for _ in range(epochs)]) if n else np.empty(0, np.int64)
+    starts = [epoch * n + first for epoch in range(epochs) for first in range(0, n, size)]
+    return order, np.array([*starts, epochs * n if n else 0], np.int64)

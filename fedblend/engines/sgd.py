@@ -1,0 +1,47 @@
+"""One step of stochastic gradient descent on a list of tensors, fused over the list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fedblend.config import Train
+
+
+class SGD:
+    """SGD as :class:`torch.optim.SGD` defines it (momentum, weight decay), on plain lists of tensors.
+
+    Gradients come in as a list, so that a step makes one fused call; a gradient may be ``None``.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], train: Train, round: int) -> None:
+        self.params = list(params)
+        self.train = train
+        self.lr = train.lr * train.lr_decay**round
+        self.velocity: list[torch.Tensor] | None = None
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Move the parameters, in place."""
+        train = self.train
+        params = [p for p, g in zip(self.params, gradients, strict=True) if g is not None]
+        grads = [g for g in gradients if g is not None]
+        if train.clip_norm is not None:
+            norm = torch.stack(torch._foreach_norm(grads)).norm()
+            torch._foreach_mul_(grads, (train.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        if train.weight_decay:
+            grads = list(torch._foreach_add(grads, params, alpha=train.weight_decay))
+        if train.momentum:
+            grads = self._with_momentum(gradients, grads)
+        torch._foreach_add_(params, grads, alpha=-self.lr)
+
+    def _with_momentum(
+        self, gradients: Sequence[torch.Tensor | None], grads: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        if self.velocity is None:
+            self.velocity = [torch.zeros_like(p) for p in self.params]
+        moving = [v for v, g in zip(self.velocity, gradients, strict=True) if g is not None]
+        torch._foreach_mul_(moving, self.train.momentum)
+        torch._foreach_add_(moving, grads)
+        return moving

@@ -1,0 +1,77 @@
+"""What is measured of a model: globally, per class, per client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedblend.engines.base import Engine, Scores, Tensors
+from fedblend.world import World
+
+SIZE_CLASSES = ((0, 100, "<100"), (100, 200, "100-199"), (200, None, ">199"))
+"""Clients by samples held, as FedMix's Table 13 groups them."""
+
+
+def evaluate(engine: Engine, weights: Tensors, world: World) -> dict[str, Any]:
+    """Loss and accuracy on the test half; accuracy by class, and over clients that have tests of their own."""
+    scores = engine.score(weights)
+    result: dict[str, Any] = {"loss": float(scores.loss.mean())}
+    if scores.right is not None:
+        result["accuracy"] = float(scores.right.mean())
+        labels = world.data.test.y.numpy()
+        result["per_class"] = _means_by(labels, scores.right, len(world.data.classes))
+    groups = _client_tests(engine, weights, world, scores)
+    if groups is not None:
+        result["clients"] = over_clients(*groups, world.population.sizes)
+    return result
+
+
+def _client_tests(
+    engine: Engine, weights: Tensors, world: World, scores: Scores
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """(client, right) of each sample that belongs to a client's own test, or ``None`` where there is none."""
+    if scores.right is None:
+        return None
+    if len(world.population.held_order):
+        held = engine.score(weights, held=True)
+        assert held.right is not None
+        return world.population.owners(held=True), held.right
+    natural = world.natural_clients()
+    if natural is None or world.data.test.client is None:
+        return None
+    # The client of each test sample, -1 where its writer (or role) takes no part in this run.
+    place = np.full(int(max(natural.max(), world.data.test.client.max())) + 1, -1)
+    place[natural] = np.arange(len(natural))
+    owner = place[world.data.test.client]
+    return owner[owner >= 0], scores.right[owner >= 0]
+
+
+def over_clients(owner: np.ndarray, right: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
+    """Mean, standard deviation and 10th percentile of clients' accuracies, and by size (FedMix, Table 13).
+
+    ``owner`` int64 and ``right`` bool say, for each test sample, whose it is and whether it was right.
+    Clients without test samples are left out. Standard deviations are over clients (not a sample's).
+    """
+    count = np.bincount(owner, minlength=len(sizes))
+    tested = np.flatnonzero(count)
+    accuracy = np.bincount(owner, right, minlength=len(sizes))[tested] / count[tested]
+    by_size = {}
+    for low, high, name in SIZE_CLASSES:
+        of = accuracy[(sizes[tested] >= low) & (sizes[tested] < (high or np.inf))]
+        if len(of):
+            by_size[name] = {"clients": len(of), "mean": float(of.mean()), "std": float(of.std())}
+    return {
+        "tested": len(tested),
+        "mean": float(accuracy.mean()),
+        "std": float(accuracy.std()),
+        "p10": float(np.percentile(accuracy, 10)),
+        "by_size": by_size,
+    }
+
+
+def _means_by(groups: np.ndarray, values: np.ndarray, number: int) -> list[float | None]:
+    """Mean of values in each group 0..number-1; ``None`` where a group is empty."""
+    count = np.bincount(groups, minlength=number)
+    total = np.bincount(groups, values, minlength=number)
+    return [float(t / c) if c else None for t, c in zip(total, count, strict=True)]

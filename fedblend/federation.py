@@ -1,0 +1,263 @@
+"""The round loop: the only one there is. It asks an engine to run client work and knows not where clients live.
+
+    sharing (once, or again when due):  client.share -> server.pool -> what every client may use
+    every round:  cohort -> downlink -> client.train -> protection -> uplink -> aggregate -> server step
+                  -> evaluate -> record
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from fedblend.engines import Engine, Trained, TrainTask
+from fedblend.errors import FedblendError
+from fedblend.evaluation import evaluate
+from fedblend.random import stream
+from fedblend.sharing.base import Payload, Pool, gather, rows_of
+from fedblend.uploads import bytes_of, fault_of
+from fedblend.world import World
+
+T = TypeVar("T")
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a run carries from round to round; plain data, so a checkpoint is a file.
+
+    ``entries`` are all entries shared so far, ``shared_round`` the round in which they were last renewed,
+    ``holders`` says which clients have downloaded them since, ``shared_sizes`` how many samples each client
+    had when it last shared.
+    """
+
+    round: int
+    weights: dict[str, torch.Tensor]
+    holders: np.ndarray
+    shared_sizes: np.ndarray
+    entries: Pool = field(default_factory=lambda: gather({}))
+    shared_round: int = -1
+
+
+class Account:
+    """What one round costs: seconds by phase, bytes by direction and kind."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.bytes: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
+
+    @contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        """Add the time spent inside to ``phase``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - start
+
+    def timed(self, items: Iterator[T], phase: str) -> Iterator[T]:
+        """Pass items on, adding the time that making each one took to ``phase``."""
+        while True:
+            with self.time(phase):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+
+    def count(self, direction: str, kind: str, number: int) -> None:
+        """Count bytes sent "up" or "down"."""
+        if number:
+            self.bytes[direction][kind] += int(number)
+
+
+class Federation:
+    """A run's rounds, as a function of plain state: ``state, record = federation.round(state)``."""
+
+    def __init__(self, world: World, engine: Engine) -> None:
+        self.world, self.engine = world, engine
+        self.experiment = world.experiment
+        self.method = world.experiment.method
+        self._pool: tuple[int, Pool] | None = None
+        cohort, holding = self.experiment.train.cohort, int((world.population.sizes > 0).sum())
+        if cohort > holding:
+            raise FedblendError(
+                f"train.cohort: {cohort} clients a round, but only {holding} of {len(world.population)} clients "
+                f"hold samples; valid: 1 to {holding}"
+            )
+
+    def start(self) -> tuple[State, Record]:
+        """The state before the first round, and the record of the untrained model (round 0)."""
+        clients = len(self.world.population)
+        state = State(0, self.world.weights(), np.zeros(clients, bool), np.zeros(clients, np.int64))
+        account = Account()
+        return state, self._record(state, account, {})
+
+    def round(self, state: State) -> tuple[State, Record]:
+        """One round: share if due, train a cohort, aggregate, refine, evaluate."""
+        account = Account()
+        sizes = self.world.sizes(state.round)
+        state, shared = self._share_if_due(state, sizes, account)
+        pool = self._pool_of(state)
+        if self.method.objective.needs and not len(pool):
+            raise FedblendError(
+                f"method.sharing: after round {state.round + 1} no client has shared anything, so "
+                f"'{self.method.objective.name}' has nothing to mix with; lower sharing.threshold or policy.min_mean"
+            )
+        cohort = self._cohort(state.round, sizes)
+        cohort, state = self._download(state, cohort, pool, account)
+        task = TrainTask(state.round, state.weights, pool if self.method.objective.needs else None, sizes)
+        weights, facts = self._train(task, cohort, account)
+        with account.time("server"):
+            weights = self.method.server_step.refine(weights)
+        state = replace(state, round=state.round + 1, weights=weights)
+        return state, self._record(state, account, {**facts, **shared})
+
+    def _share_if_due(self, state: State, sizes: np.ndarray, account: Account) -> tuple[State, Record]:
+        """Ask the clients whose data are new to share, if it is time to (MAFL, Algorithm 1; section 3.4)."""
+        sharing, round = self.method.sharing, state.round
+        if not sharing.active:
+            return state, {}
+        new = (sizes != state.shared_sizes) if not sharing.each_round else sizes > 0
+        wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
+        if not (round == 0 or sharing.each_round or wanted):
+            return state, {}
+        payloads: dict[int, Payload] = {}
+        refused = []
+        with account.time("share"):
+            asked = np.flatnonzero(new).tolist()
+            for client, payload in self.engine.share(round, state.weights, asked, sizes):
+                fault = self._fault_of_payload(payload)
+                if fault:
+                    refused.append({"client": client, "reason": fault})
+                    continue
+                payloads[client] = payload
+                if sharing.travels:
+                    account.count("up", sharing.bytes_kind, bytes_of(payload))
+            if sharing.each_round:
+                account.count("down", "weights", len(asked) * bytes_of(state.weights))
+            kept = rows_of(state.entries, ~np.isin(state.entries.owner, asked))
+            entries = _in_order(kept, gather(payloads))
+        state = replace(
+            state,
+            entries=entries,
+            shared_round=round,
+            holders=np.zeros_like(state.holders),
+            shared_sizes=np.where(new, sizes, state.shared_sizes),
+        )
+        facts: Record = {"shared": {"asked": len(asked), "sent": len(payloads), "entries": len(entries)}}
+        if refused:
+            facts["shared"]["refused"] = refused
+        return state, facts
+
+    def _fault_of_payload(self, payload: Payload) -> str | None:
+        for name, tensor in payload.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                return f"'{name}' holds NaN or infinity"
+        return None
+
+    def _pool_of(self, state: State) -> Pool:
+        """What the server makes of the entries; kept until they are renewed."""
+        if self._pool is None or self._pool[0] != state.shared_round:
+            rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
+            self._pool = (state.shared_round, self.method.sharing.pool(state.entries, rng))
+        return self._pool[1]
+
+    def _cohort(self, round: int, sizes: np.ndarray) -> np.ndarray:
+        """The clients of a round: uniform without replacement among those that hold samples, in order."""
+        holding = np.flatnonzero(sizes)
+        rng = stream(self.experiment.seed, "cohort", round)
+        return np.sort(rng.choice(holding, self.experiment.train.cohort, replace=False, shuffle=False))
+
+    def _download(
+        self, state: State, cohort: np.ndarray, pool: Pool, account: Account
+    ) -> tuple[np.ndarray, State]:
+        """Send the model, and the pool to those that do not have it yet; returns who received it."""
+        with account.time("download"):
+            sharing = self.method.sharing
+            weights = bytes_of(state.weights)
+            pool_bytes = bytes_of(pool.tensors) if sharing.active and sharing.travels else 0
+            fresh = ~state.holders[cohort]
+            rng = stream(self.experiment.seed, "downlink", state.round)
+            arrives = self.experiment.channel.delivers("down", weights + pool_bytes * fresh, rng)
+            account.count("down", "weights", weights * len(cohort))
+            account.count("down", sharing.bytes_kind, pool_bytes * int(fresh.sum()))
+            holders = state.holders.copy()
+            holders[cohort[arrives]] = True
+        return cohort[arrives], replace(state, holders=holders)
+
+    def _train(
+        self, task: TrainTask, cohort: np.ndarray, account: Account
+    ) -> tuple[dict[str, torch.Tensor], Record]:
+        """Train the cohort and aggregate what arrives and is sound."""
+        good: list[tuple[int, float]] = []
+        refused: list[Record] = []
+        uplink = stream(self.experiment.seed, "uplink", task.round)
+        arrives = self.experiment.channel.delivers("up", np.full(len(cohort), bytes_of(task.weights)), uplink)
+        lost = set(cohort[~arrives].tolist())
+
+        def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
+            for result in account.timed(self.engine.train(task, cohort.tolist()), "train"):
+                upload = self._protect(result, task)
+                account.count("up", "weights", bytes_of(upload))
+                if result.client in lost:
+                    continue
+                fault = fault_of(upload, task.weights)
+                if fault:
+                    refused.append({"client": result.client, "reason": fault})
+                    continue
+                good.append((result.samples, result.loss))
+                yield upload, float(result.samples)
+
+        trained = account.seconds["train"]
+        with account.time("aggregate"):
+            weights = self.method.aggregator.aggregate(uploads())
+        account.seconds["aggregate"] -= account.seconds["train"] - trained
+        if len(good) < self.experiment.min_uploads:
+            reasons = "; ".join(f"client {r['client']}: {r['reason']}" for r in refused) or "none arrived"
+            raise FedblendError(
+                f"round {task.round + 1}: {len(good)} good uploads of {len(cohort)}, but min_uploads is "
+                f"{self.experiment.min_uploads} ({reasons})"
+            )
+        samples = sum(n for n, _ in good)
+        facts: Record = {
+            "train_loss": sum(n * loss for n, loss in good) / samples,
+            "uploads": len(good),
+            "cohort": cohort.tolist(),
+        }
+        if refused:
+            facts["refused"] = refused
+        return weights, facts
+
+    def _protect(self, result: Trained, task: TrainTask) -> dict[str, torch.Tensor]:
+        rng = stream(self.experiment.seed, "protection", task.round, result.client)
+        return self.experiment.protection.protect(result.upload, task.weights, rng)
+
+    def _record(self, state: State, account: Account, facts: Record) -> Record:
+        """One line of metrics; fields that differ between machines stand under ``machine``."""
+        record: Record = {"round": state.round}
+        if state.round % self.experiment.eval_every == 0 or state.round >= self.experiment.rounds:
+            with account.time("evaluate"):
+                record |= evaluate(self.engine, state.weights, self.world)
+        record |= facts
+        record["bytes_up"] = dict(account.bytes["up"])
+        record["bytes_down"] = dict(account.bytes["down"])
+        record["machine"] = {"seconds": {k: round(v, 4) for k, v in account.seconds.items()}}
+        return record
+
+
+def _in_order(kept: Pool, new: Pool) -> Pool:
+    """Entries kept and entries renewed, in order of client."""
+    if not len(kept) or not len(new):
+        return new if len(new) else kept
+    both = Pool(
+        {name: torch.cat([kept.tensors[name], new.tensors[name]]) for name in new.tensors},
+        np.concatenate([kept.owner, new.owner]),
+    )
+    return rows_of(both, np.argsort(both.owner, kind="stable"))

@@ -1,0 +1,89 @@
+"""Named methods: each is a preset of parts, and nothing else in the code knows its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedblend.errors import FedblendError, did_you_mean
+
+SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg": ("weighted average of local training (McMahan et al. 2017)", {}),
+    "localmix": (
+        "mixup within each client's batches (FedMix, figure 1b)",
+        {"objective": {"name": "localmix"}},
+    ),
+    "global-mixup": (
+        "mixup with everyone's raw samples: an upper bound, breaks privacy (FedMix, figure 1a)",
+        {"sharing": {"name": "raw"}, "objective": {"name": "global-mixup"}},
+    ),
+    "naivemix": (
+        "mixup with other clients' means (FedMix, equation 1)",
+        {"sharing": {"name": "means"}, "objective": {"name": "naivemix"}},
+    ),
+    "fedmix": (
+        "Global Mixup approximated by a Taylor term on means (FedMix, equation 5)",
+        {"sharing": {"name": "means"}, "objective": {"name": "fedmix"}},
+    ),
+    "noise-mix": (
+        "control: NaiveMix with random noise for means (FedMix, Table 9)",
+        {"sharing": {"name": "noise"}, "objective": {"name": "naivemix"}},
+    ),
+    "local-means": (
+        "control: NaiveMix with the client's own means only (FedMix, Table 9)",
+        {"sharing": {"name": "local-means"}, "objective": {"name": "naivemix"}},
+    ),
+    "naivemix-hidden": (
+        "NaiveMix on hidden states (FedMix, appendix E)",
+        {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "naivemix"}},
+    ),
+    "fedmix-hidden": (
+        "FedMix on hidden states (FedMix, appendix E)",
+        {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "fedmix"}},
+    ),
+}
+
+PROXIMAL = {"terms": [{"name": "proximal"}]}
+
+
+def presets() -> dict[str, tuple[str, dict[str, Any]]]:
+    """All named methods: name -> (what it is, its parts). Each also exists with FedProx's proximal term."""
+    with_prox = {
+        "fedprox" if name == "fedavg" else f"fedprox+{name}": (
+            "FedAvg with a proximal term (Li et al. 2020)" if name == "fedavg" else f"FedProx with: {text}",
+            {**spec, **PROXIMAL},
+        )
+        for name, (text, spec) in SINGLE.items()
+    }
+    return SINGLE | with_prox
+
+
+def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
+    """A method's parts: its preset, with the fields that ``spec`` gives laid over it.
+
+    ``spec`` is ``{name = "fedmix", objective = {lambda = 0.2}}``; without a name it is parts alone. A part
+    table without a name changes options of the preset's part; one with another name replaces it.
+    """
+    given = dict(spec)
+    name = given.pop("name", None)
+    if name is None:
+        return given
+    all_presets = presets()
+    if name not in all_presets:
+        raise FedblendError(
+            f"{where}.name: unknown method '{name}'{did_you_mean(str(name), all_presets)}; "
+            f"valid: {', '.join(all_presets)}"
+        )
+    parts = dict(all_presets[name][1])
+    for field, value in given.items():
+        parts[field] = overlay(parts.get(field), value)
+    return parts
+
+
+def overlay(preset: Any, given: Any) -> Any:
+    """Lay a part's given options over the preset's."""
+    if isinstance(given, Mapping) and isinstance(preset, Mapping):
+        if "name" in given and given["name"] != preset.get("name"):
+            return dict(given)
+        return {**preset, **given}
+    return given

@@ -1,0 +1,40 @@
+"""Models: the papers' networks, and any ``nn.Module`` by its dotted path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+from torch import nn
+
+from fedblend import parts
+from fedblend.errors import FedblendError
+from fedblend.models.images import MLP, FedMixVGG, LeNet5
+from fedblend.models.staged import Staged
+from fedblend.models.text import LSTM
+from fedblend.parts import part
+
+__all__ = ["LSTM", "MLP", "FedMixVGG", "LeNet5", "Staged", "UserModule"]
+
+
+@part("model", "module")
+class UserModule:
+    """Any ``nn.Module``, as ``path = "package.module:Class"`` with ``arguments`` for its constructor.
+
+    It must take a batch of inputs and give one row of outputs a sample.
+    """
+
+    path: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+    def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
+        """Import the class and call it with the arguments."""
+        cls = parts.import_path(self.path, "model.path")
+        try:
+            made = cls(**self.arguments)
+        except TypeError as error:
+            raise FedblendError(f"model.arguments: {self.arguments!r} do not fit {self.path}: {error}") from None
+        if not isinstance(made, nn.Module):
+            raise FedblendError(f"model.path: '{self.path}' makes a {type(made).__name__}; it must make a torch nn.Module")
+        return made

@@ -1,0 +1,102 @@
+"""What an objective is: a random half drawn outside, and a pure half that autograd differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from fedblend.objectives.task import Task
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Batch(NamedTuple):
+    """One batch: inputs [B, ...] on the model's scale (float32) and targets as stored."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Net(Protocol):
+    """A model as an objective sees it: a function, and a derivative with respect to its input.
+
+    Engines bring their own: plain autograd in the loop, ``torch.func`` where clients are stacked.
+    """
+
+    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Outputs for inputs ``x``; ``start`` and ``stop`` pick layers of a staged model."""
+        ...
+
+    def input_gradient(
+        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """For ``scalar(x) -> (value, aux)`` return d value / d x, value and aux, all differentiable."""
+        ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an objective may use beside the batch; the same for all steps of a client's round.
+
+    ``pool`` is what sharing gave this client, ``start`` the round's global weights, ``scale`` turns
+    stored samples into inputs.
+    """
+
+    task: Task
+    scale: Callable[[torch.Tensor], torch.Tensor]
+    pool: Tensors = field(default_factory=dict)
+    start: Tensors = field(default_factory=dict)
+    round: int = 0
+
+
+class Plan(NamedTuple):
+    """A client's steps of one round, known before any is made: what the random half is drawn for.
+
+    ``sizes`` int64 [steps] are the batch sizes, ``width`` the largest; ``own`` marks the entries of
+    the pool that came from this client, bool [entries].
+    """
+
+    sizes: np.ndarray
+    width: int
+    round: int
+    own: np.ndarray | None = None
+    entries: int = 0
+
+
+class Objective:
+    """Base of all objectives. A method author overrides :meth:`loss`, and :meth:`draw` if it is random.
+
+    ``needs`` names the tensors that sharing must bring (checked before the first round).
+    """
+
+    needs: tuple[str, ...] = ()
+    breaks_privacy: bool = False
+
+    def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
+        """The random half: arrays with one row a step, drawn from the client's stream of the round."""
+        return {}
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """The pure half: the scalar loss of one batch, given one row of what was drawn."""
+        raise TypeError(f"{type(self).__name__} defines no loss")
+
+    def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
+        """The losses that one batch is stepped on, in turn; nearly always just :meth:`loss`."""
+        return (self.loss,)
+
+
+class Term:
+    """Base of the terms that add to any objective (FedProx's proximal term, distillation)."""
+
+    def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        """A scalar added to the objective's loss in every phase."""
+        raise TypeError(f"{type(self).__name__} defines no loss")
+
+
+def facts(made: Any) -> str:
+    """The first line of a part's docstring, for lists."""
+    return (made.__doc__ or "").strip().split("\n")[0]

@@ -1,0 +1,169 @@
+"""Parts: small frozen dataclasses, each found by its kind and its name.
+
+A part is declared where its idea lives::
+
+    @part("objective", "fedmix")
+    class FedMix:
+        lam: Fraction = 0.1
+
+and named in an experiment file as ``objective = {name = "fedmix", lambda = 0.2}``. A part of the
+user's own is named by its dotted path: ``{name = "my_module:MyObjective"}``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+import pydantic
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field
+
+from fedblend.errors import FedblendError, did_you_mean
+
+T = TypeVar("T")
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+"""A number in [0, 1]."""
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A number above 0."""
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A number from 0 up."""
+Count = Annotated[int, Field(ge=1)]
+"""A whole number from 1 up."""
+
+MODULES: dict[str, str] = {
+    "dataset": "fedblend.data.loaders",
+    "scale": "fedblend.data.scale",
+    "partition": "fedblend.data.partitions",
+    "model": "fedblend.models",
+    "sharing": "fedblend.sharing",
+    "objective": "fedblend.objectives",
+    "term": "fedblend.objectives",
+    "aggregator": "fedblend.aggregators",
+    "server_step": "fedblend.server_steps",
+    "channel": "fedblend.channels",
+    "protection": "fedblend.protection",
+}
+"""Where the parts of each kind are declared: importing the module registers them."""
+
+FILE_WORDS = {"lam": "lambda"}
+"""Fields whose natural name is a reserved word in Python: name in Python -> name in files."""
+
+_registry: dict[str, dict[str, type]] = {kind: {} for kind in MODULES}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=False)
+def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
+    """Declare a class as the part ``name`` of ``kind``: a frozen, validated dataclass."""
+
+    def declare(cls: type[T]) -> type[T]:
+        made = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+        made.kind, made.name = kind, name  # type: ignore[attr-defined]
+        _registry[kind][name] = made
+        return made
+
+    return declare
+
+
+def known(kind: str) -> dict[str, type]:
+    """All parts of a kind by name, in the order they were declared."""
+    importlib.import_module(MODULES[kind])
+    return _registry[kind]
+
+
+def build(kind: str, spec: Any, where: str | None = None) -> Any:
+    """Make a part of ``kind`` from a name, a table ``{name, **fields}`` or a part already made.
+
+    ``where`` is the field's path in the experiment, for messages. Raises :class:`FedblendError`
+    that names the field, the value and what would be valid.
+    """
+    where = where or kind
+    if getattr(type(spec), "kind", None) == kind:
+        return spec
+    fields = {"name": spec} if isinstance(spec, str) else spec
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
+        raise FedblendError(
+            f"{where}: {spec!r} names no {kind}; write {kind} = {{name = \"...\"}} with one of "
+            f"{', '.join(known(kind))}"
+        )
+    cls = find(kind, fields["name"], where)
+    words = {python: word for python, word in FILE_WORDS.items() if python in fields_of(cls)}
+    back = {word: python for python, word in words.items()}
+    given = {back.get(k, k): v for k, v in fields.items() if k != "name"}
+    for field in given:
+        if field not in fields_of(cls):
+            valid = [words.get(f, f) for f in fields_of(cls)]
+            raise FedblendError(
+                f"{where}.{field}: unknown key for the {kind} '{fields['name']}'{did_you_mean(field, valid)}; "
+                f"valid: {', '.join(valid) or 'none, it takes no options'}"
+            )
+    try:
+        return cls(**given)
+    except pydantic.ValidationError as error:
+        raise FedblendError(explain(error, where)) from None
+
+
+def find(kind: str, name: str, where: str | None = None) -> type:
+    """The class of the part ``name`` (or ``package.module:Class``) of ``kind``."""
+    if ":" in name:
+        cls = import_path(name, where or kind)
+        if getattr(cls, "kind", None) != kind:
+            raise FedblendError(f"{where or kind}: '{name}' is not a {kind}; declare it with @part('{kind}', ...)")
+        return cls
+    names = known(kind)
+    if name not in names:
+        raise FedblendError(
+            f"{where or kind}.name: unknown {kind} '{name}'{did_you_mean(name, names)}; valid: {', '.join(names)}"
+        )
+    return names[name]
+
+
+def import_path(path: str, where: str) -> Any:
+    """The object at ``package.module:Name``. Raises :class:`FedblendError` if there is none."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FedblendError(f"{where}: cannot import '{path}': {error}; write package.module:Name") from None
+
+
+def fields_of(cls: type) -> tuple[str, ...]:
+    """The names of a part's options, as Python spells them."""
+    return tuple(f.name for f in dataclasses.fields(cls) if f.init)
+
+
+def dump(made: Any) -> dict[str, Any]:
+    """A part as the table that builds it again; options that are ``None`` are left out (TOML has no null)."""
+    cls = type(made)
+    declared = _registry[cls.kind].get(cls.name) is cls and cls.__module__.startswith("fedblend.")
+    table: dict[str, Any] = {"name": cls.name if declared else f"{cls.__module__}:{cls.__qualname__}"}
+    for field in fields_of(cls):
+        value = getattr(made, field)
+        if value is not None:
+            table[FILE_WORDS.get(field, field)] = _plain(value)
+    return table
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def explain(error: pydantic.ValidationError, where: str = "") -> str:
+    """The first fault of a validation error in one line: field, value, and what would be valid."""
+    fault = error.errors(include_url=False)[0]
+    path = [FILE_WORDS.get(str(p), str(p)) for p in fault["loc"]]
+    field = ".".join(([where] if where else []) + path)
+    message = fault["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if fault["type"] in ("missing", "missing_argument"):
+        return f"{field}: is missing; it must be given"
+    if fault["type"] == "value_error" and not path:
+        return f"{field}: {message}" if field else message
+    return f"{field}: {fault['input']!r} is not valid: {message}"

@@ -1,0 +1,1 @@
+"""Runs: the run directory, its metrics log and its checkpoints."""

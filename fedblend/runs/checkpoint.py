@@ -1,0 +1,57 @@
+"""Checkpoints: one safetensors file whose header carries the scalars as JSON. No pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedblend.errors import FedblendError
+from fedblend.federation import State
+from fedblend.runs.files import write_atomically
+from fedblend.sharing.base import Pool
+
+NAME = "checkpoint.safetensors"
+
+
+def write(folder: Path, state: State) -> None:
+    """Replace the folder's checkpoint; a failure (a full disk, say) leaves the one before in place.
+
+    Raises :class:`FedblendError` that says what failed and how far the run is kept.
+    """
+    tensors = {f"weights/{name}": t.contiguous() for name, t in state.weights.items()}
+    tensors |= {f"entries/{name}": t.contiguous() for name, t in state.entries.tensors.items()}
+    tensors["owner"] = torch.from_numpy(state.entries.owner.astype(np.int64))
+    tensors["holders"] = torch.from_numpy(state.holders)
+    tensors["shared_sizes"] = torch.from_numpy(state.shared_sizes)
+    scalars = {"round": state.round, "shared_round": state.shared_round}
+    write_atomically(folder / NAME, save(tensors, {"state": json.dumps(scalars)}))
+
+
+def read(folder: Path) -> State | None:
+    """The state of the folder's checkpoint, or ``None`` if it has none. Raises on a damaged file."""
+    path = folder / NAME
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            scalars = json.loads((file.metadata() or {})["state"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return State(
+            round=scalars["round"],
+            weights=_under("weights/", tensors),
+            holders=tensors["holders"].numpy(),
+            shared_sizes=tensors["shared_sizes"].numpy(),
+            entries=Pool(_under("entries/", tensors), tensors["owner"].numpy()),
+            shared_round=scalars["shared_round"],
+        )
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
+
+
+def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,127 @@
+"""A run directory: everything about one run, readable without fedblend.
+
+    config.toml                the full resolved experiment
+    facts.json                 versions, data checksums, model size, scale, split measures, command
+    split.json                 classes by clients (of the first clients, where there are very many)
+    metrics.jsonl              one line a round, line 0 the untrained model
+    checkpoint.safetensors     the state after the last checkpointed round
+    status.json                running, done, stopped or failed, and why
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedblend.config import Experiment, as_table, read_toml, resolve, write_toml
+from fedblend.errors import FedblendError
+from fedblend.runs.files import append_line, read_lines, write_atomically, write_json
+
+CONFIG, FACTS, SPLIT, METRICS, STATUS = "config.toml", "facts.json", "split.json", "metrics.jsonl", "status.json"
+
+
+class RunDirectory:
+    """One run's folder. Reading needs no lock; writing happens inside :meth:`locked`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def is_run(path: Path) -> bool:
+        """Whether a folder is a run directory."""
+        return (path / CONFIG).is_file()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; the system frees it if the process is killed.
+
+        Raises :class:`FedblendError` if another process holds it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = open(self.path / "run.lock", "w")  # noqa: SIM115 (held for the whole run)
+        except OSError as error:
+            raise FedblendError(f"{self.path}: cannot be used as a run directory: {error.strerror}") from None
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FedblendError(
+                    f"{self.path}: this run directory is in use by another process; wait for it, stop it, or give "
+                    "another folder with --out"
+                ) from None
+            yield
+
+    def create(self, experiment: Experiment, facts: dict[str, Any], split: dict[str, Any]) -> None:
+        """Write what stays the same for the whole run; the configuration last, since it makes the folder a run."""
+        (self.path / METRICS).unlink(missing_ok=True)
+        write_json(self.path / FACTS, facts)
+        write_atomically(self.path / SPLIT, json.dumps(split))
+        write_atomically(self.path / CONFIG, write_toml(as_table(experiment)))
+
+    def experiment(self) -> Experiment:
+        """The experiment of this run."""
+        if not self.is_run(self.path):
+            raise FedblendError(f"{self.path}: is not a run directory (it has no {CONFIG})")
+        return resolve(read_toml(self.path / CONFIG))
+
+    def set_experiment(self, experiment: Experiment) -> None:
+        """Replace the configuration (a run that goes on for more rounds)."""
+        write_atomically(self.path / CONFIG, write_toml(as_table(experiment)))
+
+    def facts(self) -> dict[str, Any]:
+        """Versions, checksums and sizes."""
+        return self._json(FACTS)
+
+    def split(self) -> dict[str, Any]:
+        """The classes-by-clients table and its measures."""
+        return self._json(SPLIT)
+
+    def status(self) -> dict[str, Any]:
+        """``state`` (running, done, stopped, failed), ``round`` and, where there is one, ``reason``."""
+        return self._json(STATUS)
+
+    def set_status(self, state: str, round: int, reason: str = "") -> None:
+        """Say how the run stands."""
+        write_json(self.path / STATUS, {"state": state, "round": round, **({"reason": reason} if reason else {})})
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record a round."""
+        return read_lines(self.path / METRICS)
+
+    def add_metrics(self, record: dict[str, Any]) -> None:
+        """Append one record, on the disk when this returns."""
+        append_line(self.path / METRICS, record)
+
+    def cut_metrics(self, last_round: int) -> list[dict[str, Any]]:
+        """Drop records after ``last_round`` (they will be made again), and a line cut short by a kill."""
+        kept = [record for record in self.metrics() if record["round"] <= last_round]
+        write_atomically(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
+        return kept
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except json.JSONDecodeError as error:
+            raise FedblendError(f"{path}: is damaged: {error}") from None
+
+
+def find_runs(paths: list[Path]) -> list[RunDirectory]:
+    """The runs named by paths: a run directory itself, or all runs in a study's folder, in order of name."""
+    found: list[RunDirectory] = []
+    for path in paths:
+        if RunDirectory.is_run(path):
+            found.append(RunDirectory(path))
+            continue
+        if not path.is_dir():
+            raise FedblendError(f"{path}: no such run; give a run directory, or a study's folder")
+        inside = sorted(p for p in path.iterdir() if p.is_dir() and RunDirectory.is_run(p))
+        if not inside:
+            raise FedblendError(f"{path}: holds no run (no {CONFIG} in it or in a folder of it)")
+        found += [RunDirectory(p) for p in inside]
+    return found

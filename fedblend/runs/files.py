@@ -1,0 +1,68 @@
+"""Files that are never half-written: a temporary name, fsync, rename."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedblend.errors import FedblendError
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Replace ``path`` by ``content``, wholly or not at all. Raises :class:`FedblendError` if that fails."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise FedblendError(
+            f"{path}: could not be written: {error.strerror or error}; what was there before is untouched. "
+            "Make room or mend the folder, then go on with: fedblend resume"
+        ) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` by ``value`` as indented JSON."""
+    write_atomically(path, json.dumps(value, indent=1) + "\n")
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Add one JSON line and have it on the disk when this returns."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(value) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise FedblendError(
+            f"{path}: could not be written: {error.strerror or error}; make room or mend the folder, then go on "
+            "with: fedblend resume"
+        ) from error
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole JSON lines of a log; a last line cut short by a kill is left out."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have a rename on the disk, not only in the system's memory."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,181 @@
+"""Running one experiment in a run directory: start, resume, record, checkpoint."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedblend import engines
+from fedblend.config import Experiment, as_table
+from fedblend.data.measures import class_counts, noniid_measures
+from fedblend.errors import FedblendError, Stopped
+from fedblend.federation import Federation, Record, State
+from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory
+from fedblend.world import World
+
+Listener = Callable[[Record], None]
+
+SPLIT_CLIENTS = 500
+"""Clients whose class counts a run directory keeps for the picture of the split."""
+
+MAY_CHANGE = {"rounds", "engine", "device", "checkpoint_every"}
+"""Fields that may differ when a run goes on: none of them changes a round that was already made."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that came to its end, with the world and the state it ended in."""
+
+    directory: RunDirectory
+    world: World
+    state: State
+
+
+def execute(experiment: Experiment, path: Path, resume: bool = False, listener: Listener | None = None) -> Finished:
+    """Run an experiment in ``path``; with ``resume`` go on from its checkpoint.
+
+    Calls ``listener`` with every record, those of an earlier part of the run first. Ctrl-C raises
+    :class:`Stopped` after marking the run; any :class:`FedblendError` marks it failed.
+    """
+    # One thread makes results the same on every machine's number of cores, and is the fastest for small
+    # models; several runs at once are how several cores are used.
+    torch.set_num_threads(1)
+    directory = RunDirectory(path)
+    with directory.locked():
+        exists = RunDirectory.is_run(path)
+        if exists and not resume:
+            raise FedblendError(f"{path}: already holds a run; resume it, or give another folder with --out")
+        if exists:
+            experiment = _same(directory, experiment)
+        world = World.of(experiment)
+        federation = Federation(world, engines.make(world))
+        last = 0
+        try:
+            if not exists:
+                directory.create(experiment, facts_of(world), split_of(world))
+            state = _begin(directory, federation, listener)
+            last = state.round
+            while state.round < experiment.rounds:
+                state = _round(directory, federation, state, listener)
+                last = state.round
+        except KeyboardInterrupt:
+            directory.set_status("stopped", last, "interrupted")
+            raise Stopped(f"stopped after round {last}; go on with: fedblend resume {path}") from None
+        except FedblendError as error:
+            _mark_failed(directory, last, str(error))
+            raise
+        directory.set_status("done", state.round)
+        return Finished(directory, world, state)
+
+
+def _same(directory: RunDirectory, experiment: Experiment) -> Experiment:
+    """The experiment to go on with, or an error naming the field in which it differs from the run's."""
+    old, new = as_table(directory.experiment()), as_table(experiment)
+    for field in sorted(set(old) | set(new)):
+        if field not in MAY_CHANGE and old.get(field) != new.get(field):
+            raise FedblendError(
+                f"{field}: {new.get(field)!r} differs from {old.get(field)!r} in {directory.path}; a run goes on with the "
+                "experiment it began with (only rounds, engine, device and checkpoint_every may change)"
+            )
+    if old != new:
+        directory.set_experiment(experiment)
+    return experiment
+
+
+def _begin(directory: RunDirectory, federation: Federation, listener: Listener | None) -> State:
+    """The state to go on from: the last checkpoint's, or a fresh one."""
+    state = checkpoint.read(directory.path)
+    if state is None:
+        directory.cut_metrics(-1)
+        state, record = federation.start()
+        _keep(directory, record, listener)
+        checkpoint.write(directory.path, state)
+    else:
+        for record in directory.cut_metrics(state.round):
+            if listener:
+                listener(record)
+    directory.set_status("running", state.round)
+    return state
+
+
+def _round(directory: RunDirectory, federation: Federation, state: State, listener: Listener | None) -> State:
+    experiment = federation.experiment
+    state, record = federation.round(state)
+    _keep(directory, record, listener)
+    if state.round % experiment.checkpoint_every == 0 or state.round == experiment.rounds:
+        checkpoint.write(directory.path, state)
+    return state
+
+
+def _keep(directory: RunDirectory, record: Record, listener: Listener | None) -> None:
+    # Kilobytes on Linux, bytes on macOS.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    record["machine"]["peak_memory"] = peak
+    directory.add_metrics(record)
+    if listener:
+        listener(record)
+
+
+def _mark_failed(directory: RunDirectory, round: int, reason: str) -> None:
+    try:
+        directory.set_status("failed", round, reason)
+    except FedblendError:
+        # The disk that is full is the reason itself, and it is about to be told.
+        return
+
+
+def facts_of(world: World) -> dict[str, Any]:
+    """What a reader needs to repeat a run and to read its numbers."""
+    weights = world.model.state_dict()
+    sizes = world.population.sizes
+    return {
+        "command": " ".join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
+        "versions": {
+            "fedblend": version("fedblend"),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "machine": {"system": platform.system(), "processor": platform.machine()},
+        "data": {
+            "name": world.data.name,
+            "kind": world.data.kind,
+            "train": len(world.data.train),
+            "test": len(world.data.test),
+            "shape": list(world.data.train.x.shape[1:]),
+            "classes": list(world.data.classes),
+            **world.data.facts,
+        },
+        "scale": world.scale.describe(),
+        "model": {"name": world.experiment.model.name, "parameters": sum(t.numel() for t in weights.values())},
+        "clients": {
+            "number": len(world.population),
+            "smallest": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "largest": int(sizes.max()),
+        },
+        "partition": world.population.notes,
+    }
+
+
+def split_of(world: World) -> dict[str, Any]:
+    """Classes by clients and the split's non-IID measures (AggEnhance, section 4.3); empty in regression."""
+    if not world.data.classes:
+        return {"classes": [], "counts": [], "sizes": world.population.sizes[:SPLIT_CLIENTS].tolist(), "measures": {}}
+    counts = class_counts(world.population, world.data.train.y.numpy(), len(world.data.classes))
+    return {
+        "classes": list(world.data.classes),
+        "counts": counts[:SPLIT_CLIENTS].tolist(),
+        "sizes": world.population.sizes[:SPLIT_CLIENTS].tolist(),
+        "measures": noniid_measures(counts),
+    }

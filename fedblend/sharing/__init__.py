@@ -1,0 +1,16 @@
+"""Sharings: what a client gives before training, and what is made of it."""
+
+from fedblend.parts import part
+from fedblend.sharing.base import Local, Payload, Pool, Sharing
+from fedblend.sharing.means import HiddenMeans, LocalMeans, Means, Noise
+from fedblend.sharing.raw import Raw
+
+__all__ = ["HiddenMeans", "Local", "LocalMeans", "Means", "Noise", "NoSharing", "Payload", "Pool", "Raw", "Sharing"]
+
+
+@part("sharing", "none")
+class NoSharing(Sharing):
+    """Nothing is shared before training (FedAvg, FedProx, LocalMix)."""
+
+    travels = False
+    active = False

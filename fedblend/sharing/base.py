@@ -1,0 +1,85 @@
+"""What a sharing is: what a client gives before training, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedblend.data.scale import OneHot, Scaler
+from fedblend.objectives.task import Task
+
+Payload = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client sees when it is asked to share: its samples as stored, and how to read them.
+
+    ``hidden`` gives the global model's hidden states after k layers; ``minimum`` is the client's policy:
+    it shares no mean of fewer samples.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    task: Task
+    scale: Scaler | OneHot
+    hidden: Callable[[torch.Tensor, int], torch.Tensor]
+    rng: np.random.Generator
+    minimum: int = 1
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What every client may use: tensors with one row an entry, and each entry's client (-1: several)."""
+
+    tensors: Payload
+    owner: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.owner)
+
+
+class Sharing:
+    """Base of all sharings; it shares nothing.
+
+    ``bytes_kind`` is the word under which bytes are counted; ``travels`` is false where nothing leaves a
+    client; ``each_round`` where it happens again every round.
+    """
+
+    bytes_kind: str = "shared"
+    unsafe: bool = False
+    travels: bool = True
+    each_round: bool = False
+    active: bool = True
+    refresh: float | None = None
+
+    def share(self, local: Local) -> Payload | None:
+        """At a client: what it sends, or ``None``."""
+        return None
+
+    def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
+        """At the server: what is made of all entries that were sent, in order of client."""
+        return entries
+
+    def view(self, pool: Pool, client: int) -> Pool:
+        """The part of the pool that a client may use: all of it, unless a sharing says otherwise."""
+        return pool
+
+
+def gather(payloads: Mapping[int, Payload]) -> Pool:
+    """Stack payloads row by row, in order of client."""
+    clients = sorted(payloads)
+    if not clients:
+        return Pool({}, np.empty(0, np.int64))
+    names = list(payloads[clients[0]])
+    rows = [len(payloads[k][names[0]]) for k in clients]
+    return Pool({n: torch.cat([payloads[k][n] for k in clients]) for n in names}, np.repeat(clients, rows))
+
+
+def rows_of(pool: Pool, chosen: np.ndarray) -> Pool:
+    """The chosen entries of a pool; ``chosen`` is bool or int64."""
+    index = torch.from_numpy(chosen)
+    return Pool({name: tensor[index] for name, tensor in pool.tensors.items()}, pool.owner[chosen])

@@ -1,0 +1,171 @@
+"""Mashed data: means of a client's samples (MAFL), and the controls it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedblend.parts import Count, Fraction, NonNegative, part
+from fedblend.sharing.base import Local, Payload, Pool, Sharing, rows_of
+
+CHUNK = 1024
+"""Samples that are scaled at a time: one-hot text is 300 times larger scaled than stored."""
+
+
+def group_means(
+    local: Local, groups: np.ndarray, read: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Payload, np.ndarray]:
+    """Means of inputs and targets by group: x [groups, ...] and y [groups, outputs], and the groups' sizes.
+
+    ``groups`` int64 [n] numbers the group of each sample from 0; ``read`` turns stored samples into what is
+    averaged. Sums are made in float64, so that a mean does not depend on the size of the chunks.
+    """
+    count = np.bincount(groups)
+    where = torch.from_numpy(groups)
+    sums: torch.Tensor | None = None
+    for start in range(0, len(groups), CHUNK):
+        part_x = read(local.x[start : start + CHUNK]).double()
+        if sums is None:
+            sums = part_x.new_zeros((len(count), *part_x.shape[1:]))
+        sums.index_add_(0, where[start : start + CHUNK], part_x)
+    targets = local.task.encode(local.y).double()
+    y = torch.zeros(len(count), targets.shape[1], dtype=torch.float64).index_add_(0, where, targets)
+    assert sums is not None
+    size = torch.from_numpy(count).double()
+    x = sums / size.reshape(-1, *[1] * (sums.dim() - 1))
+    return {"x": x.float(), "y": (y / size[:, None]).float()}, count
+
+
+def random_groups(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
+    """Deal n samples at random into groups of ``size``; the last may be smaller. int64 [n]."""
+    return rng.permutation(n) // size
+
+
+def class_groups(rng: np.random.Generator, labels: np.ndarray, size: int) -> np.ndarray:
+    """Groups of ``size`` within each class (FedMix, Table 16); each class's last may be smaller. int64 [n]."""
+    order = np.lexsort((rng.random(len(labels)), labels))
+    place = np.empty(len(labels), np.int64)
+    place[order] = np.arange(len(labels))
+    first = np.searchsorted(labels[order], labels)
+    key = labels * (len(labels) + 1) + (place - first) // size
+    return np.unique(key, return_inverse=True)[1]
+
+
+@part("sharing", "means")
+class Means(Sharing):
+    """Mashed data (MAFL, Algorithm 1): a client splits its samples into groups of M_k and sends their means.
+
+    - ``samples_per_mean``: M_k, or "all" for one mean a client. The last, smaller group counts like any.
+      A group smaller than the client's policy allows is not sent.
+    - ``split``: "random", or "class" for groups of one class each (Table 16).
+    - ``scale``: means on the model's "input" scale, or in pixel units, "unit" = [0, 1]; a probe of what the
+      paper leaves open, since the formula asks for the input scale.
+    - ``threshold``: clients with fewer samples send nothing (appendix H).
+    - ``noise``: standard deviation of Gaussian noise on each mean input, on the model's input scale
+      (appendix I). It earns no (epsilon, delta) here.
+    - ``server_average``: the server averages random groups of m entries before it gives them out (Table 15).
+    - ``refresh``: share again once at least this share of clients has new data (section 3.4).
+    """
+
+    bytes_kind = "means"
+
+    samples_per_mean: Count | Literal["all"] = "all"
+    split: Literal["random", "class"] = "random"
+    scale: Literal["input", "unit"] = "input"
+    threshold: Count = 1
+    noise: NonNegative = 0.0
+    server_average: Count = 1
+    refresh: Fraction | None = None
+
+    def share(self, local: Local) -> Payload | None:
+        """Means of inputs x [groups, ...] and of targets y [groups, outputs]; ``None`` below the threshold."""
+        if self.scale == "unit":
+            return self._means(local, lambda x: local.scale.to_unit(local.scale(x)))
+        return self._means(local, local.scale)
+
+    def _means(self, local: Local, read: Callable[[torch.Tensor], torch.Tensor]) -> Payload | None:
+        n = len(local.y)
+        if n < self.threshold or n == 0:
+            return None
+        size = n if self.samples_per_mean == "all" else self.samples_per_mean
+        if self.split == "class" and local.task.kind == "classification":
+            groups = class_groups(local.rng, local.y.numpy(), size)
+        else:
+            groups = random_groups(local.rng, n, size)
+        payload, count = group_means(local, groups, read)
+        allowed = torch.from_numpy(count >= local.minimum)
+        if not bool(allowed.any()):
+            return None
+        payload = {name: tensor[allowed] for name, tensor in payload.items()}
+        if self.noise:
+            drawn = local.rng.standard_normal(payload["x"].shape, np.float32)
+            payload["x"] = payload["x"] + self.noise * torch.from_numpy(drawn)
+        return payload
+
+    def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
+        """All means, or the means of random groups of ``server_average`` entries."""
+        if self.server_average == 1 or not len(entries):
+            return entries
+        groups = torch.from_numpy(random_groups(rng, len(entries), self.server_average))
+        count = torch.bincount(groups)
+        mixed = {
+            name: torch.zeros(len(count), *t.shape[1:], dtype=torch.float64)
+            .index_add_(0, groups, t.double())
+            .div_(count.reshape(-1, *[1] * (t.dim() - 1)))
+            .float()
+            for name, t in entries.tensors.items()
+        }
+        return Pool(mixed, np.full(len(count), -1))
+
+
+@part("sharing", "local-means")
+class LocalMeans(Means):
+    """Control of FedMix's Table 9: each client mixes with its own means only; nothing leaves it."""
+
+    travels = False
+
+    def view(self, pool: Pool, client: int) -> Pool:
+        """The client's own means."""
+        return rows_of(pool, pool.owner == client)
+
+
+@part("sharing", "noise")
+class Noise(Sharing):
+    """Control of FedMix's Table 9: noise in place of means. Nothing leaves a client.
+
+    Each client makes one entry: x from N(0, sigma^2) a number on the model's input scale, and the uniform
+    distribution as y (zeros in regression).
+    """
+
+    bytes_kind = "means"
+    travels = False
+
+    sigma: NonNegative = 1.0
+
+    def share(self, local: Local) -> Payload | None:
+        """One entry of noise, shaped like an input."""
+        if not len(local.y):
+            return None
+        shape = local.scale(local.x[:1]).shape
+        x = self.sigma * torch.from_numpy(local.rng.standard_normal(shape, np.float32))
+        level = 1 / local.task.outputs if local.task.kind == "classification" else 0.0
+        return {"x": x, "y": torch.full((1, local.task.outputs), level)}
+
+
+@part("sharing", "hidden-means")
+class HiddenMeans(Means):
+    """Means of hidden states after ``layer`` layers of the round's global model (FedMix, appendix E).
+
+    They are sent again every round, since they change with the weights. For the objective ``hidden-mix``.
+    """
+
+    each_round = True
+
+    layer: Count = 2
+
+    def share(self, local: Local) -> Payload | None:
+        """Means of hidden states x [groups, ...] and of targets y [groups, outputs]."""
+        return self._means(local, lambda x: local.hidden(local.scale(x), self.layer))

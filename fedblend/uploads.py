@@ -1,0 +1,29 @@
+"""Uploads are never trusted: what is checked before one is used, and how bytes are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def fault_of(upload: Tensors, like: Tensors) -> str | None:
+    """Why an upload cannot be used (names, shapes, dtypes, finiteness), or ``None`` if it can."""
+    if set(upload) != set(like):
+        missing, extra = sorted(set(like) - set(upload)), sorted(set(upload) - set(like))
+        return f"its tensors are not the model's: missing {missing or 'none'}, unknown {extra or 'none'}"
+    for name, tensor in upload.items():
+        if tensor.shape != like[name].shape:
+            return f"'{name}' is of shape {list(tensor.shape)}, the model's of {list(like[name].shape)}"
+        if tensor.dtype != like[name].dtype:
+            return f"'{name}' is of type {tensor.dtype}, the model's of {like[name].dtype}"
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return f"'{name}' holds NaN or infinity (a learning rate too large?)"
+    return None
+
+
+def bytes_of(tensors: Tensors) -> int:
+    """Bytes of the tensors as they would be sent."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())

@@ -1,0 +1,101 @@
+"""Everything an engine works on, made from an experiment: data, clients, scale, model, task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedblend.config import Arrival, Experiment
+from fedblend.data.dataset import Dataset
+from fedblend.data.partitions import prepare
+from fedblend.data.population import Population
+from fedblend.data.scale import OneHot, Scaler
+from fedblend.errors import FedblendError
+from fedblend.objectives.task import Task
+from fedblend.random import lent_generator, stream
+
+
+@dataclass(frozen=True)
+class World:
+    """What stays the same in all rounds of a run. Any process can make it again from the experiment."""
+
+    experiment: Experiment
+    data: Dataset
+    population: Population
+    scale: Scaler | OneHot
+    model: nn.Module
+    task: Task
+
+    @staticmethod
+    def of(experiment: Experiment, data: Dataset | None = None) -> World:
+        """Load the data (unless given), split them, fit the scale and build the model with its first weights."""
+        data = data or experiment.data.load()
+        population = prepare(
+            experiment.partition, data, experiment.seed, fraction=experiment.fraction, holdout=experiment.holdout
+        )
+        scale = experiment.scale.fit(data)
+        task = Task(data.task, data.outputs)
+        sample = scale(data.train.x[:1])
+        with lent_generator(experiment.seed, "model"):
+            model = experiment.model.build(tuple(sample.shape[1:]), task.outputs)
+        _try(model, sample, task, experiment)
+        return World(experiment, data, population, scale, model, task)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """A copy of the model's weights and buffers, by name."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    def sizes(self, round: int) -> np.ndarray:
+        """Samples that each client holds at the start of a round, int64 [clients]."""
+        full = self.population.sizes
+        arrival = self.experiment.arrival
+        return full if arrival is None else arrived(full, arrival, round, self.experiment.seed)
+
+    def natural_clients(self) -> np.ndarray | None:
+        """The data set's own number of each client (writer, role) where the split keeps them, int64 [clients]."""
+        return self.population.natural
+
+    def samples(self, client: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first ``size`` samples of a client, as stored."""
+        rows = torch.from_numpy(self.population.indices(client)[:size])
+        return self.data.train.x[rows], self.data.train.y[rows]
+
+
+def arrived(full: np.ndarray, arrival: Arrival, round: int, seed: int) -> np.ndarray:
+    """How many of its ``full`` samples each client has when a round begins (see :class:`Arrival`).
+
+    At least one, if it has any; computed from the keyed draws of all rounds before, so that it needs no state.
+    """
+    times = np.zeros(len(full), np.int64)
+    for past in range(1, round + 1):
+        times += stream(seed, "arrival", past).random(len(full)) < arrival.clients
+    share = np.minimum(1.0, arrival.first + arrival.portion * times)
+    return np.maximum(np.ceil(share * full).astype(np.int64), np.minimum(full, 1))
+
+
+def _try(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:
+    """Refuse a model that cannot take the data, before anything is trained."""
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(sample)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise FedblendError(
+            f"model: {experiment.model.name} cannot take samples of shape {list(sample.shape[1:])}: {error}"
+        ) from None
+    finally:
+        model.train(was_training)
+    if tuple(outputs.shape) != (1, task.outputs):
+        raise FedblendError(
+            f"model: {experiment.model.name} gives outputs of shape {list(outputs.shape)} for one sample; "
+            f"valid: [1, {task.outputs}]"
+        )
+    layer = getattr(experiment.method.objective, "layer", None)
+    stages: Any = getattr(model, "stages", None)
+    if layer is not None and (stages is None or layer >= len(stages)):
+        most = "no layers to choose from" if stages is None else f"{len(stages)} layers; valid: 1 to {len(stages) - 1}"
+        raise FedblendError(f"method.objective.layer: {layer}: {experiment.model.name} has {most}")
