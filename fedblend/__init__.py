@@ -1,0 +1,39 @@
+"""fedblend: federated learning with blended data.
+
+    import fedblend
+    result = fedblend.run(fedblend.Experiment(data="mnist5k", partition={"name": "iid", "clients": 10}))
+    result.metrics      # pandas, one row a round
+    result.model        # the final model, a plain nn.Module
+
+Names are imported when they are first used, so that ``fedblend --help`` does not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedblend.api import Result, load, run, run_study
+    from fedblend.config import Experiment
+    from fedblend.errors import FedblendError
+    from fedblend.parts import part
+
+__all__ = ["Experiment", "FedblendError", "Result", "load", "part", "run", "run_study"]
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Experiment": "fedblend.config",
+    "FedblendError": "fedblend.errors",
+    "Result": "fedblend.api",
+    "load": "fedblend.api",
+    "part": "fedblend.parts",
+    "run": "fedblend.api",
+    "run_study": "fedblend.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'fedblend' has no attribute '{name}'")

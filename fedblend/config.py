@@ -54,12 +54,18 @@ class Train(_Table):
 
 
 class Method(_Table):
-    """A method as a composition of parts; presets with names are in :mod:`fedblend.methods`."""
+    """A method as a composition of parts; presets with names are in :mod:`fedblend.methods`.
+
+    ``label`` is what tables and figures call it, where that is not its name.
+    """
 
     name: str = "custom"
+    label: str = ""
     sharing: _part("sharing") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
     objective: _part("objective") = Field(default="plain", validate_default=True)  # type: ignore[valid-type]
-    terms: Annotated[tuple[Any, ...], BeforeValidator(_terms), PlainSerializer(lambda t: [parts.dump(p) for p in t])] = ()
+    terms: Annotated[
+        tuple[Any, ...], BeforeValidator(_terms), PlainSerializer(lambda t: [parts.dump(p) for p in t])
+    ] = ()
     aggregator: _part("aggregator") = Field(default="mean", validate_default=True)  # type: ignore[valid-type]
     server_step: _part("server_step") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
 
@@ -72,7 +78,10 @@ class Method(_Table):
             return spec
         # A resolved method names its parts in full; laying them over the preset changes nothing then.
         name = spec.get("name", "custom")
-        return {"name": name, **methods.expand({k: v for k, v in spec.items() if (k, v) != ("name", "custom")})}
+        return {
+            "name": name,
+            **methods.expand({k: v for k, v in spec.items() if (k, v) != ("name", "custom")}),
+        }
 
 
 class Policy(_Table):
@@ -136,7 +145,7 @@ class Experiment(_Table):
         if getattr(sharing, "samples_per_mean", None) == 1 and not self.unsafe:
             raise ValueError(
                 "method.sharing.samples_per_mean: 1 would send raw samples as 'means'; "
-                "valid: 2 or more, or \"all\" (or unsafe = true)"
+                'valid: 2 or more, or "all" (or unsafe = true)'
             )
         if objective.needs and not sharing.active:
             raise ValueError(
@@ -154,6 +163,10 @@ class Experiment(_Table):
                 "no round could have enough uploads"
             )
         return self
+
+
+TABLES: dict[str, type[BaseModel]] = {"train": Train, "method": Method, "policy": Policy, "arrival": Arrival}
+"""Fields of an experiment that are tables of their own."""
 
 
 def resolve(table: Mapping[str, Any]) -> Experiment:
@@ -227,5 +240,3 @@ def parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-

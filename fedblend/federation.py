@@ -1,8 +1,8 @@
 """The round loop: the only one there is. It asks an engine to run client work and knows not where clients live.
 
-    sharing (once, or again when due):  client.share -> server.pool -> what every client may use
-    every round:  cohort -> downlink -> client.train -> protection -> uplink -> aggregate -> server step
-                  -> evaluate -> record
+sharing (once, or again when due):  client.share -> server.pool -> what every client may use
+every round:  cohort -> downlink -> client.train -> protection -> uplink -> aggregate -> server step
+              -> evaluate -> record
 """
 
 from __future__ import annotations
@@ -175,9 +175,7 @@ class Federation:
         rng = stream(self.experiment.seed, "cohort", round)
         return np.sort(rng.choice(holding, self.experiment.train.cohort, replace=False, shuffle=False))
 
-    def _download(
-        self, state: State, cohort: np.ndarray, pool: Pool, account: Account
-    ) -> tuple[np.ndarray, State]:
+    def _download(self, state: State, cohort: np.ndarray, pool: Pool, account: Account) -> tuple[np.ndarray, State]:
         """Send the model, and the pool to those that do not have it yet; returns who received it."""
         with account.time("download"):
             sharing = self.method.sharing
@@ -192,9 +190,7 @@ class Federation:
             holders[cohort[arrives]] = True
         return cohort[arrives], replace(state, holders=holders)
 
-    def _train(
-        self, task: TrainTask, cohort: np.ndarray, account: Account
-    ) -> tuple[dict[str, torch.Tensor], Record]:
+    def _train(self, task: TrainTask, cohort: np.ndarray, account: Account) -> tuple[dict[str, torch.Tensor], Record]:
         """Train the cohort and aggregate what arrives and is sound."""
         good: list[tuple[int, float]] = []
         refused: list[Record] = []

@@ -63,7 +63,7 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
         made = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
         made.kind, made.name = kind, name  # type: ignore[attr-defined]
         _registry[kind][name] = made
-        return made
+        return made  # type: ignore[return-value]
 
     return declare
 
@@ -86,8 +86,7 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
     fields = {"name": spec} if isinstance(spec, str) else spec
     if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
         raise FedblendError(
-            f"{where}: {spec!r} names no {kind}; write {kind} = {{name = \"...\"}} with one of "
-            f"{', '.join(known(kind))}"
+            f'{where}: {spec!r} names no {kind}; write {kind} = {{name = "..."}} with one of {", ".join(known(kind))}'
         )
     cls = find(kind, fields["name"], where)
     words = {python: word for python, word in FILE_WORDS.items() if python in fields_of(cls)}

@@ -35,7 +35,11 @@ class World:
         """Load the data (unless given), split them, fit the scale and build the model with its first weights."""
         data = data or experiment.data.load()
         population = prepare(
-            experiment.partition, data, experiment.seed, fraction=experiment.fraction, holdout=experiment.holdout
+            experiment.partition,
+            data,
+            experiment.seed,
+            fraction=experiment.fraction,
+            holdout=experiment.holdout,
         )
         scale = experiment.scale.fit(data)
         task = Task(data.task, data.outputs)

@@ -74,14 +74,16 @@ def check(data: Dataset) -> Dataset:
             )
         for name, tensor in (("x", samples.x), ("y", samples.y)):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = int((~torch.isfinite(tensor)).flatten(1).any(1).sum()) if tensor.dim() > 1 else int(
-                    (~torch.isfinite(tensor)).sum()
+                bad = (
+                    int((~torch.isfinite(tensor)).flatten(1).any(1).sum())
+                    if tensor.dim() > 1
+                    else int((~torch.isfinite(tensor)).sum())
                 )
-                raise FedblendError(f"{where}: {name} holds NaN or infinity in {bad} samples; all numbers must be finite")
+                raise FedblendError(
+                    f"{where}: {name} holds NaN or infinity in {bad} samples; all numbers must be finite"
+                )
         if data.classes:
             low, high = int(samples.y.min()), int(samples.y.max())
             if low < 0 or high >= len(data.classes):
-                raise FedblendError(
-                    f"{where}: labels reach from {low} to {high}; valid: 0 to {len(data.classes) - 1}"
-                )
+                raise FedblendError(f"{where}: labels reach from {low} to {high}; valid: 0 to {len(data.classes) - 1}")
     return data

@@ -46,7 +46,9 @@ class Scores:
 class Engine(Protocol):
     """Runs tasks on clients. Results come in the order in which the clients were given."""
 
-    def share(self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray) -> Iterator[tuple[int, Payload]]:
+    def share(
+        self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
+    ) -> Iterator[tuple[int, Payload]]:
         """Ask clients to share; those that send nothing yield nothing."""
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,8 @@ class LoopEngine:
         self.net = EagerNet(self.model)
         self.scale = world.scale.to(self.device)
         self.state = self.model.state_dict(keep_vars=True)
-        self.names = [name for name, _ in self.model.named_parameters()]
-        self.params = [p for _, p in self.model.named_parameters()]
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.names, self.params = list(trained), list(trained.values())
 
     def _load(self, weights: Tensors) -> None:
         with torch.no_grad():
@@ -95,13 +96,15 @@ class LoopEngine:
     def _train_client(self, task: TrainTask, client: int) -> Trained:
         seed, settings = self.world.experiment.seed, self.world.experiment.train
         x, y = self.world.samples(client, int(task.sizes[client]))
-        order, bounds = batches(len(y), settings.epochs, settings.batch_size, stream(seed, "batches", task.round, client))
+        order, bounds = batches(
+            len(y), settings.epochs, settings.batch_size, stream(seed, "batches", task.round, client)
+        )
         context, drawn = self._prepare(task, client, np.diff(bounds))
         x, y, rows = x.to(self.device), y.to(self.device), torch.from_numpy(order).to(self.device)
         optimizer = SGD(self.params, settings, task.round)
         total = torch.zeros((), device=self.device)
         with lent_generator(seed, "train", task.round, client):
-            for step, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            for step, (a, b) in enumerate(pairwise(bounds)):
                 batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
                 total += self._step(batch, {k: v[step] for k, v in drawn.items()}, context, optimizer) * (b - a)
         upload = {name: tensor.detach().clone() for name, tensor in self.state.items()}
@@ -126,13 +129,12 @@ class LoopEngine:
         """Step on one batch; returns the loss of the objective's last phase, without terms."""
         method = self.world.experiment.method
         value = torch.zeros((), device=self.device)
-        phases = method.objective.phases()
-        for phase in phases:
+        for phase in method.objective.phases():
             loss = value = phase(self.net, batch, drawn, context)
             for term in method.terms:
                 loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), self.net, batch, context)
             # A phase may leave layers untouched (mixing of hidden states does): they get no gradient.
-            optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=len(phases) > 1))
+            optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
         return value.detach()
 
     @torch.no_grad()

@@ -36,9 +36,7 @@ class SGD:
             grads = self._with_momentum(gradients, grads)
         torch._foreach_add_(params, grads, alpha=-self.lr)
 
-    def _with_momentum(
-        self, gradients: Sequence[torch.Tensor | None], grads: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    def _with_momentum(self, gradients: Sequence[torch.Tensor | None], grads: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.velocity is None:
             self.velocity = [torch.zeros_like(p) for p in self.params]
         moving = [v for v, g in zip(self.velocity, gradients, strict=True) if g is not None]

@@ -36,5 +36,7 @@ class UserModule:
         except TypeError as error:
             raise FedblendError(f"model.arguments: {self.arguments!r} do not fit {self.path}: {error}") from None
         if not isinstance(made, nn.Module):
-            raise FedblendError(f"model.path: '{self.path}' makes a {type(made).__name__}; it must make a torch nn.Module")
+            raise FedblendError(
+                f"model.path: '{self.path}' makes a {type(made).__name__}; it must make a torch nn.Module"
+            )
         return made

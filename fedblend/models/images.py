@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field
@@ -85,7 +86,7 @@ class MLP:
         """The network for inputs of any ``shape``; they are flattened."""
         widths = [math.prod(shape), *self.hidden]
         stages: list[nn.Module] = []
-        for a, b in zip(widths, widths[1:], strict=False):
+        for a, b in pairwise(widths):
             layers: list[nn.Module] = [nn.Linear(a, b), nn.ReLU()]
             if self.dropout:
                 layers.append(nn.Dropout(self.dropout))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -74,6 +75,6 @@ class LSTM:
             )
         sizes = [self.embedding] + [self.hidden] * self.layers
         stages: list[nn.Module] = [OneHotEmbedding(shape[1], self.embedding)]
-        for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for i, (a, b) in enumerate(pairwise(sizes)):
             stages.append(LSTMLayer(a, b, last_only=i == self.layers - 1))
         return Staged(*stages, nn.Linear(self.hidden, outputs))

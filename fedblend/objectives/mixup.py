@@ -82,9 +82,7 @@ class GlobalMixup(Objective):
         return mixed_loss(net, batch, x_other, context.pool["y"][partner], drawn["lam"], context)
 
 
-def draw_entries(
-    rng: np.random.Generator, plan: Plan, shape: tuple[int, ...], exclude_own: bool
-) -> np.ndarray:
+def draw_entries(rng: np.random.Generator, plan: Plan, shape: tuple[int, ...], exclude_own: bool) -> np.ndarray:
     """Entries of the pool, uniform with replacement, int64 of ``shape``; without the client's own if asked."""
     if exclude_own and plan.own is not None:
         others = np.flatnonzero(~plan.own)

@@ -1,11 +1,11 @@
 """A run directory: everything about one run, readable without fedblend.
 
-    config.toml                the full resolved experiment
-    facts.json                 versions, data checksums, model size, scale, split measures, command
-    split.json                 classes by clients (of the first clients, where there are very many)
-    metrics.jsonl              one line a round, line 0 the untrained model
-    checkpoint.safetensors     the state after the last checkpointed round
-    status.json                running, done, stopped or failed, and why
+config.toml                the full resolved experiment
+facts.json                 versions, data checksums, model size, scale, split measures, command
+split.json                 classes by clients (of the first clients, where there are very many)
+metrics.jsonl              one line a round, line 0 the untrained model
+checkpoint.safetensors     the state after the last checkpointed round
+status.json                running, done, stopped or failed, and why
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from fedblend.config import Experiment, as_table, read_toml, resolve, write_toml
 from fedblend.errors import FedblendError
 from fedblend.runs.files import append_line, read_lines, write_atomically, write_json
 
-CONFIG, FACTS, SPLIT, METRICS, STATUS = "config.toml", "facts.json", "split.json", "metrics.jsonl", "status.json"
+CONFIG, FACTS, SPLIT, METRICS, STATUS = (
+    "config.toml",
+    "facts.json",
+    "split.json",
+    "metrics.jsonl",
+    "status.json",
+)
 
 
 class RunDirectory:
@@ -58,6 +64,10 @@ class RunDirectory:
 
     def create(self, experiment: Experiment, facts: dict[str, Any], split: dict[str, Any]) -> None:
         """Write what stays the same for the whole run; the configuration last, since it makes the folder a run."""
+        if self.is_run(self.path):
+            raise FedblendError(
+                f"{self.path}: another process has just begun a run here; give another folder with --out"
+            )
         (self.path / METRICS).unlink(missing_ok=True)
         write_json(self.path / FACTS, facts)
         write_atomically(self.path / SPLIT, json.dumps(split))

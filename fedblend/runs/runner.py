@@ -51,17 +51,20 @@ def execute(experiment: Experiment, path: Path, resume: bool = False, listener: 
     # models; several runs at once are how several cores are used.
     torch.set_num_threads(1)
     directory = RunDirectory(path)
+    exists = RunDirectory.is_run(path)
+    if exists and not resume:
+        raise FedblendError(f"{path}: already holds a run; resume it, or give another folder with --out")
+    if exists:
+        _require_same(directory, experiment)
+    # Made before the folder is touched, so that a mistake in the experiment leaves no empty run behind.
+    world = World.of(experiment)
+    federation = Federation(world, engines.make(world))
     with directory.locked():
-        exists = RunDirectory.is_run(path)
-        if exists and not resume:
-            raise FedblendError(f"{path}: already holds a run; resume it, or give another folder with --out")
-        if exists:
-            experiment = _same(directory, experiment)
-        world = World.of(experiment)
-        federation = Federation(world, engines.make(world))
         last = 0
         try:
-            if not exists:
+            if exists:
+                directory.set_experiment(experiment)
+            else:
                 directory.create(experiment, facts_of(world), split_of(world))
             state = _begin(directory, federation, listener)
             last = state.round
@@ -78,18 +81,15 @@ def execute(experiment: Experiment, path: Path, resume: bool = False, listener: 
         return Finished(directory, world, state)
 
 
-def _same(directory: RunDirectory, experiment: Experiment) -> Experiment:
-    """The experiment to go on with, or an error naming the field in which it differs from the run's."""
+def _require_same(directory: RunDirectory, experiment: Experiment) -> None:
+    """Raise an error that names the field in which an experiment differs from the one the run began with."""
     old, new = as_table(directory.experiment()), as_table(experiment)
     for field in sorted(set(old) | set(new)):
         if field not in MAY_CHANGE and old.get(field) != new.get(field):
             raise FedblendError(
-                f"{field}: {new.get(field)!r} differs from {old.get(field)!r} in {directory.path}; a run goes on with the "
-                "experiment it began with (only rounds, engine, device and checkpoint_every may change)"
+                f"{field}: {new.get(field)!r} differs from {old.get(field)!r} in {directory.path}; a run goes on with "
+                "the experiment it began with (only rounds, engine, device and checkpoint_every may change)"
             )
-    if old != new:
-        directory.set_experiment(experiment)
-    return experiment
 
 
 def _begin(directory: RunDirectory, federation: Federation, listener: Listener | None) -> State:
@@ -157,7 +157,10 @@ def facts_of(world: World) -> dict[str, Any]:
             **world.data.facts,
         },
         "scale": world.scale.describe(),
-        "model": {"name": world.experiment.model.name, "parameters": sum(t.numel() for t in weights.values())},
+        "model": {
+            "name": world.experiment.model.name,
+            "parameters": sum(t.numel() for t in weights.values()),
+        },
         "clients": {
             "number": len(world.population),
             "smallest": int(sizes.min()),
@@ -171,7 +174,12 @@ def facts_of(world: World) -> dict[str, Any]:
 def split_of(world: World) -> dict[str, Any]:
     """Classes by clients and the split's non-IID measures (AggEnhance, section 4.3); empty in regression."""
     if not world.data.classes:
-        return {"classes": [], "counts": [], "sizes": world.population.sizes[:SPLIT_CLIENTS].tolist(), "measures": {}}
+        return {
+            "classes": [],
+            "counts": [],
+            "sizes": world.population.sizes[:SPLIT_CLIENTS].tolist(),
+            "measures": {},
+        }
     counts = class_counts(world.population, world.data.train.y.numpy(), len(world.data.classes))
     return {
         "classes": list(world.data.classes),

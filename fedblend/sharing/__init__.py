@@ -5,7 +5,18 @@ from fedblend.sharing.base import Local, Payload, Pool, Sharing
 from fedblend.sharing.means import HiddenMeans, LocalMeans, Means, Noise
 from fedblend.sharing.raw import Raw
 
-__all__ = ["HiddenMeans", "Local", "LocalMeans", "Means", "Noise", "NoSharing", "Payload", "Pool", "Raw", "Sharing"]
+__all__ = [
+    "HiddenMeans",
+    "Local",
+    "LocalMeans",
+    "Means",
+    "NoSharing",
+    "Noise",
+    "Payload",
+    "Pool",
+    "Raw",
+    "Sharing",
+]
 
 
 @part("sharing", "none")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fedblend.data.loaders import mnist, mnist5k, npz
+from fedblend.data.loaders import digits, image_folder, mnist, mnist5k, npz, shakespeare
 
-__all__ = ["mnist", "mnist5k", "npz"]
+__all__ = ["digits", "image_folder", "mnist", "mnist5k", "npz", "shakespeare"]

@@ -23,9 +23,7 @@ def resolve(path: str, field: str) -> Path:
     """The path with ``~`` expanded, relative to the working directory. Raises if nothing is there."""
     found = Path(path).expanduser()
     if not found.exists():
-        raise FedblendError(
-            f"{field}: there is no '{found}' (looked from {Path.cwd()}); give an existing path"
-        )
+        raise FedblendError(f"{field}: there is no '{found}' (looked from {Path.cwd()}); give an existing path")
     return found
 
 

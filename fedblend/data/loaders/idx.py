@@ -70,6 +70,4 @@ def _bytes(path: Path) -> bytes:
     try:
         return gzip.decompress(raw)
     except (EOFError, OSError, zlib.error) as error:
-        raise FedblendError(
-            f"{path}: truncated or damaged, cannot be unpacked ({error}); fetch it anew"
-        ) from None
+        raise FedblendError(f"{path}: truncated or damaged, cannot be unpacked ({error}); fetch it anew") from None

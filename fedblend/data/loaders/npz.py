@@ -69,6 +69,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz`` file. Raises :class:`FedblendError` if it is none, damaged, or pickled."""
     if path.is_dir():
         raise FedblendError(f"dataset.path: '{path}' is a folder; it must name an .npz file")
+    if not zipfile.is_zipfile(path):
+        raise FedblendError(f"{path}: is not a sound .npz archive, or is cut short; numpy.savez writes one")
     try:
         # Never allow pickles: unpickling a file from elsewhere runs whatever code it brings.
         with np.load(path, allow_pickle=False) as archive:
@@ -84,13 +86,9 @@ def _joined(archive: Any, path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file that holds its halves apart, as one array each and a split."""
     arrays = {}
     for name in ("x", "y", "client", "writer"):
-        halves = [
-            archive[f"{name}_{half}"] for half in ("train", "test") if f"{name}_{half}" in archive.files
-        ]
+        halves = [archive[f"{name}_{half}"] for half in ("train", "test") if f"{name}_{half}" in archive.files]
         if halves and (len(halves) != 2 or halves[0].ndim == 0 or halves[0].shape[1:] != halves[1].shape[1:]):
-            raise FedblendError(
-                f"{path}: '{name}_train' and '{name}_test' must both be there, of one shape a sample"
-            )
+            raise FedblendError(f"{path}: '{name}_train' and '{name}_test' must both be there, of one shape a sample")
         if halves:
             arrays["client" if name == "writer" else name] = np.concatenate(halves)
             arrays["split"] = np.repeat(["train", "test"], [len(half) for half in halves])
@@ -150,9 +148,7 @@ def _targets(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.nd
         words = np.unique(y) if names is None else names.astype(str)
         unknown = np.setdiff1d(y, words)
         if len(unknown):
-            raise FedblendError(
-                f"{path}: 'y' holds '{unknown[0]}'; valid, after 'classes': {', '.join(words)}"
-            )
+            raise FedblendError(f"{path}: 'y' holds '{unknown[0]}'; valid, after 'classes': {', '.join(words)}")
         order = np.argsort(words)
         return order[np.searchsorted(words, y, sorter=order)].astype(np.int64), tuple(map(str, words))
     y = y.astype(np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedblend.data.partitions import classes, iid, natural
+from fedblend.data.partitions import classes, counts, dirichlet, iid, lognormal, natural
 from fedblend.data.partitions.prepare import prepare
 
-__all__ = ["classes", "iid", "natural", "prepare"]
+__all__ = ["classes", "counts", "dirichlet", "iid", "lognormal", "natural", "prepare"]

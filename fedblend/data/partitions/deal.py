@@ -73,6 +73,4 @@ def require_supply(labels: np.ndarray, wanted: np.ndarray, field: str, remedy: s
     short = np.flatnonzero(wanted > supply)
     if len(short):
         c = short[0]
-        raise FedblendError(
-            f"{field}: asks for {wanted[c]:,} samples of class {c}, which has {supply[c]:,}; {remedy}"
-        )
+        raise FedblendError(f"{field}: asks for {wanted[c]:,} samples of class {c}, which has {supply[c]:,}; {remedy}")

@@ -18,7 +18,7 @@ class Natural:
 
     Only those with at least ``min_samples`` training samples count. Of these ``clients`` are taken,
     by a draw (``choose = "random"``) or the first in the data's order (``"first"``); all of them if
-    ``clients`` is not given. ``notes["natural"]`` lists the data's own number of each client.
+    ``clients`` is not given. ``Population.natural`` holds the data's own number of each client.
     """
 
     clients: Count | None = None
@@ -28,9 +28,7 @@ class Natural:
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Group the samples by ``natural``, int64 [n]. Raises :class:`FedblendError` if that is ``None``."""
         if natural is None:
-            raise FedblendError(
-                "partition 'natural': the data has no clients of its own; choose another partition"
-            )
+            raise FedblendError("partition 'natural': the data has no clients of its own; choose another partition")
         ids, sizes = np.unique(natural, return_counts=True)
         ids = ids[sizes >= self.min_samples]
         wanted = len(ids) if self.clients is None else self.clients
@@ -48,4 +46,4 @@ class Natural:
         owner = place[rows]
         offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=wanted))])
         order = rows[np.argsort(owner, kind="stable")]
-        return Population(order.astype(np.int64), offsets.astype(np.int64), notes={"natural": ids.tolist()})
+        return Population(order.astype(np.int64), offsets.astype(np.int64), natural=ids.astype(np.int64))

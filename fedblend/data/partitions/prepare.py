@@ -15,9 +15,7 @@ LISTED = 100
 """How many empty clients are named in the notes; more are only counted."""
 
 
-def prepare(
-    partition: Any, data: Dataset, seed: int, fraction: float = 1.0, holdout: float = 0.0
-) -> Population:
+def prepare(partition: Any, data: Dataset, seed: int, fraction: float = 1.0, holdout: float = 0.0) -> Population:
     """The clients of ``data``'s training half.
 
     ``fraction`` in (0, 1] keeps that share of each client's samples (FedMix, Table 4), at least one; a
@@ -54,7 +52,7 @@ def prepare(
     if len(empty):
         notes["empty"] = len(empty)
         notes["empty_clients"] = empty[:LISTED].tolist()
-    return Population(order, offsets, held_order=held_order, held_offsets=held_offsets, notes=notes)
+    return Population(order, offsets, held_order, held_offsets, population.natural, notes)
 
 
 def _divide(

@@ -1,0 +1,34 @@
+# Every target sets up what it needs. `make demo` and `make test` are all a newcomer has to know.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test lint bench evidence clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[samples,dev]"
+	@touch $@
+
+demo: setup
+	$(BIN)/fedblend run examples/quickstart.toml
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python benchmarks/client_step.py
+
+# Hours of work: the runs behind docs/results.md. It goes on where it was stopped.
+evidence: setup
+	$(BIN)/python evidence/run.py
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,109 @@
+"""fedblend from Python: run an experiment, get its metrics and its model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from fedblend.config import Experiment, read_toml, set_field
+from fedblend.errors import FedblendError
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.runner import execute
+from fedblend.runs.several import run_all
+from fedblend.study import Study, expand, slugify
+
+RUNS = Path("runs")
+"""Where runs are kept unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives: its folder, tidy metrics (one row an evaluated or trained round), and the final model."""
+
+    path: Path
+    experiment: Experiment
+    metrics: pd.DataFrame
+    model: nn.Module
+
+
+def run(
+    experiment: Experiment,
+    out: Path | str | None = None,
+    resume: bool = False,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+) -> Result:
+    """Run one experiment in this process.
+
+    ``out`` is the run's folder (default: a new one under ``runs/``); with ``resume`` a run that it holds goes
+    on. ``on_round`` is called with each round's record. Raises :class:`FedblendError`.
+    """
+    path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
+    finished = execute(experiment, path, resume, on_round)
+    model = finished.world.model
+    model.load_state_dict(finished.state.weights)
+    return Result(path, finished.world.experiment, tidy(finished.directory), model.eval())
+
+
+def run_study(
+    study: Study | Mapping[str, Any] | str | Path, out: Path | str | None = None, jobs: int | None = None
+) -> pd.DataFrame:
+    """Run all experiments of a study (or of its file, or of its table); one row a run and round.
+
+    Raises :class:`FedblendError` after all runs if any failed.
+    """
+    made = study if isinstance(study, Study) else expand(study if isinstance(study, Mapping) else load(study))
+    folder = Path(out) if out is not None else free_folder(RUNS / slugify(made.name))
+    failed = run_all(made, folder, False, jobs, lambda slug, record: None)
+    if failed:
+        raise FedblendError("; ".join(f"{slug}: {message}" for slug, message in failed.items()))
+    frames = [tidy(RunDirectory(folder / slug)).assign(run=slug) for slug in made.experiments]
+    return pd.concat(frames, ignore_index=True)
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """An experiment file as plain data; modules beside it can then be named by their dotted path."""
+    table = read_toml(path)
+    beside = str(Path(path).resolve().parent)
+    if beside not in sys.path:
+        sys.path.append(beside)
+    return table
+
+
+def free_folder(path: Path) -> Path:
+    """``path``, or ``path-2``, ``path-3``, ... where it is taken."""
+    if not path.exists():
+        return path
+    return next(p for i in range(2, sys.maxsize) if not (p := path.with_name(f"{path.name}-{i}")).exists())
+
+
+def last_folder(path: Path) -> Path:
+    """The newest of ``path``, ``path-2``, ``path-3``, ... that exists, or ``path``."""
+    found, number = path, 2
+    while (later := path.with_name(f"{path.name}-{number}")).exists():
+        found, number = later, number + 1
+    return found
+
+
+def tidy(directory: RunDirectory) -> pd.DataFrame:
+    """A run's metrics as a table: nested fields become columns such as ``bytes_up.weights``."""
+    frame = pd.json_normalize(directory.metrics())
+    experiment = directory.experiment()
+    frame.insert(0, "method", experiment.method.label or experiment.method.name)
+    frame.insert(1, "seed", experiment.seed)
+    return frame
+
+
+def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Sequence[int] | None) -> Study:
+    """The study in a file, with fields set from the command line."""
+    table = load(path)
+    for field, value in changes:
+        if "methods" in table and field.split(".")[0] == "method":
+            raise FedblendError(f"{field}: this file has several methods; set it in the file, under [[methods]]")
+        set_field(table, field, value)
+    return expand(table, seeds)

@@ -1,0 +1,125 @@
+"""The commands of ``fedblend``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="fedblend",
+    help="Federated learning with blended data: run, compare and report experiments.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]
+Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders of studies.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Set a field: --set train.lr=0.05 (repeatable).")]
+
+
+@app.command(epilog="Example: fedblend run examples/quickstart.toml --set rounds=20 --seeds 0,1,2")
+def run(
+    file: File,
+    set_: Set = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds to run, such as 0,1,2; replaces the file's.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest runs of this name.")] = False,
+    engine: Annotated[str | None, typer.Option(help="Where clients run: loop.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/NAME).")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
+) -> None:
+    """Run the experiments of a file: show progress, end with a table, write a report."""
+    from fedblend.cli import running
+
+    changes = [running.parse_change(text) for text in set_ or []]
+    if engine is not None:
+        changes.append(("engine", engine))
+    running.run_file(file, changes, running.parse_seeds(seeds), resume, out, jobs)
+
+
+@app.command(epilog="Example: fedblend resume runs/quickstart")
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study.")],
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
+) -> None:
+    """Go on with runs that were stopped, killed, or failed."""
+    from fedblend.cli import running
+
+    running.resume_runs(run, jobs)
+
+
+@app.command(epilog="Example: fedblend report runs/quickstart --out comparison.html")
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The page to write; the picture goes beside it.")] = Path("report.html"),
+) -> None:
+    """Write one HTML page (and a PNG) that compares runs; the page works offline."""
+    from fedblend.cli import running
+
+    running.write_report(runs, out)
+
+
+@app.command(epilog="Example: fedblend compare runs/quickstart")
+def compare(runs: Runs) -> None:
+    """Compare runs in a table in the terminal."""
+    from fedblend.cli import running
+
+    running.show_table(runs)
+
+
+@app.command("list", epilog="Example: fedblend list methods")
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, parts, datasets, models or partitions.")],
+) -> None:
+    """List what an experiment can be made of."""
+    from fedblend.cli import showing
+
+    showing.show_list(what)
+
+
+@app.command(epilog="Example: fedblend new fedmix mnist5k > my.toml && fedblend run my.toml")
+def new(
+    method: Annotated[str, typer.Argument(help="A method, as in: fedblend list methods.")],
+    dataset: Annotated[str, typer.Argument(help="A data set, as in: fedblend list datasets.")],
+) -> None:
+    """Print a commented experiment file that runs as it is."""
+    from fedblend.cli import showing
+
+    typer.echo(showing.new_file(method, dataset), nl=False)
+
+
+@app.command(epilog="Example: fedblend inspect runs/quickstart")
+def inspect(runs: Runs) -> None:
+    """Show runs' status, costs and configuration."""
+    from fedblend.cli import showing
+
+    showing.inspect(runs)
+
+
+@data_app.command("show", epilog="Example: fedblend data show examples/quickstart.toml --out split.png")
+def data_show(
+    file: File,
+    set_: Set = None,
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("split.png"),
+) -> None:
+    """Draw a file's split, classes by clients, and print its non-IID measures."""
+    from fedblend.cli import running, showing
+
+    showing.show_data(file, [running.parse_change(text) for text in set_ or []], out)
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Federated learning with blended data: run, compare and report experiments."""
+    if show:
+        from fedblend import __version__
+
+        typer.echo(f"fedblend {__version__}")
+        raise typer.Exit

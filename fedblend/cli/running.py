@@ -1,0 +1,93 @@
+"""What the commands that run and compare do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedblend import api, report
+from fedblend.cli.progress import RunProgress
+from fedblend.config import parse_value
+from fedblend.errors import FedblendError
+from fedblend.runs.directory import RunDirectory, find_runs
+from fedblend.runs.several import run_all
+from fedblend.study import Study, slugify
+
+Change = tuple[str, Any]
+
+
+def parse_change(text: str) -> Change:
+    """``train.lr=0.05`` as (field, value)."""
+    field, equals, value = text.partition("=")
+    if not equals or not field.strip():
+        raise FedblendError(f"--set {text!r} is not valid: write FIELD=VALUE, such as --set train.lr=0.05")
+    return field.strip(), parse_value(value.strip())
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """``0,1,2`` as a list."""
+    if text is None:
+        return None
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise FedblendError(f"--seeds {text!r} is not valid: write whole numbers with commas, such as 0,1,2") from None
+
+
+def run_file(
+    file: Path,
+    changes: Sequence[Change],
+    seeds: Sequence[int] | None,
+    resume: bool,
+    out: Path | None,
+    jobs: int | None,
+) -> None:
+    """Run a file's study in a new folder, or go on with its newest one."""
+    study = api.expand_file(file, changes, seeds)
+    usual = api.RUNS / slugify(study.name)
+    folder = out or (api.last_folder(usual) if resume else api.free_folder(usual))
+    if out is not None and not resume and out.exists() and any(out.iterdir()):
+        raise FedblendError(
+            f"--out {out}: already holds files; add --resume to go on with its runs, or name another folder"
+        )
+    run_in(study, folder, resume, jobs)
+
+
+def resume_runs(path: Path, jobs: int | None) -> None:
+    """Go on with one run, or all runs of a study's folder."""
+    runs = find_runs([path])
+    folder = path.parent if RunDirectory.is_run(path) else path
+    study = Study(folder.name, {run.path.name: run.experiment() for run in runs})
+    run_in(study, folder, True, jobs, report_on=runs if RunDirectory.is_run(path) else None)
+
+
+def run_in(
+    study: Study, folder: Path, resume: bool, jobs: int | None, report_on: list[RunDirectory] | None = None
+) -> None:
+    """Run a study in a folder, show progress, print the table, write the report; fail if any run failed."""
+    console = Console()
+    with RunProgress(study.experiments) as progress:
+        failed = run_all(study, folder, resume, jobs, progress)
+    runs = report_on or [RunDirectory(folder / s) for s in study.experiments if RunDirectory.is_run(folder / s)]
+    runs = [run for run in runs if run.metrics()]
+    if runs:
+        console.print(report.compare(runs))
+        page = (runs[0].path if report_on else folder) / "report.html"
+        report.write(runs, page, page.with_suffix(".png"))
+        console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+    if failed:
+        raise FedblendError("; ".join(f"{slug}: {message}" for slug, message in failed.items()))
+
+
+def write_report(paths: list[Path], out: Path) -> None:
+    """Write the page and the picture for runs."""
+    report.write(find_runs(paths), out, out.with_suffix(".png"))
+    Console().print(f"Report: {out} and {out.with_suffix('.png')}", highlight=False, soft_wrap=True)
+
+
+def show_table(paths: list[Path]) -> None:
+    """Print the table of runs."""
+    Console().print(report.compare(find_runs(paths)))

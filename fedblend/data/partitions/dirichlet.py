@@ -1,0 +1,146 @@
+"""Label skew by a Dirichlet distribution, drawn for each client or for each class."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pydantic
+
+from fedblend.data.partitions.deal import deal_counts, even, require_classes
+from fedblend.data.partitions.sizes import apportion, lognormal_sizes, require_clients
+from fedblend.data.population import Population
+from fedblend.parts import Count, Positive, part
+from fedblend.random import stream
+
+FITTING_ROUNDS = 100
+"""Rounds of proportional fitting; a table still off by then is settled by the rounding."""
+
+NEGLIGIBLE = 1e-100
+"""Proportions below this count as none, so that scaling them up cannot overflow."""
+
+
+@part("partition", "dirichlet")
+class Dirichlet:
+    """Class proportions from a Dirichlet distribution: the smaller ``alpha``, the less IID.
+
+    ``form = "client"`` (AggEnhance, equation 17): each client draws its proportions of the classes,
+    p_i ~ Dir(alpha q), where q are those of the whole data. Its size is ``sizes``: ``"equal"`` or
+    ``"lognormal-share"`` (equation 16). :func:`fitted` turns proportions and sizes into counts.
+
+    ``form = "class"`` (Yurochkin et al. 2019, Wang et al. 2020; FedMix, appendix J, Table 18, with alpha
+    0.2 and 0.5): each class is divided among the clients by p_c ~ Dir(alpha), over clients. Sizes
+    follow from the draws; a client below ``min_samples`` is filled up from the largest.
+
+    All samples are given out, and every client gets ``min_samples``.
+    """
+
+    clients: Count = 100
+    alpha: Positive = 1.0
+    form: Literal["client", "class"] = "client"
+    sizes: Literal["equal", "lognormal-share"] | None = None
+    min_samples: Count = 1
+
+    @pydantic.model_validator(mode="after")
+    def _sizes_belong_to_clients(self) -> Dirichlet:
+        if self.form == "class" and self.sizes is not None:
+            raise ValueError(
+                f"sizes = '{self.sizes}' goes with form = 'client'; with 'class' sizes follow from the draws"
+            )
+        return self
+
+    def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
+        """Deal the samples out. Raises :class:`FedblendError` if there are too few for ``min_samples``."""
+        require_classes(classes, "dirichlet")
+        require_clients(self.clients, len(labels), self.min_samples)
+        rng = stream(seed, "partition")
+        supply = np.bincount(labels, minlength=classes)
+        if self.form == "class":
+            counts = _divided(supply, self.clients, self.alpha, self.min_samples, rng)
+        else:
+            if self.sizes == "lognormal-share":
+                sizes = lognormal_sizes(self.clients, len(labels), rng, at_least=self.min_samples)
+            else:
+                sizes = even(len(labels), self.clients)
+            counts = fitted(proportions(self.clients, supply, self.alpha, rng), sizes, supply)
+        return deal_counts(labels, counts, rng)
+
+
+def proportions(clients: int, supply: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """p_i ~ Dir(alpha q) with q = supply / sum(supply), float64 [clients, classes] (equation 17)."""
+    prior = supply / supply.sum()
+    return _dirichlet(alpha * prior, prior, clients, rng)
+
+
+def _dirichlet(alpha: np.ndarray, fallback: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws from Dir(alpha), float64 [rows, len(alpha)]; where alpha is 0 so are they.
+
+    Where alpha is so small that a draw underflows, it is the distribution's limit: all on one place,
+    chosen with the probabilities ``fallback``.
+    """
+    drawn = np.zeros((rows, len(alpha)))
+    inside = alpha > 0
+    drawn[:, inside] = rng.dirichlet(alpha[inside], rows)
+    bad = np.flatnonzero(~(np.abs(drawn.sum(1) - 1) < 1e-6))
+    drawn[bad] = np.eye(len(alpha))[rng.choice(len(alpha), len(bad), p=fallback)]
+    return drawn
+
+
+def fitted(p: np.ndarray, sizes: np.ndarray, supply: np.ndarray) -> np.ndarray:
+    """Whole counts [clients, classes] near sizes * p, with row sums ``sizes`` and no class overdrawn.
+
+    Clients' wishes do not add up to the supply. So the table is fitted in proportion (Sinkhorn:
+    columns scaled to the supply, rows to the sizes, in turn), which keeps zeros and odds ratios, and is
+    then made whole: rounded down, the largest fractions first, and what is still missing from
+    whichever classes are left. Needs sum(sizes) <= sum(supply).
+    """
+    table = np.where(p > NEGLIGIBLE, p, 0.0) * sizes[:, None]
+    target = supply * (sizes.sum() / supply.sum())
+    for _ in range(FITTING_ROUNDS):
+        table *= _ratio(target, table.sum(0))
+        table *= _ratio(sizes, table.sum(1))[:, None]
+        if np.abs(table.sum(0) - target).max() < 0.5:
+            break
+    table *= np.minimum(1.0, _ratio(target, table.sum(0)))
+    counts = np.floor(table).astype(np.int64)
+    missing, left = sizes - counts.sum(1), supply - counts.sum(0)
+    fractions = table - counts
+    for c in np.argsort(left):
+        keen = np.flatnonzero((missing > 0) & (fractions[:, c] > 0))
+        given = keen[np.argsort(-fractions[keen, c], kind="stable")][: left[c]]
+        counts[given, c] += 1
+        missing[given] -= 1
+        left[c] -= len(given)
+    return counts + _filled(missing, left)
+
+
+def _ratio(wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """wanted / found, and 0 where nothing is found."""
+    return np.divide(wanted, found, out=np.zeros(len(found)), where=found > NEGLIGIBLE)
+
+
+def _filled(missing: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """``missing`` [clients] taken from ``left`` [classes] in order, as counts (north-west corner rule)."""
+    to_client, to_class = np.cumsum(missing), np.cumsum(left)
+    low = np.maximum((to_client - missing)[:, None], (to_class - left)[None])
+    return np.maximum(np.minimum(to_client[:, None], to_class[None]) - low, 0)
+
+
+def _divided(supply: np.ndarray, clients: int, alpha: float, min_samples: int, rng: np.random.Generator) -> np.ndarray:
+    """Counts [clients, classes]: every class by its own draw, then the smallest clients filled up."""
+    even_odds = np.full(clients, 1 / clients)
+    shares = _dirichlet(np.full(clients, alpha), even_odds, len(supply), rng)
+    counts = np.stack([apportion(p, int(n)) for p, n in zip(shares, supply, strict=True)], axis=1)
+    sizes = counts.sum(1)
+    short = np.maximum(min_samples - sizes, 0)
+    if not short.any():
+        return counts
+    # The largest clients give first, each down to min_samples: a bound on the work, unlike drawing again.
+    order = np.argsort(-sizes, kind="stable")
+    spare = np.maximum(sizes[order] - min_samples, 0)
+    gives = np.zeros(clients, np.int64)
+    gives[order] = np.clip(short.sum() - (np.cumsum(spare) - spare), 0, spare)
+    taken = np.zeros_like(counts)
+    for k in np.flatnonzero(gives):
+        taken[k] = np.minimum(apportion(counts[k].astype(float), int(gives[k])), counts[k])
+    return counts - taken + _filled(short, taken.sum(0))

@@ -1,0 +1,46 @@
+"""Long-tailed client sizes: a few clients hold much, most hold little."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedblend.data.partitions.deal import cut, deal_counts, require_classes
+from fedblend.data.partitions.dirichlet import fitted, proportions
+from fedblend.data.partitions.sizes import BIAS, MU, SIGMA, lognormal_sizes, require_clients
+from fedblend.data.population import Population
+from fedblend.parts import Count, Positive, part
+from fedblend.random import stream
+
+
+@part("partition", "lognormal")
+class Lognormal:
+    """Sizes by ln(|D_i| - bias) ~ N(mu, sigma^2) (AggEnhance, equation 16), classes as in the whole data.
+
+    With ``alpha``, each client's class proportions are drawn too, p_i ~ Dir(alpha q) (equation 17): the
+    split of AggEnhance's experiments is ``clients = 100, alpha = 1``. ``sizes``: the draws are
+    proportions of the data (``"lognormal-share"``), or the sizes themselves (``"literal"``, about 30
+    samples a client); see :func:`fedblend.data.partitions.sizes.lognormal_sizes`.
+    """
+
+    clients: Count = 100
+    alpha: Positive | None = None
+    sizes: Literal["lognormal-share", "literal"] = "lognormal-share"
+    mu: Annotated[float, Field(ge=-50, le=50)] = MU
+    sigma: Annotated[float, Field(ge=0, le=20)] = SIGMA
+    bias: Annotated[float, Field(ge=0, le=1e9)] = BIAS
+    min_samples: Count = 1
+
+    def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
+        """Deal the samples out. Raises :class:`FedblendError` if there are too few."""
+        n = len(labels)
+        require_clients(self.clients, n, self.min_samples)
+        rng = stream(seed, "partition")
+        sizes = lognormal_sizes(self.clients, n, rng, self.sizes, self.mu, self.sigma, self.bias, self.min_samples)
+        if self.alpha is None:
+            return cut(rng.permutation(n), sizes)
+        require_classes(classes, "lognormal (with alpha)")
+        supply = np.bincount(labels, minlength=classes)
+        return deal_counts(labels, fitted(proportions(self.clients, supply, self.alpha, rng), sizes, supply), rng)

@@ -1,0 +1,126 @@
+"""A picture of a split: which client holds how much of which class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedblend.data.measures import noniid_measures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = 200
+"""Up to so many clients, each has a column; more are drawn in groups of neighbours."""
+
+NAMED_CLASSES = 32
+"""Up to so many classes, each is named on the axis; of more, every n-th."""
+
+INK, PALE, BAR = "#22303c", "#8a97a3", "#4c78a8"
+
+
+def draw_split(counts: np.ndarray, class_names: Sequence[str], path_png: str | Path, title: str) -> None:
+    """Draw a split from its counts [clients, classes] (see :func:`class_counts`) into a PNG file.
+
+    Above, how many samples each client holds; below, how they divide over the classes, as shares of the
+    client; beside them the measures of :func:`noniid_measures`. More than 200 clients are sorted by their
+    main class and drawn in 200 groups: the mean size and the mean shares of each.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    counts = np.asarray(counts)
+    sizes, shares, grouped = _columns(counts)
+    height = 2.6 + min(max(0.19 * len(class_names), 1.6), 6.0)
+    figure = Figure(figsize=(11, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(2, 3, height_ratios=[1.1, height - 2.4], width_ratios=[1, 0.016, 0.26])
+    top = figure.add_subplot(grid[0, 0])
+    below = figure.add_subplot(grid[1, 0])
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
+    _draw_sizes(top, sizes, grouped)
+    image = _draw_shares(below, shares, class_names, grouped, len(counts))
+    bar = figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]))
+    bar.set_label("share of the client's samples", fontsize=8.5, color=INK)
+    bar.ax.tick_params(labelsize=8, colors=INK)
+    bar.outline.set_visible(False)
+    _write_measures(figure.add_subplot(grid[:, 2]), counts)
+    figure.savefig(path_png)
+
+
+def _columns(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Sizes [columns] and class shares [columns, classes] as drawn, and whether columns are groups."""
+    sizes = counts.sum(1)
+    shares = counts / np.maximum(sizes, 1)[:, None]
+    if len(counts) <= COLUMNS:
+        return sizes, shares, False
+    order = np.lexsort((-shares.max(1), shares.argmax(1)))
+    starts = np.arange(COLUMNS) * len(counts) // COLUMNS
+    members = np.diff([*starts, len(counts)])
+    mean_sizes = np.add.reduceat(sizes[order], starts) / members
+    return mean_sizes, np.add.reduceat(shares[order], starts, axis=0) / members[:, None], True
+
+
+def _draw_sizes(axes: Axes, sizes: np.ndarray, grouped: bool) -> None:
+    axes.bar(np.arange(len(sizes)), sizes, width=0.86 if len(sizes) <= 100 else 1.0, color=BAR)
+    axes.set_ylabel("mean samples\na client" if grouped else "samples\na client", fontsize=9, color=INK)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(-0.5, len(sizes) - 0.5)
+    axes.tick_params(labelbottom=False, bottom=False, labelsize=8, colors=INK)
+    for side in ("top", "right", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.spines["left"].set_color(PALE)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def _draw_shares(axes: Axes, shares: np.ndarray, names: Sequence[str], grouped: bool, clients: int) -> Any:
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
+    # Colours by the root of the share, so that one sample of many classes still shows. They end at the
+    # largest share there is, but not below three even shares, or an even split would look extreme.
+    top = min(1.0, max(3 / len(names), float(shares.max(initial=0))))
+    image = axes.imshow(shares.T, aspect="auto", cmap="Blues", norm=PowerNorm(0.5, 0, top), interpolation="nearest")
+    step = -(-len(names) // NAMED_CLASSES)
+    shown = range(0, len(names), step)
+    labels = [names[i] if names[i].isprintable() and names[i].strip() else repr(names[i]) for i in shown]
+    axes.set_yticks(list(shown), labels, fontsize=8 if len(labels) <= 16 else 6.5, color=INK, parse_math=False)
+    axes.set_ylabel("class", fontsize=9, color=INK)
+    label = f"{clients:,} clients by main class, in {COLUMNS} groups" if grouped else "client"
+    axes.set_xlabel(label, fontsize=9, color=INK)
+    axes.tick_params(axis="x", labelsize=8, colors=INK, labelbottom=not grouped, bottom=not grouped)
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if len(shares) <= 100:
+        axes.set_xticks(np.arange(len(shares) + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(len(names) + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="white", linewidth=0.7)
+        axes.tick_params(which="minor", length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return image
+
+
+def _write_measures(axes: Axes, counts: np.ndarray) -> None:
+    axes.axis("off")
+    held = noniid_measures(counts)
+    empty = int((counts.sum(1) == 0).sum())
+    lines = [("clients", f"{len(counts):,}"), ("samples", f"{counts.sum():,}")]
+    if held:
+        lines += [
+            ("samples a client", f"{held['size_mean']:,.1f}"),
+            ("    smallest", f"{held['size_min']:,.0f}"),
+            ("    largest", f"{held['size_max']:,.0f}"),
+            ("classes a client", f"{held['classes_mean']:.2f} ± {held['classes_deviation']:.2f}"),
+            ("KL divergence (nats)", f"{held['divergence']:.3f}"),
+            ("distance to the whole", f"{held['distance']:.3f}"),
+        ]
+    if empty:
+        lines.append(("without samples", f"{empty:,}"))
+    for i, (word, number) in enumerate(lines):
+        y = 0.98 - i * 0.062 * 5 / axes.figure.get_figheight()  # type: ignore[union-attr]
+        axes.text(0.0, y, word, fontsize=8.5, color=PALE, transform=axes.transAxes, va="top")
+        axes.text(1.0, y, number, fontsize=8.5, color=INK, transform=axes.transAxes, va="top", ha="right")

@@ -1,0 +1,218 @@
+"""Small worlds made in memory, and what several test files ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedblend.config import Experiment, resolve
+from fedblend.data.dataset import Dataset, Samples
+from fedblend.data.population import Population
+from fedblend.data.scale import OneHot, Scaler
+from fedblend.engines.loop import EagerNet, LoopEngine
+from fedblend.federation import Federation, Record, State
+from fedblend.objectives import Batch, Context, Objective, Task
+from fedblend.sharing import Local
+from fedblend.world import World
+
+# Networks here are so small that threads only get into each other's way.
+torch.set_num_threads(1)
+
+SMALL = {
+    "data": "digits",
+    "partition": {"name": "iid", "clients": 4},
+    "model": {"name": "mlp", "hidden": [6]},
+    "train": {"cohort": 2, "epochs": 1, "batch_size": 4, "lr": 0.1},
+    "rounds": 2,
+}
+"""An experiment of a moment; ``data`` only names what the tests replace."""
+
+
+# Data ------------------------------------------------------------------------------------------------------
+
+
+def images(
+    n: int = 40, classes: int = 3, side: int = 4, seed: int = 0, client: np.ndarray | None = None, test: int = 12
+) -> Dataset:
+    """Random grey images of ``side`` x ``side``, whose class shows in their brightness."""
+    rng = np.random.default_rng(seed)
+
+    def half(count: int, owner: np.ndarray | None) -> Samples:
+        y = np.arange(count) % classes
+        x = rng.integers(0, 120, (count, 1, side, side)) + (y * (120 // classes))[:, None, None, None]
+        return Samples(torch.from_numpy(x.astype(np.uint8)), torch.from_numpy(y.astype(np.int64)), owner)
+
+    of_test = None if client is None else np.resize(np.unique(client), test)
+    names = tuple("abcdefghij"[:classes])
+    return Dataset("images", "image", half(n, client), half(test, of_test), names)
+
+
+def numbers(n: int = 30, width: int = 5, outputs: int = 2, seed: int = 0) -> Dataset:
+    """Random features with numbers to predict."""
+    rng = np.random.default_rng(seed)
+    halves = []
+    for count in (n, 8):
+        x = rng.standard_normal((count, width)).astype(np.float32)
+        y = x @ rng.standard_normal((width, outputs)).astype(np.float32)
+        halves.append(Samples(torch.from_numpy(x), torch.from_numpy(y)))
+    return Dataset("numbers", "features", *halves, ())
+
+
+# Experiments -----------------------------------------------------------------------------------------------
+
+
+def experiment(**changes: Any) -> Experiment:
+    """The small experiment with top-level fields replaced; a table for ``train`` only adds to it."""
+    table = {**SMALL, **changes}
+    table["train"] = {**SMALL["train"], **changes.get("train", {})}
+    return resolve(table)
+
+
+def world(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> World:
+    """A world on data in memory; ``groups`` says which training samples each client holds."""
+    made = World.of(experiment(**changes), data=data or images())
+    if groups is not None:
+        made = replace(made, population=Population.of([np.asarray(g, np.int64) for g in groups]))
+    return made
+
+
+def federation(
+    data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any
+) -> Federation:
+    """A federation of the small experiment, with the reference engine."""
+    made = world(data, groups, **changes)
+    return Federation(made, LoopEngine(made))
+
+
+def run(fed: Federation, rounds: int, state: State | None = None) -> tuple[State, list[Record]]:
+    """Go on for ``rounds`` rounds from ``state`` (default: the start); the records of these rounds."""
+    state = fed.start()[0] if state is None else state
+    records = []
+    for _ in range(rounds):
+        state, record = fed.round(state)
+        records.append(record)
+    return state, records
+
+
+# Models and losses -----------------------------------------------------------------------------------------
+
+
+class BatchNormNet(nn.Module):
+    """A network with buffers, to be named by its dotted path in an experiment."""
+
+    def __init__(self, inputs: int = 16, outputs: int = 3) -> None:
+        super().__init__()
+        self.flat = nn.Flatten()
+        self.norm = nn.BatchNorm1d(inputs)
+        self.last = nn.Linear(inputs, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.flat(x)))
+
+
+def tanh_net(inputs: int = 5, hidden: int = 7, outputs: int = 3, seed: int = 0) -> nn.Module:
+    """A smooth network in float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)).double()
+
+
+def linear_net(inputs: int = 5, outputs: int = 3, seed: int = 0) -> nn.Linear:
+    """A linear (softmax regression) model in float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Linear(inputs, outputs).double()
+
+
+def loss_of(
+    objective: Objective,
+    model: nn.Module,
+    batch: Batch,
+    task: Task,
+    lam: float = 0.0,
+    pool: Mapping[str, torch.Tensor] | None = None,
+    entry: int = 0,
+    **drawn: torch.Tensor,
+) -> torch.Tensor:
+    """An objective's loss on one batch, at ``lam`` and with one entry of the pool, in the batch's precision."""
+    context = Context(task, lambda x: x, dict(pool or {}))
+    row = {"lam": torch.tensor(lam, dtype=batch.x.dtype), "entry": torch.tensor(entry), **drawn}
+    return objective.loss(EagerNet(model), batch, row, context)
+
+
+def weight_gradient(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    """The gradient of a loss with respect to all weights, as one vector; weights that take no part give 0."""
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, gradients, strict=True)]
+    )
+
+
+def finite_differences(loss: Callable[[], torch.Tensor], model: nn.Module, step: float = 1e-5) -> torch.Tensor:
+    """Central differences of ``loss()`` in every weight of a float64 model, as one vector."""
+    slopes = []
+    for parameter in model.parameters():
+        flat = parameter.data.view(-1)
+        for i in range(len(flat)):
+            before = flat[i].item()
+            values = []
+            for shifted in (before + step, before - step):
+                flat[i] = shifted
+                values.append(loss().item())
+            flat[i] = before
+            slopes.append((values[0] - values[1]) / (2 * step))
+    return torch.tensor(slopes, dtype=torch.float64)
+
+
+def local(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    task: Task,
+    scale: Scaler | OneHot,
+    seed: int = 0,
+    minimum: int = 1,
+    hidden: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
+) -> Local:
+    """What a client sees when asked to share."""
+    return Local(x, y, task, scale, hidden or (lambda x, layer: x), np.random.default_rng(seed), minimum)
+
+
+# Comparisons -----------------------------------------------------------------------------------------------
+
+
+def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two sets of tensors are the same to the last bit."""
+    return list(a) == list(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
+
+
+def same_state(a: State, b: State) -> bool:
+    """Whether two states are the same to the last bit."""
+    return (
+        (a.round, a.shared_round) == (b.round, b.shared_round)
+        and same(a.weights, b.weights)
+        and same(a.entries.tensors, b.entries.tensors)
+        and all(
+            np.array_equal(u, v)
+            for u, v in (
+                (a.entries.owner, b.entries.owner),
+                (a.holders, b.holders),
+                (a.shared_sizes, b.shared_sizes),
+            )
+        )
+    )
+
+
+def as_rows(x: torch.Tensor, y: torch.Tensor) -> list[tuple[float, ...]]:
+    """Entries (x, y) as a sorted list, for comparison as sets."""
+    return sorted(map(tuple, torch.cat([x.flatten(1), y.flatten(1)], 1).tolist()))
+
+
+def without_machine(records: Iterable[Record]) -> list[Record]:
+    """Records without the fields that differ between machines."""
+    return [{k: v for k, v in record.items() if k != "machine"} for record in records]

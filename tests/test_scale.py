@@ -1,0 +1,141 @@
+import numpy as np
+import pytest
+import torch
+
+from fedblend.data.dataset import Dataset, Samples
+from fedblend.data.scale import OneHot, Scaler
+from fedblend.parts import build, known
+
+
+def images(x: torch.Tensor) -> Dataset:
+    samples = Samples(x, torch.zeros(len(x), dtype=torch.int64))
+    return Dataset("some", "image", samples, samples, ("a", "b"))
+
+
+def features(x: torch.Tensor) -> Dataset:
+    samples = Samples(x, torch.zeros(len(x), dtype=torch.int64))
+    return Dataset("some", "features", samples, samples, ("a", "b"))
+
+
+def fit(name: str, data: Dataset, **options) -> Scaler:
+    made = build("scale", {"name": name, **options}).fit(data)
+    assert isinstance(made, Scaler)
+    return made
+
+
+RNG = torch.Generator().manual_seed(0)
+INK = torch.randint(0, 256, (50, 1, 6, 6), generator=RNG, dtype=torch.uint8) // 3
+COLOUR = torch.randint(0, 256, (50, 3, 6, 6), generator=RNG, dtype=torch.uint8)
+NUMBERS = torch.randn(50, 4, generator=RNG) * torch.tensor([1.0, 10.0, 0.1, 0.0]) + torch.tensor([0.0, 5.0, -3.0, 7.0])
+
+
+@pytest.mark.parametrize("x", [INK, COLOUR], ids=["one channel", "three channels"])
+def test_standard_is_of_mean_0_and_deviation_1_for_each_channel(x):
+    scaled = fit("standard", images(x))(x)
+    assert scaled.dtype == torch.float32
+    assert torch.allclose(scaled.mean((0, 2, 3)), torch.zeros(x.shape[1]), atol=1e-5)
+    assert torch.allclose(scaled.var((0, 2, 3), correction=0), torch.ones(x.shape[1]), atol=1e-4)
+
+
+def test_standard_by_hand():
+    scaled = fit("standard", images(torch.tensor([0, 0, 0, 51], dtype=torch.uint8).reshape(4, 1, 1, 1)))
+    # In units of ink: 0, 0, 0, 0.2; mean 0.05, deviation 0.05 * sqrt(3).
+    expected = torch.tensor([-1, -1, -1, 3]) / 3**0.5
+    assert torch.allclose(scaled(torch.tensor([0, 0, 0, 51]).reshape(4, 1, 1, 1)).flatten(), expected)
+
+
+def test_white_paper_is_turned_over_only_for_one_channel():
+    assert fit("unit", images(255 - INK)).inverted
+    assert not fit("unit", images(INK)).inverted
+    assert not fit("unit", images(255 - COLOUR // 3)).inverted
+    assert not fit("unit", images(255 - INK), invert=False).inverted
+    assert fit("unit", images(COLOUR), invert=True).inverted
+    assert torch.allclose(fit("unit", images(255 - INK))(255 - INK), fit("unit", images(INK))(INK), atol=1e-6)
+
+
+def test_median_is_the_border_of_turning_over():
+    def inverted(*values: int) -> bool:
+        return fit("unit", images(torch.tensor(values, dtype=torch.uint8).reshape(-1, 1, 1, 1))).inverted
+
+    assert not inverted(0, 127, 255)
+    assert inverted(0, 128, 255)
+
+
+def test_ranges_of_pictures():
+    x = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
+    assert fit("unit", images(x))(x).flatten().tolist() == [0, 1]
+    assert fit("symmetric", images(x))(x).flatten().tolist() == [-1, 1]
+    assert fit("none", images(x))(x).flatten().tolist() == [0, 255]
+
+
+@pytest.mark.parametrize("name", ["standard", "unit", "symmetric"])
+def test_features_each_for_itself(name):
+    scaled = fit(name, features(NUMBERS))(NUMBERS)
+    assert torch.isfinite(scaled).all()
+    if name == "standard":
+        assert torch.allclose(scaled.mean(0), torch.zeros(4), atol=1e-4)
+        assert torch.allclose(scaled.std(0, correction=0), torch.tensor([1.0, 1, 1, 0]), atol=1e-4)
+    else:
+        low = {"unit": 0.0, "symmetric": -1.0}[name]
+        assert torch.allclose(scaled.amin(0), torch.full((4,), low), atol=1e-4)
+        assert torch.allclose(scaled.amax(0)[:3], torch.ones(3), atol=1e-4)
+
+
+def test_windows_of_channels_are_scaled_by_channel():
+    x = torch.randn(20, 3, 7, generator=RNG) * torch.tensor([1.0, 2, 3])[:, None]
+    scale = fit("standard", features(x))
+    assert scale.factor.shape == (3, 1)
+    assert torch.allclose(scale(x).std((0, 2), correction=0), torch.ones(3), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(known("scale")))
+@pytest.mark.parametrize("data", [images(INK), images(255 - INK), images(COLOUR), features(NUMBERS)])
+def test_there_and_back(name, data):
+    scale = fit(name, data)
+    scaled = scale(data.train.x)
+    unit = scale.to_unit(scaled)
+    assert 0 <= float(unit.min())
+    assert float(unit.max()) <= 1
+    assert torch.allclose(scale.from_unit(unit), scaled, atol=1e-3, rtol=1e-4)
+    if data.kind == "image":
+        paper = data.train.x / 255
+        assert torch.allclose(unit, 1 - paper if scale.inverted else paper, atol=1e-5)
+
+
+def test_scaling_leaves_its_input_alone_and_takes_any_leading_axes():
+    x = NUMBERS.clone()
+    fit("standard", features(NUMBERS))(x)
+    assert torch.equal(x, NUMBERS)
+    scale = fit("standard", images(COLOUR))
+    assert torch.equal(scale(COLOUR.reshape(5, 10, 3, 6, 6)).reshape(COLOUR.shape), scale(COLOUR))
+
+
+def test_large_sets_are_counted_in_chunks(monkeypatch):
+    whole = fit("standard", images(COLOUR)).describe()
+    numbers = fit("standard", features(NUMBERS)).describe()
+    monkeypatch.setattr("fedblend.data.scale.CHUNK", 100)
+    assert fit("standard", images(COLOUR)).describe() == whole
+    assert np.allclose(fit("standard", features(NUMBERS)).describe()["factor"], numbers["factor"])
+
+
+def test_text_becomes_one_hot_whatever_the_scale():
+    codes = torch.tensor([[0, 2], [1, 1]], dtype=torch.uint8)
+    samples = Samples(codes, torch.zeros(2, dtype=torch.int64))
+    data = Dataset("some", "text", samples, samples, ("a", "b", "c"), vocabulary=3)
+    for name in known("scale"):
+        scale = build("scale", name).fit(data)
+        assert isinstance(scale, OneHot)
+    hot = scale(codes)
+    assert hot.dtype == torch.float32
+    assert hot.tolist() == [[[1, 0, 0], [0, 0, 1]], [[0, 1, 0], [0, 1, 0]]]
+    # A mean of one-hot vectors is the mean of embeddings.
+    table = torch.randn(3, 5, generator=RNG)
+    assert torch.allclose(hot.mean(0) @ table, table[codes.long()].mean(0))
+    assert scale.describe() == {"name": "one-hot", "vocabulary": 3}
+
+
+def test_description_is_plain():
+    told = fit("standard", images(255 - INK)).to("cpu").describe()
+    assert told["name"] == "standard"
+    assert told["inverted"] is True
+    assert isinstance(told["factor"][0], float)
