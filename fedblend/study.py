@@ -99,7 +99,7 @@ def _label(
         assert method is not None
         label = " ".join([name, *_options({k: v for k, v in method.items() if k not in ("name", "label")})])
     if cell:
-        label = " ".join([label or name, *(f"{path.split('.')[-1]}={_short(v)}" for path, v in cell.items())])
+        label = " ".join([label or name, *(f"{_last(path)}={_short(v)}" for path, v in cell.items())])
     return label
 
 
@@ -109,6 +109,11 @@ def _options(spec: Mapping[str, Any]) -> list[str]:
     for key, value in spec.items():
         words += _options(value) if isinstance(value, Mapping) else [f"{key}={_short(value)}"]
     return words
+
+
+def _last(path: str) -> str:
+    """What a field's path ends in; ``scale.name`` names the scale."""
+    return path.removesuffix(".name").split(".")[-1]
 
 
 def _short(value: Any) -> str:

@@ -37,7 +37,12 @@ SMALL = {
 
 
 def images(
-    n: int = 40, classes: int = 3, side: int = 4, seed: int = 0, client: np.ndarray | None = None, test: int = 12
+    n: int = 40,
+    classes: int = 3,
+    side: int = 4,
+    seed: int = 0,
+    client: np.ndarray | None = None,
+    test: int = 12,
 ) -> Dataset:
     """Random grey images of ``side`` x ``side``, whose class shows in their brightness."""
     rng = np.random.default_rng(seed)
@@ -73,7 +78,9 @@ def experiment(**changes: Any) -> Experiment:
     return resolve(table)
 
 
-def world(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> World:
+def world(
+    data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any
+) -> World:
     """A world on data in memory; ``groups`` says which training samples each client holds."""
     made = World.of(experiment(**changes), data=data or images())
     if groups is not None:
@@ -139,7 +146,7 @@ def loss_of(
     entry: int = 0,
     **drawn: torch.Tensor,
 ) -> torch.Tensor:
-    """An objective's loss on one batch, at ``lam`` and with one entry of the pool, in the batch's precision."""
+    """An objective's loss on one batch, at ``lam`` and with one entry of the pool, in its precision."""
     context = Context(task, lambda x: x, dict(pool or {}))
     row = {"lam": torch.tensor(lam, dtype=batch.x.dtype), "entry": torch.tensor(entry), **drawn}
     return objective.loss(EagerNet(model), batch, row, context)
@@ -150,11 +157,16 @@ def weight_gradient(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
     parameters = list(model.parameters())
     gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
     return torch.cat(
-        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, gradients, strict=True)]
+        [
+            (torch.zeros_like(p) if g is None else g).flatten()
+            for p, g in zip(parameters, gradients, strict=True)
+        ]
     )
 
 
-def finite_differences(loss: Callable[[], torch.Tensor], model: nn.Module, step: float = 1e-5) -> torch.Tensor:
+def finite_differences(
+    loss: Callable[[], torch.Tensor], model: nn.Module, step: float = 1e-5
+) -> torch.Tensor:
     """Central differences of ``loss()`` in every weight of a float64 model, as one vector."""
     slopes = []
     for parameter in model.parameters():

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from fedblend.objectives.base import Batch, Context, Net, Objective, Plan, Tensors
 from fedblend.objectives.mixup import draw_entries, mixed_loss
-from fedblend.parts import Count, Fraction, part
+from fedblend.parts import Count, Fraction, NonNegative, part
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -71,10 +71,12 @@ class FedMix(MeanMix):
       gradients flow through it. One forward pass serves all three terms, so dropout draws one mask.
     - ``average``: the inner products are averaged over the batch ("sample", what equation 5 says).
       "twice" divides by the batch size once more, as public implementations do; it is no FedMix.
+    - ``taylor_weight`` multiplies c; 0 leaves the Taylor term out, for ablations.
     """
 
     taylor: Literal["algorithm", "proposition"] = "algorithm"
     average: Literal["sample", "twice"] = "sample"
+    taylor_weight: NonNegative = 1.0
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """Mean FedMix loss of the batch."""
@@ -91,7 +93,7 @@ class FedMix(MeanMix):
         if self.average == "twice":
             taylor = taylor / len(batch.y)
         factor = lam * (1 - lam) if self.taylor == "algorithm" else lam
-        return (1 - lam) * own_loss + lam * task.loss(outputs, y_g) + factor * taylor
+        return (1 - lam) * own_loss + lam * task.loss(outputs, y_g) + self.taylor_weight * factor * taylor
 
 
 class Tail:

@@ -1,0 +1,103 @@
+"""The runs behind docs/results.md: run what is missing, go on where it was stopped, write results as data.
+
+    make evidence            or            python evidence/run.py [NAME ...]
+
+Runs are kept in runs/evidence/NAME, results are written to evidence/results/NAME.json. Studies whose data are not
+at hand are left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedblend.runs.directory import RunDirectory, find_runs
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RUNS = Path("runs/evidence")
+DATA = os.environ.get("FEDBLEND_DATA", "")
+
+STUDIES: dict[str, list[str]] = {
+    "fashion-mnist": ["examples/fashion-mnist.toml"],
+    "femnist": ["examples/femnist.toml", "--set", "data.path=$FEDBLEND_DATA/femnist.npz"],
+    "shakespeare": ["examples/shakespeare.toml"],
+    "fedmix-search": ["evidence/fedmix-search.toml"],
+    "fedmix-scale": ["evidence/fedmix-scale.toml"],
+    "fedmix-lr": ["evidence/fedmix-lr.toml"],
+}
+"""Arguments of ``fedblend run`` by the name of the study."""
+
+
+def main(names: list[str]) -> None:
+    """Run the studies that are named, or all."""
+    unknown = [name for name in names if name not in STUDIES]
+    if unknown:
+        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(STUDIES)}")
+    for name in names or STUDIES:
+        arguments = STUDIES[name]
+        if any("$FEDBLEND_DATA" in a for a in arguments) and not DATA:
+            print(f"{name}: left out, since FEDBLEND_DATA names no folder with its data")
+            continue
+        folder = RUNS / name
+        filled = [a.replace("$FEDBLEND_DATA", DATA) for a in arguments]
+        command = [str(Path(sys.executable).with_name("fedblend")), "run", *filled, "--out", str(folder), "--resume"]
+        subprocess.run(command, cwd=ROOT, check=True)
+        results = HERE / "results" / f"{name}.json"
+        results.parent.mkdir(exist_ok=True)
+        shown = shlex.join(["fedblend", "run", *arguments])
+        results.write_text(json.dumps(results_of(ROOT / folder, shown), indent=1) + "\n")
+        print(f"{name}: results written to {results.relative_to(ROOT)}")
+
+
+def results_of(folder: Path, command: str) -> dict[str, Any]:
+    """A study's results: each run's curve and costs, with the command, the versions and the data's checksums."""
+    runs = find_runs([folder])
+    facts = runs[0].facts()
+    data = {k: v for k, v in facts["data"].items() if k != "source"}
+    return {
+        "command": command,
+        "versions": facts["versions"],
+        "data": data,
+        "scale": facts["scale"],
+        "clients": facts["clients"],
+        "runs": [row_of(run) for run in runs],
+    }
+
+
+def row_of(run: RunDirectory) -> dict[str, Any]:
+    """One run: accuracy and loss of each evaluated round, bytes, seconds by phase, peak memory."""
+    experiment, records = run.experiment(), run.metrics()
+    evaluated = [r for r in records if "loss" in r]
+    row: dict[str, Any] = {
+        "method": experiment.method.label or experiment.method.name,
+        "seed": experiment.seed,
+        "rounds": [r["round"] for r in evaluated],
+        "accuracy": [round(r["accuracy"], 5) for r in evaluated if "accuracy" in r],
+        "loss": [round(r["loss"], 5) for r in evaluated],
+        "bytes_up": _sum(r["bytes_up"] for r in records),
+        "bytes_down": _sum(r["bytes_down"] for r in records),
+        "seconds": {k: round(v, 1) for k, v in _sum(r["machine"]["seconds"] for r in records).items()},
+        "peak_memory": max(r["machine"]["peak_memory"] for r in records),
+        "refused": sum(len(r.get("refused", [])) for r in records),
+    }
+    if "clients" in evaluated[-1]:
+        row["clients"] = evaluated[-1]["clients"]
+    return row
+
+
+def _sum(tables: Any) -> dict[str, Any]:
+    total: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            total[key] = total.get(key, 0) + value
+    return total
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

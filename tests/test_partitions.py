@@ -1,0 +1,388 @@
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedblend.data.dataset import Dataset, Samples
+from fedblend.data.measures import class_counts, mean_divergence, noniid_measures, smoothed
+from fedblend.data.partitions import prepare
+from fedblend.data.partitions.classes import holdings
+from fedblend.data.partitions.dirichlet import fitted
+from fedblend.data.partitions.sizes import apportion
+from fedblend.data.picture import draw_split
+from fedblend.data.population import Population
+from fedblend.errors import FedblendError
+from fedblend.parts import build, known
+
+LEVEL = np.arange(6000) % 10
+"""Labels of 600 samples each of 10 classes."""
+
+
+def split(spec, labels=LEVEL, classes=10, seed=0, natural=None) -> Population:
+    return build("partition", spec).split(labels, classes, seed, natural)
+
+
+def table(spec, labels=LEVEL, classes=10, **options) -> np.ndarray:
+    return class_counts(split(spec, labels, classes, **options), labels, classes)
+
+
+def data_of(labels: np.ndarray, classes: int = 10, client: np.ndarray | None = None) -> Dataset:
+    y = torch.from_numpy(np.asarray(labels))
+    y = y.to(torch.int64) if classes else y.to(torch.float32)[:, None]
+    samples = Samples(torch.zeros(len(y), 1), y, client)
+    return Dataset("some", "features", samples, samples, tuple(map(str, range(classes))))
+
+
+def test_every_partition_is_registered():
+    assert set(known("partition")) == {
+        "iid", "classes", "dirichlet", "lognormal", "counts", "mix2fld", "xormixfl", "natural",
+    }  # fmt: skip
+
+
+small = st.integers(1, 12)
+alphas = st.sampled_from([1e-300, 1e-9, 1e-3, 0.1, 1.0, 100.0, 1e300])
+specs = st.one_of(
+    st.fixed_dictionaries({"name": st.just("iid"), "clients": small}, optional={"samples": small}),
+    st.fixed_dictionaries(
+        {"name": st.just("classes"), "clients": small, "classes_per_client": st.integers(1, 6)},
+        optional={"samples": small},
+    ),
+    st.fixed_dictionaries(
+        {"name": st.just("dirichlet"), "clients": small, "alpha": alphas, "form": st.sampled_from(["client", "class"])},
+        optional={"min_samples": st.integers(1, 4)},
+    ),
+    st.fixed_dictionaries(
+        {"name": st.just("dirichlet"), "clients": small, "alpha": alphas, "sizes": st.just("lognormal-share")}
+    ),
+    st.fixed_dictionaries(
+        {"name": st.just("lognormal"), "clients": small, "sizes": st.sampled_from(["lognormal-share", "literal"])},
+        optional={"alpha": alphas, "sigma": st.floats(0, 20), "bias": st.floats(0, 30)},
+    ),
+    st.fixed_dictionaries({"name": st.just("natural")}, optional={"clients": small, "min_samples": small}),
+    st.fixed_dictionaries({"name": st.just("mix2fld"), "clients": small, "samples": st.integers(1, 60)}),
+    st.fixed_dictionaries({"name": st.just("xormixfl"), "clients": small, "samples": small, "target_samples": small}),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(specs, st.lists(st.integers(0, 4), min_size=1, max_size=200), st.integers(0, 3))
+def test_any_split_gives_a_sample_once_or_says_why_not(spec, labels, seed):
+    labels = np.array(labels)
+    natural = labels * 3 + np.arange(len(labels)) % 2
+    try:
+        population = split(spec, labels, 5, seed, natural)
+    except FedblendError as error:
+        assert "valid" in str(error) or "take fewer" in str(error)  # noqa: PT017, both outcomes are allowed
+        return
+    assert len(np.unique(population.order)) == len(population.order)
+    assert population.offsets[0] == 0
+    assert population.offsets[-1] == len(population.order)
+    assert (population.sizes > 0).all() or spec["name"] in ("xormixfl", "mix2fld")
+    assert len(population) == (spec["clients"] if "clients" in spec else len(np.unique(natural[population.order])))
+    if spec["name"] in ("dirichlet", "lognormal") and spec.get("sizes") != "literal":
+        assert len(population.order) == len(labels)
+        assert population.sizes.min() >= spec.get("min_samples", 1)
+    again = split(spec, labels, 5, seed, natural)
+    assert np.array_equal(again.order, population.order)
+    assert np.array_equal(again.offsets, population.offsets)
+
+
+def test_another_seed_is_another_split():
+    for spec in ("iid", "classes", "dirichlet", "lognormal", {"name": "mix2fld", "clients": 5}):
+        assert not np.array_equal(split(spec, seed=1).order, split(spec, seed=2).order)
+
+
+def test_iid_is_even():
+    assert split({"name": "iid", "clients": 7}).sizes.tolist() == [858, 857, 857, 857, 857, 857, 857]
+    assert split({"name": "iid", "clients": 7, "samples": 5}).sizes.tolist() == [5] * 7
+
+
+@pytest.mark.parametrize("samples", [None, 60, 61])
+@pytest.mark.parametrize("each", [1, 2, 3, 10])
+def test_classes_are_exact_and_level(samples, each):
+    if samples == 61 and each == 10:
+        samples = 65
+    counts = table({"name": "classes", "clients": 23, "classes_per_client": each, "samples": samples})
+    held = counts > 0
+    assert (held.sum(1) == each).all()
+    assert held.sum(0).max() - held.sum(0).min() <= 1
+    if samples:
+        assert (counts.sum(1) == samples).all()
+        assert np.ptp(counts[held].reshape(23, each), axis=1).max() == (samples % each > 0)
+    else:
+        assert counts.sum() == 6000
+        assert all(np.ptp(counts[held[:, c], c]) <= 1 for c in range(10))
+
+
+def test_classes_of_fedmix():
+    """60 clients with 2 classes and 300 samples each: 12 holders a class, 150 samples a holding."""
+    labels = np.arange(60_000) % 10
+    counts = table({"name": "classes", "clients": 60, "classes_per_client": 2, "samples": 300}, labels)
+    assert sorted(set(counts.ravel())) == [0, 150]
+    assert (counts > 0).sum(0).tolist() == [12] * 10
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 12), st.data())
+def test_holdings_are_distinct_level_and_cover(clients, classes, data):
+    each = data.draw(st.integers(1, classes))
+    held = holdings(clients, each, classes, np.random.default_rng(data.draw(st.integers(0, 9))))
+    assert all(len(set(row)) == each for row in held.tolist())
+    times = np.bincount(held.ravel(), minlength=classes)
+    assert times.max() - times.min() <= 1
+
+
+def test_holdings_pair_all_classes():
+    held = holdings(2000, 2, 10, np.random.default_rng(0))
+    pairs = {tuple(sorted(row)) for row in held.tolist()}
+    assert len(pairs) == 45
+
+
+def test_classes_that_no_sample_has_are_not_dealt():
+    counts = table({"name": "classes", "clients": 2, "classes_per_client": 2}, np.array([0, 0, 0, 2, 2]), 5)
+    assert np.sort(counts[:, [0, 2]].ravel()).tolist() == [1, 1, 1, 2]
+    assert counts.sum() == 5
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (
+            {"name": "iid", "clients": 6001},
+            "partition.clients: 6,001 is more than the 6,000 samples; valid: 1 to 6,000",
+        ),
+        ({"name": "iid", "clients": 10, "samples": 601}, "partition.samples: .* valid: 1 to 600"),
+        ({"name": "classes", "classes_per_client": 11}, "classes_per_client: 11 is more than the 10 .* valid: 1 to 10"),
+        ({"name": "classes", "samples": 1}, "partition.samples: 1 cannot come from 2 classes; valid: 2 or more"),
+        ({"name": "classes", "samples": 102}, "which has 600; valid: up to 100 samples a client"),
+        ({"name": "classes", "clients": 3001}, "partition.clients: 601 clients are to hold class"),
+        ({"name": "classes", "clients": 3001, "samples": 2}, "valid: fewer clients"),
+        ({"name": "dirichlet", "clients": 601, "min_samples": 10}, "need 6,010, but there are 6,000; valid: up to 600"),
+        ({"name": "dirichlet", "alpha": 0}, "partition.alpha: 0 is not valid"),
+        (
+            {"name": "dirichlet", "form": "class", "sizes": "equal"},
+            "partition: sizes = 'equal' goes with form = 'client'",
+        ),
+        ({"name": "lognormal", "sizes": "literal", "clients": 1000}, "'literal' draws for 1,000 clients come to"),
+        ({"name": "natural"}, "no clients of its own"),
+        ({"name": "counts", "counts": []}, "partition.counts: is empty"),
+        ({"name": "counts", "counts": [[1, 2]]}, r"row 0 is \[1, 2\]; valid: 10 numbers from 0 up"),
+        ({"name": "counts", "counts": [[1] * 9 + [-1]]}, "row 0 is"),
+        ({"name": "counts", "counts": [[601] + [0] * 9]}, "asks for 601 samples of class 0, which has 600"),
+        ({"name": "mix2fld", "samples": 501}, "partition.samples: 501 do not leave .* such as 500"),
+        ({"name": "mix2fld", "scarce_labels": 10}, "partition.scarce_labels: 10 of 2 samples; valid: 1 to 9"),
+        ({"name": "mix2fld", "clients": 50}, "partition.samples: asks for"),
+        ({"name": "xormixfl", "targets": [10]}, r"partition.targets: \[10\] is not valid: labels from 0 to 9"),
+    ],
+)
+def test_errors_name_field_value_and_what_is_valid(spec, told):
+    with pytest.raises(FedblendError, match=told):
+        split(spec)
+
+
+def test_numbers_to_predict_cannot_be_split_by_class():
+    data = data_of(np.linspace(0, 1, 100), classes=0)
+    for name in ("classes", "dirichlet", "mix2fld", "xormixfl"):
+        with pytest.raises(FedblendError, match=f"partition '{name}': divides by class"):
+            prepare(build("partition", name), data, 0)
+    for name in ("iid", "lognormal"):
+        assert prepare(build("partition", {"name": name, "clients": 5}), data, 0).sizes.sum() == 100
+
+
+def test_dirichlet_follows_its_parameter():
+    measures = [
+        noniid_measures(table({"name": "dirichlet", "clients": 50, "alpha": alpha})) for alpha in (0.1, 1, 10, 1000)
+    ]
+    for measure in ("divergence", "distance"):
+        values = [m[measure] for m in measures]
+        assert values == sorted(values, reverse=True)
+    assert [m["classes_mean"] for m in measures] == sorted(m["classes_mean"] for m in measures)
+
+
+def test_dirichlet_proportions_have_the_prior_as_mean_and_equation_17s_variance():
+    labels = np.repeat([0, 1, 2], [24_000, 12_000, 4_000])
+    p = table({"name": "dirichlet", "clients": 400, "alpha": 4.0}, labels, 3) / 100
+    prior = np.array([0.6, 0.3, 0.1])
+    assert np.allclose(p.mean(0), prior)
+    # Var Dir(alpha q) = q (1 - q) / (alpha + 1); fitting to the supply takes little of it.
+    assert np.allclose(p.var(0), prior * (1 - prior) / 5, rtol=0.2)
+
+
+def test_dirichlet_by_class_divides_each_class():
+    counts = table({"name": "dirichlet", "clients": 20, "alpha": 0.2, "form": "class", "min_samples": 30})
+    assert (counts.sum(0) == 600).all()
+    assert counts.sum(1).min() >= 30
+
+
+def test_fitted_keeps_the_proportions_where_they_add_up():
+    p = np.array([[0.8, 0.2], [0.2, 0.8]])
+    assert fitted(p, np.array([10, 10]), np.array([10, 10])).tolist() == [[8, 2], [2, 8]]
+    assert fitted(np.eye(2), np.array([4, 8]), np.array([6, 6])).tolist() == [[4, 0], [2, 6]]
+
+
+def test_lognormal_shares_have_a_long_tail():
+    sizes = split({"name": "lognormal", "clients": 100}, np.arange(60_000) % 10).sizes
+    assert sizes.sum() == 60_000
+    assert sizes.max() > 5 * np.median(sizes)
+    literal = split({"name": "lognormal", "clients": 100, "sizes": "literal"}, np.arange(60_000) % 10).sizes
+    assert literal.min() >= 10
+    assert np.corrcoef(sizes, literal)[0, 1] > 0.999
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30).filter(any), st.integers(0, 500), st.integers(0, 3))
+def test_apportion_gives_all_and_no_one_less(weights, total, at_least):
+    total += at_least * len(weights)
+    shares = apportion(np.array(weights), total, at_least)
+    assert shares.sum() == total
+    assert shares.min() >= at_least
+    quota = np.array(weights) / np.sum(weights) * total
+    if at_least == 0:
+        assert np.abs(shares - quota).max() <= 1
+
+
+def test_counts_are_exact():
+    rows = [[3, 0, 0, 0, 0, 0, 0, 0, 0, 1], [0] * 10, [597] + [1] * 9]
+    population = split({"name": "counts", "counts": rows})
+    assert class_counts(population, LEVEL, 10).tolist() == rows
+
+
+def test_mix2fld_devices():
+    counts = table({"name": "mix2fld"}, np.arange(10_000) % 10)
+    assert np.sort(counts, axis=1).tolist() == [[2, 2] + [62] * 8] * 10
+    assert len({tuple(row) for row in counts.tolist()}) > 3
+    assert (table({"name": "mix2fld", "form": "iid"}) == 50).all()
+
+
+def test_xormixfl_devices():
+    counts = table({"name": "xormixfl", "targets": [2, 4]})
+    assert counts.tolist() == [[200, 200, 10, 200, 10, 200, 200, 200, 200, 200]] * 3
+
+
+def test_natural_clients():
+    natural = np.array([5, 9, 5, 2, 9, 9, 7])
+    labels = np.zeros(7, np.int64)
+    population = split({"name": "natural"}, labels, 1, natural=natural)
+    assert population.natural.tolist() == [2, 5, 7, 9]
+    assert [population.indices(k).tolist() for k in range(4)] == [[3], [0, 2], [6], [1, 4, 5]]
+    some = split({"name": "natural", "min_samples": 2, "clients": 1, "choose": "first"}, labels, 1, natural=natural)
+    assert some.natural.tolist() == [5]
+    assert some.order.tolist() == [0, 2]
+    with pytest.raises(FedblendError, match="3 clients wanted, but 2 hold min_samples = 2"):
+        split({"name": "natural", "min_samples": 2, "clients": 3}, labels, 1, natural=natural)
+    chosen = {tuple(split({"name": "natural", "clients": 2}, labels, 1, s, natural).natural) for s in range(20)}
+    assert len(chosen) > 2
+
+
+def test_fraction_keeps_that_share_of_each_client_and_smaller_ones_are_subsets():
+    partition, data = build("partition", {"name": "classes", "clients": 20}), data_of(LEVEL)
+    whole, half, tenth = (prepare(partition, data, 0, fraction=f) for f in (1.0, 0.5, 0.1))
+    for k in range(20):
+        assert len(half.indices(k)) == math.floor(0.5 * len(whole.indices(k)) + 0.5)
+        assert set(tenth.indices(k)) < set(half.indices(k)) < set(whole.indices(k))
+    assert half.notes["fraction"] == 0.5
+
+
+def test_holdout_is_apart_and_never_takes_the_only_sample():
+    counts = [[1, 0], [1, 1], [3, 1], [40, 60], [0, 0]]
+    data = data_of(np.repeat([0, 1], 100), 2)
+    population = prepare(build("partition", {"name": "counts", "counts": counts}), data, 0, holdout=0.25)
+    assert population.sizes.tolist() == [1, 1, 3, 75, 0]
+    assert [len(population.held(k)) for k in range(5)] == [0, 1, 1, 25, 0]
+    together = np.concatenate([population.order, population.held_order])
+    assert len(np.unique(together)) == 107
+    assert population.notes["empty_clients"] == [4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.001, 1), st.floats(0, 0.999), st.integers(1, 40))
+def test_fraction_and_holdout_leave_every_client_a_sample(fraction, holdout, clients):
+    partition = build("partition", {"name": "lognormal", "clients": clients})
+    population = prepare(partition, data_of(np.arange(60) % 10), 0, fraction, holdout)
+    assert population.sizes.min() >= 1
+    together = np.concatenate([population.order, population.held_order])
+    assert len(np.unique(together)) == len(together)
+
+
+@pytest.mark.parametrize(("field", "value"), [("fraction", 0), ("fraction", 1.1), ("holdout", -0.1), ("holdout", 1.0)])
+def test_fraction_and_holdout_have_ranges(field, value):
+    with pytest.raises(FedblendError, match=f"{field}: {value} is not valid"):
+        prepare(build("partition", "iid"), data_of(LEVEL), 0, **{field: value})
+    with pytest.raises(FedblendError, match=f"{field}: nan is not valid"):
+        prepare(build("partition", "iid"), data_of(LEVEL), 0, **{field: math.nan})
+
+
+@pytest.mark.parametrize(
+    ("group", "told"), [([1, 1], "gives sample 1 2 times"), ([6000], "sample 6000; valid: 0 to 5999")]
+)
+def test_a_partition_of_ones_own_is_checked(group, told):
+    class Own:
+        def split(self, labels, classes, seed, natural):
+            return Population.of([np.array(group)])
+
+    with pytest.raises(FedblendError, match=told):
+        prepare(Own(), data_of(LEVEL), 0)
+
+
+def test_a_million_clients_take_seconds():
+    labels = np.zeros(10_000_000, np.uint8)
+    start = time.perf_counter()
+    for name in ("iid", "lognormal"):
+        population = split({"name": name, "clients": 1_000_000}, labels, 1)
+        assert len(population) == 1_000_000
+        assert population.offsets[-1] == 10_000_000
+    assert time.perf_counter() - start < 20
+
+
+def test_class_counts_by_hand():
+    population = Population.of([np.array([0, 1, 3]), np.array([], np.int64), np.array([2])])
+    assert class_counts(population, np.array([0, 2, 1, 0]), 3).tolist() == [[2, 0, 1], [0, 0, 0], [0, 1, 0]]
+
+
+def test_divergence_by_hand():
+    p = np.array([[0.5, 0.5], [0.25, 0.75]])
+    there = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    back = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    assert mean_divergence(p) == pytest.approx((there + back) / 2)
+    assert mean_divergence(p[:1]) == 0
+
+
+def test_divergence_is_the_mean_over_pairs():
+    p = np.random.default_rng(0).dirichlet(np.ones(4), 6)
+    pairs = [(p[i] * np.log(p[i] / p[j])).sum() for i in range(6) for j in range(6) if i != j]
+    assert mean_divergence(p) == pytest.approx(np.mean(pairs))
+
+
+def test_measures_by_hand():
+    counts = np.array([[4, 0, 0], [2, 2, 0], [0, 0, 0]])
+    measures = noniid_measures(counts)
+    # The whole: 3/4, 1/4. Smoothed: (4 + 3/4) / 5 = 0.95 and 0.05; (2 + 3/4) / 5 = 0.55 and 0.45.
+    assert smoothed(counts[:2]) == pytest.approx(np.array([[0.95, 0.05], [0.55, 0.45]]))
+    assert measures["classes_mean"] == 1.5
+    assert measures["classes_deviation"] == 0.5
+    assert measures["distance"] == pytest.approx(0.5)  # |1 - 3/4| + 1/4 = 1/2; |1/2 - 3/4| + 1/4 = 1/2
+    assert measures["divergence"] == pytest.approx(0.5 * 0.4 * (math.log(0.95 / 0.55) + math.log(0.45 / 0.05)))
+    assert (measures["size_mean"], measures["size_min"], measures["size_max"]) == (4, 4, 4)
+    assert noniid_measures(counts[2:]) == {}
+
+
+def test_measures_of_one_split_into_likes_are_zero():
+    measures = noniid_measures(np.full((5, 3), 7))
+    assert measures["divergence"] == pytest.approx(0, abs=1e-12)
+    assert measures["distance"] == 0
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (60, 10), (300, 10), (20, 80)])
+def test_picture(tmp_path, clients, classes):
+    from PIL import Image
+
+    counts = np.random.default_rng(0).integers(0, 50, (clients, classes))
+    counts[0] = 0
+    names = ["\n", "$x$", *map(str, range(classes - 2))]
+    draw_split(counts, names, tmp_path / "split.png", "a $title$ with_signs")
+    with Image.open(tmp_path / "split.png") as image:
+        assert image.size[0] > 1000
