@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import settings
 from torch import nn
 
 from fedblend.config import Experiment, resolve
@@ -27,10 +29,15 @@ SMALL = {
     "data": "digits",
     "partition": {"name": "iid", "clients": 4},
     "model": {"name": "mlp", "hidden": [6]},
-    "train": {"cohort": 2, "epochs": 1, "batch_size": 4, "lr": 0.1},
+    "train": {"cohort": 2, "epochs": 1, "batch_size": 4, "lr": 0.1, "lr_decay": 1.0},
     "rounds": 2,
 }
 """An experiment of a moment; ``data`` only names what the tests replace."""
+
+
+def examples(number: int) -> settings:
+    """So many examples of a property, always the same ones, however slow the machine."""
+    return settings(max_examples=number, deadline=None, derandomize=True)
 
 
 # Data ------------------------------------------------------------------------------------------------------
@@ -60,10 +67,11 @@ def images(
 def numbers(n: int = 30, width: int = 5, outputs: int = 2, seed: int = 0) -> Dataset:
     """Random features with numbers to predict."""
     rng = np.random.default_rng(seed)
+    slope = rng.standard_normal((width, outputs)).astype(np.float32)
     halves = []
     for count in (n, 8):
         x = rng.standard_normal((count, width)).astype(np.float32)
-        y = x @ rng.standard_normal((width, outputs)).astype(np.float32)
+        y = x @ slope
         halves.append(Samples(torch.from_numpy(x), torch.from_numpy(y)))
     return Dataset("numbers", "features", *halves, ())
 
@@ -92,8 +100,17 @@ def federation(
     data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any
 ) -> Federation:
     """A federation of the small experiment, with the reference engine."""
-    made = world(data, groups, **changes)
-    return Federation(made, LoopEngine(made))
+    return federation_of(world(data, groups, **changes))
+
+
+def engine_of(made: World) -> LoopEngine:
+    """The reference engine on a model of its own, so that the world's keeps its first weights."""
+    return LoopEngine(replace(made, model=copy.deepcopy(made.model)))
+
+
+def federation_of(made: World) -> Federation:
+    """A federation on a world, with the reference engine."""
+    return Federation(made, engine_of(made))
 
 
 def run(fed: Federation, rounds: int, state: State | None = None) -> tuple[State, list[Record]]:
@@ -199,8 +216,8 @@ def local(
 
 
 def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
-    """Whether two sets of tensors are the same to the last bit."""
-    return list(a) == list(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
+    """Whether two sets of tensors are the same to the last bit, in whatever order they are named."""
+    return set(a) == set(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
 
 
 def same_state(a: State, b: State) -> bool:

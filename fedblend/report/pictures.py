@@ -1,0 +1,201 @@
+"""What left each client, as images: read from a run's checkpoint, on the way back to pixels."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+
+from fedblend import parts
+from fedblend.data.scale import Scaler
+from fedblend.errors import FedblendError
+from fedblend.runs import checkpoint
+from fedblend.runs.groups import Group, Outcome
+
+MOST = 24
+"""Images shown of one run."""
+
+NAMED = 3
+"""Classes named in a caption; the rest of a mixture is summed up."""
+
+SIDE = 96
+"""Smallest width in pixels at which an image is stored: small ones are enlarged by whole factors."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image that left a client: a data URL, whose it is, and its label mixture in words."""
+
+    url: str
+    client: int
+    mixture: str
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Images that left the clients of one run, and what they are; ``methods`` share exactly these."""
+
+    methods: tuple[str, ...]
+    seed: int
+    raw: bool
+    covers: str
+    shown: int
+    entries: int
+    pictures: list[Picture]
+
+
+def part_class(config: Mapping[str, Any], kind: str) -> type | None:
+    """The class of a method's part, or ``None`` where it cannot be imported here."""
+    try:
+        return parts.find(kind, config["method"][kind]["name"])
+    except (FedblendError, KeyError, TypeError):
+        return None
+
+
+def gives_raw_away(config: Mapping[str, Any]) -> bool:
+    """Whether a method gives raw samples away, by its sharing, its objective, or means of single samples."""
+    sharing, objective = part_class(config, "sharing"), part_class(config, "objective")
+    flags = [getattr(cls, flag, False) for cls in (sharing, objective) for flag in ("unsafe", "breaks_privacy")]
+    table = config["method"].get("sharing", {})
+    travels = bool(getattr(sharing, "travels", False))
+    return any(flags) or (travels and isinstance(table, Mapping) and table.get("samples_per_mean") == 1)
+
+
+def galleries(groups: Sequence[Group]) -> list[Gallery]:
+    """A gallery for each way of sharing that sends images, of the first seed's run that has any.
+
+    Methods that share alike, on one split and seed, stand under one gallery. Runs whose images cannot be
+    shown (no checkpoint, hidden states, text) are left out.
+    """
+    made: dict[str, Gallery] = {}
+    for g in groups:
+        for outcome in g.outcomes:
+            known = made.get(_sends(outcome))
+            gallery = known or _gallery(outcome, g.name)
+            if gallery is None:
+                continue
+            if known is not None:
+                gallery = Gallery(**{**vars(known), "methods": (*known.methods, g.name)})
+            made[_sends(outcome)] = gallery
+            break
+    return list(made.values())
+
+
+def _sends(outcome: Outcome) -> str:
+    """All that decides what leaves the clients of a run."""
+    fields = ("data", "scale", "partition", "fraction", "holdout", "arrival", "policy", "seed", "protection")
+    decides = {field: outcome.config.get(field) for field in fields}
+    return json.dumps(decides | {"sharing": outcome.config["method"].get("sharing")}, sort_keys=True, default=str)
+
+
+def _gallery(outcome: Outcome, method: str) -> Gallery | None:
+    data = outcome.facts.get("data", {})
+    sharing = part_class(outcome.config, "sharing")
+    path = outcome.path / checkpoint.NAME
+    if data.get("kind") != "image" or not getattr(sharing, "travels", False) or not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            if "entries/x" not in file.keys():  # noqa: SIM118 (the file is no mapping)
+                return None
+            x, y = file.get_slice("entries/x"), file.get_tensor("entries/y")
+            owner, held = file.get_tensor("owner").numpy(), file.get_tensor("shared_sizes").numpy()
+            if list(x.get_shape()[1:]) != list(data["shape"]) or not len(owner):
+                return None
+            rows = spread(owner, MOST)
+            images = torch.stack([x[int(row)] for row in rows])
+    except (SafetensorError, OSError) as error:
+        raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
+    raw = images.dtype == torch.uint8
+    unit = images / 255 if raw else _to_unit(images, outcome)
+    if unit is None:
+        return None
+    pictures = [
+        Picture(as_png(image), int(owner[row]), mixture(y[row], data.get("classes", [])))
+        for image, row in zip(unit.numpy(), rows, strict=True)
+    ]
+    covers = _covers(outcome.config, held[np.unique(owner)], raw)
+    return Gallery((method,), outcome.seed, raw, covers, len(rows), len(owner), pictures)
+
+
+def spread(owner: np.ndarray, most: int) -> np.ndarray:
+    """Up to ``most`` rows, in order: the first of every client before any client's second."""
+    order = np.argsort(owner, kind="stable")
+    turn = np.arange(len(owner)) - np.searchsorted(owner[order], owner[order])
+    return np.sort(order[np.argsort(turn, kind="stable")][:most])
+
+
+def _to_unit(images: torch.Tensor, outcome: Outcome) -> torch.Tensor | None:
+    """Scaled images as [0, 1] with ink as 1; ``None`` where the scale does not say how to undo it."""
+    if outcome.config["method"]["sharing"].get("scale") == "unit":
+        return images.clamp(0, 1)
+    facts = outcome.facts.get("scale", {})
+    if "factor" not in facts or "offset" not in facts:
+        return None
+    shape = (-1, *[1] * (images.dim() - 2))
+    factor, offset = (torch.tensor(facts[name]).reshape(shape) for name in ("factor", "offset"))
+    # Images are stored as bytes, so the way to the unit scale is pixels / 255, turned over where white is paper.
+    inverted = bool(facts.get("inverted", False))
+    unit_factor = torch.full_like(factor, -1 / 255 if inverted else 1 / 255)
+    scaler = Scaler(str(facts.get("name")), inverted, factor, offset, unit_factor, torch.full_like(factor, inverted))
+    return scaler.to_unit(images)
+
+
+def as_png(image: np.ndarray) -> str:
+    """An image [C, H, W] in [0, 1], of one channel or three, as a data URL with a PNG in it."""
+    pixels = np.rint(255 * image).astype(np.uint8)
+    made = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    times = max(1, -(-SIDE // made.width))
+    made = made.resize((made.width * times, made.height * times), Image.Resampling.NEAREST)
+    buffer = io.BytesIO()
+    made.save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def mixture(y: torch.Tensor, classes: Sequence[str]) -> str:
+    """A label, or a mixture of labels, in words, the largest share first.
+
+    >>> mixture(torch.tensor([0.0, 0.25, 0.75]), ["cat", "dog", "hen"])
+    'hen: 75 %, dog: 25 %'
+    >>> mixture(torch.tensor(1), ["cat", "dog"]), mixture(torch.tensor([0.5]), [])
+    ('dog', '0.5')
+    """
+    if not classes:
+        return ", ".join(f"{value:.3g}" for value in y.flatten().tolist())
+    if y.dim() == 0:
+        return classes[int(y)]
+    shares = sorted(enumerate(y.tolist()), key=lambda one: (-one[1], one[0]))
+    present = [(classes[i], share) for i, share in shares if round(100 * share) > 0]
+    words = [f"{name}: {100 * share:.0f} %" for name, share in present[:NAMED]]
+    if len(present) > NAMED:
+        words.append(f"{len(present) - NAMED} more: {100 * sum(share for _, share in present[NAMED:]):.0f} %")
+    return ", ".join(words)
+
+
+def _covers(config: Mapping[str, Any], held: np.ndarray, raw: bool) -> str:
+    """How many samples each image stands for, and what else was done to it, in a sentence or two."""
+    if raw:
+        return "Each image is one raw sample."
+    sharing = config["method"]["sharing"]
+    size = sharing.get("samples_per_mean")
+    low, high = (int(held.min()), int(held.max())) if len(held) else (0, 0)
+    span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    text = f"Each image is the mean of all samples that its client held when it shared: {span}."
+    if isinstance(size, int):
+        kind = " of one class" if sharing.get("split") == "class" else ""
+        text = f"Each image is the mean of {size} samples{kind} (a client's last group may be smaller)."
+        if size == 1:
+            text = "Each image is a 'mean' of one sample: a raw sample."
+    if sharing.get("noise"):
+        text += f" Gaussian noise of standard deviation {sharing['noise']:g} (on the model's input scale) was added."
+    if sharing.get("server_average", 1) > 1:
+        text += f" Before the server gives them out, it averages {sharing['server_average']} at a time."
+    return text

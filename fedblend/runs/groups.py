@@ -1,0 +1,186 @@
+"""Runs as their folders tell them, and which of them are one experiment with several seeds."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedblend.config import read_toml
+from fedblend.errors import FedblendError
+from fedblend.runs.directory import CONFIG, RunDirectory
+
+NOT_COMPARED = ("seed", "name", "checkpoint_every")
+"""Fields in which two runs may differ and still be one experiment repeated."""
+
+SHORT = 2
+"""Up to so many differing fields tell two experiments apart by name; of more, the folder does."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run: its resolved configuration as plain data, its metrics, how it stands, and its facts.
+
+    The configuration is not built into an :class:`~fedblend.config.Experiment`, so that a run can be
+    read where a part of the user's own cannot be imported, and without PyTorch.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    records: list[dict[str, Any]]
+    status: dict[str, Any]
+    facts: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """What tables and figures call the method."""
+        method = self.config["method"]
+        return str(method.get("label") or method["name"])
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return int(self.config["seed"])
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the run was to make."""
+        return int(self.config["rounds"])
+
+    @property
+    def round(self) -> int:
+        """The last round of which there is a record; 0 before any."""
+        return int(self.records[-1]["round"]) if self.records else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were made and recorded."""
+        return self.status.get("state") == "done" and bool(self.records) and self.round >= self.rounds
+
+    @property
+    def evaluated(self) -> list[dict[str, Any]]:
+        """The records of rounds in which the model was evaluated."""
+        return [record for record in self.records if "loss" in record]
+
+    @property
+    def standing(self) -> str:
+        """``done``, or how far the run came: ``stopped at round 3 of 8 (interrupted)``."""
+        if self.finished:
+            return "done"
+        # A run marked done whose metrics end early was cut by hand or by a damaged disk.
+        state = self.status.get("state", "unknown").replace("done", "incomplete")
+        reason = f" ({self.status['reason']})" if self.status.get("reason") else ""
+        return f"{state} at round {self.round} of {self.rounds}{reason}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one experiment that differ in their seed, under the name that tells them from the others."""
+
+    name: str
+    outcomes: list[Outcome]
+
+    @property
+    def counted(self) -> list[Outcome]:
+        """The runs that averages are made of: the finished ones, or all where none is finished."""
+        return [o for o in self.outcomes if o.finished] or self.outcomes
+
+    @property
+    def unfinished(self) -> list[Outcome]:
+        """The runs that have not come to their end."""
+        return [o for o in self.outcomes if not o.finished]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration of the first run."""
+        return self.outcomes[0].config
+
+
+def read(run: RunDirectory) -> Outcome:
+    """A run from its folder. Raises :class:`FedblendError` if the folder is no run, or is damaged."""
+    if not RunDirectory.is_run(run.path):
+        raise FedblendError(f"{run.path}: is not a run directory (it has no {CONFIG})")
+    config = read_toml(run.path / CONFIG)
+    for field, kind in (("method", Mapping), ("seed", int), ("rounds", int)):
+        if not isinstance(config.get(field), kind):
+            raise FedblendError(
+                f"{run.path / CONFIG}: {field}: {config.get(field)!r} is not valid; a run directory holds the "
+                "full configuration that fedblend wrote"
+            )
+    return Outcome(run.path, config, run.metrics(), run.status(), run.facts())
+
+
+def group(runs: Iterable[RunDirectory]) -> list[Group]:
+    """Runs grouped by method label and configuration but for the seed, in order of first appearance.
+
+    The same folder given twice counts once. Where one label stands for several configurations, the
+    groups' names say in which fields they differ, or in which folder they lie.
+    """
+    unique = {run.path.resolve(): run for run in runs}
+    by_key: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
+    for outcome in map(read, unique.values()):
+        by_key[outcome.label, _fingerprint(outcome.config)].append(outcome)
+    made = [part for outcomes in by_key.values() for part in _without_repeated_seeds(outcomes)]
+    by_label: dict[str, list[list[Outcome]]] = defaultdict(list)
+    for outcomes in made:
+        by_label[outcomes[0].label].append(outcomes)
+    names = {
+        id(outcomes): name for alike in by_label.values() for outcomes, name in zip(alike, _names(alike), strict=True)
+    }
+    return [Group(names[id(o)], sorted(o, key=lambda one: one.seed)) for o in made]
+
+
+def flatten(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested tables as ``a.b.c`` -> value; lists stay whole.
+
+    >>> flatten({"train": {"lr": 0.1}, "terms": [1]})
+    {'train.lr': 0.1, 'terms': [1]}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        path = f"{before}{key}"
+        flat |= flatten(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+    return flat
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The fields that are not the same in all configurations, but for those that are never compared."""
+    flat = [flatten(config) for config in configs]
+    fields = dict.fromkeys(field for one in flat for field in one)
+    return [f for f in fields if f not in NOT_COMPARED and any(one.get(f) != flat[0].get(f) for one in flat)]
+
+
+def _fingerprint(config: Mapping[str, Any]) -> str:
+    return json.dumps({k: v for k, v in config.items() if k not in NOT_COMPARED}, sort_keys=True, default=str)
+
+
+def _without_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:
+    """One list, or one a folder where a seed occurs twice: a run made twice is not two seeds."""
+    if len({o.seed for o in outcomes}) == len(outcomes):
+        return [outcomes]
+    by_folder: dict[Path, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        by_folder[outcome.path.resolve().parent].append(outcome)
+    return [
+        part
+        for inside in by_folder.values()
+        for part in ([inside] if len({o.seed for o in inside}) == len(inside) else [[o] for o in inside])
+    ]
+
+
+def _names(alike: list[list[Outcome]]) -> list[str]:
+    """A name for each group of one label."""
+    label = alike[0][0].label
+    if len(alike) == 1:
+        return [label]
+    fields = differing([outcomes[0].config for outcomes in alike])
+    flat = [flatten(outcomes[0].config) for outcomes in alike]
+    by_fields = [", ".join(f"{f.split('.')[-1]}={one.get(f)}" for f in fields) for one in flat]
+    by_parent = [outcomes[0].path.resolve().parent.name for outcomes in alike]
+    by_path = [str(outcomes[0].path) for outcomes in alike]
+    wanted = [by_fields, by_parent, by_path] if len(fields) <= SHORT else [by_parent, by_path]
+    chosen = next((words for words in wanted if len(set(words)) == len(words)), by_path)
+    return [f"{label} ({word})" for word in chosen]

@@ -1,0 +1,232 @@
+"""Runs as tidy tables: one row a run and evaluated round, and one row a method over its seeds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.groups import Group, Outcome, group
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAST = 10
+"""Evaluations at the end of a run whose mean is told beside the final value, as FedMix's tables have it."""
+
+MEGABYTE = 10**6
+
+NOTHING = "—"
+
+
+def curves(runs: Iterable[RunDirectory]) -> pd.DataFrame:
+    """One row a run and evaluated round.
+
+    Columns: ``study`` and ``run`` (folders), ``method``, ``seed``, ``finished`` (the run, not the round),
+    ``round``, ``accuracy`` (missing in regression), ``loss``, ``train_loss``. Totals from the beginning
+    to this round: ``bytes_up``, ``bytes_down`` and each kind's, such as ``bytes_up.weights``;
+    ``seconds`` and each phase's, such as ``seconds.train``.
+    """
+    return curves_of(group(runs))
+
+
+def curves_of(groups: Sequence[Group]) -> pd.DataFrame:
+    """As :func:`curves`, of runs that were read already."""
+    import pandas as pd
+
+    rows = [row for g in groups for o in g.outcomes for row in _rounds(g, o)]
+    first = ["study", "run", "method", "seed", "finished", "round", "accuracy", "loss", "train_loss"]
+    first += ["bytes_up", "bytes_down", "seconds"]
+    later = sorted({name for row in rows for name in row} - set(first))
+    frame = pd.DataFrame(rows, columns=[*first, *later])
+    # A kind of bytes or a phase that a run does not know cost it nothing.
+    return frame.fillna(dict.fromkeys(later, 0)).astype(dict.fromkeys(["accuracy", "loss", "train_loss"], float))
+
+
+def _rounds(g: Group, outcome: Outcome) -> Iterable[dict[str, Any]]:
+    total: dict[str, float] = defaultdict(float)
+    for record in outcome.records:
+        for name, number in costs(record).items():
+            total[name] += number
+        if "loss" in record:
+            yield {
+                "study": str(outcome.path.parent),
+                "run": outcome.path.name,
+                "method": g.name,
+                "seed": outcome.seed,
+                "finished": outcome.finished,
+                **{k: record.get(k) for k in ("round", "accuracy", "loss", "train_loss")},
+                **total,
+            }
+
+
+def costs(record: dict[str, Any]) -> dict[str, float]:
+    """Bytes and seconds of one round, in all and by kind: ``bytes_up``, ``bytes_up.weights``, ``seconds.train``."""
+    parts = {
+        "bytes_up": record.get("bytes_up", {}),
+        "bytes_down": record.get("bytes_down", {}),
+        "seconds": record.get("machine", {}).get("seconds", {}),
+    }
+    named = {f"{name}.{kind}": number for name, kinds in parts.items() for kind, number in kinds.items()}
+    return {name: sum(kinds.values()) for name, kinds in parts.items()} | named
+
+
+def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
+    """One row a method (runs of one configuration but for the seed): means over its seeds.
+
+    Averages are over finished runs, or over all where none is finished; ``status`` tells which are not.
+    A column ``x_std`` is the sample standard deviation over seeds (missing with one seed).
+
+    - ``method``, ``seeds`` (how many are averaged), ``finished`` and ``unfinished`` (numbers of runs), ``status``;
+    - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``last`` (the mean of the last
+      ``last_n`` evaluations, 10 at most, the untrained model left out) and ``best``; ``loss`` is the final one;
+    - ``target``; ``target_round``: the mean of the first evaluated rounds that reached it;
+      ``target_reached``: in how many seeds; ``target_by_seed``: seed -> round or ``None``;
+    - ``client_mean``, ``client_std``, ``client_p10``: accuracies over clients, where they have tests;
+    - ``bytes_up``, ``bytes_down`` and by kind (``bytes_up.weights``), ``seconds`` and by phase
+      (``seconds.train``): of the whole run; ``peak_memory``: bytes, the largest of the seeds'.
+    """
+    return table_of(group(runs))
+
+
+def table_of(groups: Sequence[Group]) -> pd.DataFrame:
+    """As :func:`table`, of runs that were read already."""
+    import pandas as pd
+
+    rows = [_row(g) for g in groups]
+    names = dict.fromkeys(name for row in rows for name in row)
+    # Costs by kind and phase come last, side by side.
+    frame = pd.DataFrame(rows, columns=sorted(names, key=lambda name: name.startswith(("bytes_", "seconds"))))
+    dotted = [name for name in frame.columns if "." in name]
+    return frame.fillna(dict.fromkeys(dotted, 0.0))
+
+
+def _row(g: Group) -> dict[str, Any]:
+    counted = [o for o in g.counted if o.evaluated]
+    has_accuracy = any("accuracy" in o.evaluated[-1] for o in counted)
+    measure = "accuracy" if has_accuracy else "loss"
+    series = [[r[measure] for r in o.evaluated if measure in r] for o in counted]
+    row: dict[str, Any] = {
+        "method": g.name,
+        "seeds": len(counted),
+        "finished": sum(o.finished for o in g.outcomes),
+        "unfinished": len(g.unfinished),
+        "status": status(g),
+        "measure": measure,
+        **_over_seeds("final", [values[-1] for values in series]),
+        **_over_seeds("last", [_mean(_last(values)) for values in series]),
+        "last_n": max((len(_last(values)) for values in series), default=0),
+        **_over_seeds("best", [(max if has_accuracy else min)(values) for values in series]),
+        **_over_seeds("loss", [o.evaluated[-1]["loss"] for o in counted]),
+        **_target(counted, g.config.get("target") if has_accuracy else None),
+    }
+    over_clients = [o.evaluated[-1]["clients"] for o in counted if "clients" in o.evaluated[-1]]
+    for name in ("mean", "std", "p10"):
+        row[f"client_{name}"] = _mean([clients[name] for clients in over_clients])
+    totals = [_totals(o) for o in counted]
+    for name in dict.fromkeys(chain(("bytes_up", "bytes_down", "seconds"), *totals)):
+        row[name] = _mean([total.get(name, 0.0) for total in totals])
+    peaks = [r["machine"]["peak_memory"] for o in counted for r in o.records if "peak_memory" in r.get("machine", {})]
+    row["peak_memory"] = max(peaks, default=math.nan)
+    return row
+
+
+def _target(counted: Sequence[Outcome], target: float | None) -> dict[str, Any]:
+    """Rounds until the target was first reached, over seeds."""
+    by_seed: dict[int, int | None] = {}
+    if target is not None:
+        for o in counted:
+            by_seed[o.seed] = next((r["round"] for r in o.evaluated if r.get("accuracy", -1) >= target), None)
+    reached = [round for round in by_seed.values() if round is not None]
+    return {
+        "target": math.nan if target is None else target,
+        **_over_seeds("target_round", reached),
+        "target_reached": len(reached),
+        "target_by_seed": by_seed,
+    }
+
+
+def status(g: Group) -> str:
+    """``done``, or which seeds are not finished and how they stand."""
+    return "; ".join(f"seed {o.seed}: {o.standing}" for o in g.unfinished) or "done"
+
+
+def _totals(outcome: Outcome) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for record in outcome.records:
+        for name, number in costs(record).items():
+            total[name] += number
+    return total
+
+
+def _last(values: Sequence[float]) -> Sequence[float]:
+    """The last evaluations; the first of all, of the untrained model, only if there is no other."""
+    return (values[1:] or values)[-LAST:]
+
+
+def _over_seeds(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {name: _mean(values), f"{name}_std": _deviation(values)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation; missing (NaN) of fewer than two values."""
+    if len(values) < 2:
+        return math.nan
+    mean = _mean(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def plus_minus(mean: float, std: float = math.nan, digits: int = 1) -> str:
+    """A mean and its deviation, where there is one.
+
+    >>> plus_minus(71.23, 1.4), plus_minus(71.23), plus_minus(math.nan)
+    ('71.2 ± 1.4', '71.2', '—')
+    """
+    if math.isnan(mean):
+        return NOTHING
+    return f"{mean:.{digits}f}" if math.isnan(std) else f"{mean:.{digits}f} ± {std:.{digits}f}"
+
+
+def score(measure: str, mean: float, std: float = math.nan) -> str:
+    """An accuracy in per cent, or a loss.
+
+    >>> score("accuracy", 0.7123, 0.014), score("loss", 0.5)
+    ('71.2 ± 1.4', '0.500')
+    """
+    return plus_minus(100 * mean, 100 * std) if measure == "accuracy" else plus_minus(mean, std, 3)
+
+
+def megabytes(number: float, unit: str = " MB") -> str:
+    """Bytes as megabytes (10^6 bytes), finer the fewer they are.
+
+    >>> megabytes(4_936_480), megabytes(63_520), megabytes(0), megabytes(12_345_678_900, "")
+    ('4.9 MB', '0.064 MB', '0 MB', '12,345.7')
+    """
+    if math.isnan(number):
+        return NOTHING
+    large = number / MEGABYTE
+    digits = 0 if number == 0 else 1 if large >= 1 else 2 if large >= 0.1 else 3
+    return f"{large:,.{digits}f}{unit}"
+
+
+def rounds_to_target(row: Any) -> str:
+    """Rounds to the target of a row of :func:`table`, with how many seeds reached it where not all did.
+
+    >>> row = {"target": 0.5, "seeds": 3, "target_reached": 2, "target_round": 5.0, "target_round_std": 1.0}
+    >>> rounds_to_target(row)
+    '5.0 ± 1.0 (2 of 3)'
+    """
+    if math.isnan(row["target"]) or not row["seeds"]:
+        return NOTHING
+    if not row["target_reached"]:
+        return "not reached"
+    several = row["target_reached"] > 1
+    text = plus_minus(row["target_round"], row["target_round_std"], digits=1 if several else 0)
+    return text if row["target_reached"] == row["seeds"] else f"{text} ({row['target_reached']} of {row['seeds']})"

@@ -1,0 +1,215 @@
+"""The command line as a user meets it: in this process where that is enough, in real ones where it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import tomli_w
+
+from fedblend.cli import main
+
+PATIENCE_S = 120
+"""How long a test waits for a process before it gives up; far more than a loaded machine needs."""
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "rounds": 2,
+    "data": "digits",
+    "partition": {"name": "iid", "clients": 4},
+    "model": {"name": "mlp", "hidden": [8]},
+    "train": {"cohort": 2, "epochs": 1, "batch_size": 40, "lr": 0.05},
+}
+"""An experiment of a fraction of a second."""
+
+
+class Outcome(NamedTuple):
+    """What a command leaves: its exit code and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+# Files -----------------------------------------------------------------------------------------------------
+
+
+def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a table with some fields replaced; a table without a name only adds to the one there."""
+    made = copy.deepcopy(dict(table))
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and "name" not in value and isinstance(made.get(key), Mapping):
+            made[key] = {**made[key], **value}
+        else:
+            made[key] = value
+    return made
+
+
+def write(path: Path, changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] = TINY) -> Path:
+    """An experiment file: ``base`` with changes."""
+    path.write_text(tomli_w.dumps(changed(base, changes or {})), encoding="utf-8")
+    return path
+
+
+def records(run: Path) -> list[str]:
+    """A run's metrics, line by line, without the fields that differ between machines."""
+    lines = []
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        del record["machine"]
+        lines.append(json.dumps(record))
+    return lines
+
+
+def status(run: Path) -> dict[str, Any]:
+    """What a run's folder says of how it stands."""
+    return json.loads((run / "status.json").read_text(encoding="utf-8"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder, but for locks."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "run.lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+# Commands --------------------------------------------------------------------------------------------------
+
+
+def here(*words: object) -> Outcome:
+    """Run a command in this process: quicker than a new one, which waits for PyTorch."""
+    out, err = io.StringIO(), io.StringIO()
+    code: Any = 0
+    arguments = ["fedblend", *map(str, words)]
+    with (
+        mock.patch.object(sys, "argv", arguments),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        except Exception:
+            # What the interpreter would do: the tests then see it as a user would.
+            code = 1
+            traceback.print_exc()
+    return Outcome(code or 0, out.getvalue(), err.getvalue())
+
+
+def command(*words: object) -> list[str]:
+    """The command as the shell would start it."""
+    script = Path(sys.executable).with_name("fedblend")
+    start = [sys.executable, str(script)] if script.is_file() else [sys.executable, "-m", "fedblend.cli"]
+    return [*start, *map(str, words)]
+
+
+def start(
+    *words: object, cwd: Path | None = None, before: Callable[[], None] | None = None
+) -> subprocess.Popen[str]:
+    """Start a command as a process (and a process group) of its own."""
+
+    def prepare() -> None:
+        # A shell's background jobs, and so the tests in one, ignore Ctrl-C; a command in a terminal does not.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if before:
+            before()
+
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command(*words),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        start_new_session=True,
+        preexec_fn=prepare,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> Outcome:
+    """Wait for a command to end."""
+    try:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        stop(process)
+    return Outcome(process.returncode, out, err)
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Kill a command and all it started, if any of it is left."""
+    if alive(process):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def alive(process: subprocess.Popen[str]) -> list[int]:
+    """The processes of a command's group that still run, the command's own among them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                if int(group) == process.pid and state not in "ZX":
+                    found.append(int(entry.name))
+    return found
+
+
+def call(*words: object, cwd: Path | None = None, before: Callable[[], None] | None = None) -> Outcome:
+    """Run a command in a process of its own."""
+    return finish(start(*words, cwd=cwd, before=before))
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str], pause: float = 0.001) -> None:
+    """Wait for something to come true while a process runs; fails if the process ends first."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        if process.poll() is not None:
+            out, err = process.communicate()
+            raise AssertionError(f"the command ended too early ({process.returncode}): {out[-400:]} {err[-2000:]}")
+        if time.monotonic() > end:
+            stop(process)
+            raise AssertionError("waited in vain")
+        time.sleep(pause)
+
+
+def lines_of(run: Path) -> int:
+    """Whole lines in a run's metrics; 0 before there are any."""
+    try:
+        return (run / "metrics.jsonl").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+# What is asked of the outcome ------------------------------------------------------------------------------
+
+
+def succeeded(outcome: Outcome) -> Outcome:
+    """Assert that a command did what it was told."""
+    assert outcome.code == 0, outcome.err[-3000:]
+    assert "Traceback" not in outcome.err
+    return outcome
+
+
+def refused(outcome: Outcome, *words: str) -> Outcome:
+    """Assert that a command ended in one clear message that has all ``words``, and exit code 2."""
+    told = [line for line in outcome.err.splitlines() if line.startswith("fedblend: error: ")]
+    assert "Traceback" not in outcome.err
+    assert (outcome.code, len(told)) == (2, 1), outcome
+    assert outcome.err.rstrip().endswith(told[0]), outcome.err
+    for word in words:
+        assert word in told[0], f"{word!r} is not in: {told[0]}"
+    return outcome

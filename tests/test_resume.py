@@ -1,0 +1,291 @@
+"""A run that is killed, stopped or short of room goes on, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import (
+    alive,
+    contents,
+    finish,
+    here,
+    lines_of,
+    records,
+    refused,
+    start,
+    status,
+    stop,
+    succeeded,
+    wait_until,
+    write,
+)
+from safetensors.torch import load_file
+
+CHECKPOINT = "checkpoint.safetensors"
+SLUG = "fedmix-seed0"
+
+EVENTFUL: dict[str, Any] = {
+    "name": "eventful",
+    "rounds": 60,
+    "eval_every": 2,
+    "checkpoint_every": 3,
+    "data": "digits",
+    "partition": {"name": "classes", "clients": 10, "classes_per_client": 2},
+    "arrival": {"first": 0.4, "clients": 0.2, "portion": 0.1},
+    "model": {"name": "mlp", "hidden": [32], "dropout": 0.3},
+    "train": {"cohort": 4, "epochs": 1, "batch_size": 20, "lr": 0.05},
+    "method": {"name": "fedmix", "sharing": {"samples_per_mean": 5, "refresh": 0.2}},
+}
+"""All that a run can carry from round to round: dropout, shared means that are renewed, data that arrive."""
+
+
+def same_end(run: Path, undisturbed: Path) -> None:
+    """Assert that two runs ended alike: the same metrics, and the same weights to the last bit."""
+    assert records(run) == records(undisturbed)
+    assert (run / CHECKPOINT).read_bytes() == (undisturbed / CHECKPOINT).read_bytes()
+    assert status(run) == status(undisturbed)
+    assert status(run)["state"] == "done"
+
+
+@pytest.fixture(scope="module")
+def eventful(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The eventful run, undisturbed; ``eventful.toml`` lies beside its folder."""
+    folder = tmp_path_factory.mktemp("eventful")
+    succeeded(here("run", write(folder / "eventful.toml", base=EVENTFUL), "--out", folder / "whole"))
+    return folder / "whole" / SLUG
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six rounds of the tiny experiment, undisturbed; ``tiny.toml`` lies beside its folder."""
+    folder = tmp_path_factory.mktemp("tiny")
+    succeeded(here("run", write(folder / "tiny.toml", {"rounds": 6}), "--out", folder / "whole"))
+    return folder / "whole" / "custom-seed0"
+
+
+# Killed ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_killed_at_ten_instants_ends_like_one_left_alone(eventful: Path, tmp_path: Path) -> None:
+    file, run, chance = eventful.parent.parent / "eventful.toml", tmp_path / "out" / SLUG, random.Random(20)
+    checkpoint, temporary = run / CHECKPOINT, run / f".{CHECKPOINT}.tmp"
+
+    def kill(when: Callable[[], bool], pause: float) -> None:
+        process = start("run", file, "--resume", "--out", tmp_path / "out")
+        try:
+            wait_until(when, process, pause=0.0002)
+            time.sleep(chance.uniform(0, pause))
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            stop(process)
+        assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+
+    def after(line: int, then: Callable[[], bool] = lambda: True) -> Callable[[], bool]:
+        return lambda: lines_of(run) >= line and then()
+
+    kill(lambda: True, pause=1.5)  # somewhere on its way to the first file
+    kill((run / "facts.json").exists, pause=0.0)  # while it makes its folder
+    kill((run / "metrics.jsonl").exists, pause=0.0)  # before the first checkpoint, most likely
+    for _ in range(4):  # anywhere in a round
+        kill(after(lines_of(run) + 3), pause=0.1)
+    for _ in range(3):  # while it writes a checkpoint
+        kill(after(lines_of(run) + 2, temporary.exists), pause=0.0005)
+    assert lines_of(run) <= EVENTFUL["rounds"]
+    assert json.loads((run / "facts.json").read_text())["data"]["name"] == "digits"
+    assert checkpoint.exists()
+    succeeded(here("resume", run))
+    same_end(run, eventful)
+    assert load_file(checkpoint).keys() == load_file(eventful / CHECKPOINT).keys()
+    shared = [round for round, line in enumerate(records(run)) if '"shared"' in line]
+    assert len(shared) > 1, "means were never renewed, so the test missed what it is for"
+
+
+def test_a_line_cut_in_half_is_dropped_and_made_again(eventful: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "out" / SLUG, eventful.parent.parent / "eventful.toml"
+    succeeded(here("run", file, "--set", "rounds=6", "--out", tmp_path / "out"))
+    with open(run / "metrics.jsonl", "ab") as metrics:
+        metrics.write((eventful / "metrics.jsonl").read_bytes().splitlines()[7][:40])
+    succeeded(here("run", file, "--resume", "--out", tmp_path / "out"))
+    same_end(run, eventful)
+
+
+def test_lost_metrics_are_never_passed_over_in_silence(tiny: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "out" / "custom-seed0", tiny.parent.parent / "tiny.toml"
+    succeeded(here("run", file, "--set", "rounds=4", "--out", tmp_path / "out"))
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-50])  # a line that the checkpoint is already beyond
+    outcome = here("run", file, "--resume", "--out", tmp_path / "out")
+    if outcome.code == 0:
+        same_end(run, tiny)
+    else:
+        refused(outcome, "metrics.jsonl")
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"\x93" * 500])
+def test_a_damaged_checkpoint_is_told(damage: Callable[[bytes], bytes], tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "out" / "custom-seed0"
+    file = tiny.parent.parent / "tiny.toml"
+    succeeded(here("run", file, "--set", "rounds=1", "--out", tmp_path / "out"))
+    (run / CHECKPOINT).write_bytes(damage((run / CHECKPOINT).read_bytes()))
+    before = (run / "metrics.jsonl").read_bytes()
+    refused(here("resume", run), CHECKPOINT, "damaged")
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_damaged_status_or_configuration_is_told(tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "out" / "custom-seed0"
+    succeeded(here("run", tiny.parent.parent / "tiny.toml", "--set", "rounds=1", "--out", tmp_path / "out"))
+    (run / "status.json").write_text('{"state": "do')
+    refused(here("inspect", run), "status.json", "damaged")
+    (run / "config.toml").write_text("rounds = ")
+    refused(here("resume", run), "config.toml", "TOML")
+
+
+# Stopped ---------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_keeps_the_run_and_tells_how_to_go_on(eventful: Path, tmp_path: Path) -> None:
+    file, run = eventful.parent.parent / "eventful.toml", tmp_path / "out" / SLUG
+    process = start("run", file, "--out", tmp_path / "out")
+    wait_until(lambda: lines_of(run) >= 5, process)
+    os.kill(process.pid, signal.SIGINT)
+    outcome = finish(process)
+    assert outcome.code == 130, outcome
+    assert "Traceback" not in outcome.err
+    assert f"fedblend resume {tmp_path / 'out'}" in outcome.err
+    assert status(run)["state"] == "stopped"
+    assert 3 <= status(run)["round"] < EVENTFUL["rounds"]
+    again = succeeded(here("resume", tmp_path / "out"))
+    assert "fedmix" in again.out
+    same_end(run, eventful)
+
+
+def test_ctrl_c_before_the_second_run_of_a_study_loses_neither(tmp_path: Path) -> None:
+    file = write(tmp_path / "study.toml", {"rounds": 40, "seeds": [0, 1]})
+    folder = tmp_path / "out"
+    process = start("run", file, "--out", folder, "--jobs", 1)
+    wait_until(lambda: lines_of(folder / "custom-seed0") >= 2, process)
+    os.kill(process.pid, signal.SIGINT)
+    outcome = finish(process)
+    assert outcome.code == 130
+    assert f"fedblend resume {folder}" in outcome.err
+    assert lines_of(folder / "custom-seed1") == 0, "the second run had begun, so the test missed what it is for"
+    succeeded(here("resume", folder, "--jobs", 1))
+    for run in (folder / "custom-seed0", folder / "custom-seed1"):
+        assert run.is_dir(), f"{run.name} was forgotten"
+        assert (status(run)["state"], lines_of(run)) == ("done", 41)
+
+
+# Gone on with ----------------------------------------------------------------------------------------------
+
+
+def test_resuming_a_finished_run_changes_nothing_and_prints_the_table(tiny: Path) -> None:
+    names = ("config.toml", "facts.json", "split.json", "metrics.jsonl", CHECKPOINT, "status.json")
+    before = contents(tiny)
+    outcome = succeeded(here("resume", tiny))
+    assert "custom" in outcome.out
+    assert "report.html" in outcome.out
+    after = contents(tiny)
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}
+
+
+def test_going_on_with_another_experiment_names_the_field(tiny: Path) -> None:
+    file, before = tiny.parent.parent / "tiny.toml", contents(tiny)
+    for change, words in (
+        ("train.lr=0.5", ("train", "lr", "0.5", "0.05")),
+        ("partition.clients=5", ("partition", "clients", "5", "4")),
+        ("scale=unit", ("scale", "unit", "standard")),
+    ):
+        outcome = here("run", file, "--resume", "--set", change, "--out", tiny.parent)
+        refused(outcome, *words, "differs")
+        assert contents(tiny) == before
+
+
+def test_more_rounds_are_as_if_asked_for_at_once(tiny: Path, tmp_path: Path) -> None:
+    file, run = tiny.parent.parent / "tiny.toml", tmp_path / "out" / "custom-seed0"
+    succeeded(here("run", file, "--set", "rounds=2", "--out", tmp_path / "out"))
+    assert lines_of(run) == 3
+    succeeded(here("run", file, "--resume", "--set", "rounds=4", "--out", tmp_path / "out"))
+    assert lines_of(run) == 5
+    succeeded(here("run", file, "--resume", "--out", tmp_path / "out"))
+    same_end(run, tiny)
+    assert (run / "config.toml").read_bytes() == (tiny / "config.toml").read_bytes()
+
+
+def test_a_new_run_of_the_same_name_leaves_the_old_one_alone(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tiny.parent.parent / "tiny.toml"
+    succeeded(here("run", file, "--set", "rounds=1"))
+    before = contents(tmp_path / "runs" / "tiny")
+    succeeded(here("run", file, "--set", "rounds=1", "--set", "train.lr=0.2"))
+    assert contents(tmp_path / "runs" / "tiny") == before
+    assert 'lr = 0.2' in (tmp_path / "runs" / "tiny-2" / "custom-seed0" / "config.toml").read_text()
+    # Without --out, the newest of that name goes on.
+    succeeded(here("run", file, "--resume", "--set", "rounds=2", "--set", "train.lr=0.2"))
+    assert lines_of(tmp_path / "runs" / "tiny-2" / "custom-seed0") == 3
+    assert contents(tmp_path / "runs" / "tiny") == before
+
+
+# Several at once -------------------------------------------------------------------------------------------
+
+STUDY: dict[str, Any] = {**EVENTFUL, "name": "study", "rounds": 30}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two seeds, undisturbed and one after another; its file lies beside its folder."""
+    folder = tmp_path_factory.mktemp("study")
+    file = write(folder / "study.toml", {"seeds": [0, 1]}, base=STUDY)
+    succeeded(here("run", file, "--out", folder / "whole", "--jobs", 1))
+    return folder / "whole"
+
+
+def begin_study(study: Path, out: Path) -> Any:
+    """The study with two runs at once, on its way."""
+    process = start("run", study.parent / "study.toml", "--out", out, "--jobs", 2)
+    wait_until(lambda: all(lines_of(out / f"fedmix-seed{seed}") >= 4 for seed in (0, 1)), process)
+    return process
+
+
+def go_on_with_study(study: Path, out: Path) -> None:
+    succeeded(here("resume", out, "--jobs", 1))
+    for seed in (0, 1):
+        same_end(out / f"fedmix-seed{seed}", study / f"fedmix-seed{seed}")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_study_of_two_at_once_killed_and_resumed(study: Path, tmp_path: Path) -> None:
+    process = begin_study(study, tmp_path / "out")
+    try:
+        os.kill(process.pid, signal.SIGKILL)  # the command alone, as the system does when memory is short
+        process.wait()
+        end = time.monotonic() + 10
+        while (left := alive(process)) and time.monotonic() < end:
+            time.sleep(0.05)
+    finally:
+        stop(process)
+    go_on_with_study(study, tmp_path / "out")
+    assert not left, f"{len(left)} processes go on without the command that began them, and hold the runs' folders"
+
+
+def test_ctrl_c_stops_runs_at_once_without_a_trace(study: Path, tmp_path: Path) -> None:
+    process = begin_study(study, tmp_path / "out")
+    os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
+    outcome = finish(process)
+    assert outcome.code == 130, outcome
+    assert "Traceback" not in outcome.err, outcome.err[-3000:]
+    assert f"fedblend resume {tmp_path / 'out'}" in outcome.err
+    assert {status(tmp_path / "out" / f"fedmix-seed{seed}")["state"] for seed in (0, 1)} <= {"stopped", "done"}
+    go_on_with_study(study, tmp_path / "out")
+

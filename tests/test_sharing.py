@@ -1,0 +1,621 @@
+"""What clients share: means that are right, groups that are allowed, bytes that are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import (
+    as_rows,
+    engine_of,
+    examples,
+    experiment,
+    federation,
+    images,
+    local,
+    numbers,
+    run,
+    same,
+    without_machine,
+    world,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedblend.data.dataset import Dataset
+from fedblend.engines import Trained, TrainTask
+from fedblend.errors import FedblendError
+from fedblend.federation import Federation
+from fedblend.parts import build
+from fedblend.random import stream
+from fedblend.sharing import HiddenMeans, LocalMeans, Means, Noise, Payload, Pool, Raw
+from fedblend.sharing import means as means_module
+from fedblend.sharing.base import gather, rows_of
+from fedblend.world import arrived
+
+DATA = images(23, classes=3)
+MADE = world(DATA)
+X, Y = MADE.scale(DATA.train.x), MADE.task.encode(DATA.train.y)
+
+
+def share(sharing: Means, data: Dataset = DATA, **given_: Any) -> Payload | None:
+    """What one client that holds all of ``data`` sends."""
+    made = MADE if data is DATA else world(data, model={"name": "mlp", "hidden": []})
+    return sharing.share(local(data.train.x, data.train.y, made.task, made.scale, **given_))
+
+
+def mean(t: torch.Tensor) -> torch.Tensor:
+    return t.double().mean(0).float()
+
+
+# Means: what is sent ---------------------------------------------------------------------------------------
+
+
+def test_means_of_one_sample_are_the_raw_samples() -> None:
+    payload = share(Means(samples_per_mean=1))
+
+    assert as_rows(payload["x"], payload["y"]) == as_rows(X, Y)
+
+
+def test_means_of_all_is_the_mean() -> None:
+    payload = share(Means())
+
+    assert payload["x"].shape == (1, 1, 4, 4)
+    assert torch.equal(payload["x"][0], mean(X))
+    assert torch.equal(payload["y"][0], mean(Y))
+
+
+def test_inputs_are_averaged_on_the_models_scale() -> None:
+    payload = share(Means())
+
+    in_stored_values = MADE.scale(DATA.train.x.double().mean(0, keepdim=True))
+    torch.testing.assert_close(payload["x"], in_stored_values.float(), rtol=1e-5, atol=1e-5)
+    assert payload["x"].dtype == payload["y"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(("size", "groups"), [(5, 5), (8, 3), (22, 2), (23, 1), (100, 1)])
+def test_last_smaller_group_is_kept(size: int, groups: int) -> None:
+    payload = share(Means(samples_per_mean=size))
+
+    sizes = torch.tensor([min(size, 23 - i * size) for i in range(groups)], dtype=torch.float64)
+    assert payload["x"].shape == (groups, 1, 4, 4)
+    torch.testing.assert_close(
+        torch.einsum("g,gchw->chw", sizes, payload["x"].double()) / 23, X.double().mean(0)
+    )
+    torch.testing.assert_close(sizes @ payload["y"].double() / 23, Y.double().mean(0))
+
+
+def test_a_smaller_groups_mean_is_over_its_own_samples() -> None:
+    payload = share(Means(samples_per_mean=22))
+
+    # The second group holds one sample: its mean is that sample, its target one-hot.
+    held = (payload["x"][1] == X).flatten(1).all(1)
+    assert int(held.sum()) == 1
+    assert torch.equal(payload["y"][1], Y[held][0])
+    torch.testing.assert_close(payload["x"][0], mean(X[~held]))
+
+
+@given(n=st.integers(1, 40), size=st.integers(1, 45), seed=st.integers(0, 2**20))
+@examples(40)
+def test_means_weighted_by_group_size_give_the_total_mean(n: int, size: int, seed: int) -> None:
+    data = images(n, seed=seed)
+    made = replace(MADE, data=data)
+
+    payload = Means(samples_per_mean=size).share(
+        local(data.train.x, data.train.y, made.task, made.scale, seed)
+    )
+
+    count = torch.tensor([min(size, n - first) for first in range(0, n, size)], dtype=torch.float64)
+    assert len(payload["x"]) == len(payload["y"]) == len(count)
+    total = torch.einsum("g,gchw->chw", count, payload["x"].double()) / n
+    torch.testing.assert_close(total, made.scale(data.train.x).double().mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(payload["y"].double().sum(1), torch.ones(len(count), dtype=torch.float64))
+
+
+def test_inputs_and_targets_are_of_the_same_groups() -> None:
+    # Each image is filled with its own label, so a mean image tells its mean label.
+    labels = torch.arange(20) % 3
+    x = (labels * 100).to(torch.uint8)[:, None, None, None].expand(20, 1, 4, 4)
+    scale = build("scale", {"name": "unit", "invert": False}).fit(images())
+
+    payload = Means(samples_per_mean=6).share(local(x, labels, MADE.task, scale))
+
+    told = payload["x"][:, 0, 0, 0] * 255 / 100
+    torch.testing.assert_close(payload["y"] @ torch.tensor([0.0, 1.0, 2.0]), told)
+
+
+def test_groups_are_drawn_from_the_clients_stream() -> None:
+    first, again, other = (share(Means(samples_per_mean=5), seed=seed) for seed in (1, 1, 2))
+
+    assert same(first, again)
+    assert not same(first, other)
+
+
+def test_group_means_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = share(Means(samples_per_mean=5))
+
+    for chunk in (1, 7, 22):
+        monkeypatch.setattr(means_module, "CHUNK", chunk)
+        assert same(share(Means(samples_per_mean=5)), whole)
+
+
+def test_samples_that_are_equal_average_to_themselves() -> None:
+    x, y = DATA.train.x[4:5].expand(7, -1, -1, -1), DATA.train.y[4:5].expand(7)
+
+    payload = Means(samples_per_mean=3).share(local(x, y, MADE.task, MADE.scale))
+
+    assert torch.equal(payload["x"], X[4:5].expand(3, -1, -1, -1))
+    assert torch.equal(payload["y"], Y[4:5].expand(3, -1))
+
+
+def test_numbers_to_predict_are_averaged_as_they_are() -> None:
+    data = numbers(9)
+
+    payload = share(Means(split="class"), data)
+
+    assert torch.equal(payload["y"], mean(data.train.y)[None])
+
+
+# Means: what is allowed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("minimum", "groups"), [(1, 4), (2, 4), (3, 3), (5, 3), (8, 0)])
+def test_groups_smaller_than_the_policy_allows_are_not_sent(minimum: int, groups: int) -> None:
+    # 23 samples make groups of 7, 7, 7 and 2.
+    payload = share(Means(samples_per_mean=7), minimum=minimum)
+
+    assert (0 if payload is None else len(payload["x"])) == groups
+    if groups == 3:
+        assert same(payload, {n: t[:3] for n, t in share(Means(samples_per_mean=7)).items()})
+
+
+def test_the_engine_applies_the_experiments_policy() -> None:
+    groups, method = (
+        [range(5), range(5, 7), range(7, 8)],
+        {"name": "fedmix", "sharing": {"samples_per_mean": 4}},
+    )
+
+    def sent(**changes: Any) -> dict[int, int]:
+        made = world(groups=groups, method=method, **changes)
+        payloads = engine_of(made).share(0, made.weights(), range(3), made.sizes(0))
+        return {client: len(payload["x"]) for client, payload in payloads}
+
+    assert sent() == {0: 1, 1: 1}
+    assert sent(policy={"min_mean": 4}) == {0: 1}
+    assert sent(unsafe=True) == {0: 2, 1: 1, 2: 1}
+
+
+@pytest.mark.parametrize(("threshold", "sends"), [(1, True), (23, True), (24, False)])
+@pytest.mark.parametrize("part", [Means, LocalMeans, HiddenMeans])
+def test_clients_below_the_threshold_send_nothing(part: type, threshold: int, sends: bool) -> None:
+    assert (share(part(threshold=threshold)) is not None) == sends
+
+
+@pytest.mark.parametrize("part", [Means(), LocalMeans(), Noise(), HiddenMeans(), Raw()])
+def test_a_client_without_samples_sends_nothing(part: Means) -> None:
+    assert part.share(local(DATA.train.x[:0], DATA.train.y[:0], MADE.task, MADE.scale)) is None
+
+
+# Means: options --------------------------------------------------------------------------------------------
+
+
+@given(
+    labels=st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    size=st.integers(1, 12),
+    seed=st.integers(0, 999),
+)
+@examples(60)
+def test_same_class_groups_are_pure_and_complete(labels: list[int], size: int, seed: int) -> None:
+    y = torch.tensor(labels)
+    x = torch.arange(len(y)).to(torch.uint8)[:, None, None, None].expand(-1, 1, 4, 4)
+    sharing = Means(split="class", samples_per_mean=size)
+
+    payload = sharing.share(local(x, y, MADE.task, MADE.scale, seed))
+
+    supply = np.bincount(labels, minlength=3)
+    assert set(payload["y"].unique().tolist()) <= {0.0, 1.0}
+    assert payload["y"].sum(0).tolist() == [-(-n // size) for n in supply]
+    # Every sample is in exactly one group: the groups' totals are each class's total.
+    for c in np.flatnonzero(supply):
+        of_class = payload["x"][payload["y"][:, c] == 1].double()
+        full = [min(size, supply[c] - first) for first in range(0, supply[c], size)]
+        total = torch.einsum("g,gchw->chw", torch.tensor(full, dtype=torch.float64), of_class)
+        torch.testing.assert_close(total, MADE.scale(x[y == c]).double().sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_same_class_groups_are_drawn_at_random() -> None:
+    first, other = (share(Means(split="class", samples_per_mean=3), seed=seed) for seed in (1, 2))
+
+    assert not torch.equal(first["x"], other["x"])
+
+
+def test_noise_has_the_asked_deviation_and_spares_targets() -> None:
+    data = images(400, side=16)
+    clean, noisy = (share(Means(samples_per_mean=4, noise=sigma), data) for sigma in (0.0, 0.3))
+
+    drawn = (noisy["x"] - clean["x"]).double()
+    assert drawn.std().item() == pytest.approx(0.3, rel=0.02)
+    assert drawn.mean().item() == pytest.approx(0, abs=0.01)
+    assert (drawn[0] - drawn[1]).abs().max() > 0.1
+    assert torch.equal(noisy["y"], clean["y"])
+
+
+def test_noise_is_drawn_from_the_clients_stream() -> None:
+    first, again, other = (share(Means(noise=0.3), seed=seed) for seed in (1, 1, 2))
+
+    assert same(first, again)
+    assert not torch.equal(first["x"], other["x"])
+
+
+def test_unit_scale_shares_pictures() -> None:
+    payload = share(Means(scale="unit"))
+
+    torch.testing.assert_close(payload["x"][0], DATA.train.x.float().mean(0) / 255, rtol=1e-4, atol=1e-5)
+    assert payload["x"].min() >= 0
+    assert payload["x"].max() <= 1
+
+
+def entries(count: int, seed: int = 0) -> Pool:
+    """Entries of as many clients, in float32."""
+    rng = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(count, 1, 4, 4, generator=rng), torch.rand(count, 3, generator=rng)
+    return Pool({"x": x, "y": y}, np.arange(count))
+
+
+@pytest.mark.parametrize(("m", "left"), [(2, 5), (4, 3), (9, 1), (50, 1)])
+def test_server_averages_random_groups_of_entries(m: int, left: int) -> None:
+    before = entries(9)
+
+    after = Means(server_average=m).pool(before, np.random.default_rng(0))
+
+    sizes = torch.tensor([min(m, 9 - first) for first in range(0, 9, m)], dtype=torch.float64)
+    assert len(after) == len(after.tensors["x"]) == left
+    assert after.owner.tolist() == [-1] * left
+    for name, tensor in after.tensors.items():
+        total = (tensor.double() * sizes.reshape(-1, *[1] * (tensor.dim() - 1))).sum(0) / 9
+        torch.testing.assert_close(total, before.tensors[name].double().mean(0), rtol=1e-5, atol=1e-6)
+    # x and y of one group stay together: a pair of entries is found in both.
+    if m == 2:
+        pairs = [(i, j) for i in range(9) for j in range(i)]
+        for x, y in zip(after.tensors["x"][:4], after.tensors["y"][:4], strict=True):
+            of_x, of_y = (
+                [torch.allclose((t[i] + t[j]) / 2, made, atol=1e-6) for i, j in pairs]
+                for t, made in ((before.tensors["x"], x), (before.tensors["y"], y))
+            )
+            assert of_x == of_y
+            assert sum(of_x) == 1
+
+
+def test_server_average_of_1_leaves_entries_as_they_are() -> None:
+    before = entries(5)
+
+    assert Means().pool(before, np.random.default_rng(0)) is before
+
+
+def test_server_average_of_equal_clients_is_each_of_them() -> None:
+    one = entries(1).tensors
+    equal = Pool({n: t.expand(6, *t.shape[1:]) for n, t in one.items()}, np.arange(6))
+
+    after = Means(server_average=3).pool(equal, np.random.default_rng(0))
+
+    assert same(after.tensors, {n: t.expand(2, *t.shape[1:]) for n, t in one.items()})
+
+
+def test_server_average_groups_clients_at_random() -> None:
+    after = [Means(server_average=3).pool(entries(9), np.random.default_rng(seed)) for seed in (0, 0, 1)]
+
+    assert same(after[0].tensors, after[1].tensors)
+    assert not same(after[0].tensors, after[2].tensors)
+
+
+# Controls, hidden states, raw samples ----------------------------------------------------------------------
+
+
+def test_local_means_are_seen_by_their_own_client_only() -> None:
+    pool = Pool(entries(5).tensors, np.array([0, 1, 1, 3, 4]))
+
+    views = {k: LocalMeans().view(pool, k) for k in range(5)}
+
+    assert [len(view) for view in views.values()] == [1, 2, 0, 1, 1]
+    assert torch.equal(views[1].tensors["x"], pool.tensors["x"][1:3])
+    assert torch.equal(views[3].tensors["y"], pool.tensors["y"][3:4])
+
+
+def test_means_are_seen_by_everyone() -> None:
+    pool = entries(5)
+
+    assert all(Means().view(pool, client) is pool for client in range(5))
+
+
+@pytest.mark.parametrize("method", ["local-means", "noise-mix"])
+def test_controls_send_nothing_but_weights(method: str) -> None:
+    fed = federation(method=method)
+
+    _, records = run(fed, 2)
+
+    assert all(set(record["bytes_up"]) == set(record["bytes_down"]) == {"weights"} for record in records)
+    assert records[0]["shared"]["sent"] == 4
+
+
+def test_local_means_make_a_client_mix_with_itself() -> None:
+    halves = [range(20), range(20, 40)]
+    alone = {"cohort": 1}
+    method = {"name": "naivemix", "objective": {"lambda": 0.5}}
+    here, nowhere = (
+        world(groups=g, method={**method, "sharing": "local-means"}, train=alone)
+        for g in (halves, halves[:1])
+    )
+
+    results = []
+    for made in (here, nowhere):
+        pool = gather(
+            dict(engine_of(made).share(0, made.weights(), range(len(made.population)), made.sizes(0)))
+        )
+        task = TrainTask(0, made.weights(), pool, made.sizes(0))
+        results.append(next(engine_of(made).train(task, [0])).upload)
+
+    assert same(*results)
+
+
+def test_noise_entries_are_gaussian_with_uniform_targets() -> None:
+    data = images(8, side=40)
+
+    payload = share(Noise(sigma=0.5), data)
+
+    assert payload["x"].shape == (1, 1, 40, 40)
+    assert payload["x"].std().item() == pytest.approx(0.5, rel=0.05)
+    assert payload["x"].mean().item() == pytest.approx(0, abs=0.04)
+    assert torch.equal(payload["y"], torch.full((1, 3), 1 / 3))
+    assert torch.equal(share(Noise(), numbers(8))["y"], torch.zeros(1, 2))
+
+
+def test_hidden_means_are_means_of_the_global_models_hidden_states() -> None:
+    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
+    made = world(groups=[range(9), range(9, 23)], method=method)
+    weights = {n: t + 0.1 for n, t in made.weights().items()}
+
+    payloads = dict(engine_of(made).share(0, weights, [0, 1], made.sizes(0)))
+
+    made.model.load_state_dict(weights)
+    for client, payload in payloads.items():
+        x, y = made.samples(client, 99)
+        torch.testing.assert_close(payload["x"][0], made.model(made.scale(x), 0, 1).mean(0).detach())
+        assert torch.equal(payload["y"][0], mean(made.task.encode(y)))
+
+
+def test_hidden_means_are_taken_without_dropout() -> None:
+    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
+    made = world(method=method, model={"name": "mlp", "hidden": [6], "dropout": 0.5})
+    engine = engine_of(made)
+
+    first, again = (dict(engine.share(0, made.weights(), [0], made.sizes(0)))[0] for _ in range(2))
+
+    made.model.eval()
+    expected = made.model(made.scale(made.samples(0, 99)[0]), 0, 1).mean(0).detach()
+    assert same(first, again)
+    torch.testing.assert_close(first["x"][0], expected)
+
+
+def test_hidden_means_are_sent_again_every_round() -> None:
+    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
+
+    state, records = run(federation(method=method), 2)
+
+    # Means of 6 hidden numbers and 3 targets from each of 4 clients; both of a cohort of 2 download all.
+    assert [record["shared"]["sent"] for record in records] == [4, 4]
+    assert [record["bytes_up"]["means"] for record in records] == [4 * (6 + 3) * 4] * 2
+    assert [record["bytes_down"]["means"] for record in records] == [2 * 4 * (6 + 3) * 4] * 2
+    assert state.shared_round == 1
+
+
+def test_raw_shares_samples_as_stored() -> None:
+    payload = Raw().share(local(DATA.train.x, DATA.train.y, MADE.task, MADE.scale))
+
+    assert payload["x"] is DATA.train.x
+    assert payload["y"] is DATA.train.y
+
+
+# Pools -----------------------------------------------------------------------------------------------------
+
+
+def test_gather_stacks_in_order_of_client_and_remembers_owners() -> None:
+    two, one = (rows_of(entries(3), np.array(rows)).tensors for rows in ([0, 2], [1]))
+
+    pool = gather({7: two, 3: one})
+
+    assert pool.owner.tolist() == [3, 7, 7]
+    assert torch.equal(pool.tensors["x"], entries(3).tensors["x"][[1, 0, 2]])
+
+
+# Through the federation ------------------------------------------------------------------------------------
+
+MEANS_BYTES = (16 + 3) * 4
+"""One entry: an image of 4 x 4 and three classes, float32."""
+
+
+def test_means_travel_once_to_the_server_and_once_to_each_client() -> None:
+    fed = federation(images(40), partition={"name": "iid", "clients": 5}, method="fedmix")
+
+    state, records = run(fed, 6)
+
+    assert [record["bytes_up"].get("means", 0) for record in records] == [5 * MEANS_BYTES, 0, 0, 0, 0, 0]
+    seen: set[int] = set()
+    for record in records:
+        fresh = set(record["cohort"]) - seen
+        seen |= fresh
+        assert record["bytes_down"].get("means", 0) == len(fresh) * 5 * MEANS_BYTES
+    assert np.flatnonzero(state.holders).tolist() == sorted(seen)
+    assert any("means" not in record["bytes_down"] for record in records)
+
+
+def test_server_averages_are_what_clients_download() -> None:
+    method = {"name": "fedmix", "sharing": {"server_average": 2}}
+
+    _, records = run(federation(partition={"name": "iid", "clients": 5}, method=method), 1)
+
+    assert records[0]["bytes_up"]["means"] == 5 * MEANS_BYTES
+    assert records[0]["bytes_down"]["means"] == 2 * 3 * MEANS_BYTES
+
+
+def test_raw_samples_are_counted_as_stored() -> None:
+    _, records = run(federation(method="global-mixup", unsafe=True), 1)
+
+    # 40 samples of 16 pixels in one byte each, and labels of 8 bytes.
+    assert records[0]["bytes_up"]["raw"] == 40 * (16 + 8)
+    assert records[0]["bytes_down"]["raw"] == 2 * 40 * (16 + 8)
+
+
+ARRIVAL = {"first": 0.25, "clients": 0.4, "portion": 0.25}
+
+
+def arriving(refresh: float | None) -> Federation:
+    sharing = {} if refresh is None else {"refresh": refresh}
+    changes: dict[str, Any] = {
+        "partition": {"name": "iid", "clients": 5},
+        "arrival": ARRIVAL,
+        "method": {"name": "fedmix", "sharing": sharing},
+        "rounds": 8,
+        "policy": {"min_mean": 1},
+    }
+    return federation(images(60), **changes)
+
+
+@pytest.mark.parametrize("refresh", [None, 0.0, 0.5, 0.8, 1.0])
+def test_means_are_renewed_once_enough_clients_have_new_data(refresh: float | None) -> None:
+    fed = arriving(refresh)
+
+    _, records = run(fed, 8)
+
+    last = np.zeros(5, np.int64)
+    holders: set[int] = set()
+    renewals = 0
+    for round, record in enumerate(records):
+        sizes = fed.world.sizes(round)
+        new = int((sizes != last).sum())
+        due = round == 0 or (refresh is not None and new >= max(1, refresh * 5))
+        assert ("shared" in record) == due
+        assert record["bytes_up"].get("means", 0) == (new * MEANS_BYTES if due else 0)
+        if due:
+            assert record["shared"] == {"asked": new, "sent": new, "entries": 5}
+            last, holders, renewals = sizes, set(), renewals + 1
+        fresh = set(record["cohort"]) - holders
+        holders |= fresh
+        assert record["bytes_down"].get("means", 0) == len(fresh) * 5 * MEANS_BYTES
+    assert (renewals == 1) if refresh is None else (1 < renewals < 8)
+
+
+def test_a_renewal_replaces_the_means_of_changed_clients_only() -> None:
+    fed = arriving(0.0)
+    before, _ = run(fed, 1)
+
+    after, _ = run(fed, 1, before)
+
+    sizes = [fed.world.sizes(round) for round in (0, 1)]
+    changed = np.flatnonzero(sizes[0] != sizes[1])
+    assert 0 < len(changed) < 5
+    assert after.entries.owner.tolist() == [0, 1, 2, 3, 4]
+    for client in range(5):
+        x, y = fed.world.samples(client, int(sizes[1][client]))
+        assert torch.equal(after.entries.tensors["x"][client], mean(fed.world.scale(x)))
+        assert torch.equal(after.entries.tensors["y"][client], mean(fed.world.task.encode(y)))
+        kept = torch.equal(after.entries.tensors["x"][client], before.entries.tensors["x"][client])
+        assert kept == (client not in changed)
+
+
+def test_clients_train_on_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = arriving(None)
+    train, used = fed.engine.train, []
+
+    def recording(task: TrainTask, clients: list[int]) -> Iterator[Trained]:
+        for trained in train(task, clients):
+            used.append((task.round, trained.client, trained.samples))
+            yield trained
+
+    monkeypatch.setattr(fed.engine, "train", recording)
+
+    run(fed, 8)
+
+    assert len(used) == 8 * 2
+    assert all(samples == fed.world.sizes(round)[client] for round, client, samples in used)
+    assert len({samples for _, _, samples in used}) > 2
+
+
+def test_arrival_by_hand() -> None:
+    full = np.array([10, 10, 1, 0, 7])
+    arrival = experiment(arrival={"first": 0.1, "clients": 0.5, "portion": 0.1}).arrival
+
+    for round in range(5):
+        times = sum((stream(3, "arrival", past).random(5) < 0.5).astype(int) for past in range(1, round + 1))
+        tenths = np.minimum(10, 1 + times + np.zeros(5, int))
+        expected = np.where(full > 0, np.maximum(1, -(-full * tenths // 10)), 0)
+        assert arrived(full, arrival, round, 3).tolist() == expected.tolist()
+
+
+def test_arrival_ends_with_all_samples() -> None:
+    full = np.array([13, 1, 40])
+    arrival = experiment(arrival={"first": 0.0, "clients": 1.0, "portion": 0.3}).arrival
+
+    sizes = [arrived(full, arrival, round, 0).tolist() for round in range(6)]
+
+    assert sizes == [[1, 1, 1], [4, 1, 12], [8, 1, 24], [12, 1, 36], [13, 1, 40], [13, 1, 40]]
+
+
+def test_nothing_shared_at_all_is_told() -> None:
+    fed = federation(method={"name": "fedmix", "sharing": {"threshold": 1000}})
+
+    with pytest.raises(FedblendError, match="sharing") as told:
+        run(fed, 1)
+
+    assert "threshold" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "groups"),
+    [({}, [range(9), range(9, 18), range(18, 19)]), ({"server_average": 2}, None)],
+    ids=["a client too small for a mean", "entries averaged by the server"],
+)
+def test_local_means_train_or_tell_where_a_client_has_none(sharing: dict[str, Any], groups: Any) -> None:
+    fed = federation(groups=groups, method={"name": "local-means", "sharing": sharing}, train={"cohort": 3})
+    told = ""
+
+    try:
+        run(fed, 1)
+    except FedblendError as error:
+        told = str(error)
+
+    assert not told or "shar" in told
+
+
+def test_payloads_that_are_not_finite_are_refused_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = federation(method="fedmix")
+    honest = fed.engine.share
+
+    def damaged(*given_: Any) -> Iterator[tuple[int, Payload]]:
+        for client, payload in honest(*given_):
+            yield client, {**payload, "x": payload["x"] / 0} if client == 2 else payload
+
+    monkeypatch.setattr(fed.engine, "share", damaged)
+
+    state, records = run(fed, 1)
+
+    assert state.entries.owner.tolist() == [0, 1, 3]
+    assert records[0]["shared"]["refused"] == [{"client": 2, "reason": "'x' holds NaN or infinity"}]
+    assert records[0]["shared"]["sent"] == 3
+
+
+def test_a_round_is_a_function_of_its_state_alone() -> None:
+    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
+    used, fresh = federation(method=method), federation(method=method)
+    start = used.start()[0]
+    other = replace(start, weights={n: t + 0.3 for n, t in start.weights.items()})
+    run(used, 1, start)
+
+    after_another, records = run(used, 1, other)
+    alone, expected = run(fresh, 1, other)
+
+    assert same(after_another.weights, alone.weights)
+    assert without_machine(records) == without_machine(expected)
