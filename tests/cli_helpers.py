@@ -94,6 +94,7 @@ def here(*words: object) -> Outcome:
     arguments = ["fedblend", *map(str, words)]
     with (
         mock.patch.object(sys, "argv", arguments),
+        mock.patch.object(sys, "path", list(sys.path)),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -115,9 +116,7 @@ def command(*words: object) -> list[str]:
     return [*start, *map(str, words)]
 
 
-def start(
-    *words: object, cwd: Path | None = None, before: Callable[[], None] | None = None
-) -> subprocess.Popen[str]:
+def start(*words: object, cwd: Path | None = None, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
     """Start a command as a process (and a process group) of its own."""
 
     def prepare() -> None:

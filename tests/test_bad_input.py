@@ -502,6 +502,32 @@ def test_one_failed_run_stops_no_other() -> None:
     }
 
 
+BROKEN = '''
+from fedblend import part
+from fedblend.objectives import Objective
+
+@part("objective", "broken")
+class Broken(Objective):
+    """An objective with a fault."""
+
+    def loss(self, net, batch, drawn, context):
+        raise KeyError("a fault of the user's own")
+'''
+
+
+def test_a_fault_in_ones_own_code_is_shown_and_stops_no_other_run() -> None:
+    Path("broken_part.py").write_text(BROKEN)
+    several = [{"label": "broken", "objective": "broken_part:Broken"}, "fedavg"]
+    outcome = run({"methods": several}, "--out", "out", "--jobs", 1)
+    assert outcome.code in (1, 2)
+    for told in ("a fault of the user's own", "broken_part.py", "client 0", "round 1"):
+        # Where in the user's code it happened matters, so here a traceback is right.
+        assert told in outcome.err
+    assert status(Path("out/broken-seed0"))["state"] == "failed"
+    assert "a fault of the user's own" in status(Path("out/broken-seed0"))["reason"]
+    assert status(Path("out/fedavg-seed0"))["state"] == "done"
+
+
 def test_a_folder_in_use_by_another_process() -> None:
     file = write(Path("long.toml"), {"rounds": 100_000})
     process = start("run", file, "--out", "out")

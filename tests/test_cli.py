@@ -24,6 +24,7 @@ from cli_helpers import (
     succeeded,
     write,
 )
+from safetensors.torch import load_file
 from torch import nn
 
 import fedblend
@@ -112,7 +113,7 @@ def test_the_list_of_methods_names_every_method() -> None:
 DATASETS = ("digits", "mnist5k", "shakespeare", "fashion-mnist")
 
 
-@pytest.mark.parametrize(("method", "dataset"), itertools.product(methods.presets(), DATASETS))
+@pytest.mark.parametrize(("method", "dataset"), list(itertools.product(methods.presets(), DATASETS)))
 def test_new_files_are_sound(method: str, dataset: str) -> None:
     text = succeeded(here("new", method, dataset)).out
     experiment = resolve(tomllib.loads(text))
@@ -329,17 +330,15 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_a_module_and_an_objective_beside_the_file_run_and_can_be_gone_back_to(own: Path) -> None:
-    outcome = succeeded(call("run", own, "--out", "out"))
+    succeeded(call("run", own, "--out", "out"))
     run = Path("out/flooded-seed0")
-    assert "flooded" in outcome.out
     assert status(run)["state"] == "done"
-    facts = json.loads((run / "facts.json").read_text())
-    assert facts["model"]["parameters"] == 64 * 6 + 6 + 3 * 6 + 6 + 6 + 1 + 60 + 10  # with batch norm's buffers
+    assert "layers.2.running_mean" in str(load_file(run / "checkpoint.safetensors").keys())
     table = tomllib.loads((run / "config.toml").read_text())
     assert table["method"]["objective"] == {"name": "own_flooding:Flooding", "level": 2.0}
     # A new process, elsewhere, is told nothing but the run's folder.
-    again = succeeded(call("resume", "out"))
-    assert "flooded" in again.out
+    succeeded(call("resume", "out"))
+    assert lines_of(run) == TINY["rounds"] + 1
 
 
 def test_parts_of_ones_own_are_checked_like_any(own: Path) -> None:
@@ -363,10 +362,9 @@ def test_the_method_of_the_documentation_runs(tmp_path: Path) -> None:
     assert module, "the page no longer says how to call the module"
     (tmp_path / module[1]).write_text(python[1])
     (tmp_path / "method.toml").write_text(toml[1])
-    outcome = succeeded(here("run", "method.toml", "--set", "rounds=1", "--jobs", 1, "--out", "out"))
+    succeeded(here("run", "method.toml", "--set", "rounds=1", "--jobs", 1, "--out", "out"))
     names = [m if isinstance(m, str) else m.get("label", m.get("name")) for m in tomllib.loads(toml[1])["methods"]]
     for name in names:
-        assert name in outcome.out
         assert status(Path("out") / f"{name}-seed0")["state"] == "done"
     losses = {name: json.loads(records(Path("out") / f"{name}-seed0")[-1])["train_loss"] for name in names}
     assert len(set(losses.values())) == len(names), "the new method does what another does"
@@ -413,5 +411,5 @@ def test_run_study_gives_one_table_of_all_runs(tmp_path: Path) -> None:
     assert set(frame["run"]) == {f"{m}-seed{s}" for m in ("fedavg", "fedmix") for s in (0, 1)}
     means = frame[frame["round"] == 1].groupby("method")["accuracy"].mean()
     assert means.between(0, 1).all()
-    with pytest.raises(fedblend.FedblendError, match="fedavg-seed0.*already holds a run"):
+    with pytest.raises(fedblend.FedblendError, match=r"fedavg-seed0.*already holds a run"):
         fedblend.run_study(table, out=tmp_path / "out", jobs=1)

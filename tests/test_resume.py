@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -72,6 +73,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "whole" / "custom-seed0"
 
 
+def copy_of(run: Path, folder: Path) -> Path:
+    """A run's copy inside ``folder``, to be damaged."""
+    return Path(shutil.copytree(run, folder / "out" / run.name))
+
+
 # Killed ----------------------------------------------------------------------------------------------------
 
 
@@ -132,9 +138,7 @@ def test_lost_metrics_are_never_passed_over_in_silence(tiny: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"\x93" * 500])
 def test_a_damaged_checkpoint_is_told(damage: Callable[[bytes], bytes], tiny: Path, tmp_path: Path) -> None:
-    run = tmp_path / "out" / "custom-seed0"
-    file = tiny.parent.parent / "tiny.toml"
-    succeeded(here("run", file, "--set", "rounds=1", "--out", tmp_path / "out"))
+    run = copy_of(tiny, tmp_path)
     (run / CHECKPOINT).write_bytes(damage((run / CHECKPOINT).read_bytes()))
     before = (run / "metrics.jsonl").read_bytes()
     refused(here("resume", run), CHECKPOINT, "damaged")
@@ -142,8 +146,7 @@ def test_a_damaged_checkpoint_is_told(damage: Callable[[bytes], bytes], tiny: Pa
 
 
 def test_a_damaged_status_or_configuration_is_told(tiny: Path, tmp_path: Path) -> None:
-    run = tmp_path / "out" / "custom-seed0"
-    succeeded(here("run", tiny.parent.parent / "tiny.toml", "--set", "rounds=1", "--out", tmp_path / "out"))
+    run = copy_of(tiny, tmp_path)
     (run / "status.json").write_text('{"state": "do')
     refused(here("inspect", run), "status.json", "damaged")
     (run / "config.toml").write_text("rounds = ")
@@ -230,11 +233,22 @@ def test_a_new_run_of_the_same_name_leaves_the_old_one_alone(
     before = contents(tmp_path / "runs" / "tiny")
     succeeded(here("run", file, "--set", "rounds=1", "--set", "train.lr=0.2"))
     assert contents(tmp_path / "runs" / "tiny") == before
-    assert 'lr = 0.2' in (tmp_path / "runs" / "tiny-2" / "custom-seed0" / "config.toml").read_text()
+    assert "lr = 0.2" in (tmp_path / "runs" / "tiny-2" / "custom-seed0" / "config.toml").read_text()
     # Without --out, the newest of that name goes on.
     succeeded(here("run", file, "--resume", "--set", "rounds=2", "--set", "train.lr=0.2"))
     assert lines_of(tmp_path / "runs" / "tiny-2" / "custom-seed0") == 3
     assert contents(tmp_path / "runs" / "tiny") == before
+
+
+def test_a_run_killed_before_its_first_line_can_be_shown_and_resumed(tiny: Path, tmp_path: Path) -> None:
+    run = copy_of(tiny, tmp_path)
+    for name in ("metrics.jsonl", "status.json", CHECKPOINT):
+        (run / name).unlink()
+    for order in ("inspect", "compare"):
+        assert "custom" in succeeded(here(order, run)).out
+    succeeded(here("report", run, "--out", tmp_path / "report.html"))
+    succeeded(here("resume", run))
+    same_end(run, tiny)
 
 
 # Several at once -------------------------------------------------------------------------------------------
@@ -279,6 +293,33 @@ def test_a_study_of_two_at_once_killed_and_resumed(study: Path, tmp_path: Path) 
     assert not left, f"{len(left)} processes go on without the command that began them, and hold the runs' folders"
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_run_whose_process_is_killed_is_told_and_can_go_on(study: Path, tmp_path: Path) -> None:
+    process = begin_study(study, tmp_path / "out")
+    lock = str(tmp_path / "out" / "fedmix-seed0" / "run.lock")
+    (holder,) = [pid for pid in alive(process) if lock in open_files(pid)]
+    os.kill(holder, signal.SIGKILL)  # as the system does when memory is short
+    refused(finish(process), "fedmix-seed0: ", "resume")
+    go_on_with_study(study, tmp_path / "out")
+
+
+def open_files(pid: int) -> list[str]:
+    return [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_ctrl_c_while_runs_at_once_begin_leaves_no_trace(study: Path, tmp_path: Path) -> None:
+    process = start("run", study.parent / "study.toml", "--out", tmp_path / "out", "--jobs", 2)
+    wait_until(lambda: len(alive(process)) >= 4, process)  # itself, its messengers and the runs'
+    time.sleep(0.7)
+    os.killpg(process.pid, signal.SIGINT)
+    outcome = finish(process)
+    assert outcome.code == 130, outcome
+    assert "Traceback" not in outcome.err, outcome.err[-3000:]
+    if "fedblend resume" in outcome.err:
+        assert any((tmp_path / "out").glob("*/config.toml")), "there is nothing yet that could be resumed"
+
+
 def test_ctrl_c_stops_runs_at_once_without_a_trace(study: Path, tmp_path: Path) -> None:
     process = begin_study(study, tmp_path / "out")
     os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
@@ -288,4 +329,3 @@ def test_ctrl_c_stops_runs_at_once_without_a_trace(study: Path, tmp_path: Path) 
     assert f"fedblend resume {tmp_path / 'out'}" in outcome.err
     assert {status(tmp_path / "out" / f"fedmix-seed{seed}")["state"] for seed in (0, 1)} <= {"stopped", "done"}
     go_on_with_study(study, tmp_path / "out")
-

@@ -19,7 +19,7 @@ LINE_EVERY = 10.0
 
 class _Facts(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(task.fields["facts"])
+        return Text(task.fields["facts"], no_wrap=True)
 
 
 class RunProgress:
@@ -35,10 +35,10 @@ class RunProgress:
         self.first: dict[str, tuple[float, int]] = {}
         self.bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=18),
+            BarColumn(bar_width=10),
             TextColumn("{task.completed}/{task.total}"),
             _Facts(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=self.console,
         )
         self.tasks = (

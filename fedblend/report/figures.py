@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,13 @@ MARKED_ROUNDS = 20
 """Up to so many evaluated rounds, each is marked by a dot."""
 
 
+WIDE = 36
+"""Letters in a line of a name."""
+
+
 def plain(text: str) -> str:
-    """Text that plotly shows as it is: it would read ``<b>`` and the like as markup."""
-    return html.escape(text, quote=False)
+    """Text that plotly shows as it is, long text in several lines: it would read ``<b>`` and the like as markup."""
+    return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(text, WIDE) or [text])
 
 
 def curve(frame: pd.DataFrame, column: str, looks: Mapping[str, Look], targets: Sequence[float] = ()) -> go.Figure:
@@ -32,7 +37,7 @@ def curve(frame: pd.DataFrame, column: str, looks: Mapping[str, Look], targets: 
 
     ``column`` of the curves: "accuracy" (drawn in per cent), "loss" or "train_loss".
     """
-    figure = go.Figure(layout=_layout("round", AXES[column]))
+    figure = go.Figure(layout=_layout("round", AXES[column], _height(looks)))
     for line in lines(frame, column):
         _add(figure, line, line.rounds, looks[line.method], _factor(column))
     for target in targets:
@@ -47,15 +52,22 @@ def curve(frame: pd.DataFrame, column: str, looks: Mapping[str, Look], targets: 
 
 def cost(frame: pd.DataFrame, column: str, looks: Mapping[str, Look]) -> go.Figure:
     """A measure against what was sent up and down until then, in megabytes."""
-    figure = go.Figure(layout=_layout("sent up and down since the beginning, all clients (MB)", AXES[column]))
+    where = "sent up and down since the beginning, all clients (MB)"
+    figure = go.Figure(layout=_layout(where, AXES[column], _height(looks)))
     for line in lines(frame, column):
         _add(figure, line, line.megabytes, looks[line.method], _factor(column), "%{x:,.1f} MB")
     figure.update_layout(hovermode="closest")
+    figure.update_xaxes(exponentformat="none", separatethousands=True)
     return figure
 
 
-AXES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss, mean over the cohort"}
+AXES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss (mean of the cohort)"}
 """What the axis of a measure is called, with its unit."""
+
+
+def _height(looks: Mapping[str, Look]) -> int:
+    """Taller the more methods there are, since the legend takes its rows from the curves."""
+    return 370 + 8 * len(looks)
 
 
 def _factor(column: str) -> float:
@@ -122,7 +134,7 @@ def by_class(groups: Sequence[Group]) -> go.Figure | None:
         xgap=2,
         ygap=2,
         texttemplate="%{z:.0f}" if len(classes) <= WRITTEN_CLASSES else None,
-        colorbar={"title": {"text": "accuracy (%)", "side": "right"}, "thickness": 10, "outlinewidth": 0},
+        colorbar=_colour_bar("accuracy (%)"),
         hovertemplate="%{y}, class %{x}: %{z:.1f} %<extra></extra>",
     )
     figure.update_xaxes(type="category", showgrid=False)
@@ -183,7 +195,7 @@ def split(record: Mapping[str, Any]) -> go.Figure | None:
         zmin=0,
         xgap=1 if len(counts) <= 60 else 0,
         ygap=1,
-        colorbar={"title": {"text": "samples", "side": "right"}, "thickness": 10, "outlinewidth": 0},
+        colorbar=_colour_bar("samples"),
         hovertemplate="client %{x}, class %{y}: %{z} samples<extra></extra>",
     )
     figure.update_xaxes(showgrid=False)
@@ -191,8 +203,13 @@ def split(record: Mapping[str, Any]) -> go.Figure | None:
     return figure
 
 
-def _layout(x: str, y: str, height: int = 400) -> dict[str, Any]:
+def _colour_bar(title: str) -> dict[str, Any]:
+    return {"title": {"text": title, "side": "right", "font": {"size": 13}}, "thickness": 10, "outlinewidth": 0}
+
+
+def _layout(x: str, y: str, height: int) -> dict[str, Any]:
     axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "ticks": ""}
+    title = {"standoff": 10, "font": {"size": 13}}
     return {
         "template": "none",
         "height": height,
@@ -200,8 +217,8 @@ def _layout(x: str, y: str, height: int = 400) -> dict[str, Any]:
         "font": {"size": 12.5, "color": INK},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "xaxis": axis | {"title": {"text": x, "standoff": 10}},
-        "yaxis": axis | {"title": {"text": y, "standoff": 10}},
+        "xaxis": axis | {"title": {"text": x, **title}},
+        "yaxis": axis | {"title": {"text": y, **title}},
         "hovermode": "x unified",
         "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom", "tracegroupgap": 0},
     }

@@ -15,7 +15,11 @@
       layout[name] = { ...layout[name], gridcolor: colour("--grid"), linecolor: colour("--line") };
     }
     for (const trace of data.filter((one) => one.type === "heatmap")) {
-      trace.colorscale = [[0, colour("--heat-0")], [0.5, colour("--heat-1")], [1, colour("--heat-2")]];
+      /* Where numbers stand in the cells, the colours are soft enough for them to be read on every one. */
+      const written = Boolean(trace.texttemplate);
+      trace.colorscale = (written ? ["--heat-0", "--heat-soft"] : ["--heat-0", "--heat-1", "--heat-2"])
+        .map((name, i, all) => [i / (all.length - 1), colour(name)]);
+      if (written) trace.textfont = { color: colour("--ink") };
     }
     return { data, layout };
   };

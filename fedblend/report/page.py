@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedblend.errors import FedblendError
 from fedblend.report import figures, pictures, still
 from fedblend.report.lines import BAND_TEXT
+from fedblend.report.privacy import NOTE, gives_raw_away
 from fedblend.report.settings import settings
+from fedblend.report.splits import splits
 from fedblend.report.style import Look, looks
 from fedblend.report.tables import by_client, by_kind, by_phase, results
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
-from fedblend.runs.groups import Group, Outcome, group
+from fedblend.runs.groups import Group, group
 from fedblend.runs.summary import curves_of, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
-
-MOST_SPLITS = 4
-"""Pictures of different splits on one page; of more the first are drawn."""
-
-SPLIT_FIELDS = ("data", "partition", "fraction", "holdout")
-"""Fields of an experiment that, with the seed, decide its split."""
 
 
 def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> None:
@@ -39,8 +35,10 @@ def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> 
     curves, table = curves_of(groups), table_of(groups)
     write_atomically(html, page(groups, curves, table))
     if png is not None:
-        title = settings(groups).title
-        write_atomically(png, still.draw(curves, table, _looks(groups), title, _targets(groups)))
+        about = settings(groups)
+        notes = {g.name: NOTE for g in groups if gives_raw_away(g.config)}
+        heads = still.Heads(about.title, about.short, notes, _targets(groups))
+        write_atomically(png, still.draw(curves, table, _looks(groups), heads))
 
 
 def page(groups: Sequence[Group], curves: pd.DataFrame, table: pd.DataFrame) -> str:
@@ -58,20 +56,21 @@ def page(groups: Sequence[Group], curves: pd.DataFrame, table: pd.DataFrame) -> 
     )
     by_method = _looks(groups)
     drawn = _figures(groups, curves, table, by_method)
-    splits = _splits(groups)
-    drawn |= {f"split-{i}": figure for i, (_, figure, _) in enumerate(splits)}
+    pictured = splits(groups)
+    drawn |= {split.name: split.figure for split in pictured}
     return environment.get_template("page.html").render(
         about=settings(groups),
         groups=groups,
         looks=by_method,
-        unsafe=[g.name for g in groups if pictures.gives_raw_away(g.config)],
+        unsafe=[g.name for g in groups if gives_raw_away(g.config)],
         unfinished=[g for g in groups if g.unfinished],
         results=results(table),
         kinds=by_kind(table),
         clients=by_client(groups),
         phases=by_phase(table),
         drawn=drawn,
-        splits=[(f"split-{i}", caption, measures) for i, (caption, _, measures) in enumerate(splits)],
+        curves=[(name, title) for name, title in _titles(drawn) if name in drawn],
+        splits=pictured,
         galleries=pictures.galleries(groups),
         band=BAND_TEXT,
         data={name: Markup(_as_json(figure)) for name, figure in drawn.items()},
@@ -100,32 +99,12 @@ def _figures(
     return {name: figure for name, figure in made.items() if figure is not None}
 
 
-def _splits(groups: Sequence[Group]) -> list[tuple[str, go.Figure, dict[str, float]]]:
-    """Caption, picture and measures of each different split, of its lowest seed."""
-    by_split: dict[str, list[Outcome]] = {}
-    for g in groups:
-        for outcome in g.outcomes:
-            key = repr([outcome.config.get(field) for field in SPLIT_FIELDS])
-            by_split.setdefault(key, []).append(outcome)
-    made = []
-    for outcomes in list(by_split.values())[:MOST_SPLITS]:
-        first = min(outcomes, key=lambda o: o.seed)
-        record = RunDirectory(first.path).split()
-        figure = figures.split(record)
-        if figure is not None:
-            made.append((_split_caption(first, outcomes, record), figure, record.get("measures", {})))
-    return made
-
-
-def _split_caption(first: Outcome, outcomes: Sequence[Outcome], record: dict[str, Any]) -> str:
-    data = first.facts.get("data", {}).get("name", first.config["data"]["name"])
-    text = f"{data} by '{first.config['partition']['name']}', seed {first.seed}"
-    shown, number = len(record.get("sizes", [])), first.facts.get("clients", {}).get("number", 0)
-    if number > shown:
-        text += f", the first {shown:,} of {number:,} clients"
-    if len({o.seed for o in outcomes}) > 1:
-        text += ". Each seed has a split of its own"
-    return text + "."
+def _titles(drawn: Collection[str]) -> list[tuple[str, str]]:
+    """The curves in order, with their titles; without accuracies the loss takes their place."""
+    cost = ("cost", f"{'Accuracy' if 'accuracy' in drawn else 'Loss'} against what was sent")
+    loss = ("loss", "Loss on the test samples")
+    first = [("accuracy", "Accuracy by round"), cost, loss] if "accuracy" in drawn else [loss, cost]
+    return [*first, ("train_loss", "Loss in local training")]
 
 
 def _targets(groups: Sequence[Group]) -> list[float]:

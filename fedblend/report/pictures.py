@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 
-from fedblend import parts
 from fedblend.data.scale import Scaler
 from fedblend.errors import FedblendError
+from fedblend.report.privacy import part_class
 from fedblend.runs import checkpoint
 from fedblend.runs.groups import Group, Outcome
 
@@ -50,23 +50,6 @@ class Gallery:
     shown: int
     entries: int
     pictures: list[Picture]
-
-
-def part_class(config: Mapping[str, Any], kind: str) -> type | None:
-    """The class of a method's part, or ``None`` where it cannot be imported here."""
-    try:
-        return parts.find(kind, config["method"][kind]["name"])
-    except (FedblendError, KeyError, TypeError):
-        return None
-
-
-def gives_raw_away(config: Mapping[str, Any]) -> bool:
-    """Whether a method gives raw samples away, by its sharing, its objective, or means of single samples."""
-    sharing, objective = part_class(config, "sharing"), part_class(config, "objective")
-    flags = [getattr(cls, flag, False) for cls in (sharing, objective) for flag in ("unsafe", "breaks_privacy")]
-    table = config["method"].get("sharing", {})
-    travels = bool(getattr(sharing, "travels", False))
-    return any(flags) or (travels and isinstance(table, Mapping) and table.get("samples_per_mean") == 1)
 
 
 def galleries(groups: Sequence[Group]) -> list[Gallery]:

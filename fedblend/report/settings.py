@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from fedblend import methods
+from fedblend.runs.directory import CONFIG
 from fedblend.runs.groups import NOT_COMPARED, Group, Outcome, differing, flatten
 from fedblend.runs.summary import NOTHING
 
@@ -18,17 +18,20 @@ class Settings:
     """All that the page says about how runs were made.
 
     ``tiles`` are (number, what it counts); ``text`` is the paragraph; ``described`` says what each preset
-    is; ``shared`` are the fields that all runs have in common, ``differs`` the others, a value a method.
+    is; ``shared`` are the fields that all runs have in common, ``differs`` the others, a value a method;
+    ``commands`` repeat the runs, and ``singly`` one method at a time where ``commands`` are as they were given.
     """
 
     title: str
     tiles: list[tuple[str, str]]
+    short: str
     text: str
     described: list[tuple[str, str]]
     shared: list[tuple[str, str]]
     differs: list[tuple[str, list[str]]]
     sources: list[tuple[str, str]]
     commands: list[str]
+    singly: list[str]
 
 
 def settings(groups: Sequence[Group]) -> Settings:
@@ -37,15 +40,19 @@ def settings(groups: Sequence[Group]) -> Settings:
     configs = [flatten(g.config) for g in groups]
     apart = differing([g.config for g in groups])
     first = flatten(outcomes[0].config)
+    given = list(dict.fromkeys(o.facts["command"] for o in outcomes if o.facts.get("command")))
+    own = [command(g) for g in groups]
     return Settings(
         title=_either(o.config.get("name", "") for o in outcomes),
         tiles=_tiles(groups, outcomes),
+        short=_short(outcomes),
         text=" ".join([_data(groups, outcomes), _split(outcomes), _training(outcomes), _rounds(outcomes)]),
         described=_described(groups),
         shared=[(f, show(v)) for f, v in first.items() if f not in apart and f not in NOT_COMPARED],
         differs=[(f, [show(one.get(f)) for one in configs]) for f in apart],
         sources=_sources(outcomes),
-        commands=commands(groups),
+        commands=given or own,
+        singly=own if given else [],
     )
 
 
@@ -57,18 +64,13 @@ def show(value: Any) -> str:
     """
     if value is None:
         return NOTHING
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'
 
 
-def commands(groups: Sequence[Group]) -> list[str]:
-    """Commands that repeat the runs: those that made them, where they are known, else one a method."""
-    given = [o.facts.get("command", "") for g in groups for o in g.outcomes]
-    own = []
-    for g in groups:
-        seeds = ",".join(str(o.seed) for o in g.outcomes)
-        path = shlex.quote(str(g.outcomes[0].path / "config.toml"))
-        own.append(f"fedblend run {path} --seeds {seeds}")
-    return list(dict.fromkeys(chain(filter(None, given), own)))
+def command(g: Group) -> str:
+    """The command that repeats a group's runs from the configuration that its first run kept."""
+    path = shlex.quote(str(g.outcomes[0].path / CONFIG))
+    return f"fedblend run {path} --seeds {','.join(str(o.seed) for o in g.outcomes)}"
 
 
 def _either(values: Iterable[Any]) -> str:
@@ -103,6 +105,16 @@ def _tiles(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> list[tuple[s
         (_number(_facts(outcomes, "model", "parameters")), "weights in the model"),
     ]
     return [(number, word) for number, word in tiles if number]
+
+
+def _short(outcomes: Sequence[Outcome]) -> str:
+    """The experiment in one line."""
+    data = _either(_facts(outcomes, "data", "name")) or _field(outcomes, "data.name")
+    clients = _number(_facts(outcomes, "clients", "number"))
+    return (
+        f"{data}, {clients} clients by '{_field(outcomes, 'partition.name')}', {_field(outcomes, 'train.cohort')} "
+        f"a round, {_field(outcomes, 'model.name')}"
+    )
 
 
 def _data(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> str:
@@ -172,10 +184,10 @@ def _rounds(outcomes: Sequence[Outcome]) -> str:
 
 
 def _described(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """What each method is, for those whose name is a preset's."""
+    """What each preset is that a method is made from."""
     known = methods.presets()
-    named = [(g.name, known.get(str(g.config["method"]["name"]))) for g in groups]
-    return [(name, preset[0]) for name, preset in named if preset]
+    names = dict.fromkeys(str(g.config["method"]["name"]) for g in groups)
+    return [(name, known[name][0]) for name in names if name in known]
 
 
 def _sources(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:

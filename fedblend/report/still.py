@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedblend.report.lines import BAND_TEXT, Line, lines
 from fedblend.report.style import BAND, GRID, INK, MUTED, Look
+from fedblend.report.terminal import rows_of
 from fedblend.runs.summary import megabytes, score
 
 if TYPE_CHECKING:
@@ -19,10 +22,21 @@ DPI = 150
 WIDTH, HEIGHT = 11.0, 4.3
 """Inches, without the legend's rows."""
 
+LETTERS = 130
+"""Letters that fit into a row of the legend."""
 
-def draw(
-    curves: pd.DataFrame, table: pd.DataFrame, looks: Mapping[str, Look], title: str, targets: Sequence[float] = ()
-) -> bytes:
+
+@dataclass(frozen=True)
+class Heads:
+    """What is written on the picture beside its numbers: ``notes`` stand after a method's name."""
+
+    title: str
+    subtitle: str
+    notes: Mapping[str, str] = field(default_factory=dict)
+    targets: Sequence[float] = ()
+
+
+def draw(curves: pd.DataFrame, table: pd.DataFrame, looks: Mapping[str, Look], heads: Heads) -> bytes:
     """A PNG: the measure by round with bands over seeds, and against megabytes sent; final numbers below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -30,26 +44,28 @@ def draw(
 
     column = "accuracy" if curves["accuracy"].notna().any() else "loss"
     drawn = lines(curves, column)
-    height = HEIGHT + 0.27 * len(table)
+    legend = [textwrap.fill(_words(row, heads.notes.get(row["method"], "")), LETTERS) for row in rows_of(table)]
+    height = HEIGHT + 0.25 * sum(1 + text.count("\n") for text in legend)
     spacing = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=spacing, facecolor="white")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
+    figure.suptitle(heads.title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
     by_round, by_bytes = figure.subplots(1, 2, sharey=True)
     factor = 100 if column == "accuracy" else 1
     for line in drawn:
         _draw(by_round, line, line.rounds, looks[line.method], factor)
         _draw(by_bytes, line, line.megabytes, looks[line.method], factor)
+    by_round.set_title(heads.subtitle, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
     _dress(by_round, "round", "test accuracy (%)" if column == "accuracy" else "test loss")
     _dress(by_bytes, "sent up and down since the beginning, all clients (MB)", "")
-    for target in targets if column == "accuracy" else ():
+    for target in heads.targets if column == "accuracy" else ():
         for axes in (by_round, by_bytes):
             axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         by_round.annotate(
             f"target {100 * target:g} %", (0.01, 100 * target), xycoords=("axes fraction", "data"), xytext=(0, 2),
             textcoords="offset points", fontsize=8, color=MUTED,
         )  # fmt: skip
-    _legend(figure, table, looks)
+    _legend(figure, legend, [looks[name] for name in table["method"]])
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
@@ -67,6 +83,7 @@ def _draw(axes: Axes, line: Line, x: Sequence[float], look: Look, factor: float)
 def _dress(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x, fontsize=9.5, color=INK)
     axes.set_ylabel(y, fontsize=9.5, color=INK)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8.5, colors=INK, length=0)
@@ -77,15 +94,13 @@ def _dress(axes: Axes, x: str, y: str) -> None:
         axes.spines[side].set_color(GRID)
 
 
-def _legend(figure: Figure, table: pd.DataFrame, looks: Mapping[str, Look]) -> None:
+def _legend(figure: Figure, words: Sequence[str], looks: Sequence[Look]) -> None:
     """A row a method below the panels: its line, its final numbers and what it sent."""
     from matplotlib.lines import Line2D
 
-    rows = [{str(k): v for k, v in row.items()} for row in table.to_dict("records")]
-    seen = [looks[row["method"]] for row in rows]
-    handles = [Line2D([], [], color=look.colour, linestyle=look.stroke, linewidth=2) for look in seen]
+    handles = [Line2D([], [], color=look.colour, linestyle=look.stroke, linewidth=2) for look in looks]
     legend = figure.legend(
-        handles, [_words(row) for row in rows], loc="outside lower left", fontsize=9, frameon=False,
+        handles, words, loc="outside lower left", fontsize=9, frameon=False,
         title=BAND_TEXT, title_fontsize=8, alignment="left", labelcolor=INK,
     )  # fmt: skip
     legend.get_title().set_color(MUTED)
@@ -93,15 +108,16 @@ def _legend(figure: Figure, table: pd.DataFrame, looks: Mapping[str, Look]) -> N
         text.set_parse_math(False)
 
 
-def _words(row: Mapping[str, Any]) -> str:
+def _words(row: Mapping[str, Any], note: str) -> str:
     """``fedmix: final accuracy 71.2 ± 1.4 % (3 seeds), mean of last 10: ...``."""
     unit = " %" if row["measure"] == "accuracy" else ""
     seeds = f"{row['seeds']} seed{'' if row['seeds'] == 1 else 's'}"
+    name = f"{row['method']} ({note})" if note else row["method"]
     if not row["seeds"]:
-        return f"{row['method']}: not evaluated yet"
+        return f"{name}: not evaluated yet"
     final, last = (score(row["measure"], row[name], row[f"{name}_std"]) for name in ("final", "last"))
     text = (
-        f"{row['method']}: final {row['measure']} {final}{unit} ({seeds}), mean of last {row['last_n']}: {last}{unit}, "
+        f"{name}: final {row['measure']} {final}{unit} ({seeds}), mean of last {row['last_n']}: {last}{unit}, "
         f"{megabytes(row['bytes_up'] + row['bytes_down'])} sent"
     )
     return text + (f"; {row['status']}" if row["unfinished"] else "")

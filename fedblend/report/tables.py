@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedblend.report.terminal import Row, best_of, rows_of
 from fedblend.runs.groups import Group
-from fedblend.runs.summary import MEGABYTE, NOTHING, megabytes, plus_minus, rounds_to_target, score
+from fedblend.runs.summary import LAST, MEGABYTE, NOTHING, megabytes, plus_minus, rounds_to_target, score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ def results(table: pd.DataFrame) -> Grid:
     measures = {row["measure"] for row in rows if row["seeds"]}
     sign = 1 if measures == {"accuracy"} else -1 if measures == {"loss"} else 0
     word = "accuracy (%)" if sign == 1 else "loss" if sign == -1 else "accuracy (%) or loss"
-    last = max((row["last_n"] for row in rows), default=0)
+    last = max((row["last_n"] for row in rows), default=0) or LAST
     columns: list[Column] = [
         ("seeds", "finished runs averaged, or all where none is finished", *_seeds(), 0),
         (f"final {word}", "after the last round; mean ± sample deviation over seeds", *_scored("final"), sign),

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedblend.errors import FedblendError
+from fedblend.report.privacy import NOTE, gives_raw_away
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import group
-from fedblend.runs.summary import NOTHING, megabytes, rounds_to_target, score, table_of
+from fedblend.runs.summary import LAST, NOTHING, megabytes, rounds_to_target, score, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 def compare(runs: Sequence[RunDirectory]) -> Table:
     """One row a method over its seeds; the best value of a column is bold.
 
-    What is not finished is marked with an asterisk and told below the table. Raises
-    :class:`FedblendError` if there is no run to compare.
+    Below the table stands which runs are not finished (marked with an asterisk), and which methods give
+    raw samples away. Raises :class:`FedblendError` if there is no run to compare.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -28,15 +29,16 @@ def compare(runs: Sequence[RunDirectory]) -> Table:
 
     if not runs:
         raise FedblendError("compare: no runs given; name run directories, or folders of studies")
-    rows = rows_of(table_of(group(runs)))
+    groups = group(runs)
+    rows = rows_of(table_of(groups))
     columns = _columns(rows)
-    # At most one line of notes a method, left aligned under the table.
     notes = [f"* {row['method']}: {row['status']}" for row in rows if row["unfinished"]]
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", caption_justify="left")
+    notes += [f"! {g.name}: {NOTE}, it gives raw samples away" for g in groups if gives_raw_away(g.config)]
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold", caption_justify="left")
     made.caption = Text("\n".join(notes)) if notes else None
-    made.add_column("method")
+    made.add_column("method", overflow="fold", vertical="bottom")
     for heading, *_ in columns:
-        made.add_column(heading, justify="right", no_wrap=True)
+        made.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
     best = [best_of(rows, value, sign) for _, _, value, sign in columns]
     for i, row in enumerate(rows):
         cells = [
@@ -56,8 +58,8 @@ Column = tuple[str, Callable[[Row], str], Callable[[Row], float], int]
 def _columns(rows: Sequence[Row]) -> list[Column]:
     measures = {row["measure"] for row in rows if row["seeds"]}
     sign = 1 if measures == {"accuracy"} else -1 if measures == {"loss"} else 0
-    word = "accuracy % ± std" if sign == 1 else "loss ± std" if sign == -1 else "accuracy % or loss, ± std"
-    last = max((row["last_n"] for row in rows), default=0)
+    word = "accuracy\n% ± std" if sign == 1 else "loss\n± std" if sign == -1 else "accuracy %\nor loss, ± std"
+    last = max((row["last_n"] for row in rows), default=0) or LAST
 
     def scored(name: str) -> Callable[[Row], str]:
         return lambda row: score(row["measure"], row[name], row[f"{name}_std"])
@@ -65,16 +67,16 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     columns: list[Column] = [
         ("seeds", lambda row: str(row["seeds"]), lambda row: math.nan, 0),
         (word, scored("final"), lambda row: row["final"], sign),
-        (f"mean of last {last}", scored("last"), lambda row: row["last"], sign),
+        (f"mean of\nlast {last}", scored("last"), lambda row: row["last"], sign),
     ]
     targets = {row["target"] for row in rows if not math.isnan(row["target"])}
     if targets:
-        to = f"rounds to {100 * targets.pop():g} %" if len(targets) == 1 else "rounds to target"
+        to = f"rounds\nto {100 * targets.pop():g} %" if len(targets) == 1 else "rounds\nto target"
         columns.append((to, rounds_to_target, _whole_target, -1))
     return [
         *columns,
-        ("MB up", lambda row: megabytes(row["bytes_up"], ""), lambda row: row["bytes_up"], -1),
-        ("MB down", lambda row: megabytes(row["bytes_down"], ""), lambda row: row["bytes_down"], -1),
+        ("MB\nup", lambda row: megabytes(row["bytes_up"], ""), lambda row: row["bytes_up"], -1),
+        ("MB\ndown", lambda row: megabytes(row["bytes_down"], ""), lambda row: row["bytes_down"], -1),
         ("minutes", lambda row: _minutes(row["seconds"]), lambda row: row["seconds"], -1),
     ]
 

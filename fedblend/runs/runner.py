@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -47,9 +48,6 @@ def execute(experiment: Experiment, path: Path, resume: bool = False, listener: 
     Calls ``listener`` with every record, those of an earlier part of the run first. Ctrl-C raises
     :class:`Stopped` after marking the run; any :class:`FedblendError` marks it failed.
     """
-    # One thread makes results the same on every machine's number of cores, and is the fastest for small
-    # models; several runs at once are how several cores are used.
-    torch.set_num_threads(1)
     directory = RunDirectory(path)
     exists = RunDirectory.is_run(path)
     if exists and not resume:
@@ -59,7 +57,7 @@ def execute(experiment: Experiment, path: Path, resume: bool = False, listener: 
     # Made before the folder is touched, so that a mistake in the experiment leaves no empty run behind.
     world = World.of(experiment)
     federation = Federation(world, engines.make(world))
-    with directory.locked():
+    with directory.locked(), one_thread():
         last = 0
         try:
             if exists:
@@ -79,6 +77,21 @@ def execute(experiment: Experiment, path: Path, resume: bool = False, listener: 
             raise
         directory.set_status("done", state.round)
         return Finished(directory, world, state)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread inside, and on as many as before afterwards.
+
+    So results are the same on every machine's number of cores, and small models are fastest; several runs at
+    once are how several cores are used.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _require_same(directory: RunDirectory, experiment: Experiment) -> None:

@@ -212,6 +212,8 @@ def megabytes(number: float, unit: str = " MB") -> str:
     if math.isnan(number):
         return NOTHING
     large = number / MEGABYTE
+    if 0 < large < 0.0005:
+        return f"<0.001{unit}"
     digits = 0 if number == 0 else 1 if large >= 1 else 2 if large >= 0.1 else 3
     return f"{large:,.{digits}f}{unit}"
 

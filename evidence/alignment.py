@@ -1,0 +1,141 @@
+"""Which way FedMix's terms push: each term's gradient beside that of everyone's data (docs/results.md).
+
+On examples/fashion-mnist.toml's split, at weights on FedAvg's way (seed 0), for 20 clients: the gradients of the
+client's own loss, of FedMix's three terms, and of Global Mixup with fixed lambda, each with its norm and its cosine
+to the gradient of the plain loss over all clients' training data. Once at the round's global weights, and once
+after the client's local training, where it has drifted.
+
+FedMix is affine in (x_g, y_g), so its mean over all entries is its value at their mean.
+
+    python evidence/alignment.py        writes evidence/results/alignment.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedblend.api import expand_file
+from fedblend.engines import LoopEngine, TrainTask
+from fedblend.federation import Federation
+from fedblend.objectives import Batch, Context, FedMix, GlobalMixup
+from fedblend.random import stream
+from fedblend.sharing import Means
+from fedblend.sharing.base import Local
+from fedblend.world import World
+
+HERE = Path(__file__).resolve().parent
+ROUNDS = (0, 5, 20, 60)
+CLIENTS = range(0, 60, 3)
+LAM = 0.1
+PARTNERS = 4
+"""How often each sample is mixed with a random partner in the estimate of Global Mixup's gradient."""
+
+
+class Gradients:
+    """Gradients of losses at given weights, flat, for the terms of FedMix."""
+
+    def __init__(self, engine: LoopEngine, world: World) -> None:
+        self.engine, self.world = engine, world
+        sizes = world.sizes(0)
+        means = [self._mean(k, int(sizes[k])) for k in range(len(world.population))]
+        entry = {name: torch.stack([m[name][0] for m in means]).mean(0, keepdim=True) for name in ("x", "y")}
+        everyone = torch.from_numpy(world.population.order)
+        self.x, self.y = world.data.train.x[everyone], world.data.train.y[everyone]
+        self.means = Context(world.task, world.scale, entry)
+        self.raw = Context(world.task, world.scale, {"x": self.x, "y": self.y})
+
+    def _mean(self, client: int, size: int) -> dict[str, torch.Tensor]:
+        x, y = self.world.samples(client, size)
+        rng = stream(0, "alignment", client=client)
+        payload = Means().share(Local(x, y, self.world.task, self.world.scale, lambda h, k: h, rng))
+        assert payload is not None
+        return payload
+
+    def _flat(self, loss: torch.Tensor) -> torch.Tensor:
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.engine.params)])
+
+    def of_all(self) -> torch.Tensor:
+        """The gradient of the plain loss over everyone's data."""
+        total = torch.zeros(sum(p.numel() for p in self.engine.params))
+        for rows in torch.arange(len(self.y)).split(1000):
+            outputs = self.engine.net(self.world.scale(self.x[rows]))
+            total += self._flat(self.world.task.loss(outputs, self.y[rows])) * (len(rows) / len(self.y))
+        return total
+
+    def terms(self, client: int) -> dict[str, torch.Tensor]:
+        """The gradients at a client, by name of the term."""
+        x, y = self.world.samples(client, int(self.world.sizes(0)[client]))
+        batch, net, task = Batch(self.world.scale(x), y), self.engine.net, self.world.task
+        drawn = {"lam": torch.tensor(LAM), "entry": torch.tensor(0)}
+        whole = self._flat(FedMix().loss(net, batch, drawn, self.means))
+        without = self._flat(FedMix(taylor_weight=0.0).loss(net, batch, drawn, self.means))
+        shrunk = self._flat(task.loss(net((1 - LAM) * batch.x), y))
+        label = self._flat(task.loss(net((1 - LAM) * batch.x), self.means.pool["y"][0]))
+        rng = np.random.Generator(np.random.Philox(client))
+        mixed = torch.zeros_like(whole)
+        for _ in range(PARTNERS):
+            partner = torch.from_numpy(rng.integers(len(self.y), size=len(y)))
+            mix = {"lam": torch.tensor(LAM), "partner": partner}
+            mixed += self._flat(GlobalMixup().loss(net, batch, mix, self.raw)) / PARTNERS
+        return {
+            "own loss (FedAvg)": self._flat(task.loss(net(batch.x), y)),
+            "FedMix": whole,
+            "Global Mixup, fixed lambda": mixed,
+            "1st term: own labels at (1 - lambda) x": (1 - LAM) * shrunk,
+            "2nd term: others' labels": LAM * label,
+            "3rd term: Taylor": whole - without,
+        }
+
+
+def table(gradients: Gradients, where: Callable[[int], dict[str, torch.Tensor]]) -> dict[str, dict[str, float]]:
+    """Mean norm and mean cosine to the gradient over everyone's data, by term, over the clients."""
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    for client in CLIENTS:
+        gradients.engine._load(where(client))
+        gradients.engine.model.eval()
+        target = gradients.of_all()
+        found = gradients.terms(client)
+        mixup = found["Global Mixup, fixed lambda"]
+        for name, g in found.items():
+            cosines = [float(torch.nn.functional.cosine_similarity(g, other, 0)) for other in (target, mixup)]
+            rows.setdefault(name, []).append((float(g.norm()), *cosines))
+    names = ("norm", "cosine_to_all", "cosine_to_global_mixup")
+    return {
+        name: {k: round(float(v), 4) for k, v in zip(names, np.mean(values, 0), strict=True)}
+        for name, values in rows.items()
+    }
+
+
+def main() -> None:
+    """Follow FedAvg and measure at the chosen rounds."""
+    torch.set_num_threads(1)
+    experiment = expand_file(HERE.parent / "examples" / "fashion-mnist.toml", [], [0]).experiments["fedavg-seed0"]
+    world = World.of(experiment)
+    engine = LoopEngine(world)
+    federation, gradients = Federation(world, engine), Gradients(engine, world)
+    state, _ = federation.start()
+    result: dict[str, Any] = {"command": "python evidence/alignment.py", "lambda": LAM, "rounds": {}}
+    for round in range(max(ROUNDS) + 1):
+        if round in ROUNDS:
+            task = TrainTask(state.round, state.weights, None, world.sizes(0))
+            drifted = {t.client: t.upload for t in engine.train(task, CLIENTS)}
+            result["rounds"][round] = {
+                "at the global weights": table(gradients, lambda client: state.weights),  # noqa: B023
+                "after local training": table(gradients, lambda client: drifted[client]),  # noqa: B023
+            }
+            sys.stderr.write(f"round {round}: {json.dumps(result['rounds'][round], indent=1)}\n")
+        if round < max(ROUNDS):
+            state, _ = federation.round(state)
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results" / "alignment.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Tidy tables from runs: every number here was worked out by hand from the metrics written below."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fedblend.config import resolve
+from fedblend.errors import FedblendError
+from fedblend.report import compare
+from fedblend.runs.directory import METRICS, RunDirectory, find_runs
+from fedblend.runs.groups import group
+from fedblend.runs.summary import curves, megabytes, rounds_to_target, score, table
+
+
+def record(round, accuracy=None, up=None, down=None, seconds=None, loss=1.0, **more):
+    measured = {} if accuracy is None else {"loss": loss, "accuracy": accuracy}
+    machine = {"seconds": seconds or {}, "peak_memory": 1000 * (round + 1)}
+    return {"round": round, **measured, "bytes_up": up or {}, "bytes_down": down or {}, "machine": machine, **more}
+
+
+def write_run(path: Path, records, state="done", method="fedmix", **fields) -> RunDirectory:
+    experiment = {
+        "name": "by hand",
+        "data": "digits",
+        "model": "mlp",
+        "partition": {"name": "iid", "clients": 4},
+        "train": {"cohort": 2},
+        "rounds": 2,
+        "target": 0.5,
+        "method": method,
+        **fields,
+    }
+    run = RunDirectory(path)
+    path.mkdir(parents=True)
+    run.create(resolve(experiment), {}, {})
+    for one in records:
+        run.add_metrics(one)
+    run.set_status(state, len(records) - 1)
+    return run
+
+
+@pytest.fixture
+def two_seeds(tmp_path):
+    clients = {"tested": 4, "mean": 0.5, "std": 0.1, "p10": 0.4, "by_size": {}}
+    sent = {"up": {"weights": 100, "means": 7}, "down": {"weights": 300}, "seconds": {"train": 2.0, "share": 0.5}}
+    again = {"up": {"weights": 100}, "down": {"weights": 300}, "seconds": {"train": 1.0}}
+    write_run(
+        tmp_path / "fedmix-seed0",
+        [
+            record(0, 0.1),
+            record(1, 0.5, **sent, train_loss=2.0),
+            record(2, 0.7, **again, train_loss=1.5, clients=clients),
+        ],
+    )
+    write_run(
+        tmp_path / "fedmix-seed1",
+        [record(0, 0.1), record(1, 0.3, **sent), record(2, 0.4, **again, clients={**clients, "mean": 0.3})],
+        seed=1,
+    )
+    return find_runs([tmp_path])
+
+
+def test_curves_have_a_row_a_run_and_round_with_totals_from_the_beginning(two_seeds):
+    frame = curves(two_seeds)
+    assert len(frame) == 6
+    last = frame[(frame["seed"] == 0) & (frame["round"] == 2)].iloc[0]
+    assert last["run"] == "fedmix-seed0"
+    assert last["method"] == "fedmix"
+    assert bool(last["finished"])
+    assert (last["accuracy"], last["train_loss"]) == (0.7, 1.5)
+    assert (last["bytes_up"], last["bytes_up.weights"], last["bytes_up.means"]) == (207, 200, 7)
+    assert (last["bytes_down"], last["seconds"], last["seconds.train"]) == (600, 3.5, 3.0)
+    assert frame[frame["round"] == 0]["bytes_up.means"].tolist() == [0, 0]
+
+
+def test_rounds_that_were_not_evaluated_still_count_in_the_totals(tmp_path):
+    run = write_run(
+        tmp_path / "a",
+        [record(0, 0.1), record(1, up={"weights": 10}), record(2, 0.4, up={"weights": 10})],
+        eval_every=2,
+    )
+    frame = curves([run])
+    assert frame["round"].tolist() == [0, 2]
+    assert frame["bytes_up"].tolist() == [0, 20]
+
+
+def test_table_averages_over_seeds(two_seeds):
+    [row] = table(two_seeds).to_dict("records")
+    assert (row["method"], row["seeds"], row["finished"], row["unfinished"], row["status"]) == (
+        "fedmix",
+        2,
+        2,
+        0,
+        "done",
+    )
+    assert row["measure"] == "accuracy"
+    assert row["final"] == pytest.approx(0.55)
+    assert row["final_std"] == pytest.approx(0.3 / math.sqrt(2))  # a sample's: sqrt((0.15^2 + 0.15^2) / 1)
+    assert row["last"] == pytest.approx((0.6 + 0.35) / 2)  # rounds 1 and 2; the untrained model is left out
+    assert row["last_n"] == 2
+    assert row["best"] == pytest.approx(0.55)
+    assert row["target_by_seed"] == {0: 1, 1: None}
+    assert (row["target_round"], row["target_reached"]) == (1, 1)
+    assert rounds_to_target(row) == "1 (1 of 2)"
+    assert row["client_mean"] == pytest.approx(0.4)
+    assert row["client_p10"] == pytest.approx(0.4)
+    assert (row["bytes_up"], row["bytes_up.means"], row["bytes_down"]) == (207, 7, 600)
+    assert (row["seconds"], row["seconds.share"], row["peak_memory"]) == (3.5, 0.5, 3000)
+
+
+def test_mean_of_last_takes_ten_evaluations(tmp_path):
+    values = [0.0] * 3 + [0.1 * i for i in range(1, 11)]
+    run = write_run(tmp_path / "a", [record(i, v) for i, v in enumerate(values)], rounds=12, target=None)
+    [row] = table([run]).to_dict("records")
+    assert row["last_n"] == 10
+    assert row["last"] == pytest.approx(0.55)
+    assert math.isnan(row["final_std"])
+    assert math.isnan(row["target"])
+    assert rounds_to_target(row) == "—"
+
+
+def test_unfinished_runs_are_told_and_left_out_of_averages(tmp_path):
+    whole, cut = [record(0, 0.1), record(1, 0.2), record(2, 0.6)], [record(0, 0.1), record(1, 0.9)]
+    runs = [write_run(tmp_path / "a", whole), write_run(tmp_path / "b", cut, "failed", seed=1)]
+    runs.append(write_run(tmp_path / "c", cut, "done", seed=2))  # marked done, but its metrics end early
+    [row] = table(runs).to_dict("records")
+    assert (row["seeds"], row["finished"], row["unfinished"]) == (1, 1, 2)
+    assert row["status"] == "seed 1: failed at round 1 of 2; seed 2: incomplete at round 1 of 2"
+    assert row["final"] == 0.6
+    assert curves(runs)["finished"].tolist() == [True] * 3 + [False] * 4
+
+
+def test_where_no_run_is_finished_all_are_averaged(tmp_path):
+    runs = [
+        write_run(tmp_path / str(s), [record(0, 0.1), record(1, a)], "running", seed=s) for s, a in [(0, 0.2), (1, 0.4)]
+    ]
+    [row] = table(runs).to_dict("records")
+    assert (row["seeds"], row["finished"], row["unfinished"]) == (2, 0, 2)
+    assert row["final"] == pytest.approx(0.3)
+
+
+def test_a_run_without_any_metrics_has_a_row_of_its_own(tmp_path):
+    [row] = table([write_run(tmp_path / "a", [], "running")]).to_dict("records")
+    assert row["seeds"] == 0
+    assert math.isnan(row["final"])
+    assert row["status"] == "seed 0: running at round 0 of 2"
+    assert curves([RunDirectory(tmp_path / "a")]).empty
+
+
+def test_in_regression_the_loss_takes_the_place_of_accuracy(tmp_path):
+    records = [{**record(i), "loss": loss} for i, loss in enumerate([3.0, 1.0, 2.0])]
+    [row] = table([write_run(tmp_path / "a", records)]).to_dict("records")
+    assert (row["measure"], row["final"], row["best"], row["last"]) == ("loss", 2.0, 1.0, 1.5)
+    assert math.isnan(row["target"])  # a target is an accuracy
+    assert score(row["measure"], row["final"]) == "2.000"
+
+
+def test_one_label_for_two_configurations_makes_two_rows_named_by_what_differs(tmp_path):
+    done = [record(0, 0.1), record(1, 0.2), record(2, 0.3)]
+    runs = [write_run(tmp_path / f"a{lr}", done, train={"cohort": 2, "lr": lr}) for lr in (0.1, 0.2)]
+    assert [g.name for g in group(runs)] == ["fedmix (lr=0.1)", "fedmix (lr=0.2)"]
+
+
+def test_a_seed_run_twice_is_not_two_seeds(tmp_path):
+    done = [record(0, 0.1), record(1, 0.2), record(2, 0.3)]
+    runs = [write_run(tmp_path / study / "fedmix-seed0", done) for study in ("first", "second")]
+    assert [(g.name, len(g.outcomes)) for g in group(runs)] == [("fedmix (first)", 1), ("fedmix (second)", 1)]
+    assert len(group([runs[0], runs[0]])) == 1
+
+
+def test_a_label_names_the_method(tmp_path):
+    run = write_run(tmp_path / "a", [record(0, 0.1)], method={"name": "fedmix", "label": "ours"})
+    assert [g.name for g in group([run])] == ["ours"]
+
+
+def test_a_last_line_cut_short_by_a_kill_is_left_out(two_seeds):
+    with open(two_seeds[0].path / METRICS, "a", encoding="utf-8") as file:
+        file.write(json.dumps(record(3, 0.9))[:20])
+    assert len(curves(two_seeds)) == 6
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(FedblendError, match="is not a run directory"):
+        table([RunDirectory(tmp_path)])
+
+
+def test_a_configuration_that_is_no_experiment_is_refused(tmp_path):
+    (tmp_path / "config.toml").write_text("seed = 0\n", encoding="utf-8")
+    with pytest.raises(FedblendError, match="method: None is not valid"):
+        table([RunDirectory(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 MB"), (1, "<0.001 MB"), (4_200, "0.004 MB"), (420_000, "0.42 MB"), (4_936_480, "4.9 MB"), (math.nan, "—")],
+)
+def test_megabytes(number, text):
+    assert megabytes(number) == text
+
+
+def printed(runs, width=120):
+    from rich.console import Console
+
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(compare(runs))
+    return console.export_text(styles=True)
+
+
+def test_terminal_table_marks_the_best_and_tells_what_is_unfinished(tmp_path, two_seeds):
+    sent = {"up": {"weights": 5_000_000}, "down": {"weights": 7_000_000}, "seconds": {"train": 90.0}}
+    low = [record(0, 0.1), record(1, 0.2), record(2, 0.25, **sent)]
+    fedavg = write_run(tmp_path / "fedavg", low, method={"name": "fedavg", "label": "[red]avg[/]"})
+    cut = write_run(tmp_path / "cut", [record(0, 0.99)], "stopped", method="naivemix")
+    text = printed([*two_seeds, fedavg, cut])
+    assert "\x1b[1m55.0 ± 21.2\x1b[0m" in text
+    assert "\x1b[1m       99.0" not in text  # the best, but unfinished
+    assert "[red]avg[/]" in text
+    assert "naivemix *" in text
+    assert "* naivemix: seed 0: stopped at round 0 of 2" in text
+    for word in ("1 (1 of 2)", "not reached", "5.0", "7.0", "1.5"):
+        assert word in text
+
+
+def test_terminal_table_tells_of_methods_that_give_raw_samples_away(tmp_path):
+    run = write_run(tmp_path / "a", [record(0, 0.1)], method="global-mixup", unsafe=True)
+    assert "! global-mixup: breaks privacy" in printed([run])
+
+
+def test_nothing_to_compare_is_refused():
+    with pytest.raises(FedblendError, match="no runs given"):
+        compare([])
