@@ -22,11 +22,14 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-def _part(kind: str) -> Any:
-    """The type of a field that holds a part of ``kind``, given by name, as a table, or ready made."""
+def _part(kind: str, where: str = "") -> Any:
+    """The type of a field that holds a part of ``kind``, given by name, as a table, or ready made.
+
+    ``where`` is the field's path in a file, where that is not the kind's name.
+    """
 
     def read(spec: Any) -> Any:
-        return parts.build(kind, spec)
+        return parts.build(kind, spec, where or kind)
 
     return Annotated[Any, BeforeValidator(read), PlainSerializer(parts.dump)]
 
@@ -34,7 +37,9 @@ def _part(kind: str) -> Any:
 def _terms(specs: Any) -> tuple[Any, ...]:
     if isinstance(specs, (str, Mapping)):
         specs = [specs]
-    return tuple(parts.build("term", spec, f"terms[{i}]") for i, spec in enumerate(specs))
+    if not isinstance(specs, (list, tuple)):
+        raise FedblendError(f'method.terms: {specs!r} is not valid: write a list, such as ["proximal"]')
+    return tuple(parts.build("term", spec, f"method.terms[{i}]") for i, spec in enumerate(specs))
 
 
 class Train(_Table):
@@ -61,13 +66,13 @@ class Method(_Table):
 
     name: str = "custom"
     label: str = ""
-    sharing: _part("sharing") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
-    objective: _part("objective") = Field(default="plain", validate_default=True)  # type: ignore[valid-type]
+    sharing: _part("sharing", "method.sharing") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    objective: _part("objective", "method.objective") = Field(default="plain", validate_default=True)  # type: ignore[valid-type]
     terms: Annotated[
         tuple[Any, ...], BeforeValidator(_terms), PlainSerializer(lambda t: [parts.dump(p) for p in t])
     ] = ()
-    aggregator: _part("aggregator") = Field(default="mean", validate_default=True)  # type: ignore[valid-type]
-    server_step: _part("server_step") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    aggregator: _part("aggregator", "method.aggregator") = Field(default="mean", validate_default=True)  # type: ignore[valid-type]
+    server_step: _part("server_step", "method.server_step") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -116,7 +121,7 @@ class Experiment(_Table):
     eval_every: Count = 1
     target: Fraction | None = None
     unsafe: bool = False
-    data: _part("dataset")  # type: ignore[valid-type]
+    data: _part("dataset", "data")  # type: ignore[valid-type]
     scale: _part("scale") = Field(default="standard", validate_default=True)  # type: ignore[valid-type]
     partition: _part("partition")  # type: ignore[valid-type]
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -187,7 +192,7 @@ def _check_keys(table: Mapping[str, Any], model: type[BaseModel], where: str = "
             raise FedblendError(f"{path}: unknown key{did_you_mean(key, model.model_fields)}; valid: {valid}")
         inner = {"train": Train, "method": Method, "policy": Policy, "arrival": Arrival}.get(key) if not where else None
         if inner and isinstance(value, Mapping):
-            _check_keys(value, inner, f"{path}.")
+            _check_keys(value, inner, f"{path}.")  # type: ignore[arg-type]
 
 
 def as_table(experiment: Experiment) -> dict[str, Any]:

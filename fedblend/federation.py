@@ -86,6 +86,10 @@ class Federation:
         self.method = world.experiment.method
         self._pool: tuple[int, Pool] | None = None
         cohort, holding = self.experiment.train.cohort, int((world.population.sizes > 0).sum())
+        if not holding:
+            raise FedblendError(
+                f"partition: none of its {len(world.population)} clients hold samples; at least one must"
+            )
         if cohort > holding:
             raise FedblendError(
                 f"train.cohort: {cohort} clients a round, but only {holding} of {len(world.population)} clients "

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import pydantic
@@ -51,6 +52,9 @@ MODULES: dict[str, str] = {
 
 FILE_WORDS = {"lam": "lambda"}
 """Fields whose natural name is a reserved word in Python: name in Python -> name in files."""
+
+imported_from: set[str] = set()
+"""Folders that parts of the user's own were imported from; a run keeps them, to be resumed elsewhere."""
 
 _registry: dict[str, dict[str, type]] = {kind: {} for kind in MODULES}
 
@@ -124,9 +128,14 @@ def import_path(path: str, where: str) -> Any:
     """The object at ``package.module:Name``. Raises :class:`FedblendError` if there is none."""
     module, _, attribute = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        imported = importlib.import_module(module)
+        found = getattr(imported, attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise FedblendError(f"{where}: cannot import '{path}': {error}; write package.module:Name") from None
+    if imported.__file__:
+        inside = len(module.split(".")) - (0 if hasattr(imported, "__path__") else 1)
+        imported_from.add(str(Path(imported.__file__).resolve().parents[inside]))
+    return found
 
 
 def fields_of(cls: type) -> tuple[str, ...]:
@@ -156,13 +165,26 @@ def _plain(value: Any) -> Any:
 
 def explain(error: pydantic.ValidationError, where: str = "") -> str:
     """The first fault of a validation error in one line: field, value, and what would be valid."""
-    fault = error.errors(include_url=False)[0]
-    path = [FILE_WORDS.get(str(p), str(p)) for p in fault["loc"]]
+    faults = error.errors(include_url=False)
+    first = faults[0]
+    path = _path(first["loc"])
     field = ".".join(([where] if where else []) + path)
-    message = fault["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if fault["type"] in ("missing", "missing_argument"):
+    if first["type"] in ("missing", "missing_argument"):
         return f"{field}: is missing; it must be given"
-    if fault["type"] == "value_error" and not path:
+    # A field of several types has one fault for each of them.
+    alike = [_message(fault["msg"]) for fault in faults if _path(fault["loc"]) == path]
+    message = ", or ".join(dict.fromkeys(alike))
+    if first["type"] == "value_error" and not path:
         return f"{field}: {message}" if field else message
-    return f"{field}: {fault['input']!r} is not valid: {message}"
+    return f"{field}: {first['input']!r} is not valid: {message}"
+
+
+def _path(place: tuple[int | str, ...]) -> list[str]:
+    """A fault's place as the file spells it, without the names of a field's several types."""
+    words = [str(p) for p in place if isinstance(p, int) or p.isidentifier()]
+    return [FILE_WORDS.get(w, w) for w in words if w not in ("int", "float", "str", "bool")]
+
+
+def _message(text: str) -> str:
+    text = text.removeprefix("Value error, ")
+    return text[0].lower() + text[1:]

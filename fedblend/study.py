@@ -42,7 +42,7 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
             set_field(one, path, value)
         one["seed"] = seed
         label = _label(one, method, methods, cell)
-        if label:
+        if label and isinstance(one.get("method", {}), (str, Mapping)):
             set_field(one, "method.label", label)
         experiment = resolve(one)
         slug = f"{slugify(experiment.method.label or experiment.method.name)}-seed{seed}"
@@ -58,7 +58,7 @@ def _methods(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str
     given = table["methods"]
     if "method" in base:
         raise FedblendError("methods: stands beside 'method'; a file has one or the other")
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, list) or not given or not all(isinstance(m, (str, Mapping)) for m in given):
         raise FedblendError(
             f'methods: {given!r} is not valid: write a list, such as ["fedavg", "fedmix"] or [[methods]]'
         )
@@ -66,6 +66,8 @@ def _methods(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str
 
 
 def _grid(given: Any) -> list[dict[str, Any]]:
+    if isinstance(given, Mapping) and "seed" in given:
+        raise FedblendError(f"grid.seed: {given['seed']!r}: seeds are no part of a grid; write seeds = [0, 1, 2]")
     if not isinstance(given, Mapping) or not all(isinstance(v, list) and v for v in given.values()):
         raise FedblendError(f'grid: {given!r} is not valid: write lists by field, such as "train.lr" = [0.01, 0.1]')
     return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
@@ -90,7 +92,7 @@ def _label(
 ) -> str:
     """A name that tells this run's method from the study's others; empty where the method's own does."""
     spec = one.get("method", {})
-    if isinstance(spec, str):
+    if not isinstance(spec, Mapping):
         spec = {"name": spec}
     label = str(spec.get("label", ""))
     name = str(spec.get("name", "custom"))

@@ -87,16 +87,18 @@ def _try(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experim
     try:
         with torch.no_grad():
             outputs = model.eval()(sample)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         raise FedblendError(
             f"model: {experiment.model.name} cannot take samples of shape {list(sample.shape[1:])}: {error}"
         ) from None
     finally:
         model.train(was_training)
-    if tuple(outputs.shape) != (1, task.outputs):
+    if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != (1, task.outputs):
+        given = (
+            f"shape {list(outputs.shape)}" if isinstance(outputs, torch.Tensor) else f"type {type(outputs).__name__}"
+        )
         raise FedblendError(
-            f"model: {experiment.model.name} gives outputs of shape {list(outputs.shape)} for one sample; "
-            f"valid: [1, {task.outputs}]"
+            f"model: {experiment.model.name} gives outputs of {given} for one sample; valid: [1, {task.outputs}]"
         )
     layer = getattr(experiment.method.objective, "layer", None)
     stages: Any = getattr(model, "stages", None)

@@ -86,9 +86,7 @@ def experiment(**changes: Any) -> Experiment:
     return resolve(table)
 
 
-def world(
-    data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any
-) -> World:
+def world(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> World:
     """A world on data in memory; ``groups`` says which training samples each client holds."""
     made = World.of(experiment(**changes), data=data or images())
     if groups is not None:
@@ -174,16 +172,11 @@ def weight_gradient(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
     parameters = list(model.parameters())
     gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
     return torch.cat(
-        [
-            (torch.zeros_like(p) if g is None else g).flatten()
-            for p, g in zip(parameters, gradients, strict=True)
-        ]
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, gradients, strict=True)]
     )
 
 
-def finite_differences(
-    loss: Callable[[], torch.Tensor], model: nn.Module, step: float = 1e-5
-) -> torch.Tensor:
+def finite_differences(loss: Callable[[], torch.Tensor], model: nn.Module, step: float = 1e-5) -> torch.Tensor:
     """Central differences of ``loss()`` in every weight of a float64 model, as one vector."""
     slopes = []
     for parameter in model.parameters():

@@ -337,9 +337,7 @@ def test_terms_of_a_wrong_type_are_told(terms: Any) -> None:
         ),
     ],
 )
-def test_fields_that_do_not_agree_are_told(
-    changes: dict[str, Any], told: str, mended: dict[str, Any]
-) -> None:
+def test_fields_that_do_not_agree_are_told(changes: dict[str, Any], told: str, mended: dict[str, Any]) -> None:
     with pytest.raises(FedblendError) as error:
         resolve({**BASE, **changes})
 

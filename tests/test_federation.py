@@ -53,7 +53,6 @@ from fedblend.uploads import bytes_of, fault_of
 from fedblend.world import World
 
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
-FOUR = {"name": "iid", "clients": 4}
 DROPOUT = {"name": "mlp", "hidden": [12], "dropout": 0.5}
 
 
@@ -117,25 +116,19 @@ def test_the_order_in_which_an_engine_works_changes_nothing(model: dict[str, Any
     assert without_machine(records) == without_machine(turned_records)
 
 
-def uploads_of(
-    values: list[list[float]], dtype: torch.dtype = torch.float32
-) -> list[dict[str, torch.Tensor]]:
+def uploads_of(values: list[list[float]], dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
     return [{"w": torch.tensor(v, dtype=dtype)} for v in values]
 
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 ROWS = st.integers(1, 6).flatmap(
-    lambda n: st.lists(
-        st.tuples(st.lists(FLOATS, min_size=n, max_size=n), st.integers(1, 500)), min_size=1, max_size=7
-    )
+    lambda n: st.lists(st.tuples(st.lists(FLOATS, min_size=n, max_size=n), st.integers(1, 500)), min_size=1, max_size=7)
 )
 
 
 @given(rows=ROWS, data=st.data())
 @examples(60)
-def test_the_mean_does_not_depend_on_the_order_of_uploads(
-    rows: list[tuple[list[float], int]], data: Any
-) -> None:
+def test_the_mean_does_not_depend_on_the_order_of_uploads(rows: list[tuple[list[float], int]], data: Any) -> None:
     pairs = list(zip(uploads_of([v for v, _ in rows]), [w for _, w in rows], strict=True))
     permuted = data.draw(st.permutations(pairs))
 
@@ -356,9 +349,7 @@ def test_each_client_and_round_has_random_numbers_of_its_own(of: int, changes: d
     # each case leaves only its own randomness; the learning rate is the same in all rounds.
     size = 4 if of == 8 else 8
     groups = [range(8), range(8, 16)] if of == 8 else [range(0, 16, 4), range(0, 16, 4)]
-    made = world(
-        copies(of), groups=groups, train={"batch_size": size, "epochs": 4}, partition=FOUR, **changes
-    )
+    made = world(copies(of), groups=groups, train={"batch_size": size, "epochs": 4}, **changes)
     rng = torch.Generator().manual_seed(0)
     entries = {"x": torch.randn(50, 1, 4, 4, generator=rng), "y": torch.rand(50, 3, generator=rng)}
     engine, weights, pool = engine_of(made), made.weights(), Pool(entries, np.full(50, 9))
@@ -624,9 +615,7 @@ def test_clipping_bounds_the_norm_over_all_parameters(limit: float, factor: floa
 
     SGD(params, Train(lr=1.0, clip_norm=limit), 0).step([torch.tensor([3.0]), torch.tensor([4.0])])
 
-    torch.testing.assert_close(
-        torch.cat(params), torch.tensor([-3.0 * factor, -4.0 * factor]), rtol=1e-5, atol=0
-    )
+    torch.testing.assert_close(torch.cat(params), torch.tensor([-3.0 * factor, -4.0 * factor]), rtol=1e-5, atol=0)
 
 
 def test_momentum_starts_anew_for_each_client_and_round() -> None:
@@ -861,9 +850,7 @@ RESUMED = {
 
 @pytest.mark.parametrize("case", RESUMED)
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_run_resumed_from_its_checkpoint_is_the_uninterrupted_one(
-    case: str, at: int, tmp_path: Path
-) -> None:
+def test_a_run_resumed_from_its_checkpoint_is_the_uninterrupted_one(case: str, at: int, tmp_path: Path) -> None:
     whole, records = run(federation(**RESUMED[case]), 4)
     before, _ = run(federation(**RESUMED[case]), at)
     checkpoint.write(tmp_path, before)
@@ -967,9 +954,7 @@ def test_scores_are_those_of_the_model_on_the_test_half() -> None:
 
     outputs = made.model(made.scale(made.data.test.x))
     assert result["accuracy"] == pytest.approx((outputs.argmax(1) == made.data.test.y).float().mean().item())
-    assert result["loss"] == pytest.approx(
-        Task("classification", 3).loss(outputs, made.data.test.y).item(), rel=1e-5
-    )
+    assert result["loss"] == pytest.approx(Task("classification", 3).loss(outputs, made.data.test.y).item(), rel=1e-5)
 
 
 def test_held_out_samples_are_not_trained_on_and_are_scored_by_client() -> None:
@@ -987,9 +972,7 @@ def test_held_out_samples_are_not_trained_on_and_are_scored_by_client() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmix", "naivemix", "localmix"])
 def test_regression_trains_and_is_scored_by_squared_error(method: str) -> None:
-    made = world(
-        numbers(40), method=method, model={"name": "mlp", "hidden": []}, train={"lr": 0.02, "epochs": 3}
-    )
+    made = world(numbers(40), method=method, model={"name": "mlp", "hidden": []}, train={"lr": 0.02, "epochs": 3})
 
     state, records = run(federation_of(made), 6)
 

@@ -182,8 +182,7 @@ def test_taylor_weight_multiplies_the_third_term_alone(weight: float, taylor: st
     still = {**pool, "x": torch.zeros_like(pool["x"])}
 
     whole, weighted = (
-        loss_of(FedMix(taylor=taylor, taylor_weight=w), model, batch, CLASSES, 0.3, pool)
-        for w in (1.0, weight)
+        loss_of(FedMix(taylor=taylor, taylor_weight=w), model, batch, CLASSES, 0.3, pool) for w in (1.0, weight)
     )
     without = loss_of(FedMix(), model, batch, CLASSES, 0.3, still)
 
@@ -217,9 +216,7 @@ def test_linear_softmax_gradient_is_the_hand_formula() -> None:
         error = (1 - lam) * (p - y) + lam * (p - y_g)
         # d <W^T (p - y), x_g> / dW = (p - y) x_g^T + J (W x_g) z^T with p's Jacobian J.
         turn = (torch.diag(p) - torch.outer(p, p)) @ (model.weight.detach() @ x_g)
-        by_weight += torch.outer(error, z) + lam * (1 - lam) * (
-            torch.outer(p - y, x_g) + torch.outer(turn, z)
-        )
+        by_weight += torch.outer(error, z) + lam * (1 - lam) * (torch.outer(p - y, x_g) + torch.outer(turn, z))
         by_bias += error + lam * (1 - lam) * turn
     torch.testing.assert_close(gradient, torch.cat([by_weight.flatten(), by_bias]) / 4)
 
@@ -230,9 +227,7 @@ def test_gradient_flows_through_the_input_derivative(task: Task) -> None:
     still = {**pool, "x": torch.zeros_like(pool["x"])}
 
     def third() -> torch.Tensor:
-        return loss_of(FedMix(), model, batch, task, 0.3, pool) - loss_of(
-            FedMix(), model, batch, task, 0.3, still
-        )
+        return loss_of(FedMix(), model, batch, task, 0.3, pool) - loss_of(FedMix(), model, batch, task, 0.3, still)
 
     gradient = weight_gradient(third(), model)
 
@@ -263,9 +258,7 @@ def test_fedmix_gradient_is_affine_in_the_entry(task: Task) -> None:
     model, batch, pool = tanh_net(), Batch(*draws(task, 4, 1)), random_pool(task, entries=2)
     middle = {name: t.mean(0, keepdim=True) for name, t in pool.items()}
 
-    one, two = (
-        weight_gradient(loss_of(FedMix(), model, batch, task, 0.2, pool, entry=i), model) for i in (0, 1)
-    )
+    one, two = (weight_gradient(loss_of(FedMix(), model, batch, task, 0.2, pool, entry=i), model) for i in (0, 1))
     both = weight_gradient(loss_of(FedMix(), model, batch, task, 0.2, middle), model)
 
     torch.testing.assert_close(both, (one + two) / 2, rtol=1e-11, atol=1e-13)
@@ -280,9 +273,7 @@ def test_duplicated_batch_leaves_loss_and_gradient_unchanged(task: Task, times: 
     once, more = (loss_of(FedMix(), model, b, task, 0.2, pool) for b in (batch, copies))
 
     assert more.item() == pytest.approx(once.item(), rel=1e-12)
-    torch.testing.assert_close(
-        weight_gradient(more, model), weight_gradient(once, model), rtol=1e-11, atol=1e-13
-    )
+    torch.testing.assert_close(weight_gradient(more, model), weight_gradient(once, model), rtol=1e-11, atol=1e-13)
 
 
 def test_averaging_twice_depends_on_the_batch_size() -> None:
@@ -298,9 +289,7 @@ def test_averaging_twice_depends_on_the_batch_size() -> None:
     assert third[0] == pytest.approx(2 * third[1], rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "objective", [FedMix(), FedMix(taylor="proposition"), FedMix(average="twice"), NaiveMix()]
-)
+@pytest.mark.parametrize("objective", [FedMix(), FedMix(taylor="proposition"), FedMix(average="twice"), NaiveMix()])
 @pytest.mark.parametrize("task", TASKS)
 def test_lambda_0_is_fedavg(task: Task, objective: FedMix) -> None:
     model, batch, pool = tanh_net(), Batch(*draws(task, 4, 1)), random_pool(task)
@@ -309,9 +298,7 @@ def test_lambda_0_is_fedavg(task: Task, objective: FedMix) -> None:
     plain = loss_of(Plain(), model, batch, task)
 
     assert mixed.item() == pytest.approx(plain.item(), rel=1e-14)
-    torch.testing.assert_close(
-        weight_gradient(mixed, model), weight_gradient(plain, model), rtol=1e-12, atol=1e-15
-    )
+    torch.testing.assert_close(weight_gradient(mixed, model), weight_gradient(plain, model), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -366,9 +353,7 @@ def test_one_dropout_mask_serves_all_three_terms() -> None:
     mask = F.dropout(torch.ones(4, 7, dtype=torch.float64), 0.5)
     torch.manual_seed(3)
 
-    value = loss_of(
-        FedMix(), nn.Sequential(first, nn.Dropout(0.5), nn.Tanh(), last), batch, CLASSES, lam, pool
-    )
+    value = loss_of(FedMix(), nn.Sequential(first, nn.Dropout(0.5), nn.Tanh(), last), batch, CLASSES, lam, pool)
     torch.set_rng_state(torch_state)
 
     z = ((1 - lam) * batch.x).requires_grad_()
@@ -514,15 +499,11 @@ def test_entries_are_uniform_over_all_received(part: type) -> None:
 
 @pytest.mark.parametrize("part", [NaiveMix, FedMix, HiddenMix, GlobalMixup])
 @examples(30)
-@given(
-    own=st.lists(st.booleans(), min_size=2, max_size=8).filter(lambda o: not all(o)), seed=st.integers(0, 99)
-)
+@given(own=st.lists(st.booleans(), min_size=2, max_size=8).filter(lambda o: not all(o)), seed=st.integers(0, 99))
 def test_exclude_own_never_picks_own(part: type, own: list[bool], seed: int) -> None:
     mine = np.array(own)
 
-    drawn = part(exclude_own=True).draw(
-        np.random.default_rng(seed), plan([3] * 60, entries=len(own), own=mine)
-    )
+    drawn = part(exclude_own=True).draw(np.random.default_rng(seed), plan([3] * 60, entries=len(own), own=mine))
 
     picked = drawn["partner" if part is GlobalMixup else "entry"]
     assert not mine[picked].any()
@@ -533,9 +514,7 @@ def test_exclude_own_never_picks_own(part: type, own: list[bool], seed: int) -> 
 def test_exclude_own_covers_all_others() -> None:
     own = np.array([False, True, False, True, False])
 
-    drawn = FedMix(exclude_own=True).draw(np.random.default_rng(0), plan([1] * 300, entries=5, own=own))[
-        "entry"
-    ]
+    drawn = FedMix(exclude_own=True).draw(np.random.default_rng(0), plan([1] * 300, entries=5, own=own))["entry"]
 
     assert set(drawn) == {0, 2, 4}
 
@@ -550,9 +529,7 @@ def test_a_client_that_alone_has_shared_mixes_with_its_own() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_mixed_share_of_the_batches_are_mixed(share: float) -> None:
-    drawn = FedMix(lam=0.2, mixed_share=share).draw(np.random.default_rng(0), plan([1] * 10_000, entries=2))[
-        "lam"
-    ]
+    drawn = FedMix(lam=0.2, mixed_share=share).draw(np.random.default_rng(0), plan([1] * 10_000, entries=2))["lam"]
 
     mixed = drawn != 0
     assert mixed.mean() == pytest.approx(share, abs=0.02)
@@ -602,9 +579,7 @@ def test_fedmix_in_the_engine_takes_the_steps_of_its_formula() -> None:
     loss = loss_of(FedMix(), made.model, batch, made.task, 0.3, pool.tensors)
     gradients = torch.autograd.grad(loss, list(made.model.parameters()))
     for (name, start), gradient in zip(made.model.named_parameters(), gradients, strict=True):
-        torch.testing.assert_close(
-            trained.upload[name], start.detach() - 0.5 * gradient, rtol=1e-5, atol=1e-6
-        )
+        torch.testing.assert_close(trained.upload[name], start.detach() - 0.5 * gradient, rtol=1e-5, atol=1e-6)
     assert trained.loss == pytest.approx(loss.item(), rel=1e-5)
 
 
@@ -717,9 +692,7 @@ def test_proximal_term_is_measured_from_the_rounds_global_weights() -> None:
     model, (x, y) = fed.world.model, fed.world.samples(0, 20)
     model.load_state_dict(first.weights)
     for _ in range(2):
-        gradients = torch.autograd.grad(
-            F.cross_entropy(model(fed.world.scale(x)), y), list(model.parameters())
-        )
+        gradients = torch.autograd.grad(F.cross_entropy(model(fed.world.scale(x)), y), list(model.parameters()))
         with torch.no_grad():
             for (name, p), gradient in zip(model.named_parameters(), gradients, strict=True):
                 p -= lr * (gradient + mu * (p - first.weights[name]))

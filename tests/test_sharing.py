@@ -83,9 +83,7 @@ def test_last_smaller_group_is_kept(size: int, groups: int) -> None:
 
     sizes = torch.tensor([min(size, 23 - i * size) for i in range(groups)], dtype=torch.float64)
     assert payload["x"].shape == (groups, 1, 4, 4)
-    torch.testing.assert_close(
-        torch.einsum("g,gchw->chw", sizes, payload["x"].double()) / 23, X.double().mean(0)
-    )
+    torch.testing.assert_close(torch.einsum("g,gchw->chw", sizes, payload["x"].double()) / 23, X.double().mean(0))
     torch.testing.assert_close(sizes @ payload["y"].double() / 23, Y.double().mean(0))
 
 
@@ -105,9 +103,7 @@ def test_means_weighted_by_group_size_give_the_total_mean(n: int, size: int, see
     data = images(n, seed=seed)
     made = replace(MADE, data=data)
 
-    payload = Means(samples_per_mean=size).share(
-        local(data.train.x, data.train.y, made.task, made.scale, seed)
-    )
+    payload = Means(samples_per_mean=size).share(local(data.train.x, data.train.y, made.task, made.scale, seed))
 
     count = torch.tensor([min(size, n - first) for first in range(0, n, size)], dtype=torch.float64)
     assert len(payload["x"]) == len(payload["y"]) == len(count)
@@ -346,15 +342,12 @@ def test_local_means_make_a_client_mix_with_itself() -> None:
     alone = {"cohort": 1}
     method = {"name": "naivemix", "objective": {"lambda": 0.5}}
     here, nowhere = (
-        world(groups=g, method={**method, "sharing": "local-means"}, train=alone)
-        for g in (halves, halves[:1])
+        world(groups=g, method={**method, "sharing": "local-means"}, train=alone) for g in (halves, halves[:1])
     )
 
     results = []
     for made in (here, nowhere):
-        pool = gather(
-            dict(engine_of(made).share(0, made.weights(), range(len(made.population)), made.sizes(0)))
-        )
+        pool = gather(dict(engine_of(made).share(0, made.weights(), range(len(made.population)), made.sizes(0))))
         task = TrainTask(0, made.weights(), pool, made.sizes(0))
         results.append(next(engine_of(made).train(task, [0])).upload)
 

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from fedblend import api, report
 from fedblend.cli.progress import RunProgress
-from fedblend.config import parse_value
+from fedblend.config import parse_value, resolve
 from fedblend.errors import FedblendError
-from fedblend.runs.directory import RunDirectory, find_runs
+from fedblend.runs.directory import RunDirectory, find_runs, has_runs, read_study
 from fedblend.runs.several import run_all
 from fedblend.study import Study, slugify
 
@@ -49,6 +49,8 @@ def run_file(
     study = api.expand_file(file, changes, seeds)
     usual = api.RUNS / slugify(study.name)
     folder = out or (api.last_folder(usual) if resume else api.free_folder(usual))
+    if out is not None and out.exists() and not out.is_dir():
+        raise FedblendError(f"--out {out}: is a file; name a folder")
     if out is not None and not resume and out.exists() and any(out.iterdir()):
         raise FedblendError(
             f"--out {out}: already holds files; add --resume to go on with its runs, or name another folder"
@@ -58,10 +60,15 @@ def run_file(
 
 def resume_runs(path: Path, jobs: int | None) -> None:
     """Go on with one run, or all runs of a study's folder."""
-    runs = find_runs([path])
-    folder = path.parent if RunDirectory.is_run(path) else path
-    study = Study(folder.name, {run.path.name: run.experiment() for run in runs})
-    run_in(study, folder, True, jobs, report_on=runs if RunDirectory.is_run(path) else None)
+    if RunDirectory.is_run(path):
+        run = RunDirectory(path)
+        run_in(Study(path.parent.name, {path.name: run.experiment()}), path.parent, True, jobs, [run])
+        return
+    begun = {run.path.name: run.experiment() for run in find_runs([path])} if has_runs(path) else {}
+    experiments = {slug: begun.get(slug) or resolve(table) for slug, table in read_study(path).items()} | begun
+    if not experiments:
+        find_runs([path])  # says what is wrong with the path
+    run_in(Study(path.name, experiments), path, True, jobs)
 
 
 def run_in(
@@ -73,13 +80,18 @@ def run_in(
         failed = run_all(study, folder, resume, jobs, progress)
     runs = report_on or [RunDirectory(folder / s) for s in study.experiments if RunDirectory.is_run(folder / s)]
     runs = [run for run in runs if run.metrics()]
-    if runs:
-        console.print(report.compare(runs))
-        page = (runs[0].path if report_on else folder) / "report.html"
-        report.write(runs, page, page.with_suffix(".png"))
-        console.print(f"Report: {page}", highlight=False, soft_wrap=True)
-    if failed:
-        raise FedblendError("; ".join(f"{slug}: {message}" for slug, message in failed.items()))
+    faults = [f"{slug}: {message}" for slug, message in failed.items()]
+    try:
+        if runs:
+            console.print(report.compare(runs))
+            page = (runs[0].path if report_on else folder) / "report.html"
+            report.write(runs, page, page.with_suffix(".png"))
+            console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+    except FedblendError as error:
+        # After what failed before: a full disk stops the runs first, and then their report.
+        faults.append(str(error))
+    if faults:
+        raise FedblendError("; ".join(faults))
 
 
 def write_report(paths: list[Path], out: Path) -> None:

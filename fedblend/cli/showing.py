@@ -22,6 +22,10 @@ USUAL_PARTITION = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
     "npz": 'name = "iid"\nclients = 20',
 }
+PATHS = {
+    "npz": 'path = "data.npz"    # arrays x, y and, if the data has them, client and split\n',
+    "image-folder": 'path = "pictures"    # with train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png\n',
+}
 USUAL_MODEL = {"shakespeare": "lstm", "npz": "mlp", "digits": "mlp"}
 
 
@@ -57,7 +61,7 @@ def new_file(method: str, dataset: str) -> str:
         dataset,
         'name = "classes"   # each client holds few classes: far from IID\nclients = 20\nclasses_per_client = 2',
     )
-    path = 'path = "data.npz"   # arrays x, y and, if the data has them, client and split\n' if dataset == "npz" else ""
+    path = PATHS.get(dataset, "")
     return f"""# {method} on {dataset}. Run it with: fedblend run FILE
 name = "{method}-{dataset}"
 rounds = 20

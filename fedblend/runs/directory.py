@@ -6,12 +6,15 @@ split.json                 classes by clients (of the first clients, where there
 metrics.jsonl              one line a round, line 0 the untrained model
 checkpoint.safetensors     the state after the last checkpointed round
 status.json                running, done, stopped or failed, and why
+
+A study's folder holds one such folder a run, and ``study.json``: all its experiments, begun or not.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +24,12 @@ from fedblend.config import Experiment, as_table, read_toml, resolve, write_toml
 from fedblend.errors import FedblendError
 from fedblend.runs.files import append_line, read_lines, write_atomically, write_json
 
-CONFIG, FACTS, SPLIT, METRICS, STATUS = (
-    "config.toml",
-    "facts.json",
-    "split.json",
-    "metrics.jsonl",
-    "status.json",
-)
+CONFIG = "config.toml"
+FACTS = "facts.json"
+SPLIT = "split.json"
+METRICS = "metrics.jsonl"
+STATUS = "status.json"
+STUDY = "study.json"
 
 
 class RunDirectory:
@@ -77,6 +79,8 @@ class RunDirectory:
         """The experiment of this run."""
         if not self.is_run(self.path):
             raise FedblendError(f"{self.path}: is not a run directory (it has no {CONFIG})")
+        # Parts of the user's own lie where they lay when the run began.
+        sys.path += [p for p in self.facts().get("import_from", []) if p not in sys.path]
         return resolve(read_toml(self.path / CONFIG))
 
     def set_experiment(self, experiment: Experiment) -> None:
@@ -114,11 +118,47 @@ class RunDirectory:
         return kept
 
     def _json(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except json.JSONDecodeError as error:
-            raise FedblendError(f"{path}: is damaged: {error}") from None
+        return read_json(self.path / name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON table; empty if there is no such file. Raises :class:`FedblendError` if it is damaged."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise FedblendError(f"{path}: is damaged: {error}") from None
+    if not isinstance(table, dict):
+        raise FedblendError(f"{path}: is damaged: it holds no table")
+    return table
+
+
+def write_study(folder: Path, name: str, experiments: dict[str, dict[str, Any]]) -> None:
+    """Keep a study's experiments, by the names of their folders; runs that have begun stay as they were listed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedblendError(f"{folder}: cannot be used as a folder for runs: {error.strerror}") from None
+    before = read_study(folder)
+    begun = {slug: table for slug, table in before.items() if RunDirectory.is_run(folder / slug)}
+    write_json(folder / STUDY, {"name": name, "experiments": {**before, **experiments, **begun}})
+
+
+def remove_study(folder: Path, made: list[Path]) -> None:
+    """Forget a study of which no run has begun, and those of the folders ``made`` for it that are empty."""
+    (folder / STUDY).unlink(missing_ok=True)
+    for path in made:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def read_study(folder: Path) -> dict[str, dict[str, Any]]:
+    """The resolved experiments of a study's folder, by the names of their folders; empty if it keeps none."""
+    return read_json(folder / STUDY).get("experiments", {})
+
+
+def has_runs(folder: Path) -> bool:
+    """Whether a folder holds run directories."""
+    return folder.is_dir() and any(RunDirectory.is_run(p) for p in folder.iterdir() if p.is_dir())
 
 
 def find_runs(paths: list[Path]) -> list[RunDirectory]:

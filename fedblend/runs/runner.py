@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend import engines
+from fedblend import engines, parts
 from fedblend.config import Experiment, as_table
 from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.errors import FedblendError, Stopped
 from fedblend.federation import Federation, Record, State
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import METRICS, RunDirectory
 from fedblend.world import World
 
 Listener = Callable[[Record], None]
@@ -58,22 +58,22 @@ def execute(experiment: Experiment, path: Path, resume: bool = False, listener: 
     world = World.of(experiment)
     federation = Federation(world, engines.make(world))
     with directory.locked(), one_thread():
-        last = 0
+        kept = 0
         try:
             if exists:
                 directory.set_experiment(experiment)
             else:
                 directory.create(experiment, facts_of(world), split_of(world))
             state = _begin(directory, federation, listener)
-            last = state.round
+            kept = state.round
             while state.round < experiment.rounds:
                 state = _round(directory, federation, state, listener)
-                last = state.round
+                kept = state.round if _is_kept(experiment, state.round) else kept
         except KeyboardInterrupt:
-            directory.set_status("stopped", last, "interrupted")
-            raise Stopped(f"stopped after round {last}; go on with: fedblend resume {path}") from None
-        except FedblendError as error:
-            _mark_failed(directory, last, str(error))
+            directory.set_status("stopped", kept, "interrupted")
+            raise Stopped(f"stopped; kept up to round {kept}. Go on with: fedblend resume {path}") from None
+        except Exception as error:
+            _mark_failed(directory, kept, str(error) or type(error).__name__)
             raise
         directory.set_status("done", state.round)
         return Finished(directory, world, state)
@@ -114,7 +114,13 @@ def _begin(directory: RunDirectory, federation: Federation, listener: Listener |
         _keep(directory, record, listener)
         checkpoint.write(directory.path, state)
     else:
-        for record in directory.cut_metrics(state.round):
+        records = directory.cut_metrics(state.round)
+        if [record["round"] for record in records] != list(range(state.round + 1)):
+            raise FedblendError(
+                f"{directory.path / METRICS}: rounds are missing below the checkpoint's, {state.round}; the log was "
+                "damaged. Put it back, or remove this run and begin again"
+            )
+        for record in records:
             if listener:
                 listener(record)
     directory.set_status("running", state.round)
@@ -125,9 +131,14 @@ def _round(directory: RunDirectory, federation: Federation, state: State, listen
     experiment = federation.experiment
     state, record = federation.round(state)
     _keep(directory, record, listener)
-    if state.round % experiment.checkpoint_every == 0 or state.round == experiment.rounds:
+    if _is_kept(experiment, state.round):
         checkpoint.write(directory.path, state)
     return state
+
+
+def _is_kept(experiment: Experiment, round: int) -> bool:
+    """Whether a checkpoint is written after this round."""
+    return round % experiment.checkpoint_every == 0 or round == experiment.rounds
 
 
 def _keep(directory: RunDirectory, record: Record, listener: Listener | None) -> None:
@@ -149,7 +160,6 @@ def _mark_failed(directory: RunDirectory, round: int, reason: str) -> None:
 
 def facts_of(world: World) -> dict[str, Any]:
     """What a reader needs to repeat a run and to read its numbers."""
-    weights = world.model.state_dict()
     sizes = world.population.sizes
     return {
         "command": " ".join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
@@ -172,7 +182,7 @@ def facts_of(world: World) -> dict[str, Any]:
         "scale": world.scale.describe(),
         "model": {
             "name": world.experiment.model.name,
-            "parameters": sum(t.numel() for t in weights.values()),
+            "parameters": sum(p.numel() for p in world.model.parameters()),
         },
         "clients": {
             "number": len(world.population),
@@ -181,6 +191,7 @@ def facts_of(world: World) -> dict[str, Any]:
             "largest": int(sizes.max()),
         },
         "partition": world.population.notes,
+        "import_from": sorted(parts.imported_from),
     }
 
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
-from collections.abc import Callable
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from fedblend.config import Experiment, as_table, resolve
 from fedblend.errors import FedblendError, Stopped
 from fedblend.federation import Record
-from fedblend.runs.runner import execute
+from fedblend.runs.directory import has_runs, remove_study, write_study
+from fedblend.runs.runner import Listener, execute
 from fedblend.study import Study
 
 OnRecord = Callable[[str, Record], None]
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks at what the processes have sent, and at whether they should end."""
 
 
 def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_record: OnRecord) -> dict[str, str]:
@@ -26,9 +37,23 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
     run stops no other. Ctrl-C raises :class:`Stopped`; all runs can then be resumed.
     """
     jobs = min(len(study.experiments), jobs or processors())
-    if jobs <= 1:
-        return _one_by_one(study, folder, resume, on_record)
-    return _at_once(study, folder, resume, jobs, on_record)
+    # Written before the first run, so that a resume knows also the runs that had not begun.
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    write_study(folder, study.name, {slug: as_table(e) for slug, e in study.experiments.items()})
+    try:
+        if jobs <= 1:
+            return _one_by_one(study, folder, resume, on_record)
+        return _at_once(study, folder, resume, jobs, on_record)
+    except (KeyboardInterrupt, Stopped):
+        if not has_runs(folder):
+            raise Stopped("stopped before any run had begun") from None
+        raise Stopped(
+            f"stopped; everything up to each run's last checkpoint is kept. Go on with: fedblend resume {folder}"
+        ) from None
+    finally:
+        if not has_runs(folder):
+            # A mistake in the experiment was found first: no empty study stays behind.
+            remove_study(folder, made)
 
 
 def processors() -> int:
@@ -39,43 +64,68 @@ def processors() -> int:
 def _one_by_one(study: Study, folder: Path, resume: bool, on_record: OnRecord) -> dict[str, str]:
     failed: dict[str, str] = {}
     for slug, experiment in study.experiments.items():
-        try:
-            execute(experiment, folder / slug, resume, lambda record, slug=slug: on_record(slug, record))  # type: ignore[misc]
-        except Stopped:
-            raise Stopped(_go_on(folder)) from None
-        except FedblendError as error:
-            failed[slug] = str(error)
+
+        def listen(record: Record, slug: str = slug) -> None:
+            on_record(slug, record)
+
+        message = _outcome(experiment, folder / slug, resume, listen)
+        if message:
+            failed[slug] = message
     return failed
+
+
+def _outcome(experiment: Experiment, path: Path, resume: bool, listener: Listener) -> str:
+    """Run one experiment; returns the message of its failure, or nothing. :class:`Stopped` passes through."""
+    try:
+        execute(experiment, path, resume, listener)
+    except Stopped:
+        raise
+    except FedblendError as error:
+        return str(error)
+    except Exception as error:
+        # A fault in someone's part: its author needs the traceback, the other runs need to go on.
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error} (the traceback is above)"
+    return ""
 
 
 def _at_once(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
     # Spawned, not forked: a forked process would inherit PyTorch's threads in an unknown state.
     context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        records: Any = manager.Queue()
-        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-            futures = {
-                slug: pool.submit(_in_process, as_table(experiment), folder / slug, resume, slug, records)
-                for slug, experiment in study.experiments.items()
-            }
-            try:
-                _follow(list(futures.values()), records, on_record)
-            except KeyboardInterrupt:
-                pool.shutdown(cancel_futures=True)
-                raise Stopped(_go_on(folder)) from None
-    return {slug: message for slug, future in futures.items() if (message := future.result())}
+    records, stop = context.Queue(), context.Event()
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker, initargs=(records, stop)) as pool:
+        try:
+            with _interrupts_ignored():
+                futures = {
+                    slug: pool.submit(_in_worker, as_table(experiment), folder / slug, resume, slug)
+                    for slug, experiment in study.experiments.items()
+                }
+            _follow(list(futures.values()), records, on_record)
+        except KeyboardInterrupt:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return {slug: message for slug, future in futures.items() if (message := _message(future, folder / slug))}
 
 
-def _in_process(table: dict[str, Any], path: Path, resume: bool, slug: str, records: Any) -> str:
-    """Run one experiment in a process of the pool; returns the message of its failure, or nothing."""
-    experiment: Experiment = resolve(table)
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Start processes that take no notice of Ctrl-C while they are still importing what they need."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        execute(experiment, path, resume, lambda record: records.put((slug, record)))
-    except Stopped:
-        return "stopped"
-    except FedblendError as error:
-        return str(error)
-    return ""
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _message(future: Future[str], path: Path) -> str:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return f"its process was killed (out of memory?); go on with: fedblend resume {path.parent}"
 
 
 def _follow(futures: list[Future[str]], records: Any, on_record: OnRecord) -> None:
@@ -84,11 +134,46 @@ def _follow(futures: list[Future[str]], records: Any, on_record: OnRecord) -> No
         ended = all(future.done() for future in futures)
         try:
             while True:
-                on_record(*records.get(timeout=0.2))
+                on_record(*records.get(timeout=LOOK_EVERY))
         except queue.Empty:
             if ended:
                 return
 
 
-def _go_on(folder: Path) -> str:
-    return f"stopped; everything up to each run's last checkpoint is kept. Go on with: fedblend resume {folder}"
+class _Worker:
+    """What a process of the pool was given when it began."""
+
+    records: Any = None
+
+
+def _begin_worker(records: Any, stop: Any) -> None:
+    """Watch, in a thread, for the order to stop and for the death of the command that began this process."""
+    _Worker.records = records
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        while not stop.wait(LOOK_EVERY):
+            if parent is not None and not parent.is_alive():
+                # Killed, so nobody is left to train for, and the runs' locks must be freed.
+                os._exit(1)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str) -> str:
+    """Run one experiment in a process of the pool, which Ctrl-C stops in good order."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # Only once: the terminal and the command both send it, and the second would break the goodbye.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        return _outcome(resolve(table), path, resume, lambda record: _Worker.records.put((slug, record)))
+    except (Stopped, KeyboardInterrupt):
+        return "stopped"
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.stderr.flush()
