@@ -157,6 +157,11 @@ class Experiment(_Table):
                 f"method.sharing: '{sharing.name}' gives nothing, but the objective '{objective.name}' needs "
                 f"{', '.join(objective.needs)}; valid: means, local-means, noise, hidden-means or raw"
             )
+        if not sharing.travels and getattr(sharing, "server_average", 1) > 1:
+            raise ValueError(
+                f"method.sharing.server_average: {sharing.server_average}: means of '{sharing.name}' never reach "
+                "the server, which could not average them; valid: 1"
+            )
         if getattr(sharing, "layer", None) != getattr(objective, "layer", None):
             raise ValueError(
                 f"method.sharing.layer: {getattr(sharing, 'layer', None)} and method.objective.layer: "

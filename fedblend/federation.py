@@ -84,7 +84,7 @@ class Federation:
         self.world, self.engine = world, engine
         self.experiment = world.experiment
         self.method = world.experiment.method
-        self._pool: tuple[int, Pool] | None = None
+        self._pool: tuple[Pool, Pool] | None = None
         cohort, holding = self.experiment.train.cohort, int((world.population.sizes > 0).sum())
         if not holding:
             raise FedblendError(
@@ -167,10 +167,10 @@ class Federation:
         return None
 
     def _pool_of(self, state: State) -> Pool:
-        """What the server makes of the entries; kept until they are renewed."""
-        if self._pool is None or self._pool[0] != state.shared_round:
+        """What the server makes of the entries; kept until they are others."""
+        if self._pool is None or self._pool[0] is not state.entries:
             rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
-            self._pool = (state.shared_round, self.method.sharing.pool(state.entries, rng))
+            self._pool = (state.entries, self.method.sharing.pool(state.entries, rng))
         return self._pool[1]
 
     def _cohort(self, round: int, sizes: np.ndarray) -> np.ndarray:

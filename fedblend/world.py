@@ -78,7 +78,8 @@ def arrived(full: np.ndarray, arrival: Arrival, round: int, seed: int) -> np.nda
     for past in range(1, round + 1):
         times += stream(seed, "arrival", past).random(len(full)) < arrival.clients
     share = np.minimum(1.0, arrival.first + arrival.portion * times)
-    return np.maximum(np.ceil(share * full).astype(np.int64), np.minimum(full, 1))
+    # Rounded first, or 0.1 + 2 * 0.1 of ten samples would be four.
+    return np.maximum(np.ceil(np.round(share * full, 6)).astype(np.int64), np.minimum(full, 1))
 
 
 def _try(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:

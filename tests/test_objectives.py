@@ -583,6 +583,17 @@ def test_fedmix_in_the_engine_takes_the_steps_of_its_formula() -> None:
     assert trained.loss == pytest.approx(loss.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("method", ["fedmix", "naivemix"])
+def test_the_engine_tells_a_client_its_own_entries(method: str) -> None:
+    made = world(groups=[range(20)], method={"name": method, "objective": {"exclude_own": True}})
+    own, other = torch.full((3, 1, 4, 4), torch.nan), torch.rand(1, 1, 4, 4)
+    pool = Pool({"x": torch.cat([own, other]), "y": torch.full((4, 3), 1 / 3)}, np.array([0, 0, 0, 7]))
+
+    trained = next(iter(train_all(made, pool)))
+
+    assert all(bool(t.isfinite().all()) for t in trained.upload.values())
+
+
 def train_all(made: World, pool: Pool | None) -> Iterable[Trained]:
     """Train all clients of a world for one round from its first weights."""
     task = TrainTask(0, made.weights(), pool, made.sizes(0))

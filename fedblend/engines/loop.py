@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from fedblend.engines.base import Scores, Tensors, Trained, TrainTask
 from fedblend.engines.sgd import SGD
 from fedblend.errors import FedblendError
-from fedblend.objectives.base import Batch, Context, Plan
+from fedblend.objectives import Batch, Context, Objective, Plain, Plan
 from fedblend.random import lent_generator, stream
 from fedblend.sharing.base import Local, Payload, Pool
 from fedblend.world import World
@@ -48,7 +48,8 @@ class LoopEngine:
     def __init__(self, world: World, device: str = "cpu") -> None:
         self.world = world
         self.device = torch.device(device)
-        self.model = world.model.to(self.device)
+        # A copy of its own, so that the world keeps the first weights.
+        self.model = copy.deepcopy(world.model).to(self.device)
         self.net = EagerNet(self.model)
         self.scale = world.scale.to(self.device)
         self.state = self.model.state_dict(keep_vars=True)
@@ -99,23 +100,28 @@ class LoopEngine:
         order, bounds = batches(
             len(y), settings.epochs, settings.batch_size, stream(seed, "batches", task.round, client)
         )
-        context, drawn = self._prepare(task, client, np.diff(bounds))
+        objective, context, drawn = self._prepare(task, client, np.diff(bounds))
         x, y, rows = x.to(self.device), y.to(self.device), torch.from_numpy(order).to(self.device)
         optimizer = SGD(self.params, settings, task.round)
         total = torch.zeros((), device=self.device)
         with lent_generator(seed, "train", task.round, client):
             for step, (a, b) in enumerate(pairwise(bounds)):
                 batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
-                total += self._step(batch, {k: v[step] for k, v in drawn.items()}, context, optimizer) * (b - a)
+                row = {name: values[step] for name, values in drawn.items()}
+                total += self._step(objective, batch, row, context, optimizer) * (b - a)
         upload = {name: tensor.detach().clone() for name, tensor in self.state.items()}
         return Trained(client, upload, len(y), float(total) / max(1, len(order)))
 
-    def _prepare(self, task: TrainTask, client: int, sizes: np.ndarray) -> tuple[Context, dict[str, torch.Tensor]]:
-        """What the client may use, and the random half of its objective for all its steps."""
+    def _prepare(
+        self, task: TrainTask, client: int, sizes: np.ndarray
+    ) -> tuple[Objective, Context, dict[str, torch.Tensor]]:
+        """The client's objective, what it may use, and the random half for all its steps."""
         method = self.world.experiment.method
         pool = method.sharing.view(task.pool, client) if task.pool is not None else Pool({}, np.empty(0, np.int64))
         plan = Plan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
-        drawn = method.objective.draw(stream(self.world.experiment.seed, "objective", task.round, client), plan)
+        # A client that has nothing to mix with (its own means, of too few samples) trains plainly.
+        objective: Objective = Plain() if method.objective.needs and not len(pool) else method.objective
+        drawn = objective.draw(stream(self.world.experiment.seed, "objective", task.round, client), plan)
         context = Context(
             self.world.task,
             self.scale,
@@ -123,15 +129,16 @@ class LoopEngine:
             {name: t.to(self.device) for name, t in task.weights.items()} if method.terms else {},
             task.round,
         )
-        return context, {name: torch.from_numpy(a).to(self.device) for name, a in drawn.items()}
+        return objective, context, {name: torch.from_numpy(a).to(self.device) for name, a in drawn.items()}
 
-    def _step(self, batch: Batch, drawn: dict[str, Any], context: Context, optimizer: SGD) -> torch.Tensor:
+    def _step(
+        self, objective: Objective, batch: Batch, drawn: dict[str, torch.Tensor], context: Context, optimizer: SGD
+    ) -> torch.Tensor:
         """Step on one batch; returns the loss of the objective's last phase, without terms."""
-        method = self.world.experiment.method
         value = torch.zeros((), device=self.device)
-        for phase in method.objective.phases():
+        for phase in objective.phases():
             loss = value = phase(self.net, batch, drawn, context)
-            for term in method.terms:
+            for term in self.world.experiment.method.terms:
                 loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), self.net, batch, context)
             # A phase may leave layers untouched (mixing of hidden states does): they get no gradient.
             optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))

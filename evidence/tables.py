@@ -1,0 +1,142 @@
+"""The tables of docs/results.md, made from the committed results, so that no number is copied by hand.
+
+python evidence/tables.py          rewrites each table between its two marks in docs/results.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "results.md"
+TARGETS = {"femnist": 0.8}
+"""Accuracy of "rounds to" where a study's is not 70 %."""
+
+
+def mean_std(values: list[float], digits: int = 1) -> str:
+    """Mean and sample standard deviation over seeds."""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def rounds_to(run: dict[str, Any], target: float) -> int | None:
+    """The first evaluated round that reached the target."""
+    return next((r for r, a in zip(run["rounds"], run["accuracy"], strict=True) if a >= target), None)
+
+
+def study(name: str) -> str:
+    """One row a method: final accuracy, mean of the last ten rounds, rounds to the target, megabytes, minutes."""
+    results = json.loads((HERE / "results" / f"{name}.json").read_text())
+    target = TARGETS.get(name, 0.7)
+    by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run in results["runs"]:
+        by_method[run["method"]].append(run)
+    lines = [
+        f"`{results['command']}`",
+        "",
+        f"| method | seeds | final accuracy % | mean of last 10 % | rounds to {100 * target:g} % | MB up | MB down |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for method, runs in by_method.items():
+        reached = [r for run in runs if (r := rounds_to(run, target)) is not None]
+        rounds = mean_std([float(r) for r in reached]) if reached else "not reached"
+        if reached and len(reached) < len(runs):
+            rounds += f" ({len(reached)} of {len(runs)})"
+        cells = [
+            method,
+            str(len(runs)),
+            mean_std([100 * run["accuracy"][-1] for run in runs]),
+            mean_std([100 * statistics.mean(run["accuracy"][-10:]) for run in runs]),
+            rounds,
+            *(
+                f"{statistics.mean(sum(run[way].values()) for run in runs) / 1e6:.1f}"
+                for way in ("bytes_up", "bytes_down")
+            ),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def paired(name: str, base: str = "fedavg") -> str:
+    """Each method's mean of the last ten rounds minus FedAvg's with the same seed (same split, same cohorts)."""
+    results = json.loads((HERE / "results" / f"{name}.json").read_text())
+    last = {(r["method"], r["seed"]): 100 * statistics.mean(r["accuracy"][-10:]) for r in results["runs"]}
+    seeds = sorted({seed for _, seed in last})
+    lines = [
+        "| method | " + " | ".join(f"seed {s}" for s in seeds) + " | mean |",
+        "|---" * (len(seeds) + 2) + "|",
+    ]
+    for method in dict.fromkeys(m for m, _ in last):
+        if method != base:
+            apart = [last[method, s] - last[base, s] for s in seeds]
+            cells = [method, *(f"{a:+.1f}" for a in apart), f"{statistics.mean(apart):+.1f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def curve(name: str, every: int) -> str:
+    """Accuracy of each method by round."""
+    results = json.loads((HERE / "results" / f"{name}.json").read_text())
+    by_method: dict[str, list[list[float]]] = defaultdict(list)
+    rounds: list[int] = []
+    for run in results["runs"]:
+        rounds = [r for r in run["rounds"] if r and r % every == 0]
+        by_method[run["method"]].append([100 * run["accuracy"][run["rounds"].index(r)] for r in rounds])
+    lines = ["| round | " + " | ".join(map(str, rounds)) + " |", "|---" * (len(rounds) + 1) + "|"]
+    for method, curves in by_method.items():
+        means = [statistics.mean(values) for values in zip(*curves, strict=True)]
+        lines.append("| " + " | ".join([method, *(f"{m:.1f}" for m in means)]) + " |")
+    return "\n".join(lines)
+
+
+def alignment() -> str:
+    """Norm of each term's gradient, and its cosine to everyone's and to Global Mixup's gradient, by round."""
+    results = json.loads((HERE / "results" / "alignment.json").read_text())
+    lines = [
+        f"`{results['command']}`, lambda = {results['lambda']}; each cell: norm, cosine to the gradient of everyone's "
+        "data, cosine to Global Mixup's",
+    ]
+    for where in ("at the global weights", "after local training"):
+        rounds = list(results["rounds"])
+        lines += [
+            "",
+            f"| {where} | " + " | ".join(f"round {r}" for r in rounds) + " |",
+            "|---" * (len(rounds) + 1) + "|",
+        ]
+        for term in results["rounds"][rounds[0]][where]:
+            cells = [results["rounds"][r][where][term] for r in rounds]
+            row = [f"{c['norm']:.2f}, {c['cosine_to_all']:.2f}, {c['cosine_to_global_mixup']:.2f}" for c in cells]
+            lines.append("| " + " | ".join([term, *row]) + " |")
+    return "\n".join(lines)
+
+
+TABLES = {
+    "fashion-mnist": lambda: study("fashion-mnist"),
+    "fashion-mnist paired": lambda: paired("fashion-mnist"),
+    "fashion-mnist curve": lambda: curve("fashion-mnist", 10),
+    "femnist": lambda: study("femnist"),
+    "femnist curve": lambda: curve("femnist", 20),
+    "shakespeare curve": lambda: curve("shakespeare", 1),
+    "fedmix-search": lambda: study("fedmix-search"),
+    "fedmix-scale": lambda: study("fedmix-scale"),
+    "fedmix-lr": lambda: study("fedmix-lr"),
+    "alignment": alignment,
+}
+
+
+def fill(page: str) -> str:
+    """A page with each table between ``<!-- NAME -->`` and ``<!-- end -->`` made anew."""
+
+    def made(found: re.Match[str]) -> str:
+        return f"<!-- {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- (?!end)(.+?) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill(PAGE.read_text()))
