@@ -13,10 +13,13 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from fedblend.runs.directory import RunDirectory, find_runs
+from fedblend.runs.groups import read
+from fedblend.runs.summary import costs
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -71,32 +74,24 @@ def results_of(folder: Path, command: str) -> dict[str, Any]:
 
 
 def row_of(run: RunDirectory) -> dict[str, Any]:
-    """One run: accuracy and loss of each evaluated round, bytes, seconds by phase, peak memory."""
-    experiment, records = run.experiment(), run.metrics()
-    evaluated = [r for r in records if "loss" in r]
+    """One run: accuracy and loss of each evaluated round, bytes and seconds by kind, peak memory."""
+    outcome = read(run)
+    total: dict[str, float] = defaultdict(float)
+    for record in outcome.records:
+        for name, number in costs(record).items():
+            total[name] += number
+    evaluated = outcome.evaluated
     row: dict[str, Any] = {
-        "method": experiment.method.label or experiment.method.name,
-        "seed": experiment.seed,
+        "method": outcome.label,
+        "seed": outcome.seed,
         "rounds": [r["round"] for r in evaluated],
         "accuracy": [round(r["accuracy"], 5) for r in evaluated if "accuracy" in r],
         "loss": [round(r["loss"], 5) for r in evaluated],
-        "bytes_up": _sum(r["bytes_up"] for r in records),
-        "bytes_down": _sum(r["bytes_down"] for r in records),
-        "seconds": {k: round(v, 1) for k, v in _sum(r["machine"]["seconds"] for r in records).items()},
-        "peak_memory": max(r["machine"]["peak_memory"] for r in records),
-        "refused": sum(len(r.get("refused", [])) for r in records),
+        "costs": {name: round(number, 1) for name, number in total.items()},
+        "peak_memory": max(r["machine"]["peak_memory"] for r in outcome.records),
+        "refused": sum(len(r.get("refused", [])) for r in outcome.records),
     }
-    if "clients" in evaluated[-1]:
-        row["clients"] = evaluated[-1]["clients"]
-    return row
-
-
-def _sum(tables: Any) -> dict[str, Any]:
-    total: dict[str, Any] = {}
-    for table in tables:
-        for key, value in table.items():
-            total[key] = total.get(key, 0) + value
-    return total
+    return row | {name: evaluated[-1][name] for name in ("clients", "per_class") if name in evaluated[-1]}
 
 
 if __name__ == "__main__":

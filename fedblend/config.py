@@ -152,6 +152,11 @@ class Experiment(_Table):
                 "method.sharing.samples_per_mean: 1 would send raw samples as 'means'; "
                 'valid: 2 or more, or "all" (or unsafe = true)'
             )
+        if self.policy.min_mean == 1 and sharing.travels and sharing.bytes_kind == "means" and not self.unsafe:
+            raise ValueError(
+                "policy.min_mean: 1 would let a single sample leave a client as a 'mean'; valid: 2 or more "
+                "(or unsafe = true)"
+            )
         if objective.needs and not sharing.active:
             raise ValueError(
                 f"method.sharing: '{sharing.name}' gives nothing, but the objective '{objective.name}' needs "

@@ -107,7 +107,7 @@ class Federation:
         """One round: share if due, train a cohort, aggregate, refine, evaluate."""
         account = Account()
         sizes = self.world.sizes(state.round)
-        state, shared = self._share_if_due(state, sizes, account)
+        state, shared, informed = self._share_if_due(state, sizes, account)
         pool = self._pool_of(state)
         if self.method.objective.needs and not len(pool):
             raise FedblendError(
@@ -115,7 +115,7 @@ class Federation:
                 f"'{self.method.objective.name}' has nothing to mix with; lower sharing.threshold or policy.min_mean"
             )
         cohort = self._cohort(state.round, sizes)
-        cohort, state = self._download(state, cohort, pool, account)
+        cohort, state = self._download(state, cohort, pool, informed, account)
         task = TrainTask(state.round, state.weights, pool if self.method.objective.needs else None, sizes)
         weights, facts = self._train(task, cohort, account)
         with account.time("server"):
@@ -123,20 +123,24 @@ class Federation:
         state = replace(state, round=state.round + 1, weights=weights)
         return state, self._record(state, account, {**facts, **shared})
 
-    def _share_if_due(self, state: State, sizes: np.ndarray, account: Account) -> tuple[State, Record]:
-        """Ask the clients whose data are new to share, if it is time to (MAFL, Algorithm 1; section 3.4)."""
+    def _share_if_due(self, state: State, sizes: np.ndarray, account: Account) -> tuple[State, Record, np.ndarray]:
+        """Ask the clients whose data are new to share, if it is time to (MAFL, Algorithm 1; section 3.4).
+
+        Returns the state, what was asked and sent, and the clients that were given the round's model for it.
+        """
         sharing, round = self.method.sharing, state.round
+        nobody = np.empty(0, np.int64)
         if not sharing.active:
-            return state, {}
+            return state, {}, nobody
         new = (sizes != state.shared_sizes) if not sharing.each_round else sizes > 0
         wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
         if not (round == 0 or sharing.each_round or wanted):
-            return state, {}
+            return state, {}, nobody
         payloads: dict[int, Payload] = {}
         refused = []
         with account.time("share"):
-            asked = np.flatnonzero(new).tolist()
-            for client, payload in self.engine.share(round, state.weights, asked, sizes):
+            asked = np.flatnonzero(new)
+            for client, payload in self.engine.share(round, state.weights, asked.tolist(), sizes):
                 fault = self._fault_of_payload(payload)
                 if fault:
                     refused.append({"client": client, "reason": fault})
@@ -158,7 +162,7 @@ class Federation:
         facts: Record = {"shared": {"asked": len(asked), "sent": len(payloads), "entries": len(entries)}}
         if refused:
             facts["shared"]["refused"] = refused
-        return state, facts
+        return state, facts, asked if sharing.each_round else nobody
 
     def _fault_of_payload(self, payload: Payload) -> str | None:
         for name, tensor in payload.items():
@@ -179,16 +183,18 @@ class Federation:
         rng = stream(self.experiment.seed, "cohort", round)
         return np.sort(rng.choice(holding, self.experiment.train.cohort, replace=False, shuffle=False))
 
-    def _download(self, state: State, cohort: np.ndarray, pool: Pool, account: Account) -> tuple[np.ndarray, State]:
-        """Send the model, and the pool to those that do not have it yet; returns who received it."""
+    def _download(
+        self, state: State, cohort: np.ndarray, pool: Pool, informed: np.ndarray, account: Account
+    ) -> tuple[np.ndarray, State]:
+        """Send the model and the pool to those that do not have them yet; returns who received them."""
         with account.time("download"):
             sharing = self.method.sharing
             weights = bytes_of(state.weights)
             pool_bytes = bytes_of(pool.tensors) if sharing.active and sharing.travels else 0
-            fresh = ~state.holders[cohort]
+            fresh, without_model = ~state.holders[cohort], ~np.isin(cohort, informed)
             rng = stream(self.experiment.seed, "downlink", state.round)
-            arrives = self.experiment.channel.delivers("down", weights + pool_bytes * fresh, rng)
-            account.count("down", "weights", weights * len(cohort))
+            arrives = self.experiment.channel.delivers("down", weights * without_model + pool_bytes * fresh, rng)
+            account.count("down", "weights", weights * int(without_model.sum()))
             account.count("down", sharing.bytes_kind, pool_bytes * int(fresh.sum()))
             holders = state.holders.copy()
             holders[cohort[arrives]] = True

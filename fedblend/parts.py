@@ -61,11 +61,17 @@ _registry: dict[str, dict[str, type]] = {kind: {} for kind in MODULES}
 
 @dataclass_transform(frozen_default=True, kw_only_default=False)
 def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
-    """Declare a class as the part ``name`` of ``kind``: a frozen, validated dataclass."""
+    """Declare a class as the part ``name`` of ``kind``: a frozen, validated dataclass.
+
+    Raises :class:`FedblendError` if another class has that name.
+    """
 
     def declare(cls: type[T]) -> type[T]:
         made = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
         made.kind, made.name = kind, name  # type: ignore[attr-defined]
+        other = _registry[kind].setdefault(name, made)
+        if (other.__module__, other.__qualname__) != (made.__module__, made.__qualname__):
+            raise FedblendError(f"the {kind} '{name}' exists already ({other.__module__}); give yours another name")
         _registry[kind][name] = made
         return made  # type: ignore[return-value]
 

@@ -60,7 +60,7 @@ def train(made: World, clients: Iterable[int], round: int = 0) -> dict[int, Trai
     """Local training of some clients from a world's first weights, with what their sharing gives them."""
     fed = federation_of(made)
     start, sizes = fed.start()[0], made.sizes(0)
-    state, _ = fed._share_if_due(start, sizes, Account())
+    state = fed._share_if_due(start, sizes, Account())[0]
     task = TrainTask(round, start.weights, fed._pool_of(state), sizes)
     return {trained.client: trained for trained in fed.engine.train(task, clients)}
 
@@ -256,6 +256,16 @@ def test_streams_are_equal_exactly_where_their_addresses_are(one: tuple, two: tu
     assert numbers_[0] == numbers_[1]
     assert (numbers_[0] == numbers_[2]) == (one == two)
     assert (key(*one) == key(*two)) == (one == two)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [((0, "share", 1, 12), (0, "share", 11, 2)), ((1, "2", 3, 0), (12, "", 3, 0)), ((0, "a", 1, 2), (0, "a", 2, 1))],
+)
+def test_addresses_whose_digits_run_together_stay_apart(one: tuple, two: tuple) -> None:
+    numbers_ = [stream(*address).random(4).tolist() for address in (one, two)]
+
+    assert numbers_[0] != numbers_[1]
 
 
 @pytest.mark.parametrize("field", range(4))

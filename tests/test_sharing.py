@@ -35,6 +35,7 @@ from fedblend.random import stream
 from fedblend.sharing import HiddenMeans, LocalMeans, Means, Noise, Payload, Pool, Raw
 from fedblend.sharing import means as means_module
 from fedblend.sharing.base import gather, rows_of
+from fedblend.uploads import bytes_of
 from fedblend.world import arrived
 
 DATA = images(23, classes=3)
@@ -473,6 +474,7 @@ def arriving(refresh: float | None) -> Federation:
         "method": {"name": "fedmix", "sharing": sharing},
         "rounds": 8,
         "policy": {"min_mean": 1},
+        "unsafe": True,
     }
     return federation(images(60), **changes)
 
@@ -613,3 +615,17 @@ def test_a_round_is_a_function_of_its_state_alone() -> None:
 
     assert same(after_another.weights, alone.weights)
     assert without_machine(records) == without_machine(expected)
+
+
+def test_the_round_model_is_sent_once_to_a_client_that_both_shares_and_trains() -> None:
+    fed = federation(method={"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}})
+    model = bytes_of(fed.world.weights())
+
+    record = run(fed, 1)[1][0]
+
+    assert record["bytes_down"]["weights"] == model * len(fed.world.population)
+
+
+def test_a_policy_that_lets_single_samples_out_is_refused() -> None:
+    with pytest.raises(FedblendError, match=r"policy.min_mean: 1 .*valid: 2 or more"):
+        federation(method="fedmix", policy={"min_mean": 1})

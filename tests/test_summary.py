@@ -220,7 +220,7 @@ def test_terminal_table_marks_the_best_and_tells_what_is_unfinished(tmp_path, tw
     assert "[red]avg[/]" in text
     assert "naivemix *" in text
     assert "* naivemix: seed 0: stopped at round 0 of 2" in text
-    for word in ("1 (1 of 2)", "not reached", "5.0", "7.0", "1.5"):
+    for word in ("(1 of 2)", "not reached", "5.0", "7.0", "1.5"):
         assert word in text
 
 

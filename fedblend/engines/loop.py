@@ -91,6 +91,11 @@ class LoopEngine:
             except FedblendError:
                 raise
             except Exception as error:
+                if "more than 1 value per channel" in str(error):
+                    raise FedblendError(
+                        f"model: batch norm cannot be trained on a batch of one sample, which client {client} has in "
+                        f"round {task.round + 1}; choose another train.batch_size, or group norm"
+                    ) from None
                 error.add_note(f"while training client {client} in round {task.round + 1}")
                 raise
 
@@ -135,13 +140,15 @@ class LoopEngine:
         self, objective: Objective, batch: Batch, drawn: dict[str, torch.Tensor], context: Context, optimizer: SGD
     ) -> torch.Tensor:
         """Step on one batch; returns the loss of the objective's last phase, without terms."""
-        value = torch.zeros((), device=self.device)
-        for phase in objective.phases():
-            loss = value = phase(self.net, batch, drawn, context)
-            for term in self.world.experiment.method.terms:
-                loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), self.net, batch, context)
+        *first, last = objective.phases()
+        for phase in first:
             # A phase may leave layers untouched (mixing of hidden states does): they get no gradient.
+            loss = phase(self.net, batch, drawn, context)
             optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
+        loss = value = last(self.net, batch, drawn, context)
+        for term in self.world.experiment.method.terms:
+            loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), self.net, batch, context)
+        optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
         return value.detach()
 
     @torch.no_grad()

@@ -85,7 +85,10 @@ class Objective:
         raise TypeError(f"{type(self).__name__} defines no loss")
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The losses that one batch is stepped on, in turn; nearly always just :meth:`loss`."""
+        """The losses that one batch is stepped on, in turn; nearly always just :meth:`loss`.
+
+        Terms are added to the last.
+        """
         return (self.loss,)
 
 
@@ -93,7 +96,7 @@ class Term:
     """Base of the terms that add to any objective (FedProx's proximal term, distillation)."""
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """A scalar added to the objective's loss in every phase."""
+        """A scalar added to the loss of the objective's last phase (nearly always the only one)."""
         raise TypeError(f"{type(self).__name__} defines no loss")
 
 

@@ -104,7 +104,7 @@ class Tail:
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Outputs for hidden states ``x``."""
-        return self.net(x, self.first + start, stop)
+        return self.net(x, self.first + start, None if stop is None else self.first + stop)
 
     def input_gradient(
         self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
@@ -119,7 +119,7 @@ class HiddenMix(MeanMix):
 
     Needs the sharing ``hidden-means`` of the same layer. Each batch makes two steps: the mixing step sees
     the client's hidden states as constants and so updates only the layers after ``layer``; a plain step
-    then updates all layers.
+    then updates all layers, and only to it are terms (FedProx's) added.
     """
 
     layer: Count = 2

@@ -34,9 +34,11 @@ def compare(runs: Sequence[RunDirectory]) -> Table:
     columns = _columns(rows)
     notes = [f"* {row['method']}: {row['status']}" for row in rows if row["unfinished"]]
     notes += [f"! {g.name}: {NOTE}, it gives raw samples away" for g in groups if gives_raw_away(g.config)]
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold", caption_justify="left")
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1, 0, 0), header_style="bold")
+    made.caption_justify = "left"
     made.caption = Text("\n".join(notes)) if notes else None
-    made.add_column("method", overflow="fold", vertical="bottom")
+    # Wide enough to be read in a terminal of 80 columns, where the other columns take the rest.
+    made.add_column("method", overflow="fold", vertical="bottom", min_width=10)
     for heading, *_ in columns:
         made.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
     best = [best_of(rows, value, sign) for _, _, value, sign in columns]
@@ -72,12 +74,12 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     targets = {row["target"] for row in rows if not math.isnan(row["target"])}
     if targets:
         to = f"rounds\nto {100 * targets.pop():g} %" if len(targets) == 1 else "rounds\nto target"
-        columns.append((to, rounds_to_target, _whole_target, -1))
+        columns.append((to, lambda row: rounds_to_target(row).replace(" (", "\n("), _whole_target, -1))
     return [
         *columns,
         ("MB\nup", lambda row: megabytes(row["bytes_up"], ""), lambda row: row["bytes_up"], -1),
         ("MB\ndown", lambda row: megabytes(row["bytes_down"], ""), lambda row: row["bytes_down"], -1),
-        ("minutes", lambda row: _minutes(row["seconds"]), lambda row: row["seconds"], -1),
+        ("min", lambda row: _minutes(row["seconds"]), lambda row: row["seconds"], -1),
     ]
 
 

@@ -7,7 +7,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,8 @@ def _begin(directory: RunDirectory, federation: Federation, listener: Listener |
         _keep(directory, record, listener)
         checkpoint.write(directory.path, state)
     else:
+        # The file holds tensors in order of name; all code sees them in the model's order.
+        state = replace(state, weights={name: state.weights[name] for name in federation.world.weights()})
         records = directory.cut_metrics(state.round)
         if [record["round"] for record in records] != list(range(state.round + 1)):
             raise FedblendError(
