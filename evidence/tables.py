@@ -53,10 +53,7 @@ def study(name: str) -> str:
             mean_std([100 * run["accuracy"][-1] for run in runs]),
             mean_std([100 * statistics.mean(run["accuracy"][-10:]) for run in runs]),
             rounds,
-            *(
-                f"{statistics.mean(sum(run[way].values()) for run in runs) / 1e6:.1f}"
-                for way in ("bytes_up", "bytes_down")
-            ),
+            *(f"{statistics.mean(run['costs'][way] for run in runs) / 1e6:.1f}" for way in ("bytes_up", "bytes_down")),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
