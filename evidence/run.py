@@ -29,6 +29,7 @@ DATA = os.environ.get("FEDBLEND_DATA", "")
 STUDIES: dict[str, list[str]] = {
     "fashion-mnist": ["examples/fashion-mnist.toml"],
     "femnist": ["examples/femnist.toml", "--set", "data.path=$FEDBLEND_DATA/femnist.npz"],
+    "femnist-twice": ["evidence/femnist-twice.toml", "--set", "data.path=$FEDBLEND_DATA/femnist.npz"],
     "shakespeare": ["examples/shakespeare.toml"],
     "fedmix-search": ["evidence/fedmix-search.toml"],
     "fedmix-scale": ["evidence/fedmix-scale.toml"],

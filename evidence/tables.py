@@ -91,6 +91,27 @@ def curve(name: str, every: int) -> str:
     return "\n".join(lines)
 
 
+def clients(name: str) -> str:
+    """Accuracy over clients' own tests, in all and by samples held (FedMix, Table 13)."""
+    results = json.loads((HERE / "results" / f"{name}.json").read_text())
+    sizes = list(dict.fromkeys(size for run in results["runs"] for size in run["clients"]["by_size"]))
+    lines = [
+        "| accuracy over writers % | mean ± std | 10th percentile | " + " | ".join(f"n_k {s}" for s in sizes) + " |",
+        "|---" * (len(sizes) + 3) + "|",
+    ]
+    for run in results["runs"]:
+        over = run["clients"]
+        groups = [over["by_size"].get(size) for size in sizes]
+        cells = [
+            run["method"],
+            f"{100 * over['mean']:.1f} ± {100 * over['std']:.1f}",
+            f"{100 * over['p10']:.1f}",
+            *(f"{100 * g['mean']:.1f} ± {100 * g['std']:.1f} ({g['clients']})" if g else "" for g in groups),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def alignment() -> str:
     """Norm of each term's gradient, and its cosine to everyone's and to Global Mixup's gradient, by round."""
     results = json.loads((HERE / "results" / "alignment.json").read_text())
@@ -118,6 +139,7 @@ TABLES = {
     "fashion-mnist curve": lambda: curve("fashion-mnist", 10),
     "femnist": lambda: study("femnist"),
     "femnist curve": lambda: curve("femnist", 20),
+    "femnist clients": lambda: clients("femnist"),
     "shakespeare curve": lambda: curve("shakespeare", 1),
     "fedmix-search": lambda: study("fedmix-search"),
     "fedmix-scale": lambda: study("fedmix-scale"),
