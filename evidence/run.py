@@ -60,8 +60,8 @@ def main(names: list[str]) -> None:
 
 
 def results_of(folder: Path, command: str) -> dict[str, Any]:
-    """A study's results: each run's curve and costs, with the command, the versions and the data's checksums."""
-    runs = find_runs([folder])
+    """A study's results: each finished run's curve and costs, with the command, versions and data checksums."""
+    runs = [run for run in find_runs([folder]) if read(run).finished]
     facts = runs[0].facts()
     data = {k: v for k, v in facts["data"].items() if k != "source"}
     return {

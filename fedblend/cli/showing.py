@@ -22,11 +22,19 @@ USUAL_PARTITION = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
     "npz": 'name = "iid"\nclients = 20',
 }
-PATHS = {
+DATA_OPTIONS = {
+    "shakespeare": "roles = 20\nmax_samples = 250    # of each role: minutes, not hours\n",
     "npz": 'path = "data.npz"    # arrays x, y and, if the data has them, client and split\n',
     "image-folder": 'path = "pictures"    # with train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png\n',
 }
-USUAL_MODEL = {"shakespeare": "lstm", "npz": "mlp", "digits": "mlp"}
+USUAL_MODEL = {
+    "shakespeare": 'name = "lstm"\nhidden = 64           # the paper\'s 256 takes four times as long',
+    "npz": 'name = "mlp"',
+    "digits": 'name = "mlp"',
+}
+USUAL_LEARNING = {
+    "shakespeare": "lr = 4.0             # text needs large steps, with clipped gradients\nclip_norm = 1.0"
+}
 
 
 def show_list(what: str) -> None:
@@ -61,7 +69,8 @@ def new_file(method: str, dataset: str) -> str:
         dataset,
         'name = "classes"   # each client holds few classes: far from IID\nclients = 20\nclasses_per_client = 2',
     )
-    path = PATHS.get(dataset, "")
+    options = DATA_OPTIONS.get(dataset, "")
+    learning = USUAL_LEARNING.get(dataset, "lr = 0.01")
     return f"""# {method} on {dataset}. Run it with: fedblend run FILE
 name = "{method}-{dataset}"
 rounds = 20
@@ -71,18 +80,18 @@ target = 0.7         # "rounds to reach" in tables
 {unsafe if "global-mixup" in method else ""}
 [data]               # fedblend list datasets
 name = "{dataset}"
-{path}
+{options}
 [partition]          # who holds what: fedblend list partitions
 {partition}
 
 [model]              # fedblend list models
-name = "{USUAL_MODEL.get(dataset, "lenet5")}"
+{USUAL_MODEL.get(dataset, 'name = "lenet5"')}
 
 [train]              # local SGD at lr * lr_decay^round
 cohort = 5           # clients a round
 epochs = 2
 batch_size = 10
-lr = 0.01
+{learning}
 lr_decay = 0.999
 
 [method]             # fedblend list methods; its parts can be changed: objective.lambda = 0.1
