@@ -29,9 +29,16 @@ def rounds_to(run: dict[str, Any], target: float) -> int | None:
     return next((r for r, a in zip(run["rounds"], run["accuracy"], strict=True) if a >= target), None)
 
 
-def study(name: str) -> str:
-    """One row a method: final accuracy, mean of the last ten rounds, rounds to the target, megabytes, minutes."""
+def study(name: str, beside: tuple[str, ...] = ()) -> str:
+    """One row a method: final accuracy, mean of the last ten rounds, rounds to the target, megabytes.
+
+    ``beside`` names methods of the Fashion-MNIST study that are shown first, with the same seeds.
+    """
     results = json.loads((HERE / "results" / f"{name}.json").read_text())
+    if beside:
+        seeds = {run["seed"] for run in results["runs"]}
+        base = json.loads((HERE / "results" / "fashion-mnist.json").read_text())["runs"]
+        results["runs"] = [r for r in base if r["method"] in beside and r["seed"] in seeds] + results["runs"]
     target = TARGETS.get(name, 0.7)
     by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in results["runs"]:
@@ -141,9 +148,10 @@ TABLES = {
     "femnist curve": lambda: curve("femnist", 20),
     "femnist clients": lambda: clients("femnist"),
     "shakespeare curve": lambda: curve("shakespeare", 1),
-    "fedmix-search": lambda: study("fedmix-search"),
-    "fedmix-scale": lambda: study("fedmix-scale"),
-    "fedmix-lr": lambda: study("fedmix-lr"),
+    "fedmix-search": lambda: study("fedmix-search", ("fedavg", "fedmix 0.1")),
+    "fedmix-scale": lambda: study("fedmix-scale", ("fedavg", "fedmix 0.1")),
+    "femnist-twice curve": lambda: curve("femnist-twice", 20),
+    "fedmix-lr": lambda: study("fedmix-lr", ("fedavg", "fedmix 0.1")),
     "alignment": alignment,
 }
 
