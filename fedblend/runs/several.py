@@ -102,8 +102,10 @@ def _at_once(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnR
                 }
             _follow(list(futures.values()), records, on_record)
         except KeyboardInterrupt:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
+            # A second Ctrl-C must not break the goodbye of the first.
+            with _interrupts_ignored():
+                stop.set()
+                pool.shutdown(cancel_futures=True)
             raise
     return {slug: message for slug, future in futures.items() if (message := _message(future, folder / slug))}
 
@@ -144,11 +146,14 @@ class _Worker:
     """What a process of the pool was given when it began."""
 
     records: Any = None
+    stop: Any = None
 
 
 def _begin_worker(records: Any, stop: Any) -> None:
     """Watch, in a thread, for the order to stop and for the death of the command that began this process."""
-    _Worker.records = records
+    _Worker.records, _Worker.stop = records, stop
+    # Nobody reads records any more once the command stops; a process must not wait for that to end.
+    records.cancel_join_thread()
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
@@ -171,6 +176,9 @@ def _in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str) -> st
 
     signal.signal(signal.SIGINT, interrupt)
     try:
+        if _Worker.stop.is_set():
+            # The pool hands out one run more than it has processes, before the command was stopped.
+            return "stopped"
         return _outcome(resolve(table), path, resume, lambda record: _Worker.records.put((slug, record)))
     except (Stopped, KeyboardInterrupt):
         return "stopped"
