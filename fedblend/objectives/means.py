@@ -20,7 +20,8 @@ class MeanMix(Objective):
     """What NaiveMix and FedMix have in common: one entry (x_g, y_g) a batch, and a small fixed lambda.
 
     ``mixed_share`` of the batches are mixed, the others are plain (lambda = 0). Over the first ``warmup``
-    rounds lambda rises linearly to its value. ``exclude_own`` never picks the client's own means.
+    rounds lambda rises linearly to its value. ``exclude_own`` picks no mean of the client's
+    own, unless there is no other.
     """
 
     needs = ("x", "y")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import resource
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -164,7 +165,7 @@ def facts_of(world: World) -> dict[str, Any]:
     """What a reader needs to repeat a run and to read its numbers."""
     sizes = world.population.sizes
     return {
-        "command": " ".join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
+        "command": shlex.join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
         "versions": {
             "fedblend": version("fedblend"),
             "python": platform.python_version(),
