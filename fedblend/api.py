@@ -13,9 +13,10 @@ from torch import nn
 
 from fedblend.config import Experiment, read_toml, set_field
 from fedblend.errors import FedblendError
+from fedblend.paths import from_file
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import execute
-from fedblend.runs.several import run_all
+from fedblend.runs.several import in_one_message, run_all
 from fedblend.study import Study, expand, slugify
 
 RUNS = Path("runs")
@@ -61,18 +62,23 @@ def run_study(
     folder = Path(out) if out is not None else free_folder(RUNS / slugify(made.name))
     failed = run_all(made, folder, False, jobs, lambda slug, record: None)
     if failed:
-        raise FedblendError("; ".join(f"{slug}: {message}" for slug, message in failed.items()))
+        raise FedblendError(in_one_message(failed, len(made.experiments)))
     frames = [tidy(RunDirectory(folder / slug)).assign(run=slug) for slug in made.experiments]
     return pd.concat(frames, ignore_index=True)
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """An experiment file as plain data; modules beside it can then be named by their dotted path."""
+    """An experiment file as plain data; modules beside it can then be named by their dotted path.
+
+    Paths of data in it stay relative to the file. The file may also be the configuration that a run kept.
+    """
     table = read_toml(path)
-    beside = str(Path(path).resolve().parent)
-    if beside not in sys.path:
-        sys.path.append(beside)
-    return table
+    beside = Path(path).resolve().parent
+    for folder in (str(beside), *RunDirectory(beside).import_from()):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    marked: dict[str, Any] = from_file(table, path)
+    return marked
 
 
 def free_folder(path: Path) -> Path:
@@ -104,6 +110,17 @@ def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Seq
     table = load(path)
     for field, value in changes:
         if "methods" in table and field.split(".")[0] == "method":
-            raise FedblendError(f"{field}: this file has several methods; set it in the file, under [[methods]]")
-        set_field(table, field, value)
+            _set_in_only_method(table, field, value)
+        else:
+            set_field(table, field, value)
     return expand(table, seeds)
+
+
+def _set_in_only_method(table: dict[str, Any], field: str, value: Any) -> None:
+    """Set a field of the one method in a file's list of methods. Raises :class:`FedblendError` if it lists several."""
+    given = table["methods"]
+    if not isinstance(given, list) or len(given) != 1:
+        raise FedblendError(f"{field}: this file has several methods; set it in the file, under [[methods]]")
+    only = {"method": given[0]}
+    set_field(only, field, value)
+    table["methods"] = [only["method"]]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from fedblend import methods, parts
 from fedblend.errors import FedblendError, did_you_mean
@@ -31,7 +31,7 @@ def _part(kind: str, where: str = "") -> Any:
     def read(spec: Any) -> Any:
         return parts.build(kind, spec, where or kind)
 
-    return Annotated[Any, BeforeValidator(read), PlainSerializer(parts.dump)]
+    return Annotated[Any, BeforeValidator(read), PlainSerializer(parts.dump), WithJsonSchema({"part": kind})]
 
 
 def _terms(specs: Any) -> tuple[Any, ...]:
@@ -43,36 +43,48 @@ def _terms(specs: Any) -> tuple[Any, ...]:
 
 
 class Train(_Table):
-    """Local training: SGD at lr * lr_decay^round; FedMix's settings by default (appendix B).
-
-    A client's last, smaller batch is kept. ``clip_norm`` bounds the norm of each step's gradient.
-    """
+    """Local training: SGD at lr * lr_decay^round; FedMix's settings by default (appendix B)."""
 
     cohort: Count = 10
+    """Clients that are drawn for each round, among those that hold samples."""
     epochs: Count = 2
+    """Passes over its samples that a client makes in a round."""
     batch_size: Count = 10
+    """Samples in a step; a client's last, smaller batch is kept."""
     lr: Positive = 0.01
+    """Learning rate in the first round."""
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.999
+    """Factor by which the learning rate is multiplied after every round."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of SGD; a client begins every round without any."""
     weight_decay: NonNegative = 0.0
+    """L2 penalty of SGD: this times the weights is added to each gradient."""
     clip_norm: Positive | None = None
+    """Norm to which the gradient of a step is scaled down if it is longer."""
 
 
 class Method(_Table):
-    """A method as a composition of parts; presets with names are in :mod:`fedblend.methods`.
-
-    ``label`` is what tables and figures call it, where that is not its name.
-    """
+    """A method as a composition of parts; presets with names are in :mod:`fedblend.methods`."""
 
     name: str = "custom"
+    """A preset (`fedblend list methods`), whose parts can be changed by the fields below; without one, parts alone."""
     label: str = ""
+    """What tables, figures and the run's folder call it, where that is not its name."""
     sharing: _part("sharing", "method.sharing") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    """What a client gives before training, and what the server makes of it."""
     objective: _part("objective", "method.objective") = Field(default="plain", validate_default=True)  # type: ignore[valid-type]
+    """The loss that a client minimises."""
     terms: Annotated[
-        tuple[Any, ...], BeforeValidator(_terms), PlainSerializer(lambda t: [parts.dump(p) for p in t])
+        tuple[Any, ...],
+        BeforeValidator(_terms),
+        PlainSerializer(lambda t: [parts.dump(p) for p in t]),
+        WithJsonSchema({"type": "array", "items": {"part": "term"}}),
     ] = ()
+    """What is added to the loss: a list of terms."""
     aggregator: _part("aggregator", "method.aggregator") = Field(default="mean", validate_default=True)  # type: ignore[valid-type]
+    """How the uploads of a round become one."""
     server_step: _part("server_step", "method.server_step") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    """What the server does with the aggregate."""
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -90,53 +102,81 @@ class Method(_Table):
 
 
 class Policy(_Table):
-    """What a client refuses: sharing means of fewer than ``min_mean`` samples (unless unsafe)."""
+    """What a client refuses to send, whatever the method asks of it."""
 
     min_mean: Count = 2
+    """Fewest samples of which a client sends a mean; 1 only with `unsafe`."""
 
 
 class Arrival(_Table):
-    """Data that arrive while training goes on (FedMix, section 3.4).
-
-    Each client starts with the share ``first`` of its samples; in every round each client gets, with
-    probability ``clients``, a further share ``portion`` of them.
-    """
+    """Data that arrive while training goes on (FedMix, section 3.4)."""
 
     first: Fraction = 0.5
+    """Share of its samples that a client starts with (at least one sample)."""
     clients: Fraction = 0.1
+    """Probability, in each round, that a client gets a further portion."""
     portion: Fraction = 0.1
+    """Share of its samples that such a portion is."""
 
 
 class Experiment(_Table):
     """One run: data, split, model, local training, method, and how it is evaluated.
 
-    Made from a TOML file by :func:`load`, or in Python::
+    Made from a file's content by :func:`resolve`, or in Python::
 
         Experiment(data="mnist5k", partition={"name": "classes", "clients": 20}, method="fedmix")
     """
 
     name: str = "experiment"
+    """What the study is called: its folder under `runs/`, and the report's title."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of every random choice: split, first weights, cohorts, batches, mixing."""
     rounds: Annotated[int, Field(ge=0)] = 10
+    """Rounds to make; 0 evaluates the untrained model."""
     eval_every: Count = 1
+    """Rounds from one evaluation on the test samples to the next; the last round is always evaluated."""
     target: Fraction | None = None
+    """Test accuracy (a share, not per cent) for "rounds to reach" in tables; it stops nothing."""
     unsafe: bool = False
+    """Allow methods that give raw samples away, as upper bounds."""
     data: _part("dataset", "data")  # type: ignore[valid-type]
+    """The data set."""
     scale: _part("scale") = Field(default="standard", validate_default=True)  # type: ignore[valid-type]
+    """What stored values become on their way into the model."""
     partition: _part("partition")  # type: ignore[valid-type]
+    """Which client holds which training samples."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of each client's samples that is kept, at least one (FedMix, Table 4)."""
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of each client's samples that it keeps to test the model on, for accuracy by client."""
     arrival: Arrival | None = None
+    """Data that arrive while training goes on; without this table all are there from the start."""
     model: _part("model") = Field(default="lenet5", validate_default=True)  # type: ignore[valid-type]
+    """The network."""
     train: Train = Train()
+    """Local training."""
     method: Method = Method()
+    """The method: a name, or a table."""
     channel: _part("channel") = Field(default="ideal", validate_default=True)  # type: ignore[valid-type]
+    """What gets through between clients and server."""
     protection: _part("protection") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    """What is done to uploads before they leave a client."""
     policy: Policy = Policy()
+    """What a client refuses."""
     min_uploads: Count = 1
+    """Good uploads without which a round stops the run; at most `train.cohort`."""
     checkpoint_every: Count = 1
-    engine: Literal["loop"] = "loop"
+    """Rounds from one checkpoint to the next; the last round always has one."""
+    engine: Literal["auto", "loop", "stacked"] = "auto"
+    """How clients are run: one after another, several at once as one model, or whichever a few timed steps favour."""
+    stack: Count | None = None
+    """Clients in one stack; unless given, what is fastest and fits into memory."""
+    ranks: Count | None = None
+    """Processes that share a round's clients; unless given, one a processor where the run is long enough."""
+    memory_format: Literal["contiguous", "channels_last"] | None = None
+    """How the loop engine lays images out in memory; unless given, whichever is faster."""
     device: str = "cpu"
+    """Where tensors are computed, as PyTorch names it: cpu, cuda, cuda:1."""
 
     @pydantic.model_validator(mode="after")
     def _agree(self) -> Experiment:
@@ -162,6 +202,11 @@ class Experiment(_Table):
                 f"method.sharing: '{sharing.name}' gives nothing, but the objective '{objective.name}' needs "
                 f"{', '.join(objective.needs)}; valid: means, local-means, noise, hidden-means or raw"
             )
+        if getattr(sharing, "own_only", False) and getattr(objective, "exclude_own", False):
+            raise ValueError(
+                f"method.objective.exclude_own: true leaves nothing to mix with, since '{sharing.name}' gives a client "
+                "only what is its own; valid: false"
+            )
         if not sharing.travels and getattr(sharing, "server_average", 1) > 1:
             raise ValueError(
                 f"method.sharing.server_average: {sharing.server_average}: means of '{sharing.name}' never reach "
@@ -179,6 +224,17 @@ class Experiment(_Table):
             )
         return self
 
+    # Below the other validators, so that their faults pass through it too.
+    @pydantic.model_validator(mode="wrap")
+    @classmethod
+    def _in_one_message(cls, given: Any, validate: pydantic.ModelWrapValidatorHandler[Experiment]) -> Experiment:
+        if isinstance(given, Mapping):
+            check_keys(given)
+        try:
+            return validate(given)
+        except pydantic.ValidationError as error:
+            raise FedblendError(parts.explain(error)) from None
+
 
 TABLES: dict[str, type[BaseModel]] = {"train": Train, "method": Method, "policy": Policy, "arrival": Arrival}
 """Fields of an experiment that are tables of their own."""
@@ -186,23 +242,21 @@ TABLES: dict[str, type[BaseModel]] = {"train": Train, "method": Method, "policy"
 
 def resolve(table: Mapping[str, Any]) -> Experiment:
     """An experiment from plain data. Raises :class:`FedblendError` with one message that names the field."""
-    _check_keys(table, Experiment)
-    try:
-        return Experiment(**dict(table))
-    except pydantic.ValidationError as error:
-        raise FedblendError(parts.explain(error)) from None
+    return Experiment(**dict(table))
 
 
-def _check_keys(table: Mapping[str, Any], model: type[BaseModel], where: str = "") -> None:
-    """Refuse unknown keys with the nearest known one suggested."""
-    for key, value in table.items():
-        path = f"{where}{key}"
-        if key not in model.model_fields:
-            valid = ", ".join(model.model_fields)
-            raise FedblendError(f"{path}: unknown key{did_you_mean(key, model.model_fields)}; valid: {valid}")
-        inner = {"train": Train, "method": Method, "policy": Policy, "arrival": Arrival}.get(key) if not where else None
-        if inner and isinstance(value, Mapping):
-            _check_keys(value, inner, f"{path}.")  # type: ignore[arg-type]
+def check_keys(table: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
+    """Refuse unknown keys with the nearest known one suggested; ``beside`` are keys of a file that are no field."""
+    _require_known(table, [*Experiment.model_fields, *beside], "")
+    for key, model in TABLES.items():
+        if isinstance(table.get(key), Mapping):
+            _require_known(table[key], list(model.model_fields), f"{key}.")
+
+
+def _require_known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise FedblendError(f"{where}{key}: unknown key{did_you_mean(key, known)}; valid: {', '.join(known)}")
 
 
 def as_table(experiment: Experiment) -> dict[str, Any]:

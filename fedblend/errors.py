@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 EXIT_CODE = 2
 """Exit code of the command line after any :class:`FedblendError`."""
+
+LISTED = 10
+"""Names that a message lists before it says how many more there are."""
 
 
 class FedblendError(Exception):
@@ -17,11 +20,33 @@ class Stopped(FedblendError):
     """The run was interrupted (Ctrl-C); everything up to its last checkpoint is kept."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the known word nearest to ``word``, or ``""``.
+def did_you_mean(word: str, known: Iterable[str], alike: float = 0.5) -> str:
+    """Return `` (did you mean 'x'?)`` for the known word nearest to ``word``, or ``""`` if none is ``alike``.
 
     >>> did_you_mean("fedmixx", ["fedavg", "fedmix"])
     " (did you mean 'fedmix'?)"
     """
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=alike)
     return f" (did you mean '{near[0]}'?)" if near else ""
+
+
+def listed(names: Sequence[object]) -> str:
+    """Names with commas; of many, the first ten and how many more there are.
+
+    >>> listed([3, 5, 9]), listed(range(12))
+    ('3, 5, 9', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more')
+    """
+    text = ", ".join(str(name) for name in names[:LISTED])
+    return f"{text} and {len(names) - LISTED} more" if len(names) > LISTED else text
+
+
+def by_reason(reasons: Iterable[tuple[object, str]]) -> dict[str, list[object]]:
+    """Whom each reason concerns, in order of first appearance: what many share is then told once.
+
+    >>> by_reason([(3, "lost"), (5, "late"), (9, "lost")])
+    {'lost': [3, 9], 'late': [5]}
+    """
+    concerned: dict[str, list[object]] = {}
+    for name, reason in reasons:
+        concerned.setdefault(reason, []).append(name)
+    return concerned

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedblend.engines import Engine, Trained, TrainTask
-from fedblend.errors import FedblendError
+from fedblend.engines import Engine, TrainTask
+from fedblend.errors import FedblendError, by_reason, listed
 from fedblend.evaluation import evaluate
 from fedblend.random import stream
 from fedblend.sharing.base import Payload, Pool, gather, rows_of
-from fedblend.uploads import bytes_of, fault_of
+from fedblend.uploads import bytes_of
 from fedblend.world import World
 
 T = TypeVar("T")
@@ -62,15 +62,6 @@ class Account:
         finally:
             self.seconds[phase] += time.perf_counter() - start
 
-    def timed(self, items: Iterator[T], phase: str) -> Iterator[T]:
-        """Pass items on, adding the time that making each one took to ``phase``."""
-        while True:
-            with self.time(phase):
-                item = next(items, None)
-            if item is None:
-                return
-            yield item
-
     def count(self, direction: str, kind: str, number: int) -> None:
         """Count bytes sent "up" or "down"."""
         if number:
@@ -95,6 +86,9 @@ class Federation:
                 f"train.cohort: {cohort} clients a round, but only {holding} of {len(world.population)} clients "
                 f"hold samples; valid: 1 to {holding}"
             )
+        if self.method.objective.needs:
+            minimum = 1 if self.experiment.unsafe else self.experiment.policy.min_mean
+            self.method.sharing.require_possible(world.sizes(0), minimum)
 
     def start(self) -> tuple[State, Record]:
         """The state before the first round, and the record of the untrained model (round 0)."""
@@ -111,8 +105,9 @@ class Federation:
         pool = self._pool_of(state)
         if self.method.objective.needs and not len(pool):
             raise FedblendError(
-                f"method.sharing: after round {state.round + 1} no client has shared anything, so "
-                f"'{self.method.objective.name}' has nothing to mix with; lower sharing.threshold or policy.min_mean"
+                f"method.sharing: '{self.method.sharing.name}': nothing was shared before round {state.round + 1}, "
+                f"so that '{self.method.objective.name}' has nothing to mix with; let clients make larger means "
+                f"(samples_per_mean, split), or lower policy.min_mean: {self.experiment.policy.min_mean}"
             )
         cohort = self._cohort(state.round, sizes)
         cohort, state = self._download(state, cohort, pool, informed, account)
@@ -202,48 +197,31 @@ class Federation:
 
     def _train(self, task: TrainTask, cohort: np.ndarray, account: Account) -> tuple[dict[str, torch.Tensor], Record]:
         """Train the cohort and aggregate what arrives and is sound."""
-        good: list[tuple[int, float]] = []
-        refused: list[Record] = []
         uplink = stream(self.experiment.seed, "uplink", task.round)
         arrives = self.experiment.channel.delivers("up", np.full(len(cohort), bytes_of(task.weights)), uplink)
         lost = set(cohort[~arrives].tolist())
 
-        def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
-            for result in account.timed(self.engine.train(task, cohort.tolist()), "train"):
-                upload = self._protect(result, task)
-                account.count("up", "weights", bytes_of(upload))
-                if result.client in lost:
-                    continue
-                fault = fault_of(upload, task.weights)
-                if fault:
-                    refused.append({"client": result.client, "reason": fault})
-                    continue
-                good.append((result.samples, result.loss))
-                yield upload, float(result.samples)
-
-        trained = account.seconds["train"]
         with account.time("aggregate"):
-            weights = self.method.aggregator.aggregate(uploads())
-        account.seconds["aggregate"] -= account.seconds["train"] - trained
-        if len(good) < self.experiment.min_uploads:
-            reasons = "; ".join(f"client {r['client']}: {r['reason']}" for r in refused) or "none arrived"
+            got = self.engine.collect(task, cohort.tolist(), lost)
+            weights = self.method.aggregator.finish(got.partial)
+        account.seconds["aggregate"] -= got.seconds
+        account.seconds["train"] += got.seconds
+        account.count("up", "weights", got.sent)
+        if len(got.good) < self.experiment.min_uploads:
+            reasons = _in_one_line(got.refused) or "none arrived"
             raise FedblendError(
-                f"round {task.round + 1}: {len(good)} good uploads of {len(cohort)}, but min_uploads is "
+                f"round {task.round + 1}: {len(got.good)} good uploads of {len(cohort)}, but min_uploads is "
                 f"{self.experiment.min_uploads} ({reasons})"
             )
-        samples = sum(n for n, _ in good)
+        samples = sum(n for _, n, _ in got.good)
         facts: Record = {
-            "train_loss": sum(n * loss for n, loss in good) / samples,
-            "uploads": len(good),
+            "train_loss": sum(n * loss for _, n, loss in got.good) / samples,
+            "uploads": len(got.good),
             "cohort": cohort.tolist(),
         }
-        if refused:
-            facts["refused"] = refused
+        if got.refused:
+            facts["refused"] = got.refused
         return weights, facts
-
-    def _protect(self, result: Trained, task: TrainTask) -> dict[str, torch.Tensor]:
-        rng = stream(self.experiment.seed, "protection", task.round, result.client)
-        return self.experiment.protection.protect(result.upload, task.weights, rng)
 
     def _record(self, state: State, account: Account, facts: Record) -> Record:
         """One line of metrics; fields that differ between machines stand under ``machine``."""
@@ -256,6 +234,12 @@ class Federation:
         record["bytes_down"] = dict(account.bytes["down"])
         record["machine"] = {"seconds": {k: round(v, 4) for k, v in account.seconds.items()}}
         return record
+
+
+def _in_one_line(refused: list[Record]) -> str:
+    """Why uploads were refused; a reason that several clients share is told once."""
+    reasons = by_reason((r["client"], r["reason"]) for r in refused)
+    return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())
 
 
 def _in_order(kept: Pool, new: Pool) -> Pool:

@@ -20,9 +20,10 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import pydantic
 import pydantic.dataclasses
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from fedblend.errors import FedblendError, did_you_mean
+from fedblend.paths import absolute
 
 T = TypeVar("T")
 
@@ -34,6 +35,8 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A number from 0 up."""
 Count = Annotated[int, Field(ge=1)]
 """A whole number from 1 up."""
+FilePath = Annotated[str, BeforeValidator(absolute)]
+"""A path of a file or folder: in an experiment file relative to it, else to the current folder; kept absolute."""
 
 MODULES: dict[str, str] = {
     "dataset": "fedblend.data.loaders",
@@ -147,6 +150,19 @@ def import_path(path: str, where: str) -> Any:
 def fields_of(cls: type) -> tuple[str, ...]:
     """The names of a part's options, as Python spells them."""
     return tuple(f.name for f in dataclasses.fields(cls) if f.init)
+
+
+def has_option(made: Any, path: str) -> bool:
+    """Whether ``a.b.c``, as a file spells it, names a field of a part or table, or one further inside.
+
+    >>> has_option(build("objective", "fedmix"), "lambda"), has_option(build("objective", "plain"), "lambda")
+    (True, False)
+    """
+    word, _, rest = path.partition(".")
+    fields = {FILE_WORDS.get(field, field): value for field, value in getattr(made, "__dict__", {}).items()}
+    if word == "name" or isinstance(made, Mapping):
+        return True
+    return word in fields and (not rest or has_option(fields[word], rest))
 
 
 def dump(made: Any) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedblend.config import Experiment, resolve, set_field
+from fedblend import parts
+from fedblend.config import Experiment, check_keys, resolve, set_field
 from fedblend.errors import FedblendError
 
 STUDY_KEYS = ("methods", "seeds", "grid")
@@ -29,6 +30,7 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
 
     ``seeds`` replaces the file's. Raises :class:`FedblendError` with one message that names the field.
     """
+    check_keys(table, STUDY_KEYS)
     base = {k: v for k, v in table.items() if k not in STUDY_KEYS}
     methods = _methods(table, base)
     grid = _grid(table.get("grid", {}))
@@ -44,12 +46,32 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
         label = _label(one, method, methods, cell)
         if label and isinstance(one.get("method", {}), (str, Mapping)):
             set_field(one, "method.label", label)
-        experiment = resolve(one)
+        try:
+            experiment = resolve(one)
+        except FedblendError:
+            for field in cell:
+                _require_in_all(field, base, methods)
+            raise
         slug = f"{slugify(experiment.method.label or experiment.method.name)}-seed{seed}"
         if slug in experiments:
             raise FedblendError(f"methods: two runs would both be called '{slug}'; give them labels of their own")
         experiments[slug] = experiment
     return Study(str(base.get("name", "experiment")), experiments)
+
+
+def _require_in_all(field: str, base: Mapping[str, Any], methods: Sequence[Mapping[str, Any] | None]) -> None:
+    """Raise an error that names the methods that lack a field of the grid, if others have it."""
+    try:
+        made = [resolve({**base, **({"method": method} if method else {})}) for method in methods]
+    except FedblendError:
+        # A method that cannot be made without the grid; its own message says why it cannot be with it either.
+        return
+    lacking = [e.method.label or e.method.name for e in made if not parts.has_option(e, field)]
+    if lacking and len(lacking) < len(made):
+        raise FedblendError(
+            f"grid: {field} is a field of some of this study's methods but not of {' or '.join(lacking)}; write an "
+            "entry for each value of the methods that have it under [[methods]], or run the others from another file"
+        ) from None
 
 
 def _methods(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str, Any] | None]:

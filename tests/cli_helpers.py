@@ -24,6 +24,8 @@ from fedblend.cli import main
 PATIENCE_S = 120
 """How long a test waits for a process before it gives up; far more than a loaded machine needs."""
 
+CHECKPOINT = "checkpoint.safetensors"
+
 TINY: dict[str, Any] = {
     "name": "tiny",
     "rounds": 2,
@@ -31,8 +33,9 @@ TINY: dict[str, Any] = {
     "partition": {"name": "iid", "clients": 4},
     "model": {"name": "mlp", "hidden": [8]},
     "train": {"cohort": 2, "epochs": 1, "batch_size": 40, "lr": 0.05},
+    "engine": "loop",
 }
-"""An experiment of a fraction of a second."""
+"""An experiment of a fraction of a second; with many rounds it would otherwise try engines first."""
 
 
 class Outcome(NamedTuple):
@@ -191,6 +194,14 @@ def lines_of(run: Path) -> int:
         return (run / "metrics.jsonl").read_bytes().count(b"\n")
     except FileNotFoundError:
         return 0
+
+
+def same_end(run: Path, undisturbed: Path) -> None:
+    """Assert that two runs ended alike: the same metrics, and the same weights to the last bit."""
+    assert records(run) == records(undisturbed)
+    assert (run / CHECKPOINT).read_bytes() == (undisturbed / CHECKPOINT).read_bytes()
+    assert status(run) == status(undisturbed)
+    assert status(run)["state"] == "done"
 
 
 # What is asked of the outcome ------------------------------------------------------------------------------

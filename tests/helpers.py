@@ -18,6 +18,7 @@ from fedblend.data.population import Population
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.loop import EagerNet, LoopEngine
 from fedblend.federation import Federation, Record, State
+from fedblend.models.text import LSTMLayer
 from fedblend.objectives import Batch, Context, Objective, Task
 from fedblend.sharing import Local
 from fedblend.world import World
@@ -135,6 +136,17 @@ class BatchNormNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.norm(self.flat(x)))
+
+
+class RowsLSTM(nn.Module):
+    """The LSTM written as cells, on the rows of a 4 x 4 image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(LSTMLayer(4, 5), LSTMLayer(5, 5, last_only=True), nn.Linear(5, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x[:, 0])
 
 
 def tanh_net(inputs: int = 5, hidden: int = 7, outputs: int = 3, seed: int = 0) -> nn.Module:

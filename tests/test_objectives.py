@@ -519,12 +519,15 @@ def test_exclude_own_covers_all_others() -> None:
     assert set(drawn) == {0, 2, 4}
 
 
-def test_a_client_that_alone_has_shared_mixes_with_its_own() -> None:
-    drawn = FedMix(exclude_own=True).draw(
-        np.random.default_rng(0), plan([1] * 50, entries=2, own=np.array([True, True]))
-    )
+@pytest.mark.parametrize("part", [NaiveMix, FedMix, HiddenMix, GlobalMixup])
+def test_a_client_that_alone_has_shared_mixes_with_its_own_only_if_it_may(part: type) -> None:
+    alone = plan([2] * 50, entries=2, own=np.array([True, True]))
 
-    assert set(drawn["entry"]) == {0, 1}
+    may, may_not = (part(exclude_own=own).draw(np.random.default_rng(0), alone)["lam"] for own in (False, True))
+
+    assert (may > 0).all()
+    assert (may_not == 0).all()
+    assert may_not.dtype == may.dtype
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -581,6 +584,18 @@ def test_fedmix_in_the_engine_takes_the_steps_of_its_formula() -> None:
     for (name, start), gradient in zip(made.model.named_parameters(), gradients, strict=True):
         torch.testing.assert_close(trained.upload[name], start.detach() - 0.5 * gradient, rtol=1e-5, atol=1e-6)
     assert trained.loss == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedmix", "naivemix"])
+def test_a_lone_client_that_excludes_its_own_trains_as_fedavg(method: str) -> None:
+    groups, train = [range(20)], {"cohort": 1}
+    fed = federation(groups=groups, train=train, method={"name": method, "objective": {"exclude_own": True}})
+
+    state, _ = run(fed, 2)
+    plain, _ = run(federation(groups=groups, train=train), 2)
+
+    for name, tensor in plain.weights.items():
+        torch.testing.assert_close(state.weights[name], tensor, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("method", ["fedmix", "naivemix"])

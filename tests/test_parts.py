@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedblend import parts
+from fedblend.config import resolve
 from fedblend.errors import FedblendError, did_you_mean
 from fedblend.models import MLP
 from fedblend.objectives import FedMix, LocalMix, Objective
 from fedblend.parts import build, dump, known, part
+from fedblend.paths import from_file
 from fedblend.sharing import Means
 
 REQUIRED = {
@@ -91,6 +95,45 @@ def test_reserved_words_are_spelled_naturally_in_files() -> None:
 
     assert table["lambda"] == 0.3
     assert "lam" not in table
+
+
+def test_paths_are_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+
+    def path(given: str) -> str:
+        return build("dataset", {"name": "npz", "path": given}).path
+
+    assert path("a/../b.npz") == str(tmp_path / "b.npz")
+    assert path("/data/b.npz") == "/data/b.npz"
+    assert path("~/b.npz") == "/home/someone/b.npz"
+    table = from_file({"data": [{"name": "npz", "path": "../b.npz"}, 3]}, tmp_path / "one" / "two" / "e.toml")
+    assert build("dataset", copy.deepcopy(table)["data"][0]).path == str(tmp_path / "one" / "b.npz")
+    assert table == {"data": [{"name": "npz", "path": "../b.npz"}, 3]}
+    assert build("dataset", "mnist").folder is None
+    with pytest.raises(FedblendError, match="path: 5 is not valid: input should be a valid string"):
+        build("dataset", {"name": "npz", "path": 5})
+
+
+@pytest.mark.parametrize(
+    ("field", "has"),
+    [
+        ("method.objective.lambda", True),
+        ("method.objective.lam", False),
+        ("method.objective.name", True),
+        ("method.objective", True),
+        ("method.objective.alpha", False),
+        ("method.objective.lambda.x", False),
+        ("method.sharing.refresh", True),
+        ("model.hidden", True),
+        ("train.lr", True),
+        ("trian.lr", False),
+    ],
+)
+def test_an_experiment_knows_its_fields_as_a_file_spells_them(field: str, has: bool) -> None:
+    made = resolve({"data": "digits", "partition": "iid", "model": "mlp", "method": "fedmix"})
+
+    assert parts.has_option(made, field) is has
 
 
 def test_an_option_that_is_none_is_left_out() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import (
+    CHECKPOINT,
     alive,
     contents,
     finish,
@@ -22,6 +24,7 @@ from cli_helpers import (
     lines_of,
     records,
     refused,
+    same_end,
     start,
     status,
     stop,
@@ -31,7 +34,6 @@ from cli_helpers import (
 )
 from safetensors.torch import load_file
 
-CHECKPOINT = "checkpoint.safetensors"
 SLUG = "fedmix-seed0"
 
 EVENTFUL: dict[str, Any] = {
@@ -47,14 +49,6 @@ EVENTFUL: dict[str, Any] = {
     "method": {"name": "fedmix", "sharing": {"samples_per_mean": 5, "refresh": 0.2}},
 }
 """All that a run can carry from round to round: dropout, shared means that are renewed, data that arrive."""
-
-
-def same_end(run: Path, undisturbed: Path) -> None:
-    """Assert that two runs ended alike: the same metrics, and the same weights to the last bit."""
-    assert records(run) == records(undisturbed)
-    assert (run / CHECKPOINT).read_bytes() == (undisturbed / CHECKPOINT).read_bytes()
-    assert status(run) == status(undisturbed)
-    assert status(run)["state"] == "done"
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +107,42 @@ def test_a_run_killed_at_ten_instants_ends_like_one_left_alone(eventful: Path, t
     assert load_file(checkpoint).keys() == load_file(eventful / CHECKPOINT).keys()
     shared = [round for round, line in enumerate(records(run)) if '"shared"' in line]
     assert len(shared) > 1, "means were never renewed, so the test missed what it is for"
+
+
+def test_a_folder_in_use_by_another_process(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "long.toml", {"rounds": 100_000}), tmp_path / "out"
+    run = out / "custom-seed0"
+    process = start("run", file, "--out", out)
+    try:
+        wait_until(lambda: lines_of(run) >= 2, process)
+        refused(here("run", file, "--resume", "--out", out), str(run), "in use by another process")
+        refused(here("resume", run), "in use by another process")
+        at = lines_of(run)
+        wait_until(lambda: lines_of(run) > at, process)  # the other goes on undisturbed
+        for order in ("inspect", "compare"):
+            assert re.search(r"running at round [1-9]\d* of 100000", " ".join(here(order, out).out.split()))
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        stop(process)
+    rounds = lines_of(run) + 1
+    succeeded(here("run", file, "--resume", "--out", out, "--set", f"rounds={rounds}"))  # a kill frees the folder
+    assert lines_of(run) == rounds + 1
+
+
+def test_a_killed_run_is_told_from_a_running_one_and_how_it_goes_on(tmp_path: Path) -> None:
+    file = write(tmp_path / "long.toml", {"rounds": 100_000, "checkpoint_every": 1000})
+    run = tmp_path / "out" / "custom-seed0"
+    process = start("run", file, "--out", tmp_path / "out")
+    try:
+        wait_until(lambda: lines_of(run) >= 4, process)
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        stop(process)
+    for order in ("inspect", "compare"):
+        shown = "".join(succeeded(here(order, run)).out.split())
+        told = f"killed at round {lines_of(run) - 1} of 100000; go on with: fedblend resume {run}"
+        assert "".join(told.split()) in shown
+    assert "checkpoint    round 0\n" in here("inspect", run).out
 
 
 def test_a_line_cut_in_half_is_dropped_and_made_again(eventful: Path, tmp_path: Path) -> None:
@@ -204,13 +234,30 @@ def test_resuming_a_finished_run_changes_nothing_and_prints_the_table(tiny: Path
 def test_going_on_with_another_experiment_names_the_field(tiny: Path) -> None:
     file, before = tiny.parent.parent / "tiny.toml", contents(tiny)
     for change, words in (
-        ("train.lr=0.5", ("train", "lr", "0.5", "0.05")),
-        ("partition.clients=5", ("partition", "clients", "5", "4")),
-        ("scale=unit", ("scale", "unit", "standard")),
+        ("train.lr=0.5", f"train.lr: 0.5 differs from 0.05 in {tiny.parent}; a run goes on"),
+        ("partition.clients=5", "partition.clients: 5 differs from 4"),
+        ("scale=unit", "scale.name: 'unit' differs from 'standard'"),
+        ("train.clip_norm=1", "train.clip_norm: 1.0 differs from nothing"),
+        ("policy.min_mean=3", "policy.min_mean: 3 differs from 2"),
     ):
         outcome = here("run", file, "--resume", "--set", change, "--out", tiny.parent)
-        refused(outcome, *words, "differs")
+        refused(outcome, f"custom-seed0: {words}", "may change)")
+        assert not outcome.out, "nothing may look like success"
         assert contents(tiny) == before
+
+
+def test_going_on_with_another_experiment_is_told_before_any_run_of_a_study(tmp_path: Path) -> None:
+    file = write(tmp_path / "study.toml", {"seeds": [0, 1], "rounds": 1})
+    folder = tmp_path / "out"
+    succeeded(here("run", file, "--out", folder, "--jobs", 1))
+    before = contents(folder)
+    more = ("--seeds", "2,0,1", "--set", "train.lr=0.5", "--jobs", 1)
+    outcome = refused(
+        here("run", file, "--resume", "--out", folder, *more), "custom-seed0, custom-seed1: train.lr: 0.5"
+    )
+    assert outcome.err.count("differs") == 1
+    assert not outcome.out
+    assert contents(folder) == before, "the run of seed 2 could have begun, but not in this study"
 
 
 def test_more_rounds_are_as_if_asked_for_at_once(tiny: Path, tmp_path: Path) -> None:
@@ -245,7 +292,9 @@ def test_a_run_killed_before_its_first_line_can_be_shown_and_resumed(tiny: Path,
     for name in ("metrics.jsonl", "status.json", CHECKPOINT):
         (run / name).unlink()
     for order in ("inspect", "compare"):
-        assert "custom" in succeeded(here(order, run)).out
+        shown = " ".join(succeeded(here(order, run)).out.split())
+        assert "custom" in shown
+        assert "killed before anything was recorded; go on with: fedblend resume" in shown
     succeeded(here("report", run, "--out", tmp_path / "report.html"))
     succeeded(here("resume", run))
     same_end(run, tiny)
@@ -299,7 +348,9 @@ def test_a_run_whose_process_is_killed_is_told_and_can_go_on(study: Path, tmp_pa
     lock = str(tmp_path / "out" / "fedmix-seed0" / "run.lock")
     (holder,) = [pid for pid in alive(process) if lock in open_files(pid)]
     os.kill(holder, signal.SIGKILL)  # as the system does when memory is short
-    refused(finish(process), "fedmix-seed0: ", "resume")
+    outcome = refused(finish(process), "its process was killed", "resume")
+    # The pool goes down with it, and so does the other run if it has not ended.
+    assert "fedmix-seed0: " in outcome.err or "all 2 runs: " in outcome.err
     go_on_with_study(study, tmp_path / "out")
 
 

@@ -560,12 +560,43 @@ def test_arrival_ends_with_all_samples() -> None:
 
 
 def test_nothing_shared_at_all_is_told() -> None:
-    fed = federation(method={"name": "fedmix", "sharing": {"threshold": 1000}})
+    fed = federation(method={"name": "fedmix", "sharing": {"split": "class"}}, policy={"min_mean": 8})
 
-    with pytest.raises(FedblendError, match="sharing") as told:
+    with pytest.raises(FedblendError, match=r"'means': nothing was shared before round 1.*policy.min_mean: 8"):
         run(fed, 1)
 
-    assert "threshold" in str(told.value)
+
+@pytest.mark.parametrize("method", ["fedmix", "local-means"])
+@pytest.mark.parametrize(
+    ("sharing", "minimum", "told"),
+    [
+        ({"threshold": 11}, 2, "threshold: 11 samples, but the largest client holds 10 .* valid: 1 to 10"),
+        ({"threshold": 10}, 10, None),
+        ({}, 11, "policy.min_mean: 11 samples, but no mean can be of more than 10 .* valid: 2 to 10"),
+        ({"samples_per_mean": 4}, 4, None),
+        ({"samples_per_mean": 4}, 5, "no mean can be of more than 4 .*samples_per_mean is 4.* valid: 2 to 4"),
+    ],
+)
+def test_what_nobody_could_share_is_told_before_the_first_round(
+    method: str, sharing: dict[str, int], minimum: int, told: str | None
+) -> None:
+    changes = {"method": {"name": method, "sharing": sharing}, "policy": {"min_mean": minimum}}
+    if told is None:
+        run(federation(**changes), 1)
+    else:
+        with pytest.raises(FedblendError, match=told):
+            federation(**changes)
+
+
+def test_the_largest_mean_is_of_what_clients_hold_at_the_start() -> None:
+    half = {"first": 0.5, "clients": 1.0, "portion": 0.5}
+    federation(method="fedmix", arrival=half, policy={"min_mean": 5})
+    with pytest.raises(FedblendError, match="holds 5 at the start"):
+        federation(method="fedmix", arrival=half, policy={"min_mean": 6})
+    # Sharings that make no means, and methods that use none, have no such policy.
+    federation(method="noise-mix", policy={"min_mean": 100})
+    federation(method="fedavg", policy={"min_mean": 100})
+    federation(method="fedmix", policy={"min_mean": 100}, unsafe=True)
 
 
 def test_a_client_without_means_of_its_own_trains_plainly() -> None:

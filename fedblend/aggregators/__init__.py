@@ -1,5 +1,5 @@
 """Aggregators: how uploads become one."""
 
-from fedblend.aggregators.mean import Aggregator, WeightedMean
+from fedblend.aggregators.mean import Aggregator, Sums, WeightedMean
 
-__all__ = ["Aggregator", "WeightedMean"]
+__all__ = ["Aggregator", "Sums", "WeightedMean"]

@@ -29,7 +29,8 @@ def run(
     set_: Set = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds to run, such as 0,1,2; replaces the file's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest runs of this name.")] = False,
-    engine: Annotated[str | None, typer.Option(help="Where clients run: loop.")] = None,
+    engine: Annotated[str | None, typer.Option(help="How clients run: auto, loop or stacked.")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/NAME).")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
 ) -> None:
@@ -39,6 +40,8 @@ def run(
     changes = [running.parse_change(text) for text in set_ or []]
     if engine is not None:
         changes.append(("engine", engine))
+    if ranks is not None:
+        changes.append(("ranks", ranks))
     running.run_file(file, changes, running.parse_seeds(seeds), resume, out, jobs)
 
 
@@ -74,12 +77,14 @@ def compare(runs: Runs) -> None:
 
 @app.command("list", epilog="Example: fedblend list methods")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, parts, datasets, models or partitions.")],
+    what: Annotated[
+        str, typer.Argument(help="methods, parts, datasets, models, partitions, or a name: its options are then told.")
+    ],
 ) -> None:
-    """List what an experiment can be made of."""
-    from fedblend.cli import showing
+    """List what an experiment can be made of, or the options of one name (fedmix, objective, train)."""
+    from fedblend.cli import listing
 
-    showing.show_list(what)
+    listing.show_list(what)
 
 
 @app.command(epilog="Example: fedblend new fedmix mnist5k > my.toml && fedblend run my.toml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -23,10 +24,14 @@ class _Facts(ProgressColumn):
 
 
 class RunProgress:
-    """Shows the rounds of several runs; use as a context, and call with each record."""
+    """Shows the rounds of several runs; use as a context, and call with each record.
 
-    def __init__(self, experiments: dict[str, Experiment]) -> None:
-        self.experiments = experiments
+    ``made`` says how many rounds of a run were made before, of which it only tells the last.
+    """
+
+    def __init__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> None:
+        self.made = made
+        self.totals = {slug: max(e.rounds, made.get(slug, 0)) for slug, e in experiments.items()}
         self.bytes: dict[str, int] = defaultdict(int)
         self.latest: dict[str, dict[str, Any]] = defaultdict(dict)
         self.console = Console(stderr=True)
@@ -42,7 +47,7 @@ class RunProgress:
             console=self.console,
         )
         self.tasks = (
-            {slug: self.bars.add_task(slug, total=e.rounds, start=False, facts="") for slug, e in experiments.items()}
+            {slug: self.bars.add_task(slug, total=n, start=False, facts="") for slug, n in self.totals.items()}
             if self.live
             else {}
         )
@@ -58,6 +63,7 @@ class RunProgress:
 
     def __call__(self, slug: str, record: dict[str, Any]) -> None:
         """Show one round's record."""
+        self._say_how(slug, record.get("machine", {}).get("engine"))
         latest = self.latest[slug]
         latest |= {k: record[k] for k in ("accuracy", "loss", "train_loss") if k in record}
         self.bytes[slug] += sum(record["bytes_up"].values()) + sum(record["bytes_down"].values())
@@ -66,14 +72,24 @@ class RunProgress:
         facts.append(f"{self.bytes[slug] / 1e6:.1f} MB")
         text, round = "  ".join(facts), record["round"]
         if self.live:
-            if round and self.bars.tasks[self.tasks[slug]].start_time is None:
+            if round > self.made.get(slug, 0) and self.bars.tasks[self.tasks[slug]].start_time is None:
                 self.bars.start_task(self.tasks[slug])
             self.bars.update(self.tasks[slug], completed=round, facts=text)
         else:
             self._line(slug, round, text)
 
+    def _say_how(self, slug: str, choice: dict[str, Any] | None) -> None:
+        """How the run is computed, where that was for fedblend to choose."""
+        if choice is None or choice["why"] == "as asked for":
+            return
+        stack = f", {choice['stack']} clients at once" if choice["stack"] else ""
+        ranks = f", {choice['ranks']} ranks" if choice["ranks"] > 1 else ""
+        self.console.print(f"{slug}: engine {choice['engine']}{stack}{ranks} ({choice['why']})", highlight=False)
+
     def _line(self, slug: str, round: int, facts: str) -> None:
-        now, total = time.monotonic(), self.experiments[slug].rounds
+        if round < self.made.get(slug, 0):
+            return
+        now, total = time.monotonic(), self.totals[slug]
         start, at = self.first.setdefault(slug, (now, round))
         if round < total and now - self.printed.get(slug, -LINE_EVERY) < LINE_EVERY:
             return

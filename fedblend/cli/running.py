@@ -11,9 +11,12 @@ from rich.console import Console
 from fedblend import api, report
 from fedblend.cli.progress import RunProgress
 from fedblend.config import parse_value, resolve
+from fedblend.engines.distributed import serve_environment
+from fedblend.engines.ranks import rank_here
 from fedblend.errors import FedblendError
+from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, has_runs, read_study
-from fedblend.runs.several import run_all
+from fedblend.runs.several import in_one_message, run_all
 from fedblend.study import Study, slugify
 
 Change = tuple[str, Any]
@@ -75,12 +78,17 @@ def run_in(
     study: Study, folder: Path, resume: bool, jobs: int | None, report_on: list[RunDirectory] | None = None
 ) -> None:
     """Run a study in a folder, show progress, print the table, write the report; fail if any run failed."""
+    if rank_here():
+        # One of torchrun's further processes: it works for rank 0, which alone keeps and shows what comes out.
+        serve_environment()
+        return
     console = Console()
-    with RunProgress(study.experiments) as progress:
+    made = {slug: checkpoint.round_of(folder / slug) or 0 for slug in study.experiments}
+    with RunProgress(study.experiments, made) as progress:
         failed = run_all(study, folder, resume, jobs, progress)
     runs = report_on or [RunDirectory(folder / s) for s in study.experiments if RunDirectory.is_run(folder / s)]
     runs = [run for run in runs if run.metrics()]
-    faults = [f"{slug}: {message}" for slug, message in failed.items()]
+    faults = [in_one_message(failed, len(study.experiments))] if failed else []
     try:
         if runs:
             console.print(report.compare(runs))

@@ -51,6 +51,21 @@ def draw_split(counts: np.ndarray, class_names: Sequence[str], path_png: str | P
     figure.savefig(path_png)
 
 
+def draw_sizes(sizes: np.ndarray, path_png: str | Path, title: str) -> None:
+    """Draw how many samples each client holds, ``sizes`` int [clients], where there are no classes to draw."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    bars, _, grouped = _columns(sizes[:, None])
+    figure = Figure(figsize=(11, 3.2), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
+    _draw_sizes(axes, bars, grouped)
+    axes.set_xlabel(f"{len(sizes):,} clients in {COLUMNS} groups" if grouped else "client", fontsize=9, color=INK)
+    figure.savefig(path_png)
+
+
 def _columns(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
     """Sizes [columns] and class shares [columns, classes] as drawn, and whether columns are groups."""
     sizes = counts.sum(1)
@@ -65,6 +80,8 @@ def _columns(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
 
 
 def _draw_sizes(axes: Axes, sizes: np.ndarray, grouped: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.bar(np.arange(len(sizes)), sizes, width=0.86 if len(sizes) <= 100 else 1.0, color=BAR)
     axes.set_ylabel("mean samples\na client" if grouped else "samples\na client", fontsize=9, color=INK)
     axes.set_ylim(bottom=0)
@@ -73,6 +90,7 @@ def _draw_sizes(axes: Axes, sizes: np.ndarray, grouped: bool) -> None:
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
     axes.spines["left"].set_color(PALE)
+    axes.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 

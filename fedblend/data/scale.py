@@ -106,6 +106,7 @@ class Standard:
     """
 
     invert: Invert = "auto"
+    """Whether to turn images over, so that ink is 1; "auto": those of one channel whose median is above 127."""
 
     def fit(self, data: Dataset) -> Scaler | OneHot:
         """The scale for this data set."""
@@ -122,6 +123,7 @@ class Unit:
     """[0, 1], ink as 1; features from their smallest to their largest training value."""
 
     invert: Invert = "auto"
+    """Whether to turn images over, so that ink is 1; "auto": those of one channel whose median is above 127."""
 
     def fit(self, data: Dataset) -> Scaler | OneHot:
         """The scale for this data set."""
@@ -133,6 +135,7 @@ class Symmetric:
     """[-1, 1], ink as 1; features from their smallest to their largest training value."""
 
     invert: Invert = "auto"
+    """Whether to turn images over, so that ink is 1; "auto": those of one channel whose median is above 127."""
 
     def fit(self, data: Dataset) -> Scaler | OneHot:
         """The scale for this data set."""

@@ -4,17 +4,51 @@ from __future__ import annotations
 
 import torch
 
-from fedblend.engines.base import Engine, Scores, Trained, TrainTask
+from fedblend.engines.base import Collected, Engine, Scores, Trained, TrainTask
+from fedblend.engines.choosing import Choice, choose, inner_engine
+from fedblend.engines.distributed import DistributedEngine, Others, free_address
 from fedblend.engines.loop import LoopEngine
+from fedblend.engines.ranks import Ranks, started_by_torchrun
+from fedblend.engines.stacked import StackedEngine
 from fedblend.errors import FedblendError
 from fedblend.world import World
 
-__all__ = ["Engine", "LoopEngine", "Scores", "TrainTask", "Trained", "make"]
+__all__ = [
+    "Choice",
+    "Collected",
+    "DistributedEngine",
+    "Engine",
+    "LoopEngine",
+    "Scores",
+    "StackedEngine",
+    "TrainTask",
+    "Trained",
+    "choose",
+    "inner_engine",
+    "make",
+    "require_device",
+]
 
 
-def make(world: World) -> Engine:
-    """The engine that the experiment names. Raises :class:`FedblendError` if its device is not there."""
-    device = world.experiment.device
+def make(world: World, choice: Choice) -> Engine:
+    """The engine that was chosen; with several ranks, their processes are started. The caller closes it."""
+    require_device(world.experiment.device)
+    inner = inner_engine(world, choice.table())
+    if started_by_torchrun():
+        return DistributedEngine(world, inner, Ranks.of_environment(), choice.table(), Others())
+    if choice.ranks == 1:
+        return inner
+    others, where = Others(), free_address()
+    others.start(choice.ranks, where)
+    try:
+        return DistributedEngine(world, inner, others.meet(choice.ranks, where), choice.table(), others)
+    except BaseException:
+        others.stop()
+        raise
+
+
+def require_device(device: str) -> None:
+    """Raise :class:`FedblendError` if a device is not there."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -22,4 +56,3 @@ def make(world: World) -> Engine:
         raise FedblendError(
             f"device: '{device}' is not usable here: {reason}; valid: cpu, or cuda where there is a GPU"
         ) from None
-    return LoopEngine(world, device)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -43,6 +43,21 @@ class Scores:
     samples: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
+@dataclass
+class Collected:
+    """What a round's training gave: of good uploads the client, its samples and its loss, and why others were not.
+
+    ``partial`` is what the aggregator kept of the good uploads, ``sent`` the bytes of all uploads, ``seconds`` the
+    time that training them took.
+    """
+
+    good: list[tuple[int, int, float]] = field(default_factory=list)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    sent: int = 0
+    seconds: float = 0.0
+    partial: Any = None
+
+
 class Engine(Protocol):
     """Runs tasks on clients. Results come in the order in which the clients were given."""
 
@@ -56,6 +71,14 @@ class Engine(Protocol):
         """Train a model on each client from the round's weights."""
         ...
 
+    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
+        """Train the clients, check what they send, and keep of it what the aggregator needs."""
+        ...
+
     def score(self, weights: Tensors, held: bool = False) -> Scores:
         """Score the test half of the data set, or all samples that clients hold out."""
+        ...
+
+    def close(self) -> None:
+        """Let go of other processes, if there are any."""
         ...

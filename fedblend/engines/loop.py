@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedblend.engines.base import Scores, Tensors, Trained, TrainTask
+from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
+from fedblend.engines.collecting import collect
 from fedblend.engines.sgd import SGD
 from fedblend.errors import FedblendError
 from fedblend.objectives import Batch, Context, Objective, Plain, Plan
@@ -42,14 +44,39 @@ class EagerNet:
         return gradient, value, aux
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """A client's work of one round: ``order`` int64 [places] of its samples, cut at ``bounds`` into batches.
+
+    ``plain`` says that it has nothing to mix with and minimises the task's loss; ``pool`` is its view of what was
+    shared, ``drawn`` the random half of its objective, one row a step.
+    """
+
+    client: int
+    samples: int
+    order: np.ndarray
+    bounds: np.ndarray
+    plain: bool
+    pool: Pool
+    drawn: dict[str, np.ndarray]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Batch sizes, int64 [steps]."""
+        return np.diff(self.bounds)
+
+
 class LoopEngine:
     """One resident model; each client's weights are copied in, trained, and copied out."""
 
-    def __init__(self, world: World, device: str = "cpu") -> None:
+    def __init__(self, world: World, device: str = "cpu", memory_format: str = "contiguous") -> None:
         self.world = world
         self.device = torch.device(device)
+        self.channels_last = memory_format == "channels_last"
         # A copy of its own, so that the world keeps the first weights.
         self.model = copy.deepcopy(world.model).to(self.device)
+        if self.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.net = EagerNet(self.model)
         self.scale = world.scale.to(self.device)
         self.state = self.model.state_dict(keep_vars=True)
@@ -96,45 +123,52 @@ class LoopEngine:
                         f"model: batch norm cannot be trained on a batch of one sample, which client {client} has in "
                         f"round {task.round + 1}; choose another train.batch_size, or group norm"
                     ) from None
-                error.add_note(f"while training client {client} in round {task.round + 1}")
                 raise
 
-    def _train_client(self, task: TrainTask, client: int) -> Trained:
-        seed, settings = self.world.experiment.seed, self.world.experiment.train
-        x, y = self.world.samples(client, int(task.sizes[client]))
+    def assign(self, task: TrainTask, client: int) -> Assignment:
+        """What a client does in a round: its batches, what it may mix with, and the random half of its objective."""
+        seed, settings, method = self.world.experiment.seed, self.world.experiment.train, self.world.experiment.method
+        samples = int(task.sizes[client])
         order, bounds = batches(
-            len(y), settings.epochs, settings.batch_size, stream(seed, "batches", task.round, client)
+            samples, settings.epochs, settings.batch_size, stream(seed, "batches", task.round, client)
         )
-        objective, context, drawn = self._prepare(task, client, np.diff(bounds))
-        x, y, rows = x.to(self.device), y.to(self.device), torch.from_numpy(order).to(self.device)
-        optimizer = SGD(self.params, settings, task.round)
-        total = torch.zeros((), device=self.device)
-        with lent_generator(seed, "train", task.round, client):
-            for step, (a, b) in enumerate(pairwise(bounds)):
-                batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
-                row = {name: values[step] for name, values in drawn.items()}
-                total += self._step(objective, batch, row, context, optimizer) * (b - a)
-        upload = {name: tensor.detach().clone() for name, tensor in self.state.items()}
-        return Trained(client, upload, len(y), float(total) / max(1, len(order)))
-
-    def _prepare(
-        self, task: TrainTask, client: int, sizes: np.ndarray
-    ) -> tuple[Objective, Context, dict[str, torch.Tensor]]:
-        """The client's objective, what it may use, and the random half for all its steps."""
-        method = self.world.experiment.method
         pool = method.sharing.view(task.pool, client) if task.pool is not None else Pool({}, np.empty(0, np.int64))
-        plan = Plan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
         # A client that has nothing to mix with (its own means, of too few samples) trains plainly.
-        objective: Objective = Plain() if method.objective.needs and not len(pool) else method.objective
-        drawn = objective.draw(stream(self.world.experiment.seed, "objective", task.round, client), plan)
+        plain = bool(method.objective.needs) and not len(pool)
+        sizes = np.diff(bounds)
+        plan = Plan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
+        objective = Plain() if plain else method.objective
+        drawn = objective.draw(stream(seed, "objective", task.round, client), plan)
+        return Assignment(client, samples, order, bounds, plain, pool, drawn)
+
+    def _train_client(self, task: TrainTask, client: int) -> Trained:
+        method, settings = self.world.experiment.method, self.world.experiment.train
+        one = self.assign(task, client)
+        objective: Objective = Plain() if one.plain else method.objective
         context = Context(
             self.world.task,
             self.scale,
-            {name: t.to(self.device) for name, t in pool.tensors.items()},
+            {name: t.to(self.device) for name, t in one.pool.tensors.items()},
             {name: t.to(self.device) for name, t in task.weights.items()} if method.terms else {},
-            task.round,
         )
-        return objective, context, {name: torch.from_numpy(a).to(self.device) for name, a in drawn.items()}
+        drawn = {name: torch.from_numpy(a).to(self.device) for name, a in one.drawn.items()}
+        x, y = (half.to(self.device) for half in self.world.samples(client, one.samples))
+        rows = torch.from_numpy(one.order).to(self.device)
+        optimizer = SGD(self.params, settings, task.round)
+        total = torch.zeros((), device=self.device)
+        with lent_generator(self.world.experiment.seed, "train", task.round, client):
+            for step, (a, b) in enumerate(pairwise(one.bounds.tolist())):
+                batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
+                row = {name: values[step] for name, values in drawn.items()}
+                try:
+                    total += self._step(objective, batch, row, context, optimizer) * (b - a)
+                except Exception as error:
+                    error.add_note(f"while training client {client} in round {task.round + 1}, batch {step + 1}")
+                    raise
+        upload = {
+            name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in self.state.items()
+        }
+        return Trained(client, upload, one.samples, float(total) / max(1, len(one.order)))
 
     def _step(
         self, objective: Objective, batch: Batch, drawn: dict[str, torch.Tensor], context: Context, optimizer: SGD
@@ -151,14 +185,25 @@ class LoopEngine:
         optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
         return value.detach()
 
+    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
+        """Train the clients, check what they send, and keep of it what the aggregator needs."""
+        return collect(self.world, task, self.train(task, clients), lost)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
     @torch.no_grad()
-    def score(self, weights: Tensors, held: bool = False) -> Scores:
-        """Score samples in batches, on the device; results cross to the host once."""
+    def score(self, weights: Tensors, held: bool = False, share: tuple[int, int] = (0, 1)) -> Scores:
+        """Score samples in batches, on the device; results cross to the host once.
+
+        ``share`` (i, n) takes the i-th of n runs of the samples.
+        """
         self._load(weights)
         self.model.eval()
         data, task = self.world.data, self.world.task
         samples = data.train if held else data.test
-        chosen = self.world.population.held_order if held else np.arange(len(data.test))
+        everything = self.world.population.held_order if held else np.arange(len(data.test))
+        chosen = np.array_split(everything, share[1])[share[0]]
         losses, rights = [], []
         for rows in torch.from_numpy(chosen).split(SCORE_BATCH):
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)

@@ -43,3 +43,52 @@ class SGD:
         torch._foreach_mul_(moving, self.train.momentum)
         torch._foreach_add_(moving, grads)
         return moving
+
+
+class StackedSGD:
+    """The same step for a stack of clients: every tensor has a leading dimension of clients.
+
+    What :class:`SGD` does to a client, this does to each; norms for clipping are each client's own.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], train: Train, round: int) -> None:
+        self.params = list(params)
+        self.train = train
+        self.lr = train.lr * train.lr_decay**round
+        self.velocity = [torch.zeros_like(p) for p in self.params] if train.momentum else []
+
+    @torch.no_grad()
+    def step_rows(
+        self, gradients: Sequence[torch.Tensor | None], rows: slice, active: torch.Tensor | None = None
+    ) -> None:
+        """Move the clients ``rows``, in place; where ``active`` bool [rows] is given and false, one stays still."""
+        train = self.train
+        touched = [i for i, g in enumerate(gradients) if g is not None]
+        params = [self.params[i][rows] for i in touched]
+        grads = [g for g in gradients if g is not None]
+        if train.clip_norm is not None:
+            norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+            factor = (train.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            grads = [g * _along(factor, g) for g in grads]
+        if train.weight_decay:
+            grads = list(torch._foreach_add(grads, params, alpha=train.weight_decay))
+        if train.momentum:
+            velocity = [self.velocity[i][rows] for i in touched]
+            moved = torch._foreach_add(torch._foreach_mul(velocity, train.momentum), grads)
+            torch._foreach_copy_(velocity, _where(active, moved, velocity))
+            grads = list(moved)
+        if active is not None:
+            # Not a product with 0: what is held still may have gone to infinity.
+            grads = [torch.where(_along(active, g), g, 0.0) for g in grads]
+        torch._foreach_add_(params, grads, alpha=-self.lr)
+
+
+def _along(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Numbers of clients [K] so that they broadcast over a tensor [K, ...]."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _where(active: torch.Tensor | None, new: Sequence[torch.Tensor], old: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    if active is None:
+        return list(new)
+    return [torch.where(_along(active, n), n, o) for n, o in zip(new, old, strict=True)]

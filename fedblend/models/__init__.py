@@ -26,7 +26,9 @@ class UserModule:
     """
 
     path: str
+    """The class, as `package.module:Class`; a module beside the experiment file is found."""
     arguments: dict[str, Any] = Field(default_factory=dict)
+    """Arguments for its constructor, by name."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Import the class and call it with the arguments."""

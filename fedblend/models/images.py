@@ -20,7 +20,7 @@ def image_shape(shape: Sequence[int], model: str, least: int) -> tuple[int, int,
     if len(shape) != 3 or min(shape[1:]) < least:
         raise FedblendError(
             f"model.name: '{model}' takes images of at least {least}x{least} pixels; this data set's samples "
-            f"are of shape {list(shape)}"
+            f"are of shape {list(shape)}, which 'mlp' takes, as any"
         )
     return shape[0], shape[1], shape[2]
 
@@ -55,6 +55,7 @@ class FedMixVGG:
     """
 
     dropout: Fraction = 0.1
+    """Probability of dropout."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """The network for inputs of ``shape`` = (channels, height, width), at least 8x8."""
@@ -80,7 +81,9 @@ class MLP:
     """A multilayer perceptron with ReLU; ``hidden = []`` is a linear (softmax regression) model."""
 
     hidden: tuple[Count, ...] = (200, 100)
+    """Widths of the hidden layers; none makes a linear model."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability of dropout after each hidden layer."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """The network for inputs of any ``shape``; they are flattened."""

@@ -64,8 +64,11 @@ class LSTM:
     """FedMix's network for Shakespeare: embedding (size 8, LEAF), 2 LSTM layers of 256, linear layer."""
 
     embedding: Count = 8
+    """Size of a character's embedding."""
     hidden: Count = 256
+    """Hidden units of each layer."""
     layers: Count = 2
+    """Number of LSTM layers."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """The network for one-hot text of ``shape`` = (time, vocabulary)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -50,7 +50,6 @@ class Context:
     scale: Callable[[torch.Tensor], torch.Tensor]
     pool: Tensors = field(default_factory=dict)
     start: Tensors = field(default_factory=dict)
-    round: int = 0
 
 
 class Plan(NamedTuple):
@@ -98,8 +97,3 @@ class Term:
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """A scalar added to the loss of the objective's last phase (nearly always the only one)."""
         raise TypeError(f"{type(self).__name__} defines no loss")
-
-
-def facts(made: Any) -> str:
-    """The first line of a part's docstring, for lists."""
-    return (made.__doc__ or "").strip().split("\n")[0]

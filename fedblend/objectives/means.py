@@ -11,32 +11,31 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from fedblend.objectives.base import Batch, Context, Net, Objective, Plan, Tensors
-from fedblend.objectives.mixup import draw_entries, mixed_loss
+from fedblend.objectives.mixup import draw_entries, has_partner, mixed_loss
 from fedblend.parts import Count, Fraction, NonNegative, part
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class MeanMix(Objective):
-    """What NaiveMix and FedMix have in common: one entry (x_g, y_g) a batch, and a small fixed lambda.
-
-    ``mixed_share`` of the batches are mixed, the others are plain (lambda = 0). Over the first ``warmup``
-    rounds lambda rises linearly to its value. ``exclude_own`` picks no mean of the client's
-    own, unless there is no other.
-    """
+    """What NaiveMix and FedMix have in common: one entry (x_g, y_g) a batch, and a small fixed lambda."""
 
     needs = ("x", "y")
 
     lam: Fraction = 0.1
+    """Mixing ratio: the share of the mean in a mixed sample."""
     mixed_share: Fraction = 1.0
+    """Share of the batches that are mixed; the others are plain (lambda = 0)."""
     warmup: Annotated[int, Field(ge=0)] = 0
+    """Rounds over which lambda rises linearly to its value."""
     exclude_own: bool = False
+    """Pick no mean of the client's own; where there is no other, its batches stay plain."""
 
     def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
         """``lam`` float32 [steps] (0 where a batch stays plain) and ``entry`` int64 [steps]."""
         steps = len(plan.sizes)
         entry = draw_entries(rng, plan, (steps,), self.exclude_own)
         rise = min(1.0, (plan.round + 1) / (self.warmup + 1))
-        mixed = rng.random(steps) < self.mixed_share
+        mixed = (rng.random(steps) < self.mixed_share) & has_partner(plan, self.exclude_own)
         return {"lam": np.where(mixed, self.lam * rise, 0.0).astype(np.float32), "entry": entry}
 
 
@@ -65,19 +64,19 @@ class FedMix(MeanMix):
 
         (1 - lambda) l(f(z), y)  +  lambda l(f(z), y_g)  +  c * mean_b < d l(f(z_b), y_b) / d z_b , x_g >
 
-    Readings of the paper, as options:
-
-    - ``taylor``: c = lambda (1 - lambda) as Algorithm 2 has it ("algorithm"), or lambda as Proposition 1 has
-      it ("proposition"); they differ by O(lambda^2). The derivative is taken at z, with respect to z, and
-      gradients flow through it. One forward pass serves all three terms, so dropout draws one mask.
-    - ``average``: the inner products are averaged over the batch ("sample", what equation 5 says).
-      "twice" divides by the batch size once more, as public implementations do; it is no FedMix.
-    - ``taylor_weight`` multiplies c; 0 leaves the Taylor term out, for ablations.
+    The derivative is taken at z, with respect to z, and gradients flow through it. One forward pass serves all
+    three terms, so dropout draws one mask. The options are readings of the paper.
     """
 
     taylor: Literal["algorithm", "proposition"] = "algorithm"
+    """Coefficient c: lambda (1 - lambda) as in Algorithm 2, or lambda as in Proposition 1; they differ by O(lambda^2).
+    """
     average: Literal["sample", "twice"] = "sample"
+    """Average the inner products over the batch (equation 5), or divide by its size once more, as public
+    implementations do; that is no FedMix.
+    """
     taylor_weight: NonNegative = 1.0
+    """Factor on c; 0 leaves the Taylor term out, for ablations."""
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """Mean FedMix loss of the batch."""
@@ -124,7 +123,9 @@ class HiddenMix(MeanMix):
     """
 
     layer: Count = 2
+    """Layers before the hidden states that are mixed; the sharing must have the same."""
     form: Literal["fedmix", "naivemix"] = "fedmix"
+    """The loss on the hidden states."""
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
         """The mixing step, then the plain one."""

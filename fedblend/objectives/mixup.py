@@ -36,7 +36,9 @@ class LocalMix(Objective):
     """
 
     lam: Fraction | None = None
+    """Mixing ratio; without it one is drawn from Beta(alpha, alpha) at each step."""
     alpha: Positive = 1.0
+    """Both parameters of the Beta distribution."""
 
     def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
         """``lam`` float32 [steps], and ``partner`` int64 [steps, width]: a permutation of each batch."""
@@ -64,14 +66,18 @@ class GlobalMixup(Objective):
     breaks_privacy = True
 
     lam: Fraction | None = None
+    """Mixing ratio (Table 5); without it one is drawn from Beta(alpha, alpha) at each step."""
     alpha: Positive = 1.0
+    """Both parameters of the Beta distribution."""
     exclude_own: bool = False
+    """Pick no sample of the client's own; where there is no other, it trains plainly."""
 
     def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
         """``lam`` float32 [steps], and ``partner`` int64 [steps, width]: entries of the shared samples."""
         steps = len(plan.sizes)
+        ratio = draw_ratio(rng, steps, self.lam, self.alpha)
         return {
-            "lam": draw_ratio(rng, steps, self.lam, self.alpha),
+            "lam": ratio if has_partner(plan, self.exclude_own) else np.zeros_like(ratio),
             "partner": draw_entries(rng, plan, (steps, plan.width), self.exclude_own),
         }
 
@@ -84,9 +90,12 @@ class GlobalMixup(Objective):
 
 def draw_entries(rng: np.random.Generator, plan: Plan, shape: tuple[int, ...], exclude_own: bool) -> np.ndarray:
     """Entries of the pool, uniform with replacement, int64 of ``shape``; without the client's own if asked."""
-    if exclude_own and plan.own is not None:
+    if exclude_own and plan.own is not None and not plan.own.all():
         others = np.flatnonzero(~plan.own)
-        # A client that alone has shared can only exclude everything: it then mixes with what there is.
-        if len(others):
-            return others[rng.integers(len(others), size=shape)]
+        return others[rng.integers(len(others), size=shape)]
     return rng.integers(plan.entries, size=shape)
+
+
+def has_partner(plan: Plan, exclude_own: bool) -> bool:
+    """Whether there is an entry to mix with. A client that alone has shared and excludes its own has none."""
+    return not exclude_own or plan.own is None or not plan.own.all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from fedblend.runs.files import write_atomically
 from fedblend.sharing.base import Pool
 
 NAME = "checkpoint.safetensors"
+
+DAMAGED = (SafetensorError, KeyError, ValueError)
+"""What reading raises where a file is no checkpoint, or cut short."""
 
 
 def write(folder: Path, state: State) -> None:
@@ -39,7 +43,7 @@ def read(folder: Path) -> State | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            scalars = json.loads((file.metadata() or {})["state"])
+            scalars = _scalars(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return State(
             round=scalars["round"],
@@ -49,8 +53,22 @@ def read(folder: Path) -> State | None:
             entries=Pool(_under("entries/", tensors), tensors["owner"].numpy()),
             shared_round=scalars["shared_round"],
         )
-    except (SafetensorError, KeyError, ValueError) as error:
+    except DAMAGED as error:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
+
+
+def round_of(folder: Path) -> int | None:
+    """The round of the folder's checkpoint, or ``None`` if it has none or it is damaged; tensors are not read."""
+    try:
+        with safe_open(folder / NAME, "pt") as file:
+            return int(_scalars(file)["round"])
+    except (*DAMAGED, OSError):
+        return None
+
+
+def _scalars(file: Any) -> dict[str, Any]:
+    scalars: dict[str, Any] = json.loads((file.metadata() or {})["state"])
+    return scalars
 
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedblend.config import Experiment, as_table, read_toml, resolve, write_toml
-from fedblend.errors import FedblendError
+from fedblend.errors import FedblendError, listed
 from fedblend.runs.files import append_line, read_lines, write_atomically, write_json
 
 CONFIG = "config.toml"
@@ -29,6 +30,7 @@ FACTS = "facts.json"
 SPLIT = "split.json"
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
+LOCK = "run.lock"
 STUDY = "study.json"
 
 
@@ -51,12 +53,12 @@ class RunDirectory:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = open(self.path / "run.lock", "w")  # noqa: SIM115 (held for the whole run)
+            handle = open(self.path / LOCK, "w")  # noqa: SIM115 (held for the whole run)
         except OSError as error:
             raise FedblendError(f"{self.path}: cannot be used as a run directory: {error.strerror}") from None
         with handle:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(handle)
             except BlockingIOError:
                 raise FedblendError(
                     f"{self.path}: this run directory is in use by another process; wait for it, stop it, or give "
@@ -79,13 +81,22 @@ class RunDirectory:
         """The experiment of this run."""
         if not self.is_run(self.path):
             raise FedblendError(f"{self.path}: is not a run directory (it has no {CONFIG})")
-        # Parts of the user's own lie where they lay when the run began.
-        sys.path += [p for p in self.facts().get("import_from", []) if p not in sys.path]
+        sys.path += [folder for folder in self.import_from() if folder not in sys.path]
         return resolve(read_toml(self.path / CONFIG))
+
+    def import_from(self) -> list[str]:
+        """The folders in which parts of the user's own lay when the run began; none if this is no run."""
+        return list(self.facts().get("import_from", [])) if self.is_run(self.path) else []
 
     def set_experiment(self, experiment: Experiment) -> None:
         """Replace the configuration (a run that goes on for more rounds)."""
         write_atomically(self.path / CONFIG, write_toml(as_table(experiment)))
+
+    def add_facts(self, facts: dict[str, Any]) -> None:
+        """Replace some facts, where they are others than before."""
+        before = self.facts()
+        if any(before.get(name) != value for name, value in facts.items()):
+            write_json(self.path / FACTS, before | facts)
 
     def facts(self) -> dict[str, Any]:
         """Versions, checksums and sizes."""
@@ -96,8 +107,25 @@ class RunDirectory:
         return self._json(SPLIT)
 
     def status(self) -> dict[str, Any]:
-        """``state`` (running, done, stopped, failed), ``round`` and, where there is one, ``reason``."""
-        return self._json(STATUS)
+        """``state`` (running, done, stopped, failed, killed), ``round`` and, where there is one, ``reason``.
+
+        A run that is killed cannot write so itself: it is one that says it is running, or says nothing yet, in a
+        folder no process holds.
+        """
+        told = {"state": "running", "round": 0, **self._json(STATUS)}
+        return {**told, "state": "killed"} if told["state"] == "running" and not self.is_held() else told
+
+    def is_held(self) -> bool:
+        """Whether a process is inside :meth:`locked`."""
+        try:
+            with open(self.path / LOCK) as handle:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            # No lock was ever made here, or this file system (of a copy) knows none.
+            return False
+        return False
 
     def set_status(self, state: str, round: int, reason: str = "") -> None:
         """Say how the run stands."""
@@ -119,6 +147,16 @@ class RunDirectory:
 
     def _json(self, name: str) -> dict[str, Any]:
         return read_json(self.path / name)
+
+
+def _lock(handle: IO[str]) -> None:
+    """Lock a file for this process. Raises :class:`BlockingIOError` if another one holds it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # Whoever only looks (is_held) holds it for a moment too.
+        time.sleep(0.1)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -162,7 +200,7 @@ def has_runs(folder: Path) -> bool:
 
 
 def find_runs(paths: list[Path]) -> list[RunDirectory]:
-    """The runs named by paths: a run directory itself, or all runs in a study's folder, in order of name."""
+    """The runs named by paths: a run directory itself, or all runs in a study's folder, in the study's order."""
     found: list[RunDirectory] = []
     for path in paths:
         if RunDirectory.is_run(path):
@@ -170,8 +208,16 @@ def find_runs(paths: list[Path]) -> list[RunDirectory]:
             continue
         if not path.is_dir():
             raise FedblendError(f"{path}: no such run; give a run directory, or a study's folder")
-        inside = sorted(p for p in path.iterdir() if p.is_dir() and RunDirectory.is_run(p))
+        folders = sorted(p for p in path.iterdir() if p.is_dir())
+        inside = [p for p in folders if RunDirectory.is_run(p)]
         if not inside:
-            raise FedblendError(f"{path}: holds no run (no {CONFIG} in it or in a folder of it)")
+            studies = [p.name for p in folders if has_runs(p)]
+            raise FedblendError(
+                f"{path}: holds studies, not runs; name one of them: {listed(studies)}"
+                if studies
+                else f"{path}: holds no run (no {CONFIG} in it or in a folder of it)"
+            )
+        listed_first = list(read_study(path))
+        inside.sort(key=lambda p: listed_first.index(p.name) if p.name in listed_first else len(listed_first))
         found += [RunDirectory(p) for p in inside]
     return found

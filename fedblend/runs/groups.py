@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import shlex
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,14 +67,29 @@ class Outcome:
         return [record for record in self.records if "loss" in record]
 
     @property
+    def state(self) -> str:
+        """``done``, ``running``, ``stopped``, ``failed``, ``killed`` or ``incomplete``."""
+        if self.finished:
+            return "done"
+        # A run marked done whose metrics end early was cut by hand or by a damaged disk.
+        return str(self.status["state"]).replace("done", "incomplete")
+
+    @property
     def standing(self) -> str:
         """``done``, or how far the run came: ``stopped at round 3 of 8 (interrupted)``."""
         if self.finished:
             return "done"
-        # A run marked done whose metrics end early was cut by hand or by a damaged disk.
-        state = self.status.get("state", "unknown").replace("done", "incomplete")
+        if self.state == "killed":
+            # Nobody was left to say how it goes on.
+            place = f"at round {self.round} of {self.rounds}" if self.records else "before anything was recorded"
+            return f"killed {place}; go on with: fedblend resume {shlex.quote(str(self.path))}"
         reason = f" ({self.status['reason']})" if self.status.get("reason") else ""
-        return f"{state} at round {self.round} of {self.rounds}{reason}"
+        return f"{self.state} at round {self.round} of {self.rounds}{reason}"
+
+    @property
+    def data(self) -> str:
+        """What the data set is called."""
+        return str(self.facts.get("data", {}).get("name", self.config["data"]["name"]))
 
 
 @dataclass(frozen=True)
@@ -104,7 +120,7 @@ def read(run: RunDirectory) -> Outcome:
     if not RunDirectory.is_run(run.path):
         raise FedblendError(f"{run.path}: is not a run directory (it has no {CONFIG})")
     config = read_toml(run.path / CONFIG)
-    for field, kind in (("method", Mapping), ("seed", int), ("rounds", int)):
+    for field, kind in (("method", Mapping), ("seed", int), ("rounds", int), ("data", Mapping)):
         if not isinstance(config.get(field), kind):
             raise FedblendError(
                 f"{run.path / CONFIG}: {field}: {config.get(field)!r} is not valid; a run directory holds the "
@@ -119,9 +135,42 @@ def group(runs: Iterable[RunDirectory]) -> list[Group]:
     The same folder given twice counts once. Where one label stands for several configurations, the
     groups' names say in which fields they differ, or in which folder they lie.
     """
+    return _grouped(_read_all(runs))
+
+
+def by_data(runs: Iterable[RunDirectory]) -> dict[str, list[Group]]:
+    """As :func:`group`, but for each data set apart, by its name: results on different data do not compare.
+
+    Data sets are told apart by what the runs' facts say of their samples and classes. Of several under one
+    name, the later ones are numbered.
+    """
+    apart: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in _read_all(runs):
+        apart[_data_key(outcome)].append(outcome)
+    named: dict[str, list[Group]] = {}
+    times: Counter[str] = Counter()
+    for outcomes in apart.values():
+        name = outcomes[0].data
+        times[name] += 1
+        named[name if times[name] == 1 else f"{name} ({times[name]})"] = _grouped(outcomes)
+    return named
+
+
+def _read_all(runs: Iterable[RunDirectory]) -> list[Outcome]:
     unique = {run.path.resolve(): run for run in runs}
+    return [read(run) for run in unique.values()]
+
+
+def _data_key(outcome: Outcome) -> str:
+    """What two runs must have in common to be on one data set; not the paths, which differ between machines."""
+    facts = outcome.facts.get("data", {})
+    told = {name: facts[name] for name in ("name", "kind", "train", "test", "shape", "classes") if name in facts}
+    return json.dumps(told or outcome.config["data"], sort_keys=True, default=str)
+
+
+def _grouped(outcomes: Iterable[Outcome]) -> list[Group]:
     by_key: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
-    for outcome in map(read, unique.values()):
+    for outcome in outcomes:
         by_key[outcome.label, _fingerprint(outcome.config)].append(outcome)
     made = [part for outcomes in by_key.values() for part in _without_repeated_seeds(outcomes)]
     by_label: dict[str, list[list[Outcome]]] = defaultdict(list)

@@ -19,10 +19,12 @@ import torch
 from fedblend import engines, parts
 from fedblend.config import Experiment, as_table
 from fedblend.data.measures import class_counts, noniid_measures
+from fedblend.engines import Choice
 from fedblend.errors import FedblendError, Stopped
 from fedblend.federation import Federation, Record, State
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import METRICS, RunDirectory
+from fedblend.runs.groups import flatten
 from fedblend.world import World
 
 Listener = Callable[[Record], None]
@@ -30,8 +32,10 @@ Listener = Callable[[Record], None]
 SPLIT_CLIENTS = 500
 """Clients whose class counts a run directory keeps for the picture of the split."""
 
-MAY_CHANGE = {"rounds", "engine", "device", "checkpoint_every"}
+MAY_CHANGE = {"rounds", "engine", "stack", "ranks", "memory_format", "device", "checkpoint_every"}
 """Fields that may differ when a run goes on: none of them changes a round that was already made."""
+
+SAME = f"a run goes on with the experiment it began with (only {', '.join(sorted(MAY_CHANGE))} may change)"
 
 
 @dataclass(frozen=True)
@@ -43,41 +47,73 @@ class Finished:
     state: State
 
 
-def execute(experiment: Experiment, path: Path, resume: bool = False, listener: Listener | None = None) -> Finished:
+def execute(
+    experiment: Experiment,
+    path: Path,
+    resume: bool = False,
+    listener: Listener | None = None,
+    processors: int = 1,
+) -> Finished:
     """Run an experiment in ``path``; with ``resume`` go on from its checkpoint.
 
-    Calls ``listener`` with every record, those of an earlier part of the run first. Ctrl-C raises
-    :class:`Stopped` after marking the run; any :class:`FedblendError` marks it failed.
+    Calls ``listener`` with every record, those of an earlier part of the run first. Up to ``processors`` ranks are
+    started where the experiment leaves their number open. Ctrl-C raises :class:`Stopped` after marking the run; any
+    :class:`FedblendError` marks it failed.
     """
     directory = RunDirectory(path)
     exists = RunDirectory.is_run(path)
     if exists and not resume:
         raise FedblendError(f"{path}: already holds a run; resume it, or give another folder with --out")
-    if exists:
-        _require_same(directory, experiment)
+    if exists and (field := difference(directory, experiment)):
+        raise FedblendError(f"{field} in {path}; {SAME}")
+    # Rounds that were made are not unmade.
+    experiment = experiment.model_copy(update={"rounds": max(experiment.rounds, checkpoint.round_of(path) or 0)})
     # Made before the folder is touched, so that a mistake in the experiment leaves no empty run behind.
     world = World.of(experiment)
-    federation = Federation(world, engines.make(world))
-    with directory.locked(), one_thread():
+    engines.require_device(experiment.device)
+    with one_thread():
+        choice = _choice(directory, world, processors)
+        engine = engines.make(world, choice)
+        try:
+            state = _run(directory, Federation(world, engine), choice, listener)
+        finally:
+            engine.close()
+    return Finished(directory, world, state)
+
+
+def _choice(directory: RunDirectory, world: World, processors: int) -> Choice:
+    """How the run is computed: as before where it goes on, so that its rounds come out the same to the last bit."""
+    asked, earlier = world.experiment, directory.facts().get("engine")
+    if earlier and asked.engine == "auto":
+        return replace(Choice(**earlier), ranks=asked.ranks or earlier["ranks"])
+    return engines.choose(world, processors, asked.rounds)
+
+
+def _run(directory: RunDirectory, federation: Federation, choice: Choice, listener: Listener | None) -> State:
+    """Make the rounds that are left, in the run's folder."""
+    experiment = federation.experiment
+    with directory.locked():
         kept = 0
         try:
-            if exists:
+            if RunDirectory.is_run(directory.path):
                 directory.set_experiment(experiment)
+                directory.add_facts({"engine": choice.table()})
             else:
-                directory.create(experiment, facts_of(world), split_of(world))
-            state = _begin(directory, federation, listener)
+                facts = facts_of(federation.world) | {"engine": choice.table()}
+                directory.create(experiment, facts, split_of(federation.world))
+            state = _begin(directory, federation, choice, listener)
             kept = state.round
             while state.round < experiment.rounds:
                 state = _round(directory, federation, state, listener)
                 kept = state.round if _is_kept(experiment, state.round) else kept
         except KeyboardInterrupt:
             directory.set_status("stopped", kept, "interrupted")
-            raise Stopped(f"stopped; kept up to round {kept}. Go on with: fedblend resume {path}") from None
+            raise Stopped(f"stopped; kept up to round {kept}. Go on with: fedblend resume {directory.path}") from None
         except Exception as error:
             _mark_failed(directory, kept, str(error) or type(error).__name__)
             raise
         directory.set_status("done", state.round)
-        return Finished(directory, world, state)
+    return state
 
 
 @contextmanager
@@ -95,23 +131,23 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _require_same(directory: RunDirectory, experiment: Experiment) -> None:
-    """Raise an error that names the field in which an experiment differs from the one the run began with."""
-    old, new = as_table(directory.experiment()), as_table(experiment)
-    for field in sorted(set(old) | set(new)):
+def difference(directory: RunDirectory, experiment: Experiment) -> str:
+    """The first field in which an experiment differs from the one a run began with; empty where it may go on."""
+    old, new = flatten(as_table(directory.experiment())), flatten(as_table(experiment))
+    for field in dict.fromkeys([*new, *old]):
         if field not in MAY_CHANGE and old.get(field) != new.get(field):
-            raise FedblendError(
-                f"{field}: {new.get(field)!r} differs from {old.get(field)!r} in {directory.path}; a run goes on with "
-                "the experiment it began with (only rounds, engine, device and checkpoint_every may change)"
-            )
+            values = [repr(one[field]) if field in one else "nothing" for one in (new, old)]
+            return f"{field}: {values[0]} differs from {values[1]}"
+    return ""
 
 
-def _begin(directory: RunDirectory, federation: Federation, listener: Listener | None) -> State:
+def _begin(directory: RunDirectory, federation: Federation, choice: Choice, listener: Listener | None) -> State:
     """The state to go on from: the last checkpoint's, or a fresh one."""
     state = checkpoint.read(directory.path)
     if state is None:
         directory.cut_metrics(-1)
         state, record = federation.start()
+        record["machine"]["engine"] = choice.table()
         _keep(directory, record, listener)
         checkpoint.write(directory.path, state)
     else:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -18,10 +18,11 @@ from types import FrameType
 from typing import Any
 
 from fedblend.config import Experiment, as_table, resolve
-from fedblend.errors import FedblendError, Stopped
+from fedblend.engines.ranks import started_by_torchrun
+from fedblend.errors import FedblendError, Stopped, by_reason, listed
 from fedblend.federation import Record
-from fedblend.runs.directory import has_runs, remove_study, write_study
-from fedblend.runs.runner import Listener, execute
+from fedblend.runs.directory import RunDirectory, has_runs, remove_study, write_study
+from fedblend.runs.runner import SAME, Listener, difference, execute
 from fedblend.study import Study
 
 OnRecord = Callable[[str, Record], None]
@@ -34,9 +35,12 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
     """Run every experiment of a study in ``folder``; returns the message of each that failed, by its name.
 
     ``jobs`` is how many run at once (default: as many as there are processors, at most one a run). A failed
-    run stops no other. Ctrl-C raises :class:`Stopped`; all runs can then be resumed.
+    run stops no other. Ctrl-C raises :class:`Stopped`; all runs can then be resumed. Raises
+    :class:`FedblendError` before any of them if one cannot go on, as it began with another experiment.
     """
-    jobs = min(len(study.experiments), jobs or processors())
+    jobs = 1 if started_by_torchrun() else min(len(study.experiments), jobs or _jobs(study))
+    if resume:
+        _require_same(study, folder)
     # Written before the first run, so that a resume knows also the runs that had not begun.
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     write_study(folder, study.name, {slug: as_table(e) for slug, e in study.experiments.items()})
@@ -56,6 +60,32 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
             remove_study(folder, made)
 
 
+def in_one_message(faults: Mapping[str, str], runs: int) -> str:
+    """What went wrong, by the names of the ``runs`` runs; what several have in common is told once.
+
+    >>> in_one_message({"a-seed0": "no such file", "a-seed1": "no such file"}, 2)
+    'all 2 runs: no such file'
+    """
+    told = []
+    for fault, names in by_reason(faults.items()).items():
+        told.append(f"all {runs} runs: {fault}" if len(names) == runs > 1 else f"{listed(names)}: {fault}")
+    return "; ".join(told)
+
+
+def _require_same(study: Study, folder: Path) -> None:
+    """Raise an error that names the fields in which experiments differ from those their runs began with."""
+    begun = {slug: e for slug, e in study.experiments.items() if RunDirectory.is_run(folder / slug)}
+    fields = {slug: difference(RunDirectory(folder / slug), experiment) for slug, experiment in begun.items()}
+    different = {slug: field for slug, field in fields.items() if field}
+    if different:
+        raise FedblendError(f"{in_one_message(different, len(study.experiments))} in {folder}; {SAME}")
+
+
+def _jobs(study: Study) -> int:
+    """Runs at once: one a processor, of which a run of several ranks takes as many."""
+    return max(1, processors() // max((e.ranks or 1 for e in study.experiments.values()), default=1))
+
+
 def processors() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -68,16 +98,16 @@ def _one_by_one(study: Study, folder: Path, resume: bool, on_record: OnRecord) -
         def listen(record: Record, slug: str = slug) -> None:
             on_record(slug, record)
 
-        message = _outcome(experiment, folder / slug, resume, listen)
+        message = _outcome(experiment, folder / slug, resume, listen, processors())
         if message:
             failed[slug] = message
     return failed
 
 
-def _outcome(experiment: Experiment, path: Path, resume: bool, listener: Listener) -> str:
+def _outcome(experiment: Experiment, path: Path, resume: bool, listener: Listener, processors: int) -> str:
     """Run one experiment; returns the message of its failure, or nothing. :class:`Stopped` passes through."""
     try:
-        execute(experiment, path, resume, listener)
+        execute(experiment, path, resume, listener, processors)
     except Stopped:
         raise
     except FedblendError as error:
@@ -95,9 +125,10 @@ def _at_once(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnR
     records, stop = context.Queue(), context.Event()
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker, initargs=(records, stop)) as pool:
         try:
+            share = max(1, processors() // jobs)
             with _interrupts_ignored():
                 futures = {
-                    slug: pool.submit(_in_worker, as_table(experiment), folder / slug, resume, slug)
+                    slug: pool.submit(_in_worker, as_table(experiment), folder / slug, resume, slug, share)
                     for slug, experiment in study.experiments.items()
                 }
             _follow(list(futures.values()), records, on_record)
@@ -166,7 +197,7 @@ def _begin_worker(records: Any, stop: Any) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str) -> str:
+def _in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str, processors: int) -> str:
     """Run one experiment in a process of the pool, which Ctrl-C stops in good order."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -179,7 +210,7 @@ def _in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str) -> st
         if _Worker.stop.is_set():
             # The pool hands out one run more than it has processes, before the command was stopped.
             return "stopped"
-        return _outcome(resolve(table), path, resume, lambda record: _Worker.records.put((slug, record)))
+        return _outcome(resolve(table), path, resume, lambda record: _Worker.records.put((slug, record)), processors)
     except (Stopped, KeyboardInterrupt):
         return "stopped"
     finally:

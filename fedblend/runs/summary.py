@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ LAST = 10
 """Evaluations at the end of a run whose mean is told beside the final value, as FedMix's tables have it."""
 
 MEGABYTE = 10**6
+MINUTE = 60
 
 NOTHING = "—"
 
@@ -80,9 +81,11 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     Averages are over finished runs, or over all where none is finished; ``status`` tells which are not.
     A column ``x_std`` is the sample standard deviation over seeds (missing with one seed).
 
-    - ``method``, ``seeds`` (how many are averaged), ``finished`` and ``unfinished`` (numbers of runs), ``status``;
+    - ``method``, ``seeds`` (how many are averaged), ``finished`` and ``unfinished`` (numbers of runs), ``status``
+      (of each run that is not finished) and ``states`` (how many of them failed, were stopped or killed, ...);
     - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``last`` (the mean of the last
-      ``last_n`` evaluations, 10 at most, the untrained model left out) and ``best``; ``loss`` is the final one;
+      ``last_n`` evaluations, 10 at most, the untrained model left out; in the seed with fewest
+      ``last_n_least``) and ``best``; ``loss`` is the final one;
     - ``target``; ``target_round``: the mean of the first evaluated rounds that reached it;
       ``target_reached``: in how many seeds; ``target_by_seed``: seed -> round or ``None``;
     - ``client_mean``, ``client_std``, ``client_p10``: accuracies over clients, where they have tests;
@@ -115,10 +118,12 @@ def _row(g: Group) -> dict[str, Any]:
         "finished": sum(o.finished for o in g.outcomes),
         "unfinished": len(g.unfinished),
         "status": status(g),
+        "states": states(g),
         "measure": measure,
         **_over_seeds("final", [values[-1] for values in series]),
         **_over_seeds("last", [_mean(_last(values)) for values in series]),
         "last_n": max((len(_last(values)) for values in series), default=0),
+        "last_n_least": min((len(_last(values)) for values in series), default=0),
         **_over_seeds("best", [(max if has_accuracy else min)(values) for values in series]),
         **_over_seeds("loss", [o.evaluated[-1]["loss"] for o in counted]),
         **_target(counted, g.config.get("target") if has_accuracy else None),
@@ -152,6 +157,12 @@ def _target(counted: Sequence[Outcome], target: float | None) -> dict[str, Any]:
 def status(g: Group) -> str:
     """``done``, or which seeds are not finished and how they stand."""
     return "; ".join(f"seed {o.seed}: {o.standing}" for o in g.unfinished) or "done"
+
+
+def states(g: Group) -> str:
+    """``done``, or how many runs are not finished, by how they stand: ``1 failed, 2 stopped``."""
+    counts = Counter(o.state for o in g.unfinished)
+    return ", ".join(f"{number} {state}" for state, number in counts.items()) or "done"
 
 
 def _totals(outcome: Outcome) -> dict[str, float]:
@@ -216,6 +227,30 @@ def megabytes(number: float, unit: str = " MB") -> str:
         return f"<0.001{unit}"
     digits = 0 if number == 0 else 1 if large >= 1 else 2 if large >= 0.1 else 3
     return f"{large:,.{digits}f}{unit}"
+
+
+def duration(time: float) -> str:
+    """A number of seconds or minutes, finer the fewer they are.
+
+    >>> duration(1266.4), duration(31.62), duration(0.1), duration(0.0002), duration(0)
+    ('1,266', '31.6', '0.10', '<0.001', '0')
+    """
+    if math.isnan(time):
+        return NOTHING
+    if 0 < time < 0.0005:
+        return "<0.001"
+    digits = 0 if time >= 100 or not time else 1 if time >= 1 else 2 if time >= 0.1 else 3
+    return f"{time:,.{digits}f}"
+
+
+def averaged(row: Any) -> str:
+    """How many evaluations the mean of the last ones of a row of :func:`table` is over.
+
+    >>> averaged({"last_n": 10, "last_n_least": 10}), averaged({"last_n": 3, "last_n_least": 1})
+    ('10', '1 to 3')
+    """
+    most, least = row["last_n"], row["last_n_least"]
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def rounds_to_target(row: Any) -> str:

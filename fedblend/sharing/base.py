@@ -46,15 +46,23 @@ class Sharing:
     """Base of all sharings; it shares nothing.
 
     ``bytes_kind`` is the word under which bytes are counted; ``travels`` is false where nothing leaves a
-    client; ``each_round`` where it happens again every round.
+    client; ``own_only`` is true where a client may use nothing of another; ``each_round`` where it happens again
+    every round.
     """
 
     bytes_kind: str = "shared"
     unsafe: bool = False
     travels: bool = True
+    own_only: bool = False
     each_round: bool = False
     active: bool = True
     refresh: float | None = None
+
+    def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
+        """Raise :class:`FedblendError` if no client could share anything, before any is asked.
+
+        ``sizes`` int64 [clients] are the samples each one holds, ``minimum`` is their policy as in :class:`Local`.
+        """
 
     def share(self, local: Local) -> Payload | None:
         """At a client: what it sends, or ``None``."""

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fedblend.errors import FedblendError
 from fedblend.parts import Count, Fraction, NonNegative, part
 from fedblend.sharing.base import Local, Payload, Pool, Sharing, rows_of
 
@@ -58,27 +59,49 @@ def class_groups(rng: np.random.Generator, labels: np.ndarray, size: int) -> np.
 class Means(Sharing):
     """Mashed data (MAFL, Algorithm 1): a client splits its samples into groups of M_k and sends their means.
 
-    - ``samples_per_mean``: M_k, or "all" for one mean a client. The last, smaller group counts like any.
-      A group smaller than the client's policy allows is not sent.
-    - ``split``: "random", or "class" for groups of one class each (Table 16).
-    - ``scale``: means on the model's "input" scale, or in pixel units, "unit" = [0, 1]; a probe of what the
-      paper leaves open, since the formula asks for the input scale.
-    - ``threshold``: clients with fewer samples send nothing (appendix H).
-    - ``noise``: standard deviation of Gaussian noise on each mean input, on the model's input scale
-      (appendix I). It earns no (epsilon, delta) here.
-    - ``server_average``: the server averages random groups of m entries before it gives them out (Table 15).
-    - ``refresh``: share again once at least this share of clients has new data (section 3.4).
+    A group smaller than the client's policy allows is not sent.
     """
 
     bytes_kind = "means"
 
     samples_per_mean: Count | Literal["all"] = "all"
+    """Samples in a mean (M_k), or one mean of all a client's; the last, smaller group counts like any."""
     split: Literal["random", "class"] = "random"
+    """Groups at random, or each within one class (Table 16)."""
     scale: Literal["input", "unit"] = "input"
+    """Means on the model's input scale, as the formula asks, or in pixel units, [0, 1]: a probe of what the paper
+    leaves open.
+    """
     threshold: Count = 1
+    """Samples below which a client sends nothing (appendix H)."""
     noise: NonNegative = 0.0
+    """Standard deviation of Gaussian noise on each mean input, on the model's input scale (appendix I); it earns no
+    (epsilon, delta) here.
+    """
     server_average: Count = 1
+    """Entries in the random groups that the server averages before it gives them out (Table 15)."""
     refresh: Fraction | None = None
+    """Share of clients with new data at which all of these share again (section 3.4); never, if not given."""
+
+    def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
+        """Raise :class:`FedblendError` if no client reaches the threshold, or no mean the policy's size.
+
+        Classes are not looked at, so that means within a class may turn out smaller still.
+        """
+        held = int(sizes.max(initial=0))
+        if held < self.threshold:
+            raise FedblendError(
+                f"method.sharing.threshold: {self.threshold} samples, but the largest client holds {held} at the "
+                f"start, so that nobody would share; valid: 1 to {held}"
+            )
+        largest = held if self.samples_per_mean == "all" else min(held, self.samples_per_mean)
+        if largest < minimum:
+            valid = f"valid: 2 to {largest}" if largest > 1 else "give the clients or the means more samples"
+            raise FedblendError(
+                f"policy.min_mean: {minimum} samples, but no mean can be of more than {largest} (the largest client "
+                f"holds {held} at the start, method.sharing.samples_per_mean is {self.samples_per_mean!r}), so that "
+                f"nobody would share; {valid}"
+            )
 
     def share(self, local: Local) -> Payload | None:
         """Means of inputs x [groups, ...] and of targets y [groups, outputs]; ``None`` below the threshold."""
@@ -126,6 +149,7 @@ class LocalMeans(Means):
     """Control of FedMix's Table 9: each client mixes with its own means only; nothing leaves it."""
 
     travels = False
+    own_only = True
 
     def view(self, pool: Pool, client: int) -> Pool:
         """The client's own means."""
@@ -144,6 +168,7 @@ class Noise(Sharing):
     travels = False
 
     sigma: NonNegative = 1.0
+    """Standard deviation of the noise, on the model's input scale."""
 
     def share(self, local: Local) -> Payload | None:
         """One entry of noise, shaped like an input."""
@@ -165,6 +190,7 @@ class HiddenMeans(Means):
     each_round = True
 
     layer: Count = 2
+    """Layers before the hidden states that are averaged; the objective must have the same."""
 
     def share(self, local: Local) -> Payload | None:
         """Means of hidden states x [groups, ...] and of targets y [groups, outputs]."""

@@ -19,11 +19,13 @@ TestShare = Annotated[float, Field(gt=0, lt=1)]
 READ_AT_ONCE = 1 << 20
 
 
-def resolve(path: str, field: str) -> Path:
-    """The path with ``~`` expanded, relative to the working directory. Raises if nothing is there."""
-    found = Path(path).expanduser()
+def existing(path: str, field: str) -> Path:
+    """The path of the option ``field``. Raises if nothing is there."""
+    found = Path(path)
     if not found.exists():
-        raise FedblendError(f"{field}: there is no '{found}' (looked from {Path.cwd()}); give an existing path")
+        raise FedblendError(
+            f"{field}: there is no '{found}'; give an existing path (in an experiment file it is relative to that file)"
+        )
     return found
 
 

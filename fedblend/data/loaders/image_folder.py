@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from fedblend.data.dataset import Dataset, Samples, check
-from fedblend.data.loaders.files import TestShare, draw_test_half, resolve
+from fedblend.data.loaders.files import TestShare, draw_test_half, existing
 from fedblend.errors import FedblendError
-from fedblend.parts import Count, part
+from fedblend.parts import Count, FilePath, part
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -22,21 +22,24 @@ class ImageFolder:
 
     Classes are the folders' names in alphabetical order. Without ``train`` and ``test``,
     ``test_share`` of each class is test, by a draw that depends on nothing but the folder's name.
-    ``size`` resizes to size x size pixels (bilinear); without it all pictures must have one size.
-    ``grey`` gives one channel instead of red, green and blue. Raises :class:`FedblendError` that
-    names the file for what is no picture, is damaged, or is of another size.
+    Raises :class:`FedblendError` that names the file for what is no picture, is damaged, or is of another
+    size.
     """
 
-    path: str
+    path: FilePath
+    """The folder; in an experiment file relative to that file."""
     size: Count | None = None
+    """Height and width in pixels to which pictures are resized (bilinear); without it all must be of one size."""
     grey: bool = False
+    """One channel instead of red, green and blue."""
     test_share: TestShare = 0.2
+    """Share of each class that is test, where there are no folders `train` and `test`."""
 
     def load(self) -> Dataset:
         """The data set: x uint8 [n, 1 or 3, H, W], y int64 [n]."""
-        root = resolve(self.path, "dataset.path")
+        root = existing(self.path, "data.path")
         if not root.is_dir():
-            raise FedblendError(f"dataset.path: '{root}' is a file; it must name a folder with a folder for each class")
+            raise FedblendError(f"data.path: '{root}' is a file; it must name a folder with a folder for each class")
         halves = [root / "train", root / "test"]
         own = all(half.is_dir() for half in halves)
         classes = _classes(halves[0] if own else root)
@@ -76,7 +79,7 @@ class ImageFolder:
                 this, first = ("{1} x {0}".format(*p.shape) for p in (pixels, pictures[0]))
                 raise FedblendError(
                     f"{file}: is of {this} pixels (width x height), {files[0].name} of {first}; "
-                    "give dataset.size to bring all to one size"
+                    "give data.size to bring all to one size"
                 )
             pictures.append(pixels)
         stacked = np.stack(pictures)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from fedblend.data.dataset import Dataset, Samples, check
-from fedblend.data.loaders.files import data_folder, resolve, sha256_file
+from fedblend.data.loaders.files import data_folder, existing, sha256_file
 from fedblend.data.loaders.idx import read_pair
 from fedblend.errors import FedblendError
-from fedblend.parts import part
+from fedblend.parts import FilePath, part
 
 SIDE = 28
 """Height and width of the images in pixels."""
@@ -84,7 +84,8 @@ class Mnist:
     against their SHA-256). Raises :class:`FedblendError` for files that are missing or damaged.
     """
 
-    folder: str | None = None
+    folder: FilePath | None = None
+    """The folder with the four idx files, gzipped or not; without it they are looked for, else fetched."""
 
     def load(self) -> Dataset:
         """The data set: x uint8 [n, 1, 28, 28], y int64 [n]."""
@@ -101,7 +102,8 @@ class FashionMnist:
     files that are missing or damaged.
     """
 
-    folder: str | None = None
+    folder: FilePath | None = None
+    """The folder with the four idx files, gzipped or not; without it they are looked for, else fetched."""
 
     def load(self) -> Dataset:
         """The data set: x uint8 [n, 1, 28, 28], y int64 [n]."""
@@ -127,12 +129,12 @@ def load_idx(source: Source, folder: str | None) -> Dataset:
 def find(source: Source, folder: str | None) -> dict[str, Path]:
     """The path of each of the four files: in ``folder``, in the usual places, or fetched from the net."""
     if folder is not None:
-        place = resolve(folder, "dataset.folder")
+        place = existing(folder, "data.folder")
         paths = _files_in(place)
         missing = [name for name in source.sha256 if name not in paths]
         if missing:
             raise FedblendError(
-                f"dataset.folder: '{place}' holds no {missing[0]} (nor {missing[0]}.gz); the data set "
+                f"data.folder: '{place}' holds no {missing[0]} (nor {missing[0]}.gz); the data set "
                 f"'{source.name}' needs {', '.join(source.sha256)}, gzipped or not"
             )
         return paths
@@ -165,6 +167,6 @@ def _fetch(source: Source, name: str) -> Path:
     package = f", or install Debian's package {source.debian}" if source.debian else ""
     remedy = (
         f"put the four files {', '.join(f'{n}.gz' for n in source.sha256)} into a folder and give "
-        f"dataset.folder, or into {source.folders[0]}/ under the folder that $FEDBLEND_DATA names{package}"
+        f"data.folder, or into {source.folders[0]}/ under the folder that $FEDBLEND_DATA names{package}"
     )
     return fetch(f"{source.address}{name}.gz", source.sha256[name], source.name, remedy)

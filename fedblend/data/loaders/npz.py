@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +12,18 @@ import numpy as np
 import torch
 
 from fedblend.data.dataset import Dataset, Samples, check
-from fedblend.data.loaders.files import TestShare, draw_test_half, resolve, sha256_file
-from fedblend.errors import FedblendError
-from fedblend.parts import part
+from fedblend.data.loaders.files import TestShare, draw_test_half, existing, sha256_file
+from fedblend.errors import FedblendError, did_you_mean, listed
+from fedblend.parts import FilePath, part
 
 KNOWN = ("x", "y", "client", "split", "client_names", "classes")
-"""The arrays that are read; others in the file are left alone."""
+"""The arrays that are read; others in the file are left alone, unless one seems meant."""
+
+HALVES = tuple(f"{name}_{half}" for name in ("x", "y", "client", "writer") for half in ("train", "test"))
+"""The arrays of a file that holds its halves apart."""
+
+ALIKE = 0.75
+"""How like a known name (as difflib has it) an unknown one must be to seem meant: ``client_id`` is, ``sizes`` not."""
 
 
 @part("dataset", "npz")
@@ -25,7 +32,8 @@ class Npz:
 
     - ``x``: uint8 [n, H, W], [n, C, H, W] or [n, H, W, C] (C 1 or 3) are images; numbers [n, d] or
       floats [n, channels, ...] are features.
-    - ``y``: whole numbers 0 to classes - 1, or text: classes; floats [n] or [n, q]: regression.
+    - ``y``: whole numbers 0 to classes - 1, or text: classes; floats [n] or [n, q]: regression. Whole numbers of
+      which most never occur are refused, unless ``classes`` names them.
     - ``client`` (if there are clients): a whole number or a text for each sample.
     - ``split`` (if there is one): 0 or "train", 1 or "test" for each sample. Without it,
       ``test_share`` of each client's samples (else of each class's) is test, by a draw that depends
@@ -36,15 +44,18 @@ class Npz:
     ``y_test`` (as Keras does), and ``client_train``, ``client_test`` or ``writer_train``, ... .
 
     Clients are numbered anew, 0 to K - 1, in the order of their numbers or texts. Raises
-    :class:`FedblendError` that names the file and the array for anything else.
+    :class:`FedblendError` that names the file and the array for anything else, also for a name that is nearly
+    one of these; arrays of other names are left alone.
     """
 
-    path: str
+    path: FilePath
+    """The file; in an experiment file relative to that file."""
     test_share: TestShare = 0.2
+    """Share of each client's samples (else of each class's) that is test, where the file has no split."""
 
     def load(self) -> Dataset:
         """The data set: x uint8 [n, C, H, W] or float32 [n, ...]; y int64 [n] or float32 [n, q]."""
-        path = resolve(self.path, "dataset.path")
+        path = existing(self.path, "data.path")
         arrays = read_arrays(path)
         _require_lengths(arrays, path)
         kind, x = _inputs(arrays["x"], path)
@@ -68,18 +79,32 @@ class Npz:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz`` file. Raises :class:`FedblendError` if it is none, damaged, or pickled."""
     if path.is_dir():
-        raise FedblendError(f"dataset.path: '{path}' is a folder; it must name an .npz file")
+        raise FedblendError(f"data.path: '{path}' is a folder; it must name an .npz file")
     if not zipfile.is_zipfile(path):
         raise FedblendError(f"{path}: is not a sound .npz archive, or is cut short; numpy.savez writes one")
     try:
         # Never allow pickles: unpickling a file from elsewhere runs whatever code it brings.
         with np.load(path, allow_pickle=False) as archive:
             if "x_train" in archive.files:
+                _require_clear_names(archive.files, (*HALVES, "client_names", "writer_names", "classes"), path)
                 return _joined(archive, path)
+            _require_clear_names(archive.files, KNOWN, path)
+            _require_named(archive.files, path)
             return {name: archive[name] for name in archive.files if name in KNOWN}
     except (OSError, ValueError, EOFError, AttributeError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         reason = "holds objects; save plain numbers or text" if "allow_pickle" in str(error) else str(error)
         raise FedblendError(f"{path}: is not a sound .npz archive of arrays: {reason}") from None
+
+
+def _require_clear_names(names: Sequence[str], known: Sequence[str], path: Path) -> None:
+    """Raise :class:`FedblendError` for an array that would be passed over though its name is nearly a known one."""
+    for name in names:
+        near = did_you_mean(name, known, ALIKE)
+        if name not in known and near:
+            raise FedblendError(
+                f"{path}: the array '{name}' is unknown{near}; valid: {', '.join(known)} (give it a name unlike these "
+                "if it is none of them)"
+            )
 
 
 def _joined(archive: Any, path: Path) -> dict[str, np.ndarray]:
@@ -87,26 +112,33 @@ def _joined(archive: Any, path: Path) -> dict[str, np.ndarray]:
     arrays = {}
     for name in ("x", "y", "client", "writer"):
         halves = [archive[f"{name}_{half}"] for half in ("train", "test") if f"{name}_{half}" in archive.files]
-        if halves and (len(halves) != 2 or halves[0].ndim == 0 or halves[0].shape[1:] != halves[1].shape[1:]):
+        if not halves and name in ("client", "writer"):
+            continue
+        if len(halves) != 2 or halves[0].ndim == 0 or halves[0].shape[1:] != halves[1].shape[1:]:
             raise FedblendError(f"{path}: '{name}_train' and '{name}_test' must both be there, of one shape a sample")
-        if halves:
-            arrays["client" if name == "writer" else name] = np.concatenate(halves)
-            arrays["split"] = np.repeat(["train", "test"], [len(half) for half in halves])
+        arrays["client" if name == "writer" else name] = np.concatenate(halves)
+        arrays["split"] = np.repeat(["train", "test"], [len(half) for half in halves])
     for name in ("client_names", "writer_names", "classes"):
         if name in archive.files:
             arrays[name.replace("writer", "client")] = archive[name]
     return arrays
 
 
-def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Raise :class:`FedblendError` unless x and y are there and every array has one entry a sample."""
-    for name in ("x", "y"):
-        if name not in arrays:
+def _require_named(names: Sequence[str], path: Path) -> None:
+    """Raise :class:`FedblendError` unless arrays x and y are among those of a file."""
+    for needed in ("x", "y"):
+        if needed not in names:
             raise FedblendError(
-                f"{path}: holds no array '{name}' (of what is understood: {', '.join(arrays) or 'nothing'}); "
-                f"'x' and 'y' are needed, {', '.join(KNOWN[2:])} are optional"
+                f"{path}: holds no array '{needed}' (but {listed(names) or 'nothing'}); 'x' and 'y' are needed, "
+                f"{', '.join(KNOWN[2:])} are optional"
             )
+
+
+def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Raise :class:`FedblendError` unless there are samples and every array has one entry a sample."""
     n = len(np.atleast_1d(arrays["y"]))
+    if n == 0:
+        raise FedblendError(f"{path}: 'y' holds no samples; at least two are needed, to train and to test on")
     for name in ("x", "y", "client", "split"):
         if name in arrays and (arrays[name].ndim == 0 or len(arrays[name]) != n):
             raise FedblendError(
@@ -158,6 +190,12 @@ def _targets(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.nd
     if low < 0 or high >= count:
         valid = f"0 to {count - 1}" if names is not None else "0 to classes - 1 (floats for regression)"
         raise FedblendError(f"{path}: labels in 'y' reach from {low} to {high}; valid: {valid}")
+    used = np.unique(y)
+    if names is None and 2 * len(used) < count:
+        raise FedblendError(
+            f"{path}: labels in 'y' reach to {high}, but only {len(used)} of these {count} classes have a sample "
+            f"({listed(used.tolist())}); number them 0 to {len(used) - 1}, or name all classes in 'classes'"
+        )
     return y, tuple(map(str, range(count) if names is None else names))
 
 

@@ -40,11 +40,6 @@ class Shakespeare:
     characters and the one that follows. The last ``test_share`` of each role's *text* is test: no
     window lies across the border, so no character is in both halves.
 
-    Roles with fewer than ``min_samples`` training samples are left out. With ``roles``, the first so
-    many are taken: plays in alphabetical order of their files, roles in order of their first words. With
-    ``max_samples``, each half is cut at its end, so that together they hold at most that many samples in
-    the same shares.
-
     The vocabulary is LEAF's 80 characters (:data:`CHARACTERS`); dashes become "-", and what else is not
     among them becomes a blank. Every sample takes ``context``
     bytes and 16 more: all 931 roles together 400 MB, ``roles = 60`` 30 MB. Raises :class:`FedblendError` if
@@ -52,10 +47,15 @@ class Shakespeare:
     """
 
     roles: Count | None = None
+    """How many roles to take: plays in order of their files, roles in order of their first words."""
     min_samples: Count = 200
+    """Training samples below which a role is left out."""
     max_samples: Count | None = None
+    """Samples of a role, both halves together, to which its text is cut at the end."""
     context: Count = 80
+    """Characters in a sample; the one that follows is to be predicted."""
     test_share: TestShare = 0.2
+    """Share of each role's text, at its end, that is test."""
 
     def load(self) -> Dataset:
         """The data set: x uint8 codes [n, context], y int64 [n]; ``client_names`` are "play: role"."""
@@ -69,7 +69,7 @@ class Shakespeare:
                 break
         if len(chosen) < (self.roles or 1):
             raise FedblendError(
-                f"dataset.roles: {self.roles or 1} roles wanted, but {len(chosen)} have min_samples = "
+                f"data.roles: {self.roles or 1} roles wanted, but {len(chosen)} have min_samples = "
                 f"{self.min_samples} training samples or more; take fewer roles or a smaller min_samples"
             )
         chosen = chosen[: self.roles]

@@ -22,8 +22,11 @@ class Classes:
     """
 
     clients: Count = 60
+    """Number of clients."""
     classes_per_client: Count = 2
+    """Classes that each client holds."""
     samples: Count | None = None
+    """Samples that each client holds, evenly of its classes; without it a class is dealt out among its holders."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal the samples out. Raises :class:`FedblendError` if a class runs out or too few exist."""

@@ -18,6 +18,7 @@ class Counts:
     """Client k gets ``counts[k][c]`` samples of class c: one row a client, one number a class."""
 
     counts: list[list[int]]
+    """Samples of each class at each client: one row a client, one number a class."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal the samples out. Raises :class:`FedblendError` for other rows, or too few samples."""
@@ -42,10 +43,15 @@ class Mix2FldSplit:
     """
 
     clients: Count = 10
+    """Number of clients."""
     form: Literal["iid", "non-iid"] = "non-iid"
+    """Equally many samples of every label, or some labels scarce at each client."""
     samples: Count = 500
+    """Samples that each client holds."""
     scarce_labels: Count = 2
+    """Labels that are scarce at a client, drawn anew for each ("non-iid")."""
     scarce_samples: int = 2
+    """Samples of each scarce label, 0 or more."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal the samples out. Raises :class:`FedblendError` if they are too few or do not come out even."""
@@ -79,9 +85,13 @@ class XorMixFlSplit:
     """
 
     clients: Count = 3
+    """Number of clients."""
     targets: tuple[int, ...] = (0,)
+    """The target labels, of which clients hold few."""
     samples: Count = 200
+    """Samples of every other label at each client."""
     target_samples: int = 10
+    """Samples of every target label at each client, 0 or more."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal the samples out. Raises :class:`FedblendError` for unknown labels, or too few samples."""

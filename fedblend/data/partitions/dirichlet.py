@@ -36,10 +36,15 @@ class Dirichlet:
     """
 
     clients: Count = 100
+    """Number of clients."""
     alpha: Positive = 1.0
+    """Concentration of the distribution: the smaller, the less IID."""
     form: Literal["client", "class"] = "client"
+    """Whether each client draws its proportions of the classes, or each class its shares at the clients."""
     sizes: Literal["equal", "lognormal-share"] | None = None
+    """Sizes of clients with "client": equal (also if not given), or AggEnhance's equation 16."""
     min_samples: Count = 1
+    """Samples that every client gets at least."""
 
     @pydantic.model_validator(mode="after")
     def _sizes_belong_to_clients(self) -> Dirichlet:

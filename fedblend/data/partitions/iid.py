@@ -16,7 +16,9 @@ class Iid:
     """Samples shuffled and dealt out evenly: client sizes differ by at most 1, or are ``samples`` each."""
 
     clients: Count = 10
+    """Number of clients."""
     samples: Count | None = None
+    """Samples that each client holds; without it all are dealt out."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal ``len(labels)`` samples out. Raises :class:`FedblendError` if there are too few."""

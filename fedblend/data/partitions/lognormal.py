@@ -26,12 +26,19 @@ class Lognormal:
     """
 
     clients: Count = 100
+    """Number of clients."""
     alpha: Positive | None = None
+    """Concentration of the Dirichlet draw of class proportions; without it classes are as in the whole data."""
     sizes: Literal["lognormal-share", "literal"] = "lognormal-share"
+    """Whether draws are shares of all the data, or the sizes themselves (about 30 samples a client)."""
     mu: Annotated[float, Field(ge=-50, le=50)] = MU
+    """Mean of the logarithm of a size above `bias`."""
     sigma: Annotated[float, Field(ge=0, le=20)] = SIGMA
+    """Standard deviation of the logarithm of a size above `bias`."""
     bias: Annotated[float, Field(ge=0, le=1e9)] = BIAS
+    """Samples that are added to every draw."""
     min_samples: Count = 1
+    """Samples that every client gets at least."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal the samples out. Raises :class:`FedblendError` if there are too few."""

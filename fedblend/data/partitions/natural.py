@@ -22,8 +22,11 @@ class Natural:
     """
 
     clients: Count | None = None
+    """Number of clients to take; all, if not given."""
     min_samples: Count = 1
+    """Training samples below which a client of the data is left out."""
     choose: Literal["random", "first"] = "random"
+    """Whether clients are drawn, or are the first in the data's order."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Group the samples by ``natural``, int64 [n]. Raises :class:`FedblendError` if that is ``None``."""

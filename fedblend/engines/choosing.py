@@ -1,0 +1,206 @@
+"""Which engine, how many clients in a stack, how many ranks: asked for, or found by timing a few steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedblend.engines.base import TrainTask
+from fedblend.engines.kernels import build
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked import StackedEngine
+from fedblend.errors import FedblendError
+from fedblend.random import stream
+from fedblend.sharing.base import gather
+from fedblend.world import World
+
+SHORT = 20.0
+"""Seconds of a run below which finding the fastest way costs more than it saves."""
+
+WORTH_RANKS = 60.0
+"""Seconds of a run from which it pays to start further processes, each of which imports PyTorch and reads the data."""
+
+CLEARLY = 0.95
+"""An engine replaces the loop if its step takes at most this share of the loop's: the rest is the clock's noise."""
+
+TRIAL_BATCHES = 3
+"""Batches an epoch that a trial trains on."""
+
+STACKS = (4, 8, 16)
+"""Numbers of clients in a stack that are tried on a processor, whose caches larger ones outgrow."""
+
+MEMORY_SHARE = 0.25
+"""Share of the free memory that one stack may take."""
+
+MemoryFormat = Literal["contiguous", "channels_last"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a run is computed; ``why`` is one sentence for the user."""
+
+    engine: Literal["loop", "stacked"]
+    stack: int | None
+    ranks: int
+    memory_format: MemoryFormat
+    why: str
+
+    def table(self) -> dict[str, Any]:
+        """As plain data, for the run's facts and for other ranks."""
+        return asdict(self)
+
+
+def inner_engine(world: World, choice: dict[str, Any]) -> LoopEngine:
+    """The engine of one process. Raises :class:`FedblendError` where the model cannot be stacked."""
+    device = world.experiment.device
+    if device == "cpu":
+        build.keep_memory()
+    if choice["engine"] == "loop":
+        return LoopEngine(world, device, choice["memory_format"])
+    reason = unstackable(world)
+    if reason:
+        raise FedblendError(f"engine: 'stacked' cannot be used here: {reason}; valid: loop, or auto")
+    return StackedEngine(world, device, choice["stack"])
+
+
+def unstackable(world: World) -> str:
+    """Why clients of this model cannot be stacked, or nothing."""
+    for name, layer in world.model.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
+            return f"its layer '{name}' is a batch norm with running statistics, which every batch changes"
+        if isinstance(layer, nn.RNNBase):
+            return f"its layer '{name}' is a fused {type(layer).__name__}, which PyTorch cannot stack (see model lstm)"
+    engine = StackedEngine(world, world.experiment.device, 2)
+    try:
+        _train(engine, _trial(engine, 2, batches=1))
+    except Exception as error:
+        return f"PyTorch cannot stack it: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
+    return ""
+
+
+def choose(world: World, processors: int, rounds: int) -> Choice:
+    """How to compute ``rounds`` rounds, on ``processors`` of this machine.
+
+    What the experiment asks for is taken; the rest is found by timing a few steps of each way that is open.
+    """
+    asked = world.experiment
+    ranks = asked.ranks
+    if asked.engine != "auto":
+        return Choice(asked.engine, asked.stack, ranks or 1, asked.memory_format or "contiguous", "as asked for")
+    loop = LoopEngine(world, asked.device)
+    step = seconds_a_step(loop, 1)
+    total = step * rounds * _steps_a_round(world)
+    if total < SHORT:
+        why = f"the loop needs about {total:.0f} s for the whole run, less than finding a faster way would take"
+        return Choice("loop", None, ranks or 1, asked.memory_format or "contiguous", why)
+    ranks = ranks or _ranks(asked.train.cohort, processors, total)
+    ways = _ways(world, loop, step, ranks)
+    fastest = min(ways, key=lambda way: way[1])
+    loops = [way for way in ways if way[0].engine == "loop"]
+    simple = min(loops, key=lambda way: way[1])
+    chosen = fastest if fastest[1] < CLEARLY * simple[1] else simple
+    told = "; ".join(f"{name_of(way)} {1000 * seconds:.2f}" for way, seconds in ways)
+    return Choice(**{**chosen[0].table(), "why": f"milliseconds a client's step: {told}"})
+
+
+def name_of(choice: Choice) -> str:
+    """A way in a few words."""
+    if choice.engine == "stacked":
+        return f"{choice.stack} stacked"
+    return "loop" if choice.memory_format == "contiguous" else f"loop, {choice.memory_format}"
+
+
+def _ranks(cohort: int, processors: int, total: float) -> int:
+    return min(processors, cohort) if total >= WORTH_RANKS else 1
+
+
+def _ways(world: World, loop: LoopEngine, step: float, ranks: int) -> list[tuple[Choice, float]]:
+    """Every way that is open, with the seconds of a client's step."""
+    asked = world.experiment
+    ways = []
+    if asked.memory_format != "channels_last":
+        ways.append((Choice("loop", None, ranks, "contiguous", ""), step))
+    if asked.memory_format != "contiguous" and any(isinstance(m, nn.Conv2d) for m in world.model.modules()):
+        other = LoopEngine(world, asked.device, "channels_last")
+        ways.append((Choice("loop", None, ranks, "channels_last", ""), seconds_a_step(other, 1)))
+    if not unstackable(world):
+        for stack in _stacks(world, math.ceil(asked.train.cohort / ranks)):
+            engine = StackedEngine(world, asked.device, stack)
+            ways.append((Choice("stacked", stack, ranks, "contiguous", ""), seconds_a_step(engine, stack)))
+    return ways
+
+
+def _stacks(world: World, share: int) -> list[int]:
+    """Numbers of clients in a stack worth trying: at most a rank's share of the cohort, and what memory allows."""
+    asked = world.experiment
+    if asked.stack:
+        return [asked.stack]
+    one = StackedEngine(world, asked.device, 1)
+    _train(one, _trial(one, 1, batches=1))
+    most = max(1, min(share, int(MEMORY_SHARE * free_memory(one.device) / max(1, one.step_bytes()))))
+    tried = STACKS if one.device.type == "cpu" else (64, 256)
+    return sorted({1, most} | {stack for stack in tried if stack < most}) if most <= tried[-1] else [1, *tried]
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device; of a processor's, what the system says can be had without swapping."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable"):
+                return int(line.split()[1]) * 1024
+    return 1 << 30
+
+
+def seconds_a_step(engine: LoopEngine, clients: int) -> float:
+    """Seconds of one client's step, in a trial on this many clients; the first run, which traces, is left out."""
+    task = _trial(engine, clients, TRIAL_BATCHES)
+    steps = _train(engine, task)
+    best = math.inf
+    for _ in range(3):
+        start = time.perf_counter()
+        _train(engine, task)
+        best = min(best, time.perf_counter() - start)
+    return best / max(1, steps)
+
+
+Trial = tuple[TrainTask, list[int]]
+
+
+def _trial(engine: LoopEngine, clients: int, batches: int) -> Trial:
+    """A small task on the clients that hold most, with what the first two of them share."""
+    world, method = engine.world, engine.world.experiment.method
+    most = batches * world.experiment.train.batch_size
+    full = world.sizes(0)
+    largest = np.argsort(-full, kind="stable")[:clients]
+    repeated = [int(largest[i % len(largest)]) for i in range(clients)]
+    sizes = np.minimum(full, most)
+    pool = None
+    if method.objective.needs:
+        entries = gather(dict(engine.share(0, world.weights(), repeated[:2], full)))
+        pool = method.sharing.pool(entries, stream(world.experiment.seed, "trial"))
+    return TrainTask(0, world.weights(), pool, sizes), repeated
+
+
+def _train(engine: LoopEngine, trial: Trial) -> int:
+    """Train a trial's clients; returns how many steps that took."""
+    task, clients = trial
+    for _ in engine.train(task, clients):
+        pass
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize(engine.device)
+    train = engine.world.experiment.train
+    return sum(train.epochs * math.ceil(task.sizes[client] / train.batch_size) for client in clients)
+
+
+def _steps_a_round(world: World) -> float:
+    """Steps of all clients in a round, on average."""
+    train, sizes = world.experiment.train, world.population.sizes
+    return float(train.cohort * train.epochs * np.ceil(sizes[sizes > 0] / train.batch_size).mean())

@@ -1,0 +1,305 @@
+// Convolutions and max pools of many clients at once: every client has weights of its own.
+//
+// All tensors are float32 and contiguous; a stack of K clients with B samples each comes as x [K, B, C, H, W],
+// w [K, O, C, kh, kw], y [K, B, O, h, w]; the stride is 1 and p is the padding, so h = H + 2p - kh + 1.
+//
+// Each sample is copied once into a padded scratch image whose rows are W + 2p wide. Seen as one flat row, output q
+// is then  y[o, q] = sum_{c, i, j} w[o, c, i, j] x[c, q + i (W + 2p) + j],  so that every load is contiguous
+// whatever the width of the image; the last kw - 1 columns of a row are computed for nothing and left out.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr int LANES = 16;
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
+inline void store(float* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
+inline int up(int n, int to) { return (n + to - 1) / to * to; }
+
+struct Shape {
+    int C, H, W, O, kh, kw, p;
+    int width() const { return W + 2 * p; }
+    int height() const { return H + 2 * p; }
+    int h() const { return height() - kh + 1; }
+    int w() const { return width() - kw + 1; }
+    int taps() const { return kh * kw; }
+    // Flat outputs, and the room that a plane of the scratch images needs for reads beyond its end.
+    int flat() const { return h() * width(); }
+    int plane() const { return up(flat(), 4 * LANES) + (kh - 1) * width() + kw + LANES; }
+    int gradient_plane() const { return up(flat(), 4 * LANES); }
+};
+
+// One sample's channels with a border of p zeros.
+void pad_image(const Shape& s, const float* x, float* out) {
+    for (int c = 0; c < s.C; c++, out += s.plane(), x += s.H * s.W)
+        for (int i = 0; i < s.H; i++) std::memcpy(out + (i + s.p) * s.width() + s.p, x + i * s.W, 4 * s.W);
+}
+
+void crop_image(const Shape& s, const float* padded, float* x) {
+    for (int c = 0; c < s.C; c++, padded += s.plane(), x += s.H * s.W)
+        for (int i = 0; i < s.H; i++) std::memcpy(x + i * s.W, padded + (i + s.p) * s.width() + s.p, 4 * s.W);
+}
+
+// One sample's outputs with rows as wide as the padded image's; zeros between them.
+void widen(const Shape& s, const float* g, float* out) {
+    for (int o = 0; o < s.O; o++, out += s.gradient_plane())
+        for (int i = 0; i < s.h(); i++, g += s.w()) std::memcpy(out + i * s.width(), g, 4 * s.w());
+}
+
+// Outputs [first, first + N) of one sample at flat places [q, q + V vectors).
+template <int N, int V>
+void forward_tile(const Shape& s, const float* x, const float* w, int first, int q, float* out, int stride) {
+    Vector sum[N][V] = {};
+    const int row = s.C * s.taps();
+    for (int c = 0; c < s.C; c++)
+        for (int i = 0; i < s.kh; i++)
+            for (int j = 0; j < s.kw; j++) {
+                const float* from = x + c * s.plane() + q + i * s.width() + j;
+                const float* tap = w + first * row + (c * s.kh + i) * s.kw + j;
+                Vector value[V];
+                for (int v = 0; v < V; v++) value[v] = load(from + v * LANES);
+                for (int n = 0; n < N; n++) {
+                    const float weight = tap[n * row];
+                    for (int v = 0; v < V; v++) sum[n][v] += weight * value[v];
+                }
+            }
+    for (int n = 0; n < N; n++)
+        for (int v = 0; v < V; v++) store(out + (first + n) * stride + q + v * LANES, sum[n][v]);
+}
+
+// Gradients of channels [first, first + N) at flat places [q, q + V vectors), added for each tap.
+template <int N, int V>
+void input_tile(const Shape& s, const float* g, const float* w, int first, int q, float* out) {
+    const int row = s.C * s.taps();
+    for (int i = 0; i < s.kh; i++)
+        for (int j = 0; j < s.kw; j++) {
+            Vector sum[N][V] = {};
+            for (int o = 0; o < s.O; o++) {
+                const float* from = g + o * s.gradient_plane() + q;
+                const float* tap = w + o * row + first * s.taps() + i * s.kw + j;
+                Vector value[V];
+                for (int v = 0; v < V; v++) value[v] = load(from + v * LANES);
+                for (int n = 0; n < N; n++) {
+                    const float weight = tap[n * s.taps()];
+                    for (int v = 0; v < V; v++) sum[n][v] += weight * value[v];
+                }
+            }
+            for (int n = 0; n < N; n++) {
+                float* to = out + (first + n) * s.plane() + q + i * s.width() + j;
+                for (int v = 0; v < V; v++) store(to + v * LANES, load(to + v * LANES) + sum[n][v]);
+            }
+        }
+}
+
+inline float total(Vector v) {
+    float sum = 0;
+    for (int l = 0; l < LANES; l++) sum += v[l];
+    return sum;
+}
+
+// Weight gradients of outputs [first, first + N), channel c, row i of the kernel, columns [j, j + T), summed over
+// the samples of one client.
+template <int N, int T>
+void weight_tile(const Shape& s, int B, const float* x, const float* g, int first, int c, int i, int j, float* out) {
+    Vector sum[N][T] = {};
+    for (int b = 0; b < B; b++) {
+        const float* from = x + (b * s.C + c) * s.plane() + i * s.width() + j;
+        const float* gradients = g + (b * s.O + first) * s.gradient_plane();
+        for (int q = 0; q < s.flat(); q += LANES) {
+            Vector value[T];
+            for (int t = 0; t < T; t++) value[t] = load(from + q + t);
+            for (int n = 0; n < N; n++) {
+                const Vector gradient = load(gradients + n * s.gradient_plane() + q);
+                for (int t = 0; t < T; t++) sum[n][t] += gradient * value[t];
+            }
+        }
+    }
+    for (int n = 0; n < N; n++)
+        for (int t = 0; t < T; t++) out[((first + n) * s.C + c) * s.taps() + i * s.kw + j + t] = total(sum[n][t]);
+}
+
+template <int N>
+void forward_row(const Shape& s, const float* x, const float* w, int first, float* out, int stride) {
+    int q = 0;
+    for (; q + 4 * LANES <= s.flat(); q += 4 * LANES) forward_tile<N, 4>(s, x, w, first, q, out, stride);
+    for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) forward_tile<N, 2>(s, x, w, first, q, out, stride);
+    for (; q < s.flat(); q += LANES) forward_tile<N, 1>(s, x, w, first, q, out, stride);
+}
+
+template <int N>
+void input_row(const Shape& s, const float* g, const float* w, int first, float* out) {
+    int q = 0;
+    for (; q + 4 * LANES <= s.flat(); q += 4 * LANES) input_tile<N, 4>(s, g, w, first, q, out);
+    for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) input_tile<N, 2>(s, g, w, first, q, out);
+    for (; q < s.flat(); q += LANES) input_tile<N, 1>(s, g, w, first, q, out);
+}
+
+template <int N>
+void weight_row(const Shape& s, int B, const float* x, const float* g, int first, int c, int i, float* out) {
+    int j = 0;
+    for (; j + 5 <= s.kw; j += 5) weight_tile<N, 5>(s, B, x, g, first, c, i, j, out);
+    for (; j + 3 <= s.kw; j += 3) weight_tile<N, 3>(s, B, x, g, first, c, i, j, out);
+    for (; j < s.kw; j++) weight_tile<N, 1>(s, B, x, g, first, c, i, j, out);
+}
+
+}  // namespace
+
+extern "C" {
+
+void conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* w, float* y) {
+    const Shape s{C, H, W, O, kh, kw, p};
+    const int stride = s.gradient_plane();
+    std::vector<float> image(C * s.plane() + 4 * LANES), out(O * stride + 4 * LANES);
+    for (int k = 0; k < K; k++, w += O * C * s.taps())
+        for (int b = 0; b < B; b++, x += C * H * W) {
+            pad_image(s, x, image.data());
+            int o = 0;
+            for (; o + 6 <= O; o += 6) forward_row<6>(s, image.data(), w, o, out.data(), stride);
+            for (; o + 4 <= O; o += 4) forward_row<4>(s, image.data(), w, o, out.data(), stride);
+            for (; o < O; o++) forward_row<1>(s, image.data(), w, o, out.data(), stride);
+            for (o = 0; o < O; o++)
+                for (int i = 0; i < s.h(); i++, y += s.w()) std::memcpy(y, &out[o * stride + i * s.width()], 4 * s.w());
+        }
+}
+
+void conv_input(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* g, const float* w,
+                float* x) {
+    const Shape s{C, H, W, O, kh, kw, p};
+    std::vector<float> image(C * s.plane() + 4 * LANES), wide(O * s.gradient_plane());
+    for (int k = 0; k < K; k++, w += O * C * s.taps())
+        for (int b = 0; b < B; b++, g += O * s.h() * s.w(), x += C * H * W) {
+            std::fill(image.begin(), image.end(), 0.0f);
+            widen(s, g, wide.data());
+            int c = 0;
+            for (; c + 6 <= C; c += 6) input_row<6>(s, wide.data(), w, c, image.data());
+            for (; c + 4 <= C; c += 4) input_row<4>(s, wide.data(), w, c, image.data());
+            for (; c < C; c++) input_row<1>(s, wide.data(), w, c, image.data());
+            crop_image(s, image.data(), x);
+        }
+}
+
+void conv_weight(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* g,
+                 float* w) {
+    const Shape s{C, H, W, O, kh, kw, p};
+    std::vector<float> images(B * C * s.plane() + 4 * LANES), wide(B * O * s.gradient_plane());
+    for (int k = 0; k < K; k++, w += O * C * s.taps()) {
+        for (int b = 0; b < B; b++, g += O * s.h() * s.w(), x += C * H * W) {
+            pad_image(s, x, &images[b * C * s.plane()]);
+            widen(s, g, &wide[b * O * s.gradient_plane()]);
+        }
+        for (int c = 0; c < C; c++)
+            for (int i = 0; i < kh; i++) {
+                int o = 0;
+                for (; o + 4 <= O; o += 4) weight_row<4>(s, B, images.data(), wide.data(), o, c, i, w);
+                for (; o + 2 <= O; o += 2) weight_row<2>(s, B, images.data(), wide.data(), o, c, i, w);
+                for (; o < O; o++) weight_row<1>(s, B, images.data(), wide.data(), o, c, i, w);
+            }
+    }
+}
+
+}  // extern "C"
+
+namespace {
+
+// 2x2 max pools with stride 2 of planes [H, W]. Rows are worked on 16 outputs at a time, also where fewer are left:
+// what is written beyond a row's end is overwritten by the next row, and the last rows go through a buffer.
+
+typedef int32_t Mask __attribute__((vector_size(4 * LANES)));
+constexpr Mask EVEN = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+constexpr Mask ODD = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+constexpr Mask LOW = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+constexpr Mask HIGH = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+struct Blocks {
+    Vector value[4];  // upper left, upper right, lower left, lower right
+};
+
+inline Blocks load_blocks(const float* upper, const float* lower, int left, int64_t room) {
+    float copy[2][2 * LANES];
+    if (room < 2 * LANES) {
+        std::memcpy(copy[0], upper, 8 * left);
+        std::memcpy(copy[1], lower, 8 * left);
+        upper = copy[0], lower = copy[1];
+    }
+    const Vector a = load(upper), b = load(upper + LANES), c = load(lower), d = load(lower + LANES);
+    return {{__builtin_shuffle(a, b, EVEN), __builtin_shuffle(a, b, ODD), __builtin_shuffle(c, d, EVEN),
+             __builtin_shuffle(c, d, ODD)}};
+}
+
+// Run `work(upper, lower, place, left, room)` on runs of up to 16 blocks: `place` counts outputs, `left` those of
+// the row, `room` the floats of the input that lie beyond the start of the lower run.
+template <class Work>
+void each_run(int64_t planes, int H, int W, Work work) {
+    const int h = H / 2, w = W / 2;
+    for (int64_t n = 0; n < planes; n++)
+        for (int i = 0; i < h; i++)
+            for (int j = 0; j < w; j += LANES) {
+                const int64_t upper = (n * H + 2 * i) * W + 2 * j;
+                work(upper, upper + W, (n * h + i) * w + j, std::min(LANES, w - j), planes * H * W - upper - W);
+            }
+}
+
+template <class T, class V>
+inline void store_run(T* to, V value, int left, int64_t room) {
+    if (room >= LANES)
+        std::memcpy(to, &value, sizeof(V));
+    else
+        std::memcpy(to, &value, left * sizeof(T));
+}
+
+}  // namespace
+
+extern "C" {
+
+// Values, and which of the four was the (first) largest.
+void pool(int64_t planes, int H, int W, const float* x, float* y, uint8_t* which) {
+    const int64_t outputs = planes * (H / 2) * (W / 2);
+    each_run(planes, H, W, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
+        const auto [v] = load_blocks(x + upper, x + lower, left, room);
+        const Vector top = v[1] > v[0] ? v[1] : v[0], bottom = v[3] > v[2] ? v[3] : v[2];
+        const Mask first = (v[1] > v[0]) & 1, second = ((v[3] > v[2]) & 1) + 2;
+        store_run(y + place, bottom > top ? bottom : top, left, outputs - place);
+        store_run(which + place, __builtin_convertvector(bottom > top ? second : first, Bytes), left, outputs - place);
+    });
+}
+
+// The values that `which` points at: the derivative of the pool in a direction x.
+void pool_pick(int64_t planes, int H, int W, const float* x, const uint8_t* which, float* y) {
+    const int64_t outputs = planes * (H / 2) * (W / 2);
+    each_run(planes, H, W, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
+        const auto [v] = load_blocks(x + upper, x + lower, left, room);
+        Bytes bytes = {};
+        std::memcpy(&bytes, which + place, left);
+        const Mask from = __builtin_convertvector(bytes, Mask);
+        const Vector top = from == 1 ? v[1] : v[0], bottom = from == 3 ? v[3] : v[2];
+        store_run(y + place, from >= 2 ? bottom : top, left, outputs - place);
+    });
+}
+
+// The adjoint of pool_pick: each gradient goes back to the place it came from.
+void pool_spread(int64_t planes, int H, int W, const float* g, const uint8_t* which, float* x) {
+    if (H % 2 || W % 2) std::fill(x, x + planes * H * W, 0.0f);
+    each_run(planes, H, W, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t) {
+        Bytes bytes = {};
+        Vector value = {};
+        std::memcpy(&bytes, which + place, left);
+        std::memcpy(&value, g + place, 4 * left);
+        const Mask from = __builtin_convertvector(bytes, Mask);
+        const Vector zero = {};
+        Vector run[4];
+        for (int corner = 0; corner < 4; corner++) run[corner] = from == corner ? value : zero;
+        for (int row = 0; row < 2; row++) {
+            const Vector pair[2] = {__builtin_shuffle(run[2 * row], run[2 * row + 1], LOW),
+                                    __builtin_shuffle(run[2 * row], run[2 * row + 1], HIGH)};
+            std::memcpy(x + (row ? lower : upper), pair, 8 * left);
+        }
+    });
+}
+
+}  // extern "C"

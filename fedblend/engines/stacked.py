@@ -1,0 +1,191 @@
+"""The stacked engine: a chunk of clients trained together, as one model with a leading dimension of clients."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedblend.engines.base import Trained, TrainTask
+from fedblend.engines.loop import Assignment, LoopEngine
+from fedblend.engines.masks import Masks, dropout_shapes
+from fedblend.engines.sgd import StackedSGD
+from fedblend.engines.stacking import Inputs, Program, Step, prepare
+from fedblend.objectives import Context, Plain
+from fedblend.world import World
+
+STACK = 16
+"""Clients in one stack where nothing else is said."""
+
+
+class StackedEngine(LoopEngine):
+    """Trains ``stack`` clients at once; shares and scores as the loop does.
+
+    Each step is traced once for each shape of its inputs and then run as a flat program. Clients of a stack take
+    their full batches together; where a client's batch is a smaller one, or it has no more, its weights are held
+    still, and the smaller batch is a step of its own. So the result is the loop's, whatever the clients' sizes.
+    """
+
+    def __init__(self, world: World, device: str = "cpu", stack: int | None = None) -> None:
+        super().__init__(world, device)
+        self.stack = stack or STACK
+        self.stacked = prepare(world.model, self.device)
+        self.shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:1].to(self.device)))
+        self.programs: dict[tuple[Any, ...], Program] = {}
+
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+        """Train the clients in chunks. An exception names the clients, the round and the batch."""
+        given = [self.assign(task, client) for client in clients]
+        kinds: dict[tuple[bool, bool], list[Assignment]] = defaultdict(list)
+        for one in given:
+            kinds[one.plain, one.pool is task.pool].append(one)
+        chunks = [alike[i : i + self.stack] for alike in kinds.values() for i in range(0, len(alike), self.stack)]
+        if len(kinds) == 1:
+            for chunk in chunks:
+                yield from self._train_chunk(task, chunk)
+            return
+        # Clients that train on different losses cannot stand in one stack; results keep the order asked for.
+        done = {result.client: result for chunk in chunks for result in self._train_chunk(task, chunk)}
+        yield from (done[one.client] for one in given)
+
+    def _train_chunk(self, task: TrainTask, assignments: Sequence[Assignment]) -> list[Trained]:
+        stack = Stack(self, task, sorted(assignments, key=lambda one: -len(one.sizes)))
+        losses = stack.train()
+        fixed = {name: tensor for name, tensor in task.weights.items() if name not in self.names}
+        place = {one.client: k for k, one in enumerate(stack.clients)}
+        results = []
+        for one in assignments:
+            k = place[one.client]
+            trained = dict(zip(self.names, (p[k] for p in stack.params), strict=True))
+            upload = {name: trained[name] if name in trained else fixed[name] for name in self.state}
+            results.append(Trained(one.client, upload, one.samples, losses[k]))
+        return results
+
+    def step_bytes(self) -> int:
+        """Bytes of everything that the largest step traced so far makes, an upper bound of what it needs at once."""
+        return max((program.bytes for program in self.programs.values()), default=0)
+
+    def program(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Program:
+        """A step's program for inputs of these shapes, traced when they first occur."""
+        key = (*kind, inputs.shapes())
+        if key not in self.programs:
+            self.programs[key] = step.trace(inputs)
+        return self.programs[key]
+
+
+class Stack:
+    """Clients in training together, those with the most steps first."""
+
+    def __init__(self, engine: StackedEngine, task: TrainTask, clients: Sequence[Assignment]) -> None:
+        self.engine, self.task, self.clients = engine, task, list(clients)
+        self.device = engine.device
+        experiment = engine.world.experiment
+        self.full = experiment.train.batch_size
+        # A copy in every case: a stack of one would else be the round's weights themselves.
+        self.params = [
+            task.weights[name]
+            .to(self.device)
+            .expand(len(clients), *task.weights[name].shape)
+            .clone(memory_format=torch.contiguous_format)
+            for name in engine.names
+        ]
+        self.optimizer = StackedSGD(self.params, experiment.train, task.round)
+        self.masks = Masks(engine.shapes, experiment.seed, task.round, [one.client for one in clients], self.device)
+        self.steps = max((len(one.sizes) for one in clients), default=0)
+        self.sizes = _padded([one.sizes for one in clients], self.steps)
+        self.firsts = _padded([one.bounds[:-1] for one in clients], self.steps)
+        self._gather()
+        self.losses = torch.zeros(len(clients), device=self.device)
+
+    def _gather(self) -> None:
+        """Samples of all clients one after another, and what their objective may use, on the device."""
+        engine, task, clients = self.engine, self.task, self.clients
+        samples = [engine.world.samples(one.client, one.samples) for one in clients]
+        starts = np.cumsum([0, *(one.samples for one in clients)])
+        orders = [one.order + start for one, start in zip(clients, starts[:-1], strict=True)]
+        places = max((len(order) for order in orders), default=0) + self.full
+        self.rows = torch.from_numpy(_padded(orders, places)).to(self.device)
+        self.x, self.y = (torch.cat(half).to(self.device) for half in zip(*samples, strict=True))
+        self.drawn = {
+            name: self._stacked([torch.from_numpy(one.drawn[name]) for one in clients]) for name in clients[0].drawn
+        }
+        method = engine.world.experiment.method
+        self.phases = (Plain() if clients[0].plain else method.objective).phases()
+        self.shared = {f"start/{n}": t.to(self.device) for n, t in task.weights.items()} if method.terms else {}
+        self.own: dict[str, torch.Tensor] = {}
+        if clients[0].pool is task.pool and task.pool is not None:
+            self.shared |= {f"pool/{name}": t.to(self.device) for name, t in task.pool.tensors.items()}
+        elif not clients[0].plain:
+            pools = [one.pool.tensors for one in clients]
+            self.own = {name: self._stacked([pool[name] for pool in pools]) for name in pools[0]}
+
+    def _stacked(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Tensors of one kind a client as one, with zeros where a client's is shorter."""
+        shape = [max(sizes) for sizes in zip(*(t.shape for t in tensors), strict=True)]
+        made = tensors[0].new_zeros(len(tensors), *shape)
+        for k, tensor in enumerate(tensors):
+            place: tuple[Any, ...] = (k, *(slice(size) for size in tensor.shape))
+            made[place] = tensor
+        return made.to(self.device)
+
+    def train(self) -> list[float]:
+        """Make all steps; returns each client's mean loss."""
+        for step in range(self.steps):
+            try:
+                self._step(step)
+            except Exception as error:
+                names = ", ".join(str(one.client) for one in self.clients)
+                error.add_note(f"while training clients {names} in round {self.task.round + 1}, batch {step + 1}")
+                raise
+        seen = torch.tensor([max(1, len(one.order)) for one in self.clients], device=self.device)
+        return (self.losses / seen).tolist()
+
+    def _step(self, step: int) -> None:
+        """Step on one batch of every client that has one: all full batches together, each smaller one alone."""
+        sizes = self.sizes[:, step]
+        full = sizes == self.full
+        if full.any():
+            self._step_rows(step, 0, _width(int(np.flatnonzero(full)[-1]) + 1, len(sizes)), full)
+        for k in np.flatnonzero((sizes > 0) & ~full):
+            self._step_rows(step, int(k), int(k) + 1, sizes > 0)
+
+    def _step_rows(self, step: int, first: int, last: int, active: np.ndarray) -> None:
+        """Step clients ``first`` to ``last`` of the stack; those that are not ``active`` stay as they are."""
+        size = self.full if last - first > 1 else int(self.sizes[first, step])
+        rows = slice(first, last)
+        columns = torch.from_numpy(self.firsts[rows, step, None] + np.arange(size)).to(self.device)
+        chosen = self.rows[rows].gather(1, columns)
+        held = None if active[rows].all() else torch.from_numpy(active[rows]).to(self.device)
+        x, y = self.x[chosen], self.y[chosen]
+        drawn = {name: values[rows, step] for name, values in self.drawn.items()}
+        own = {name: values[rows] for name, values in self.own.items()}
+        params = [p[rows] for p in self.params]
+        for number, phase in enumerate(self.phases):
+            terms = self.engine.world.experiment.method.terms if number == len(self.phases) - 1 else ()
+            masks = self.masks.draw(first, size, active[rows])
+            inputs = Inputs(params, x, y, drawn, masks, own, self.shared)
+            context = Context(self.engine.world.task, self.engine.scale)
+            made = Step(self.engine.stacked, self.engine.names, phase, terms, context)
+            program = self.engine.program(made, (self.clients[0].plain, number), inputs)
+            gradients, values = program(inputs)
+            self.optimizer.step_rows(gradients, rows, held)
+        self.losses[rows] += (values if held is None else values.where(held, 0.0)) * size
+
+
+def _width(needed: int, most: int) -> int:
+    """The least of ``most``, half of it, a quarter, ... that is enough: few shapes, so few programs."""
+    width = most
+    while width > 1 and (width + 1) // 2 >= needed:
+        width = (width + 1) // 2
+    return width
+
+
+def _padded(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Rows of whole numbers as int64 [rows, length], with zeros at the end."""
+    made = np.zeros((len(rows), length), np.int64)
+    for k, row in enumerate(rows):
+        made[k, : len(row)] = row
+    return made

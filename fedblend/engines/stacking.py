@@ -1,0 +1,221 @@
+"""One training step of many clients as one flat program: every client's weights stacked on a leading dimension."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedblend.engines import kernels
+from fedblend.engines.kernels import build
+from fedblend.objectives import Batch, Context
+
+MOST_CHANNELS = 16
+"""Input channels up to which our convolution is faster than oneDNN's (measured: benchmarks/kernels.py)."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one step works on; every tensor has a leading dimension of K clients, but for what is ``shared``.
+
+    ``params`` are in the order of the model's names, ``x`` as stored, ``shared`` holds the round's first weights
+    (``start/...``) and, unless each client has its own, the pool (``pool/...``); ``own`` holds the rest of the pool.
+    """
+
+    params: list[torch.Tensor]
+    x: torch.Tensor
+    y: torch.Tensor
+    drawn: dict[str, torch.Tensor] = field(default_factory=dict)
+    masks: dict[str, torch.Tensor] = field(default_factory=dict)
+    own: dict[str, torch.Tensor] = field(default_factory=dict)
+    shared: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def tree(self) -> tuple[Any, ...]:
+        """All tensors as plain containers, in the order of the fields."""
+        return (self.params, self.x, self.y, self.drawn, self.masks, self.own, self.shared)
+
+    def shapes(self) -> tuple[Any, ...]:
+        """What a traced step depends on; parameters have the model's shapes."""
+        tables = (self.drawn, self.masks, self.own, self.shared)
+        return (self.x.shape, *(t.shape for table in tables for t in table.values()))
+
+
+class MaskedDropout(nn.Module):
+    """Dropout whose mask is given: float32 with the input's shape, 0 or 1 / (1 - p)."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.mask: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x * mask; x itself where no mask is set."""
+        return x if self.mask is None else x * self.mask
+
+
+def prepare(model: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of a model whose dropout takes its masks from outside, and whose small layers run in our kernels."""
+    made = copy.deepcopy(model).to(device).train()
+    for layer in list(made.modules()):
+        for name, child in list(layer.named_children()):
+            if isinstance(child, nn.Dropout):
+                setattr(layer, name, MaskedDropout(child.p))
+    if device.type == "cpu" and build.library() is not None:
+        for layer in list(made.modules()):
+            if isinstance(layer, nn.Sequential):
+                _join_blocks(layer)
+        for layer in list(made.modules()):
+            for name, child in list(layer.named_children()):
+                if isinstance(child, nn.Conv2d) and _is_small(child):
+                    setattr(layer, name, kernels.Convolution(child))
+                elif isinstance(child, nn.MaxPool2d) and _is_two_by_two(child):
+                    setattr(layer, name, kernels.MaxPool())
+    return made
+
+
+def _join_blocks(row: nn.Sequential) -> None:
+    """Make one layer of each convolution, ReLU and max pool that follow each other."""
+    for i in range(len(row) - 2):
+        first, *after = row[i], row[i + 1], row[i + 2]
+        pools = [m for m in after if isinstance(m, nn.MaxPool2d) and _is_two_by_two(m)]
+        if isinstance(first, nn.Conv2d) and _is_small(first) and pools and any(isinstance(m, nn.ReLU) for m in after):
+            row[i], row[i + 1], row[i + 2] = kernels.Convolution(first, pooled=True), nn.Identity(), nn.Identity()
+
+
+def _is_small(layer: nn.Conv2d) -> bool:
+    plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
+    zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return plain and zeros and layer.padding[0] == layer.padding[1] and layer.in_channels <= MOST_CHANNELS
+
+
+def _is_two_by_two(layer: nn.MaxPool2d) -> bool:
+    settings = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    return settings in ((2, 2, 0, 1), ((2, 2), (2, 2), 0, 1)) and not layer.ceil_mode and not layer.return_indices
+
+
+class StackedNet:
+    """One client of a stack as an objective sees it: inside ``torch.vmap``, differentiated by ``torch.func``."""
+
+    def __init__(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+        self.model, self.weights = model, dict(weights)
+
+    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """The model's outputs, or hidden states of a staged model."""
+        inputs = (x,) if start == 0 and stop is None else (x, start, stop)
+        return functional_call(self.model, self.weights, inputs)
+
+    def input_gradient(
+        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """d value / d x, value and aux, all differentiable."""
+        gradient, (value, aux) = torch.func.grad_and_value(scalar, has_aux=True)(x)
+        return gradient, value, aux
+
+
+@dataclass(frozen=True)
+class Step:
+    """One phase of an objective, with the terms that are added to it, as a function of stacked tensors."""
+
+    model: nn.Module
+    names: list[str]
+    phase: Callable[..., torch.Tensor]
+    terms: Sequence[Any]
+    context: Context
+
+    def __call__(self, *tree: Any) -> tuple[list[torch.Tensor | None], torch.Tensor]:
+        """Gradients [K, ...] by parameter (``None`` where the phase uses it not) and losses [K] without terms."""
+        inputs = Inputs(*tree)
+        params = [p.detach().requires_grad_() for p in inputs.params]
+        *_, shared = tree
+        stacked = (params, *inputs.tree()[1:-1])
+
+        def one(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._of_one_client(Inputs(*tensors, shared))  # type: ignore[call-arg]
+
+        losses, values = torch.vmap(one)(*stacked)
+        return list(torch.autograd.grad(losses.sum(), params, allow_unused=True)), values.detach()
+
+    def _of_one_client(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = dict(zip(self.names, inputs.params, strict=True))
+        for name, layer in dropouts(self.model).items():
+            layer.mask = inputs.masks.get(name)
+        context = Context(
+            self.context.task,
+            self.context.scale,
+            _under("pool/", inputs.shared) | inputs.own,
+            _under("start/", inputs.shared),
+        )
+        net, batch = StackedNet(self.model, weights), Batch(context.scale(inputs.x), inputs.y)
+        try:
+            loss = value = self.phase(net, batch, inputs.drawn, context)
+            for term in self.terms:
+                loss = loss + term.loss(weights, net, batch, context)
+        finally:
+            for layer in dropouts(self.model).values():
+                layer.mask = None
+        return loss, value
+
+    def trace(self, inputs: Inputs) -> Program:
+        """The step as a flat list of tensor operations, for inputs of these shapes.
+
+        Nothing of autograd's or vmap's bookkeeping is left in it, which on batches of ten costs as much as the
+        arithmetic.
+        """
+        graph = make_fx(self)(*inputs.tree())
+        made = _bytes_made(graph)
+        flatten(graph)
+        return Program(graph, made)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced step, and the bytes of all the tensors it makes."""
+
+    graph: torch.fx.GraphModule
+    bytes: int
+
+    @torch.no_grad()
+    def __call__(self, inputs: Inputs) -> tuple[list[torch.Tensor | None], torch.Tensor]:
+        """Gradients and losses, as :class:`Step` gives them."""
+        return self.graph(*inputs.tree())
+
+
+def _bytes_made(graph: torch.fx.GraphModule) -> int:
+    """The sum of the sizes of what the operations give, but for views."""
+    total = 0
+    for node in graph.graph.nodes:
+        made = node.meta.get("val")
+        if node.op == "call_function" and isinstance(made, torch.Tensor) and not _is_view(node):
+            total += made.numel() * made.element_size()
+    return total
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(value.alias_info is not None for value in schema.returns)
+
+
+def flatten(graph: torch.fx.GraphModule) -> None:
+    """Take out what a program needs not: detaching, since nothing is recorded, and the way through the dispatcher."""
+    for node in list(graph.graph.nodes):
+        if node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+        elif node.op == "call_function":
+            node.target = kernels.RAW.get(node.target, node.target)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def dropouts(model: nn.Module) -> dict[str, MaskedDropout]:
+    """The dropout layers of a prepared model that drop anything, by name, in the model's order."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, MaskedDropout) and m.p > 0}
+
+
+def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

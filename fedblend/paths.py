@@ -1,0 +1,41 @@
+"""Paths in experiments: those in a file are relative to the file's folder, all others to the current one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class FromFile(str):
+    """Text of an experiment file, which knows in what folder the file lies."""
+
+    folder: str
+
+    @classmethod
+    def of(cls, text: str, folder: str) -> FromFile:
+        """``text`` as it stands in a file in ``folder``."""
+        made = cls(text)
+        made.folder = folder
+        return made
+
+
+def from_file(value: Any, file: str | Path) -> Any:
+    """A file's content, with every text in it marked as that file's (names of fields are left as they are)."""
+    if isinstance(value, Mapping):
+        return {key: from_file(inner, file) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [from_file(inner, file) for inner in value]
+    return FromFile.of(value, str(Path(file).absolute().parent)) if isinstance(value, str) else value
+
+
+def absolute(value: Any) -> Any:
+    """A path with ``~`` expanded, absolute, so that it names the same file from wherever a run goes on.
+
+    What is no text is given back as it is, for the validation to tell.
+    """
+    if not isinstance(value, str):
+        return value
+    folder = value.folder if isinstance(value, FromFile) else ""
+    return os.path.abspath(os.path.join(folder, os.path.expanduser(value)))

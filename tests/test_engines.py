@@ -1,0 +1,259 @@
+"""Engines agree: the same experiment gives the same weights, whichever engine computes it (contract 1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import images, numbers, run, same, world
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedblend import engines, methods
+from fedblend.engines import Choice, LoopEngine, StackedEngine, TrainTask
+from fedblend.engines.choosing import unstackable
+from fedblend.engines.distributed import balance
+from fedblend.engines.stacked import _width
+from fedblend.errors import FedblendError
+from fedblend.federation import Federation, State
+from fedblend.objectives import Batch, Context, Net, Objective
+from fedblend.objectives.base import Tensors
+from fedblend.parts import part
+from fedblend.world import World
+
+RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
+"""Nine samples, one, twelve, eight, four and six: with batches of four, full ones, short ones, and none at all."""
+
+LENET = {"model": "lenet5", "scale": "standard"}
+MLP = {"model": {"name": "mlp", "hidden": [7, 5]}}
+HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5, "lr_decay": 0.9}
+
+
+def ragged(method: Any = "fedavg", model: dict[str, Any] | None = None, **train: Any) -> World:
+    """Six clients of unlike sizes, all in each round, two epochs of batches of four."""
+    side = 14 if model is LENET else 4
+    settings = {"cohort": 6, "epochs": 2, "batch_size": 4, "lr": 0.05, **train}
+    return world(images(side=side), RAGGED, method=method, unsafe=True, train=settings, **(model or MLP))
+
+
+def difference(a: Tensors, b: Tensors) -> float:
+    """The largest relative difference of two sets of weights, tensor by tensor."""
+    return max(float((a[n] - b[n]).norm() / b[n].norm().clamp(min=1e-12)) for n in b)
+
+
+def after(made: World, engine: engines.Engine, rounds: int = 3) -> tuple[State, list[dict[str, Any]]]:
+    return run(Federation(made, engine), rounds)
+
+
+@pytest.mark.parametrize("method", [*methods.SINGLE, "fedprox+fedmix"])
+def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_size(method: str) -> None:
+    made = ragged(method)
+
+    loop, records = after(made, LoopEngine(made))
+    stacked, others = after(made, StackedEngine(made, stack=4))
+
+    assert difference(stacked.weights, loop.weights) < 1e-5
+    for a, b in zip(others, records, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-5)
+        assert (a["cohort"], a["bytes_up"], a["bytes_down"]) == (b["cohort"], b["bytes_up"], b["bytes_down"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "naivemix", "fedmix", "global-mixup", "fedmix-hidden", "fedprox+fedmix"])
+def test_stacked_gives_the_loops_weights_after_three_rounds_of_lenet(method: str) -> None:
+    made = ragged(method, LENET)
+
+    loop, _ = after(made, LoopEngine(made))
+    stacked, _ = after(made, StackedEngine(made, stack=6))
+
+    assert difference(stacked.weights, loop.weights) < 1e-4
+
+
+@pytest.mark.parametrize("method", ["fedmix", "fedmix-hidden", "fedprox+localmix"])
+@pytest.mark.parametrize("stack", [1, 2, 5])
+def test_momentum_decay_and_clipping_are_each_clients_own(method: str, stack: int) -> None:
+    made = ragged(method, **HARD)
+
+    loop, _ = after(made, LoopEngine(made))
+    stacked, _ = after(made, StackedEngine(made, stack=stack))
+
+    assert difference(stacked.weights, loop.weights) < 1e-5
+
+
+def test_dropout_draws_the_loops_masks() -> None:
+    made = ragged("fedmix", {"model": {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}})
+
+    loop, _ = after(made, LoopEngine(made))
+    stacked, _ = after(made, StackedEngine(made, stack=4))
+
+    assert difference(stacked.weights, loop.weights) < 1e-5
+
+
+def test_regression_and_text_models_stack_too() -> None:
+    settings = {"cohort": 4, "epochs": 2, "batch_size": 4}
+    regression = world(
+        numbers(), method="fedmix", train=settings, model={"name": "mlp", "hidden": [4]}, scale="standard"
+    )
+    text = world(images(side=4), method="fedavg", train=settings, model={"name": "module", "path": "helpers:RowsLSTM"})
+    for made in (regression, text):
+        loop, _ = after(made, LoopEngine(made))
+        stacked, _ = after(made, StackedEngine(made, stack=4))
+        assert difference(stacked.weights, loop.weights) < 1e-5
+
+
+def test_clients_of_one_stack_do_not_touch_each_other() -> None:
+    made = ragged("fedavg")
+    task = TrainTask(0, made.weights(), None, made.sizes(0))
+    alone = {t.client: t for k in range(6) for t in StackedEngine(made, stack=1).train(task, [k])}
+
+    for trained in StackedEngine(made, stack=6).train(task, [4, 0, 5, 3, 1, 2]):
+        assert difference(trained.upload, alone[trained.client].upload) < 1e-6
+        assert trained.samples == alone[trained.client].samples
+
+
+def test_a_client_that_diverges_leaves_its_neighbours_alone() -> None:
+    made = ragged("fedavg", lr=0.05)
+    poisoned = made.data.train.x.clone().float()
+    poisoned[34:] = torch.inf  # the samples of the last client
+    data = replace(made.data, train=replace(made.data.train, x=poisoned))
+    task = TrainTask(0, made.weights(), None, made.sizes(0))
+    clean = {t.client: t.upload for t in StackedEngine(made, stack=6).train(task, range(6))}
+
+    for trained in StackedEngine(replace(made, data=data), stack=6).train(task, range(6)):
+        finite = all(bool(t.isfinite().all()) for t in trained.upload.values())
+        assert finite == (trained.client != 5)
+        if finite:
+            assert difference(trained.upload, clean[trained.client]) < 1e-6
+
+
+def test_results_come_in_the_order_that_was_asked_for() -> None:
+    made = ragged("local-means", LENET)
+    fed = Federation(made, StackedEngine(made, stack=2))
+    state = fed._share_if_due(fed.start()[0], made.sizes(0), _account())[0]
+    task = TrainTask(0, state.weights, fed._pool_of(state), made.sizes(0))
+
+    order = [5, 1, 3, 0, 4, 2]
+
+    assert [t.client for t in fed.engine.train(task, order)] == order
+
+
+def _account() -> Any:
+    from fedblend.federation import Account
+
+    return Account()
+
+
+def test_a_stacked_run_gives_the_same_bits_again() -> None:
+    made = ragged("fedmix", LENET)
+
+    first, _ = after(made, StackedEngine(made, stack=3))
+    again, _ = after(made, StackedEngine(made, stack=3))
+
+    assert same(first.weights, again.weights)
+
+
+class Clumsy(nn.Module):
+    """A model that writes into a tensor of its own, and so cannot stand in a stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.last = nn.Flatten(), nn.Linear(16, 3)
+        self.last_input: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = torch.zeros(len(x), 16)
+        kept += self.flat(x)
+        return self.last(kept)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("helpers:BatchNormNet", "batch norm"), ("test_engines:Clumsy", "cannot stack")]
+)
+def test_models_that_cannot_be_stacked_are_refused_with_the_reason(path: str, reason: str) -> None:
+    made = world(model={"name": "module", "path": path}, engine="stacked")
+
+    assert reason in unstackable(made)
+    with pytest.raises(FedblendError, match="engine: 'stacked' cannot be used here"):
+        engines.make(made, engines.choose(made, 1, 10))
+
+
+def test_auto_takes_the_loop_where_a_model_cannot_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.engines.choosing.SHORT", 0.0)
+    made = world(model={"name": "module", "path": "helpers:BatchNormNet"})
+
+    assert engines.choose(made, 2, 10).engine == "loop"
+
+
+@pytest.mark.parametrize(("seconds", "engine"), [({1: 1.0, 2: 0.97}, "loop"), ({1: 1.0, 2: 0.5}, "stacked")])
+def test_auto_takes_what_is_clearly_faster_and_says_why(
+    seconds: dict[int, float], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(of: LoopEngine, clients: int) -> float:
+        return seconds.get(clients, 1.0)
+
+    monkeypatch.setattr("fedblend.engines.choosing.seconds_a_step", told)
+    choice = engines.choose(world(train={"cohort": 4}), 2, 1000)
+
+    assert choice.engine == engine
+    assert choice.ranks == 2
+    assert "2 stacked" in choice.why
+
+
+def test_an_engine_that_is_asked_for_is_taken_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.engines.choosing.seconds_a_step", lambda *_: 1 / 0)
+
+    assert engines.choose(world(engine="stacked", stack=3), 2, 1000) == Choice(
+        "stacked", 3, 1, "contiguous", "as asked for"
+    )
+
+
+@part("objective", "stumbling")
+class Stumbling(Objective):
+    """Fails as someone's objective may."""
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """Divide by nothing."""
+        raise ZeroDivisionError("nothing to divide by")
+
+
+def test_an_exception_names_clients_round_and_batch() -> None:
+    made = world(method={"objective": "stumbling"}, train={"cohort": 2})
+    task = TrainTask(4, made.weights(), None, made.sizes(0))
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(StackedEngine(made).train(task, [2, 0]))
+
+    assert caught.value.__notes__ == ["while training clients 2, 0 in round 5, batch 1"]
+
+
+def test_channels_last_changes_no_result() -> None:
+    made = ragged("fedmix", LENET)
+
+    plain, _ = after(made, LoopEngine(made))
+    other, _ = after(made, LoopEngine(made, memory_format="channels_last"))
+
+    assert difference(other.weights, plain.weights) < 1e-4
+    assert all(tensor.is_contiguous() for tensor in other.weights.values())
+
+
+@given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 6))
+def test_balance_gives_each_rank_its_share_of_the_work(work: list[int], ranks: int) -> None:
+    shares = balance(work, ranks)
+    load = np.bincount(shares, weights=work, minlength=ranks) if work else np.zeros(ranks)
+
+    assert len(shares) == len(work)
+    # Graham's bound: no rank has more than the mean and one piece of work beyond it.
+    assert load.max(initial=0) <= sum(work) / ranks + max(work, default=0)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 8, 16])
+def test_few_widths_serve_every_number_of_clients(most: int) -> None:
+    widths = [_width(needed, most) for needed in range(1, most + 1)]
+
+    assert all(width >= needed for needed, width in enumerate(widths, 1))
+    assert all(a <= b for a, b in pairwise(widths))
+    assert len(set(widths)) <= most.bit_length() + 1
