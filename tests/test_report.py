@@ -18,12 +18,15 @@ from fedblend.api import expand_file
 from fedblend.config import as_table, resolve
 from fedblend.errors import FedblendError
 from fedblend.report import pictures
-from fedblend.report.figures import by_class, curve, plain, split
+from fedblend.report.chapters import chapters
+from fedblend.report.figures import by_class, curve, plain, split, time
 from fedblend.report.lines import lines
 from fedblend.report.page import _as_json
 from fedblend.report.privacy import gives_raw_away
 from fedblend.report.settings import command, settings
-from fedblend.report.style import METHODS, looks
+from fedblend.report.style import METHODS, PHASES, looks
+from fedblend.report.tables import results
+from fedblend.report.terminal import best_of
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.runner import execute
@@ -86,6 +89,29 @@ def page(folder, tmp_path_factory):
     return path
 
 
+def words_of(page):
+    """What a reader sees of a page, tags and scripts left out."""
+    words = re.sub(r"<(script|style)\b.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", words))
+
+
+@pytest.fixture(scope="module")
+def mixed(folder, tmp_path_factory):
+    """Runs on three data sets: digits, letters of three classes, and numbers to predict."""
+    place = tmp_path_factory.mktemp("mixed")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((120, 4))
+    np.savez(place / "letters.npz", x=x, y=np.array(list("abc"))[x[:, :3].argmax(1)])
+    np.savez(place / "numbers.npz", x=x, y=x @ rng.standard_normal((4, 1)))
+    for name in ("letters", "numbers"):
+        data = {"name": "npz", "path": str(place / f"{name}.npz")}
+        for method, rounds in (("fedavg", 2), ("fedmix", 4)):
+            more = {"data": data, "partition": {"name": "iid", "clients": 4}, "name": name, "holdout": 0.0}
+            execute(experiment(method, 0, rounds=rounds, **more), place / name / method)
+    digits = [RunDirectory(folder / f"{method}-seed{seed}") for method in ("fedavg", "fedmix") for seed in (0, 1)]
+    return [*digits, *find_runs([place / "letters"]), *find_runs([place / "numbers"])]
+
+
 class Tags(HTMLParser):
     """All tags of a page with their attributes."""
 
@@ -122,10 +148,9 @@ def test_page_shows_labels_as_they_are(page):
 
 
 def test_page_tells_what_was_run_what_is_unfinished_and_what_breaks_privacy(page):
-    words = re.sub(r"<(script|style)\b.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", words))
+    words = words_of(page)
     assert "7 runs of 4 methods (seeds 0, 1, 2) on the data set digits" in words
-    assert "1,438 samples to train on and 359 to test on (1 by 8 by 8; 10 classes)" in words
+    assert "1,438 samples to train on and 359 to test on (images of 1 by 8 by 8; 10 classes)" in words
     assert "fedmix, seed 2: stopped at round 1 of 3 (interrupted)" in words
     assert "Breaks privacy: global-mixup gives raw samples of clients away" in words
     assert re.search(r"SHA-256 of load_digits\(\) images [0-9a-f]{64}", words)
@@ -203,6 +228,20 @@ def test_browser_sorts_by_value_both_ways(browsed, folder):
     assert body["data-sort"] == "ascending"
 
 
+def test_browser_draws_every_figure_of_every_data_set(mixed, tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium or Chrome on this machine to open the page in")
+    report.write(mixed, tmp_path / "report.html")
+    opened = browse(tmp_path / "report.html", tmp_path / "chromium")
+    places = {attrs["data-figure"]: attrs for tag, attrs in opened.tags if "data-figure" in attrs}
+    classified = {"accuracy", "cost", "loss", "train_loss", "classes", "split-0", "time"}
+    wanted = classified | {f"{name}-2" for name in classified}
+    wanted |= {f"{name}-3" for name in classified - {"accuracy", "classes"}}
+    assert set(places) == wanted
+    assert all("js-plotly-plot" in attrs["class"] for attrs in places.values())
+    assert [a["id"] for a in opened.having("section", **{"class": "chapter"})] == ["data", "data-2", "data-3"]
+
+
 def test_browser_offers_no_button_that_sends_a_figure_away(browsed):
     tools = browsed.having("body")[0]["data-tools"]
     assert "Download" in tools
@@ -255,8 +294,110 @@ def test_by_class_is_the_mean_over_finished_seeds(folder):
     assert list(figure.data[0].z[row]) == pytest.approx([50 * (a + b) for a, b in zip(*finals, strict=True)])
 
 
+def test_each_data_set_has_its_own_table_curves_and_classes(mixed):
+    told = {chapter.name: chapter for chapter in chapters(mixed)}
+    assert list(told) == ["digits", "letters", "numbers"]
+    assert [g.name for chapter in told.values() for g in chapter.groups] == ["fedavg", "fedmix"] * 3
+    assert list(by_class(told["digits"].groups).data[0].x) == list("0123456789")
+    assert list(by_class(told["letters"].groups).data[0].x) == list("abc")
+    assert by_class(told["numbers"].groups) is None
+    assert len({chapter.looks["fedmix"] for chapter in told.values()}) == 1
+    for name, better in (("digits", max), ("letters", max), ("numbers", min)):
+        finals = told[name].table["final"].tolist()
+        grid = results(told[name].table)
+        marked = [value for value, (_, cells) in zip(finals, grid.rows, strict=True) if cells[1].best]
+        assert marked == [better(finals)], name
+        assert grid.headings[1][0] == ("final loss" if name == "numbers" else "final accuracy (%)")
+
+
+def test_a_page_on_several_data_sets_has_a_chapter_for_each(mixed, tmp_path):
+    path = tmp_path / "report.html"
+    report.write(mixed, path, tmp_path / "report.png")
+    text, words = path.read_text(encoding="utf-8"), words_of(path)
+    assert re.findall(r"<h2>(.*?)</h2>", text) == ["digits", "letters", "numbers"]
+    assert "8 runs on 3 data sets" in words
+    assert "(images of 1 by 8 by 8; 10 classes)" in words
+    assert "(4 features; regression)" in words
+    ids = re.findall(r'<[^>]+\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    one, three = tmp_path / "one.png", tmp_path / "report.png"
+    report.write(mixed[:4], tmp_path / "one.html", one)
+    heights = [Image.open(picture).size[1] for picture in (one, three)]
+    assert heights[1] == 3 * heights[0]
+
+
+def test_the_mean_of_the_last_evaluations_tells_how_many_they_are(mixed):
+    letters = chapters(mixed[4:6])[0]
+    (heading, _), cells = results(letters.table).headings[2], [row[1][2].text for row in results(letters.table).rows]
+    assert heading == "mean of last n"
+    assert [re.findall(r"\(.*", cell) for cell in cells] == [["(n = 2)"], ["(n = 4)"]]
+    alike = results(chapters(mixed[:4])[0].table)
+    assert alike.headings[2][0] == "mean of last 3"
+    assert "n =" not in alike.rows[0][1][2].text
+
+
+def test_methods_are_counted_apart_from_their_configurations(tmp_path):
+    def tiles(*runs):
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        for i, one in enumerate(runs):
+            (place / str(i)).mkdir(parents=True)
+            RunDirectory(place / str(i)).create(one, {}, {})
+        return settings(group(find_runs([place]))).tiles[:2]
+
+    rates = [{"train": {"cohort": 3, "lr": lr}} for lr in (0.1, 0.2)]
+    grid = [experiment(method, 0, **rate) for method in ("fedavg", "fedmix") for rate in rates]
+    assert tiles(*grid) == [("2", "methods"), ("4", "configurations")]
+    assert tiles(grid[0], grid[2]) == [("2", "methods"), ("1", "seed")]
+    prox = [experiment({"name": "fedavg", "terms": terms}, 0) for terms in ([], ["proximal"])]
+    assert tiles(*prox) == [("2", "methods"), ("1", "seed")]
+
+
+def test_the_status_says_how_runs_ended(folder):
+    by_method = {method: cells[-1].text for method, cells in results(table(find_runs([folder]))).rows}
+    assert (by_method["fedavg"], by_method["fedmix"]) == ("done", "1 stopped")
+
+
+def test_times_are_in_seconds_unless_every_run_took_a_minute(folder):
+    frame = table(find_runs([folder]))
+    told = []
+    for seconds in ([30.0, 90.0, 0.25, 600.0], [60.0, 90.0, 120.0, 600.0]):
+        grid = results(frame.assign(seconds=seconds))
+        place = next(i for i, (heading, _) in enumerate(grid.headings) if heading.startswith("time"))
+        told.append([grid.headings[place][0], *(cells[place].text for _, cells in grid.rows)])
+    assert told == [["time (s)", "30.0", "90.0", "0.25", "600"], ["time (min)", "1.0", "1.5", "2.0", "10.0"]]
+
+
+def test_what_reads_like_the_best_is_best_too():
+    rows = [{"finished": 1, "mb": mb} for mb in (0.821, 0.822, 0.9)]
+    assert best_of(rows, lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], -1) == {0, 1}
+    assert best_of(rows[:2], lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], -1) == set()
+    rows[0]["finished"] = 0
+    assert best_of(rows, lambda row: f"{row['mb']:.3f}", lambda row: row["mb"], -1) == {1}
+
+
+def test_axes_of_few_rounds_or_clients_have_whole_ticks(folder):
+    runs = find_runs([folder])
+    frame, by_method = curves(runs), looks([g.name for g in group(runs)])
+    assert curve(frame, "accuracy", by_method).layout.xaxis.dtick == 1
+    assert curve(frame.assign(round=20 * frame["round"]), "accuracy", by_method).layout.xaxis.dtick is None
+    few = split({"classes": ["x"], "counts": [[1], [2]], "sizes": [1, 2]})
+    assert (few.layout.xaxis.dtick, few.data[0].colorbar.dtick) == (1, 1)
+    assert split({"classes": [], "counts": [], "sizes": [3, 7]}).layout.yaxis.dtick == 1
+
+
+def test_a_phase_has_one_colour_in_every_report(folder):
+    frame = table(find_runs([folder])).assign(**{"seconds.encode": 50.0})
+    colours = {bar.name: bar.marker.color for bar in time(frame).data}
+    assert colours["train"] == PHASES["train"]
+    assert colours["evaluate"] == PHASES["evaluate"]
+    assert colours["encode"] not in PHASES.values()
+    less = time(frame.drop(columns=["seconds.train", "seconds.encode"]))
+    assert {bar.name: bar.marker.color for bar in less.data}.items() <= colours.items()
+
+
 def test_split_is_drawn_class_by_client():
     figure = split({"classes": ["x", " "], "counts": [[1, 2], [3, 4], [5, 6]], "sizes": [3, 7, 11]})
+    assert (figure.data[0].zmin, figure.data[0].zmax) == (0, 6)  # one alone would not count
     assert [list(row) for row in figure.data[0].z] == [[1, 3, 5], [2, 4, 6]]
     assert list(figure.data[0].y) == ["x", "' '"]
     assert list(split({"classes": [], "counts": [], "sizes": [3, 7]}).data[0].y) == [3, 7]

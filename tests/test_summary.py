@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from fedblend.errors import FedblendError
 from fedblend.report import compare
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import group
-from fedblend.runs.summary import curves, megabytes, rounds_to_target, score, table
+from fedblend.runs.summary import averaged, curves, megabytes, rounds_to_target, score, table
 
 
 def record(round, accuracy=None, up=None, down=None, seconds=None, loss=1.0, **more):
@@ -133,6 +134,33 @@ def test_unfinished_runs_are_told_and_left_out_of_averages(tmp_path):
     assert curves(runs)["finished"].tolist() == [True] * 3 + [False] * 4
 
 
+def test_how_unfinished_runs_stand_is_counted(tmp_path):
+    cut = [record(0, 0.1), record(1, 0.9)]
+    stands = ["failed", "stopped", "stopped", "running"]
+    runs = [write_run(tmp_path / str(seed), cut, state, seed=seed) for seed, state in enumerate(stands)]
+    [row] = table(runs).to_dict("records")
+    assert row["states"] == "1 failed, 2 stopped, 1 killed"  # nobody holds the folder that says it is running
+    with runs[3].locked():
+        assert runs[3].status()["state"] == "running"
+        [row] = table(runs).to_dict("records")
+    assert row["states"] == "1 failed, 2 stopped, 1 running"
+    assert runs[3].status()["state"] == "killed"
+    with runs[3].locked():
+        pass  # looking at it has not kept the lock
+
+
+def test_the_number_of_evaluations_averaged_is_that_of_each_seed(tmp_path):
+    counts = [(0, [0.1, 0.2]), (1, [0.1, 0.2, 0.4])]
+    runs = [
+        write_run(tmp_path / str(seed), [record(i, a) for i, a in enumerate(values)], "stopped", seed=seed, rounds=9)
+        for seed, values in counts
+    ]
+    [row] = table(runs).to_dict("records")
+    assert (row["last_n_least"], row["last_n"]) == (1, 2)
+    assert averaged(row) == "1 to 2"
+    assert row["last"] == pytest.approx((0.2 + 0.3) / 2)
+
+
 def test_where_no_run_is_finished_all_are_averaged(tmp_path):
     runs = [
         write_run(tmp_path / str(s), [record(0, 0.1), record(1, a)], "running", seed=s) for s, a in [(0, 0.2), (1, 0.4)]
@@ -143,7 +171,9 @@ def test_where_no_run_is_finished_all_are_averaged(tmp_path):
 
 
 def test_a_run_without_any_metrics_has_a_row_of_its_own(tmp_path):
-    [row] = table([write_run(tmp_path / "a", [], "running")]).to_dict("records")
+    run = write_run(tmp_path / "a", [], "running")
+    with run.locked():
+        [row] = table([run]).to_dict("records")
     assert row["seeds"] == 0
     assert math.isnan(row["final"])
     assert row["status"] == "seed 0: running at round 0 of 2"
@@ -220,8 +250,22 @@ def test_terminal_table_marks_the_best_and_tells_what_is_unfinished(tmp_path, tw
     assert "[red]avg[/]" in text
     assert "naivemix *" in text
     assert "* naivemix: seed 0: stopped at round 0 of 2" in text
-    for word in ("(1 of 2)", "not reached", "5.0", "7.0", "1.5"):
+    for word in ("(1 of 2)", "not reached", "5.0", "7.0", "90.0", "3.5"):
         assert word in text
+
+
+def test_terminal_has_a_table_for_each_data_set(tmp_path):
+    runs = []
+    for data, best in (("digits", 0.9), ("mnist5k", 0.4)):
+        for method, accuracy in (("fedavg", best), ("fedmix", best / 2)):
+            made = [record(0, 0.1), record(1, accuracy, seconds={"train": 3.0}), record(2, accuracy)]
+            runs.append(write_run(tmp_path / f"{data}-{method}", made, method=method, data=data))
+    text = printed(runs)
+    assert [word for word in re.findall(r"digits|mnist5k", text)] == ["digits", "mnist5k"]
+    for best in ("90.0", "40.0"):
+        assert re.search(rf"\x1b\[1m\s*{best}\x1b\[0m", text)
+    assert "3.0" in text  # seconds
+    assert "digits" not in printed(runs[:2])
 
 
 def test_terminal_table_tells_of_methods_that_give_raw_samples_away(tmp_path):

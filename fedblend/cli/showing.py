@@ -1,9 +1,10 @@
-"""What the commands that show and list do."""
+"""What the commands that show runs, splits and new files do."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ from rich.table import Table
 
 from fedblend import api, methods, parts
 from fedblend.config import as_table, write_toml
-from fedblend.errors import FedblendError, did_you_mean
-from fedblend.objectives.base import facts as first_line
+from fedblend.errors import FedblendError
+from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
-
-LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model", "partitions": "partition"}
+from fedblend.runs.groups import read
 
 USUAL_PARTITION = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
@@ -24,8 +24,8 @@ USUAL_PARTITION = {
 }
 DATA_OPTIONS = {
     "shakespeare": "roles = 20\nmax_samples = 250    # of each role: minutes, not hours\n",
-    "npz": 'path = "data.npz"    # arrays x, y and, if the data has them, client and split\n',
-    "image-folder": 'path = "pictures"    # with train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png\n',
+    "npz": 'path = "data.npz"    # beside this file; arrays x, y and, if the data has them, client and split\n',
+    "image-folder": 'path = "pictures"    # beside this file: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png\n',
 }
 USUAL_MODEL = {
     "shakespeare": 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run',
@@ -35,29 +35,6 @@ USUAL_MODEL = {
 USUAL_LEARNING = {
     "shakespeare": "lr = 4.0             # text needs large steps, with clipped gradients\nclip_norm = 1.0"
 }
-
-
-def show_list(what: str) -> None:
-    """Print methods, or parts of one kind or of all."""
-    if what not in LISTS:
-        raise FedblendError(f"list: {what!r} is not valid{did_you_mean(what, LISTS)}; valid: {', '.join(LISTS)}")
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="bold")
-    if what == "methods":
-        table.add_column("method", no_wrap=True)
-        table.add_column("what it is")
-        for name, (text, _) in methods.presets().items():
-            table.add_row(name, text)
-    else:
-        kinds = [LISTS[what]] if LISTS[what] else list(parts.MODULES)
-        for column in ("kind", "name", "options"):
-            table.add_column(column, no_wrap=column != "options")
-        table.add_column("what it is")
-        for kind in kinds:
-            assert kind is not None
-            for name, cls in parts.known(kind).items():
-                options = ", ".join(parts.FILE_WORDS.get(f, f) for f in parts.fields_of(cls))
-                table.add_row(kind, name, options, first_line(cls))
-    Console().print(table)
 
 
 def new_file(method: str, dataset: str) -> str:
@@ -111,7 +88,8 @@ def inspect(paths: list[Path]) -> None:
 
 
 def _summary(run: RunDirectory) -> dict[str, str]:
-    status, records, facts = run.status(), run.metrics(), run.facts()
+    outcome = read(run)
+    records, facts = outcome.records, outcome.facts
     totals: dict[str, dict[str, int]] = {"up": {}, "down": {}}
     seconds: dict[str, float] = {}
     for record in records:
@@ -127,8 +105,8 @@ def _summary(run: RunDirectory) -> dict[str, str]:
         return ", ".join(f"{kind} {number / 1e6:.2f} MB" for kind, number in kinds.items()) or "none"
 
     return {
-        "status": f"{status.get('state', 'unknown')}, round {status.get('round', 0)} of {run.experiment().rounds}"
-        + (f": {status['reason']}" if "reason" in status else ""),
+        "status": f"done, round {outcome.round} of {outcome.rounds}" if outcome.finished else outcome.standing,
+        "checkpoint": f"round {kept}" if (kept := checkpoint.round_of(run.path)) is not None else "none that is sound",
         "result": ", ".join(scores) or "none yet",
         "sent up": megabytes(totals["up"]),
         "sent down": megabytes(totals["down"]),
@@ -140,26 +118,42 @@ def _summary(run: RunDirectory) -> dict[str, str]:
 
 
 def show_data(file: Path, changes: Sequence[tuple[str, Any]], out: Path) -> None:
-    """Draw the split of a file's first experiment and print its measures."""
+    """Draw the split of a file's first experiment and print its measures; of regression, the clients' sizes."""
     from fedblend.data.measures import class_counts, noniid_measures
     from fedblend.data.partitions import prepare
-    from fedblend.data.picture import draw_split
+    from fedblend.data.picture import draw_sizes, draw_split
 
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     data = experiment.data.load()
-    if not data.classes:
-        raise FedblendError(f"data.name: '{experiment.data.name}' has no classes to draw by client (regression)")
     population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
-    counts = class_counts(population, data.train.y.numpy(), len(data.classes))
-    draw_split(counts, data.classes, out, f"{data.name}: {experiment.partition.name}, {len(population)} clients")
+    title = f"{data.name}: {experiment.partition.name}, {len(population)} clients"
+    counts = class_counts(population, data.train.y.numpy(), len(data.classes)) if data.classes else None
+    with _writable(out):
+        if counts is None:
+            draw_sizes(population.sizes, out, title)
+        else:
+            draw_split(counts, data.classes, out, title)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("measure")
     table.add_column("value", justify="right")
     sizes = population.sizes
     table.add_row("clients", str(len(population)))
     table.add_row("samples a client", f"{sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}")
-    for name, value in noniid_measures(counts).items():
+    for name, value in noniid_measures(counts).items() if counts is not None else ():
         table.add_row(name, f"{value:.4f}")
     console = Console()
     console.print(table)
     console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _writable(out: Path) -> Iterator[None]:
+    """Make the folder of a picture. Raises :class:`FedblendError` if the picture cannot be written inside."""
+    try:
+        if not out.suffix:
+            # Matplotlib would add one, and so write another file than the one that is named.
+            raise ValueError("it ends in no format")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, ValueError) as error:
+        raise FedblendError(f"--out {out}: cannot be written ({error}); name a file such as split.png") from None

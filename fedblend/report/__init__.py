@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fedblend.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 __all__ = ["compare", "write"]
 
@@ -28,8 +28,8 @@ def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> 
     write_page(runs, html, png)
 
 
-def compare(runs: Sequence[RunDirectory]) -> Table:
-    """A table for the terminal, one row a method over its seeds; the best value of a column is bold."""
-    from fedblend.report.terminal import compare as table
+def compare(runs: Sequence[RunDirectory]) -> RenderableType:
+    """A table a data set for the terminal, one row a method over its seeds; the best value of a column is bold."""
+    from fedblend.report.terminal import compare as tables
 
-    return table(runs)
+    return tables(runs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from fedblend.report.lines import Line, lines
-from fedblend.report.style import GRID, INK, PHASES, Look
+from fedblend.report.style import GRID, INK, Look, phase_colours
 from fedblend.runs.groups import Group
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ WRITTEN_CLASSES = 16
 
 MARKED_ROUNDS = 20
 """Up to so many evaluated rounds, each is marked by a dot."""
+
+FEW = 10
+"""Up to so many whole things, each has a tick; plotly's own choice would put ticks between them."""
 
 
 WIDE = 36
@@ -38,8 +41,10 @@ def curve(frame: pd.DataFrame, column: str, looks: Mapping[str, Look], targets: 
     ``column`` of the curves: "accuracy" (drawn in per cent), "loss" or "train_loss".
     """
     figure = go.Figure(layout=_layout("round", AXES[column], _height(looks)))
-    for line in lines(frame, column):
+    drawn = lines(frame, column)
+    for line in drawn:
         _add(figure, line, line.rounds, looks[line.method], _factor(column))
+    figure.update_xaxes(**_whole(max((line.rounds[-1] for line in drawn if line.rounds), default=0)))
     for target in targets:
         figure.add_hline(
             100 * target,
@@ -51,9 +56,8 @@ def curve(frame: pd.DataFrame, column: str, looks: Mapping[str, Look], targets: 
 
 
 def cost(frame: pd.DataFrame, column: str, looks: Mapping[str, Look]) -> go.Figure:
-    """A measure against what was sent up and down until then, in megabytes."""
-    where = "sent up and down since the beginning, all clients (MB)"
-    figure = go.Figure(layout=_layout(where, AXES[column], _height(looks)))
+    """A measure against what all clients had been sent and had sent until then, in megabytes."""
+    figure = go.Figure(layout=_layout("sent so far, up and down (MB)", AXES[column], _height(looks)))
     for line in lines(frame, column):
         _add(figure, line, line.megabytes, looks[line.method], _factor(column), "%{x:,.1f} MB")
     figure.update_layout(hovermode="closest")
@@ -110,20 +114,18 @@ def _dash(line: Line, look: Look) -> str:
 
 
 def by_class(groups: Sequence[Group]) -> go.Figure | None:
-    """Accuracy of the final model by class: a row a method, the mean over its seeds; ``None`` without classes.
+    """Accuracy of the final model by class, of methods on one data set: a row a method, the mean over its seeds.
 
-    Only methods whose classes are those of the first are drawn in it.
+    ``None`` without classes.
     """
     rows: dict[str, list[float | None]] = {}
-    classes: list[str] = []
     for g in groups:
         finals = [o.evaluated[-1]["per_class"] for o in g.counted if o.evaluated and "per_class" in o.evaluated[-1]]
-        names = g.outcomes[0].facts.get("data", {}).get("classes", [])
-        classes = classes or names
-        if finals and names == classes:
+        if finals:
             rows[g.name] = [_mean_of(values) for values in zip(*finals, strict=True)]
     if not rows:
         return None
+    classes = groups[0].outcomes[0].facts.get("data", {}).get("classes", [])
     figure = go.Figure(layout=_layout("class", "", height=140 + 34 * len(rows)))
     figure.add_heatmap(
         z=list(rows.values()),
@@ -161,17 +163,19 @@ def time(table: pd.DataFrame) -> go.Figure:
     """Seconds of a run by phase, a bar a method: the mean over its seeds."""
     figure = go.Figure(layout=_layout("seconds, mean over seeds", "", height=150 + 38 * len(table)))
     phases = [name for name in table.columns if name.startswith("seconds.") and table[name].sum() > 0]
+    colours = phase_colours([name.removeprefix("seconds.") for name in phases])
     # Longest first, so that it begins at zero and can be compared between methods.
-    for i, name in enumerate(sorted(phases, key=lambda name: -table[name].sum())):
-        phase = plain(name.removeprefix("seconds."))
+    for name in sorted(phases, key=lambda name: -table[name].sum()):
+        phase = name.removeprefix("seconds.")
         figure.add_bar(
             x=table[name].tolist(),
             y=[plain(method) for method in table["method"]],
             orientation="h",
-            name=phase,
-            marker={"color": PHASES[i % len(PHASES)]},
-            hovertemplate=f"{phase}: %{{x:.3g}} s",
+            name=plain(phase),
+            marker={"color": colours[phase]},
+            hovertemplate=f"{plain(phase)}: %{{x:.3g}} s",
         )
+    figure.update_xaxes(exponentformat="none", separatethousands=True)
     figure.update_layout(barmode="stack", bargap=0.35, hovermode="y unified", legend_traceorder="normal")
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     return figure
@@ -185,22 +189,28 @@ def split(record: Mapping[str, Any]) -> go.Figure | None:
             return None
         figure = go.Figure(layout=_layout("client", "samples", height=320))
         figure.add_bar(x=list(range(len(sizes))), y=sizes, hovertemplate="client %{x}: %{y} samples<extra></extra>")
-        return figure
-    names = record["classes"]
+        return figure.update_xaxes(**_whole(len(sizes) - 1)).update_yaxes(**_whole(max(sizes)))
+    names, most = record["classes"], max(map(max, counts))
     figure = go.Figure(layout=_layout("client", "class", height=min(190 + 20 * len(names), 620)))
     figure.add_heatmap(
         z=[list(column) for column in zip(*counts, strict=True)],
         x=list(range(len(counts))),
         y=[visible(name) for name in names],
         zmin=0,
+        zmax=max(most, 1),  # without it zmin would not count, and the colours begin at the smallest number
         xgap=1 if len(counts) <= 60 else 0,
         ygap=1,
-        colorbar=_colour_bar("samples"),
+        colorbar=_colour_bar("samples") | _whole(most),
         hovertemplate="client %{x}, class %{y}: %{z} samples<extra></extra>",
     )
-    figure.update_xaxes(showgrid=False)
+    figure.update_xaxes(showgrid=False, **_whole(len(counts) - 1))
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     return figure
+
+
+def _whole(last: float) -> dict[str, Any]:
+    """Ticks of an axis of whole numbers up to ``last``."""
+    return {"dtick": 1} if last <= FEW else {}
 
 
 def _colour_bar(title: str) -> dict[str, Any]:

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedblend.errors import FedblendError
 from fedblend.report import figures, pictures, still
+from fedblend.report.chapters import Chapter, chapters
 from fedblend.report.lines import BAND_TEXT
-from fedblend.report.privacy import NOTE, gives_raw_away
-from fedblend.report.settings import settings
 from fedblend.report.splits import splits
-from fedblend.report.style import Look, looks
 from fedblend.report.tables import by_client, by_kind, by_phase, results
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
-from fedblend.runs.groups import Group, group
-from fedblend.runs.summary import curves_of, table_of
 
 if TYPE_CHECKING:
-    import pandas as pd
     import plotly.graph_objects as go
 
 
@@ -31,17 +26,13 @@ def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> 
         raise FedblendError("report: no runs given; name run directories, or folders of studies")
     for path in filter(None, (html, png)):
         _require_writable(path)
-    groups = group(runs)
-    curves, table = curves_of(groups), table_of(groups)
-    write_atomically(html, page(groups, curves, table))
+    told = chapters(runs)
+    write_atomically(html, page(told))
     if png is not None:
-        about = settings(groups)
-        notes = {g.name: NOTE for g in groups if gives_raw_away(g.config)}
-        heads = still.Heads(about.title, about.short, notes, _targets(groups))
-        write_atomically(png, still.draw(curves, table, _looks(groups), heads))
+        write_atomically(png, still.draw(told, _title(told)))
 
 
-def page(groups: Sequence[Group], curves: pd.DataFrame, table: pd.DataFrame) -> str:
+def page(told: Sequence[Chapter]) -> str:
     """The page as text."""
     import jinja2
     from markupsafe import Markup
@@ -54,24 +45,13 @@ def page(groups: Sequence[Group], curves: pd.DataFrame, table: pd.DataFrame) -> 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    by_method = _looks(groups)
-    drawn = _figures(groups, curves, table, by_method)
-    pictured = splits(groups)
-    drawn |= {split.name: split.figure for split in pictured}
+    # The first chapter's parts are called by their plain names, so that an only one has no number.
+    filled = [_filled(chapter, f"-{i}" if i > 1 else "") for i, chapter in enumerate(told, 1)]
+    drawn = {name: figure for one in filled for name, figure in one.pop("figures").items()}
     return environment.get_template("page.html").render(
-        about=settings(groups),
-        groups=groups,
-        looks=by_method,
-        unsafe=[g.name for g in groups if gives_raw_away(g.config)],
-        unfinished=[g for g in groups if g.unfinished],
-        results=results(table),
-        kinds=by_kind(table),
-        clients=by_client(groups),
-        phases=by_phase(table),
-        drawn=drawn,
-        curves=[(name, title) for name, title in _titles(drawn) if name in drawn],
-        splits=pictured,
-        galleries=pictures.galleries(groups),
+        title=_title(told),
+        runs=sum(len(g.outcomes) for chapter in told for g in chapter.groups),
+        chapters=filled,
         band=BAND_TEXT,
         data={name: Markup(_as_json(figure)) for name, figure in drawn.items()},
         plotly=Markup(get_plotlyjs()),
@@ -80,22 +60,51 @@ def page(groups: Sequence[Group], curves: pd.DataFrame, table: pd.DataFrame) -> 
     )
 
 
-def _figures(
-    groups: Sequence[Group], curves: pd.DataFrame, table: pd.DataFrame, by_method: dict[str, Look]
-) -> dict[str, go.Figure]:
+def _title(told: Sequence[Chapter]) -> str:
+    """The names of the experiments."""
+    return " / ".join(dict.fromkeys(chapter.about.title for chapter in told))
+
+
+def _filled(chapter: Chapter, mark: str) -> dict[str, Any]:
+    """What the template says of a chapter; names of its figures end in ``mark``."""
+    drawn = _figures(chapter)
+    pictured = splits(chapter.groups)
+    drawn |= {split.name: split.figure for split in pictured}
+    return {
+        "name": chapter.name,
+        "mark": mark,
+        "about": chapter.about,
+        "groups": chapter.groups,
+        "looks": chapter.looks,
+        "unsafe": chapter.unsafe,
+        "unfinished": chapter.unfinished,
+        "results": results(chapter.table),
+        "kinds": by_kind(chapter.table),
+        "clients": by_client(chapter.groups),
+        "phases": by_phase(chapter.table),
+        "drawn": set(drawn),
+        "curves": [(name, title) for name, title in _titles(drawn) if name in drawn],
+        "splits": pictured,
+        "galleries": pictures.galleries(chapter.groups),
+        "figures": {f"{name}{mark}": figure for name, figure in drawn.items()},
+    }
+
+
+def _figures(chapter: Chapter) -> dict[str, go.Figure]:
     """The figures there are data for, by name."""
+    curves, looks = chapter.curves, chapter.looks
     made: dict[str, go.Figure | None] = {}
     if curves["accuracy"].notna().any():
-        made["accuracy"] = figures.curve(curves, "accuracy", by_method, _targets(groups))
-        made["cost"] = figures.cost(curves, "accuracy", by_method)
+        made["accuracy"] = figures.curve(curves, "accuracy", looks, chapter.targets)
+        made["cost"] = figures.cost(curves, "accuracy", looks)
     elif len(curves):
-        made["cost"] = figures.cost(curves, "loss", by_method)
+        made["cost"] = figures.cost(curves, "loss", looks)
     for column in ("loss", "train_loss"):
         if curves[column].notna().any():
-            made[column] = figures.curve(curves, column, by_method)
-    made["classes"] = figures.by_class(groups)
-    if table["seconds"].sum() > 0:
-        made["time"] = figures.time(table)
+            made[column] = figures.curve(curves, column, looks)
+    made["classes"] = figures.by_class(chapter.groups)
+    if chapter.table["seconds"].sum() > 0:
+        made["time"] = figures.time(chapter.table)
     return {name: figure for name, figure in made.items() if figure is not None}
 
 
@@ -105,14 +114,6 @@ def _titles(drawn: Collection[str]) -> list[tuple[str, str]]:
     loss = ("loss", "Loss on the test samples")
     first = [("accuracy", "Accuracy by round"), cost, loss] if "accuracy" in drawn else [loss, cost]
     return [*first, ("train_loss", "Loss in local training")]
-
-
-def _targets(groups: Sequence[Group]) -> list[float]:
-    return list(dict.fromkeys(g.config["target"] for g in groups if g.config.get("target") is not None))
-
-
-def _looks(groups: Sequence[Group]) -> dict[str, Look]:
-    return looks([g.name for g in groups])
 
 
 def _as_json(figure: go.Figure) -> str:

@@ -97,14 +97,28 @@ def _facts(outcomes: Sequence[Outcome], *path: str) -> list[Any]:
 def _tiles(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
     seeds = sorted({o.seed for o in outcomes})
     tiles = [
-        (str(len(groups)), "method" if len(groups) == 1 else "methods"),
+        *_counted(groups),
         (str(len(seeds)), "seed" if len(seeds) == 1 else "seeds"),
         (_number(_facts(outcomes, "clients", "number")), "clients"),
         (_field(outcomes, "train.cohort"), "clients a round"),
         (_number(o.rounds for o in outcomes), "rounds"),
-        (_number(_facts(outcomes, "model", "parameters")), "weights in the model"),
+        (_number(_facts(outcomes, "model", "parameters")), "model weights"),
     ]
     return [(number, word) for number, word in tiles if number]
+
+
+def _counted(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """How many methods there are, and in how many configurations (options, learning rates, ...) if these are more."""
+    methods, configurations = len({_method(g) for g in groups}), len(groups)
+    counts = [(str(methods), "method" if methods == 1 else "methods")]
+    return counts if methods == configurations else [*counts, (str(configurations), "configurations")]
+
+
+def _method(g: Group) -> tuple[str, ...]:
+    """A method is one by its name and the names of its parts; their options make a configuration."""
+    table = g.config["method"]
+    parts = [part for value in table.values() for part in (value if isinstance(value, list) else [value])]
+    return (str(table["name"]), *(str(part["name"]) for part in parts if isinstance(part, Mapping)))
 
 
 def _short(outcomes: Sequence[Outcome]) -> str:
@@ -119,17 +133,26 @@ def _short(outcomes: Sequence[Outcome]) -> str:
 
 def _data(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> str:
     runs = f"{len(outcomes)} run{'' if len(outcomes) == 1 else 's'}"
+    counted = " in ".join(f"{number} {word}" for number, word in _counted(groups))
     seeds = sorted({o.seed for o in outcomes})
     of_seeds = f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
-    text = f"{runs} of {len(groups)} method{'' if len(groups) == 1 else 's'} ({of_seeds})"
+    text = f"{runs} of {counted} ({of_seeds})"
     text += f" on the data set {_either(_facts(outcomes, 'data', 'name')) or _field(outcomes, 'data.name')}"
     train, test = (_number(_facts(outcomes, "data", half)) for half in ("train", "test"))
     if train and test:
-        shape = _either(" by ".join(map(str, s)) for s in _facts(outcomes, "data", "shape"))
+        shape = _either(_sample(data) for data in _facts(outcomes, "data"))
         classes = _either(len(c) for c in _facts(outcomes, "data", "classes"))
         kind = "regression" if classes == "0" else f"{classes} classes"
         text += f": {train} samples to train on and {test} to test on ({shape}; {kind})"
     return text + "."
+
+
+def _sample(data: Mapping[str, Any]) -> str:
+    """What one sample is: ``images of 1 by 28 by 28``."""
+    shape = " by ".join(map(str, data.get("shape", [])))
+    return {"image": f"images of {shape}", "text": f"texts of {shape} characters"}.get(
+        str(data.get("kind")), f"{shape} features"
+    )
 
 
 def _split(outcomes: Sequence[Outcome]) -> str:
@@ -160,10 +183,11 @@ def _training(outcomes: Sequence[Outcome]) -> str:
     def of(name: str) -> str:
         return _field(outcomes, f"train.{name}")
 
+    one = of("cohort") == "1"
     text = (
-        f"In every round {of('cohort')} clients train the model '{_field(outcomes, 'model.name')}' for "
-        f"{of('epochs')} local epochs on batches of {of('batch_size')} by SGD at a learning rate of "
-        f"{of('lr')} times {of('lr_decay')}^round"
+        f"In every round {of('cohort')} {'client trains' if one else 'clients train'} the model "
+        f"'{_field(outcomes, 'model.name')}' for {of('epochs')} local epoch{'' if of('epochs') == '1' else 's'} on "
+        f"batches of {of('batch_size')} by SGD at a learning rate of {of('lr')} times {of('lr_decay')}^round"
     )
     extra = []
     for name, words in (

@@ -60,9 +60,22 @@ def _caption(first: Outcome, outcomes: Sequence[Outcome], record: Mapping[str, A
 def _measures(measures: Mapping[str, float]) -> list[tuple[str, str, str]]:
     """The measures that the run tells, of those of :func:`fedblend.data.measures.noniid_measures`."""
     rows = [
-        ("classes a client", "mean ± deviation over clients", "{classes_mean:.2f} ± {classes_deviation:.2f}"),
-        ("Kullback-Leibler divergence", "mean over pairs of clients", "{divergence:.3f} nats"),
-        ("distance to the whole", "0: every client is as the whole; 2: nothing in common", "{distance:.3f}"),
+        (
+            "classes a client",
+            "mean ± deviation over clients; the fewer, the less IID",
+            "{classes_mean:.2f} ± {classes_deviation:.2f}",
+        ),
+        (
+            "KL divergence",
+            "Kullback-Leibler, mean over pairs of clients of Σ pᵢ ln(pᵢ / pⱼ) over classes, each client lent one "
+            "sample that is spread as the whole data; 0: all are alike",
+            "{divergence:.3f} nats",
+        ),
+        (
+            "distance to the whole",
+            "mean over clients of Σ |pᵢ - p| over classes; 0: as the whole data, 2: nothing in common",
+            "{distance:.3f}",
+        ),
         ("samples a client", "mean ± deviation over clients", "{size_mean:,.1f} ± {size_deviation:,.1f}"),
         ("smallest, median, largest", "samples a client", "{size_min:,.0f}, {size_median:,.0f}, {size_max:,.0f}"),
     ]

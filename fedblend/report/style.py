@@ -10,8 +10,19 @@ METHODS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7
 """Okabe and Ito's colours, told apart by colour-blind readers; without yellow and black, which one of the
 page's two backgrounds would swallow."""
 
-PHASES = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#AAAA00")
-"""Paul Tol's light colours, safe for the colour-blind, and unlike those of the methods."""
+PHASES = {
+    "train": "#77AADD",
+    "evaluate": "#EE8866",
+    "aggregate": "#EEDD88",
+    "share": "#FFAABB",
+    "download": "#99DDFF",
+    "server": "#44BB99",
+}
+"""Each phase of a round has one colour in all reports: Paul Tol's light colours, safe for the colour-blind, and
+unlike those of the methods."""
+
+OTHER_PHASES = ("#BBCC33", "#AAAA00")
+"""For phases that a part of someone's own brings."""
 
 DASHES = (("solid", "-"), ("dash", "--"), ("dashdot", "-."), ("longdash", (0, (8, 3))))
 """Dashes by their names in plotly and in matplotlib. Dots are kept for unfinished runs."""
@@ -50,3 +61,13 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
         dash, stroke = DASHES[i // len(METHODS) % len(DASHES)]
         made[method] = Look(METHODS[i % len(METHODS)], dash, stroke)
     return made
+
+
+def phase_colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each phase, the same wherever the phase stands among others.
+
+    >>> phase_colours(["evaluate", "train"])["train"] == phase_colours(["train", "encode"])["train"]
+    True
+    """
+    others = sorted(set(names) - set(PHASES))
+    return PHASES | {name: OTHER_PHASES[i % len(OTHER_PHASES)] for i, name in enumerate(others)}

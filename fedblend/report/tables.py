@@ -7,9 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedblend.report.terminal import Row, best_of, rows_of
+from fedblend.report.terminal import Row, best_of, last_evaluations, measure_of, rows_of, times
 from fedblend.runs.groups import Group
-from fedblend.runs.summary import LAST, MEGABYTE, NOTHING, megabytes, plus_minus, rounds_to_target, score
+from fedblend.runs.summary import (
+    MEGABYTE,
+    NOTHING,
+    duration,
+    megabytes,
+    plus_minus,
+    rounds_to_target,
+    score,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +45,7 @@ Column = tuple[str, str, Callable[[Row], str], Callable[[Row], float], int]
 
 
 def _grid(rows: Sequence[Row], columns: Sequence[Column]) -> Grid:
-    best = [best_of(rows, value, sign) for _, _, _, value, sign in columns]
+    best = [best_of(rows, text, value, sign) for _, _, text, value, sign in columns]
     made = []
     for i, row in enumerate(rows):
         cells = []
@@ -49,16 +57,21 @@ def _grid(rows: Sequence[Row], columns: Sequence[Column]) -> Grid:
 
 
 def results(table: pd.DataFrame) -> Grid:
-    """The main table: a row a method over its seeds."""
+    """The main table of one data set: a row a method over its seeds."""
     rows = rows_of(table)
-    measures = {row["measure"] for row in rows if row["seeds"]}
-    sign = 1 if measures == {"accuracy"} else -1 if measures == {"loss"} else 0
-    word = "accuracy (%)" if sign == 1 else "loss" if sign == -1 else "accuracy (%) or loss"
-    last = max((row["last_n"] for row in rows), default=0) or LAST
+    measure = measure_of(rows)
+    sign = 1 if measure == "accuracy" else -1
+    last, mean_of_last = last_evaluations(rows)
+    unit, time = times(rows)
     columns: list[Column] = [
         ("seeds", "finished runs averaged, or all where none is finished", *_seeds(), 0),
-        (f"final {word}", "after the last round; mean ± sample deviation over seeds", *_scored("final"), sign),
-        (f"mean of last {last}", f"the mean of the last {last} evaluations", *_scored("last"), sign),
+        (
+            f"final {'accuracy (%)' if measure == 'accuracy' else 'loss'}",
+            "after the last round; mean ± sample deviation over seeds",
+            *_scored("final"),
+            sign,
+        ),
+        (last, "the mean of the last evaluations, up to ten of them", mean_of_last, lambda row: row["last"], sign),
         ("best", "the best of all evaluations; it was picked on the test samples", *_scored("best"), sign),
     ]
     targets = {row["target"] for row in rows if not math.isnan(row["target"])}
@@ -69,7 +82,7 @@ def results(table: pd.DataFrame) -> Grid:
     columns += [
         ("up (MB)", "sent by all clients together, in the whole run", *_sent("bytes_up"), -1),
         ("down (MB)", "sent to all clients together, in the whole run", *_sent("bytes_down"), -1),
-        ("time (s)", "wall clock of the whole run, evaluation included", *_seconds("seconds"), -1),
+        (f"time ({unit})", "wall clock of a whole run, evaluation included", time, lambda row: row["seconds"], -1),
         ("peak memory (MB)", "largest of the process that made the run", *_memory(), 0),
         ("status", "whether all runs came to their end", *_status(), 0),
     ]
@@ -81,7 +94,7 @@ def by_phase(table: pd.DataFrame) -> Grid | None:
     phases = [name for name in table.columns if str(name).startswith("seconds.") and table[name].sum() > 0]
     phases.sort(key=lambda name: -table[name].sum())
     columns: list[Column] = [
-        (f"{name.removeprefix('seconds.')} (s)", "seconds of the whole run", *_seconds(name), 0) for name in phases
+        (f"{name.removeprefix('seconds.')} (s)", "seconds of the whole run", *_taken(name), 0) for name in phases
     ]
     return _grid(rows_of(table), columns) if columns else None
 
@@ -129,10 +142,7 @@ def _seeds() -> tuple[Callable[[Row], str], Callable[[Row], float]]:
 
 
 def _status() -> tuple[Callable[[Row], str], Callable[[Row], float]]:
-    def text(row: Row) -> str:
-        return f"{row['unfinished']} unfinished" if row["unfinished"] else "done"
-
-    return text, lambda row: row["unfinished"]
+    return lambda row: str(row["states"]), lambda row: row["unfinished"]
 
 
 def _scored(name: str) -> tuple[Callable[[Row], str], Callable[[Row], float]]:
@@ -143,12 +153,8 @@ def _sent(name: str) -> tuple[Callable[[Row], str], Callable[[Row], float]]:
     return lambda row: megabytes(row[name], ""), lambda row: row[name] / MEGABYTE
 
 
-def _seconds(name: str) -> tuple[Callable[[Row], str], Callable[[Row], float]]:
-    def text(row: Row) -> str:
-        seconds = row.get(name, math.nan)
-        return NOTHING if math.isnan(seconds) else f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.2f}"
-
-    return text, lambda row: row.get(name, math.nan)
+def _taken(name: str) -> tuple[Callable[[Row], str], Callable[[Row], float]]:
+    return lambda row: duration(row[name]), lambda row: row[name]
 
 
 def _memory() -> tuple[Callable[[Row], str], Callable[[Row], float]]:

@@ -9,39 +9,48 @@ from typing import TYPE_CHECKING, Any
 from fedblend.errors import FedblendError
 from fedblend.report.privacy import NOTE, gives_raw_away
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.groups import group
-from fedblend.runs.summary import LAST, NOTHING, megabytes, rounds_to_target, score, table_of
+from fedblend.runs.groups import Group, by_data
+from fedblend.runs.summary import MINUTE, averaged, duration, megabytes, rounds_to_target, score, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import RenderableType
     from rich.table import Table
 
 
-def compare(runs: Sequence[RunDirectory]) -> Table:
-    """One row a method over its seeds; the best value of a column is bold.
+def compare(runs: Sequence[RunDirectory]) -> RenderableType:
+    """One table a data set, one row a method over its seeds; the best value of a column is bold.
 
-    Below the table stands which runs are not finished (marked with an asterisk), and which methods give
+    Below a table stands which runs are not finished (marked with an asterisk), and which methods give
     raw samples away. Raises :class:`FedblendError` if there is no run to compare.
     """
+    from rich.console import Group as Several
+
+    if not runs:
+        raise FedblendError("compare: no runs given; name run directories, or folders of studies")
+    sets = by_data(runs)
+    return Several(*(_table(groups, name if len(sets) > 1 else None) for name, groups in sets.items()))
+
+
+def _table(groups: Sequence[Group], title: str | None) -> Table:
+    """The table of one data set."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    if not runs:
-        raise FedblendError("compare: no runs given; name run directories, or folders of studies")
-    groups = group(runs)
     rows = rows_of(table_of(groups))
     columns = _columns(rows)
     notes = [f"* {row['method']}: {row['status']}" for row in rows if row["unfinished"]]
     notes += [f"! {g.name}: {NOTE}, it gives raw samples away" for g in groups if gives_raw_away(g.config)]
     made = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1, 0, 0), header_style="bold")
+    made.title, made.title_justify, made.title_style = title and Text(title), "left", "bold"
     made.caption_justify = "left"
     made.caption = Text("\n".join(notes)) if notes else None
     # Wide enough to be read in a terminal of 80 columns, where the other columns take the rest.
     made.add_column("method", overflow="fold", vertical="bottom", min_width=10)
     for heading, *_ in columns:
         made.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
-    best = [best_of(rows, value, sign) for _, _, value, sign in columns]
+    best = [best_of(rows, text, value, sign) for _, text, value, sign in columns]
     for i, row in enumerate(rows):
         cells = [
             Text(text(row), style="bold" if i in winners else "")
@@ -58,18 +67,19 @@ Column = tuple[str, Callable[[Row], str], Callable[[Row], float], int]
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
-    measures = {row["measure"] for row in rows if row["seeds"]}
-    sign = 1 if measures == {"accuracy"} else -1 if measures == {"loss"} else 0
-    word = "accuracy\n% ± std" if sign == 1 else "loss\n± std" if sign == -1 else "accuracy %\nor loss, ± std"
-    last = max((row["last_n"] for row in rows), default=0) or LAST
-
-    def scored(name: str) -> Callable[[Row], str]:
-        return lambda row: score(row["measure"], row[name], row[f"{name}_std"])
-
+    measure = measure_of(rows)
+    sign = 1 if measure == "accuracy" else -1
+    last, mean_of_last = last_evaluations(rows)
+    unit, time = times(rows)
     columns: list[Column] = [
         ("seeds", lambda row: str(row["seeds"]), lambda row: math.nan, 0),
-        (word, scored("final"), lambda row: row["final"], sign),
-        (f"mean of\nlast {last}", scored("last"), lambda row: row["last"], sign),
+        (
+            "accuracy\n% ± std" if measure == "accuracy" else "loss\n± std",
+            lambda row: score(measure, row["final"], row["final_std"]),
+            lambda row: row["final"],
+            sign,
+        ),
+        (last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], sign),
     ]
     targets = {row["target"] for row in rows if not math.isnan(row["target"])}
     if targets:
@@ -79,12 +89,30 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         *columns,
         ("MB\nup", lambda row: megabytes(row["bytes_up"], ""), lambda row: row["bytes_up"], -1),
         ("MB\ndown", lambda row: megabytes(row["bytes_down"], ""), lambda row: row["bytes_down"], -1),
-        ("min", lambda row: _minutes(row["seconds"]), lambda row: row["seconds"], -1),
+        (f"time\n{unit}", time, lambda row: row["seconds"], -1),
     ]
 
 
-def _minutes(seconds: float) -> str:
-    return NOTHING if math.isnan(seconds) else f"{seconds / 60:.1f}" if seconds >= 60 else f"{seconds / 60:.2f}"
+def measure_of(rows: Sequence[Row]) -> str:
+    """What the methods of one data set are judged by: ``accuracy``, or ``loss`` in regression."""
+    return next((row["measure"] for row in rows if row["seeds"]), "accuracy")
+
+
+def last_evaluations(rows: Sequence[Row]) -> tuple[str, Callable[[Row], str]]:
+    """Heading and cells of the mean of the last evaluations; how many they are stands where it is true of all."""
+    counts = {averaged(row) for row in rows if row["seeds"]}
+
+    def text(row: Row) -> str:
+        mean = score(row["measure"], row["last"], row["last_std"])
+        return f"{mean} (n = {averaged(row)})" if len(counts) > 1 and row["seeds"] else mean
+
+    return f"mean of last {next(iter(counts)) if len(counts) == 1 else 'n'}", text
+
+
+def times(rows: Sequence[Row]) -> tuple[str, Callable[[Row], str]]:
+    """The unit of the whole time, and the cells in it: minutes, or seconds where a run took less than a minute."""
+    minutes = all(row["seconds"] >= MINUTE for row in rows if row["seeds"])
+    return "min" if minutes else "s", lambda row: duration(row["seconds"] / (MINUTE if minutes else 1))
 
 
 def _whole_target(row: Row) -> float:
@@ -97,13 +125,14 @@ def rows_of(table: pd.DataFrame) -> list[Row]:
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 
-def best_of(rows: Sequence[Row], value: Callable[[Row], float], sign: int) -> set[int]:
-    """The rows with the best value (largest by ``sign`` 1, smallest by -1).
+def best_of(rows: Sequence[Row], text: Callable[[Row], str], value: Callable[[Row], float], sign: int) -> set[int]:
+    """The rows with the best value (largest by ``sign`` 1, smallest by -1), and those that read the same.
 
     Methods of which no run is finished take no part; none is best where there is nothing to compare.
     """
     known = {i: value(row) for i, row in enumerate(rows) if row["finished"] and not math.isnan(value(row))}
-    if not sign or len(set(known.values())) < 2:
+    if not sign or not known:
         return set()
-    wanted = max(known.values(), key=lambda one: sign * one)
-    return {i for i, one in known.items() if one == wanted}
+    best = max(known, key=lambda i: sign * known[i])
+    alike = {i for i in known if text(rows[i]) == text(rows[best])}
+    return alike if len(alike) < len(known) else set()

@@ -1,0 +1,106 @@
+"""What ``fedblend list`` prints: overviews, and the options of one name."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedblend import methods, parts
+from fedblend.config import Method
+from fedblend.errors import FedblendError, did_you_mean
+from fedblend.reference import Entry, of_kind, of_part, tables
+
+LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model", "partitions": "partition"}
+"""The overviews, and the kind of part that each is of."""
+
+
+def show_list(word: str) -> None:
+    """Print an overview of methods or parts, or the options of a table, a kind of parts, a part, or a method.
+
+    Raises :class:`FedblendError` with the nearest known word for any other.
+    """
+    Console().print(_overview(word) if word in LISTS else Group(*_details(word)))
+
+
+def _overview(word: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    if word == "methods":
+        table.add_column("method", no_wrap=True)
+        table.add_column("what it is")
+        for name, (text, _) in methods.presets().items():
+            table.add_row(name, text)
+        return table
+    for column in ("kind", "name", "options"):
+        table.add_column(column, no_wrap=column != "options")
+    table.add_column("what it is")
+    kind = LISTS[word]
+    for entry in (entry for one in ([kind] if kind else parts.MODULES) for entry in of_kind(one)):
+        table.add_row(entry.kind, entry.name, ", ".join(o.name for o in entry.options), Text(entry.summary))
+    return table
+
+
+def _details(word: str) -> list[RenderableType]:
+    """All that goes by a word: a word may name a method and parts of several kinds."""
+    entries = [entry for entry in tables() if entry.name == word]
+    entries += of_kind(word) if word in parts.MODULES else []
+    shown: list[RenderableType] = []
+    if word in methods.presets():
+        own = _parts_of_method(word)
+        shown = [_head(f"method {word}", methods.presets()[word][0], f'method = "{word}"'), *map(_entry, own)]
+        entries += [entry for entry in _named(word) if (entry.kind, entry.name) not in {(e.kind, e.name) for e in own}]
+    else:
+        entries += _named(word)
+    shown += map(_entry, entries)
+    if not shown:
+        raise FedblendError(
+            f"list: {word!r} is not valid{did_you_mean(word, _words())}; valid: {', '.join(LISTS)}, a table "
+            f"({', '.join(entry.name for entry in tables())}), a kind of parts ({', '.join(parts.MODULES)}), or any "
+            "name in these lists"
+        )
+    return shown
+
+
+def _words() -> list[str]:
+    """All that can be listed."""
+    names = [name for kind in parts.MODULES for name in parts.known(kind)]
+    return [*LISTS, *(entry.name for entry in tables()), *parts.MODULES, *methods.presets(), *names]
+
+
+def _named(name: str) -> list[Entry]:
+    return [of_part(parts.known(kind)[name]) for kind in parts.MODULES if name in parts.known(kind)]
+
+
+def _parts_of_method(name: str) -> list[Entry]:
+    """The parts of a preset that have options, with the values it gives them."""
+    made = Method.model_validate(name)
+    own = [made.sharing, made.objective, *made.terms, made.aggregator, made.server_step]
+    entries = [of_part(type(one), parts.dump(one)) for one in own]
+    return [entry for entry in entries if entry.options]
+
+
+def _entry(entry: Entry) -> RenderableType:
+    kind = "" if entry.kind == "table" else f"{entry.kind} "
+    head = _head(f"{kind}{entry.name}", entry.summary, _example(entry))
+    if not entry.options:
+        return Group(head, Text("It has no options.\n"))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("option", no_wrap=True)
+    for column in ("type and range", "default", "what it is"):
+        table.add_column(column)
+    for option in entry.options:
+        table.add_row(*map(Text, (option.name, option.type, option.default, option.text)))
+    return Group(head, table, Text())
+
+
+def _example(entry: Entry) -> str:
+    """How a file names a table or a part."""
+    if entry.kind == "table":
+        return f"[{entry.where}]" if entry.where else "at the top of the file, before the first [table]"
+    if entry.kind == "term":
+        return f'{entry.where} = ["{entry.name}"]'
+    return f'{entry.where}.name = "{entry.name}"'
+
+
+def _head(name: str, text: str, example: str) -> Text:
+    return Text.assemble((name, "bold"), f": {text}\n", (f"in a file: {example}", "dim"))

@@ -1,0 +1,8 @@
+"""The reference of every field, read from the code: for ``fedblend list NAME``, and as ``docs/configuration.md``.
+
+``python -m fedblend.reference > docs/configuration.md`` writes the page anew.
+"""
+
+from fedblend.reference.options import Entry, Option, of_kind, of_part, tables
+
+__all__ = ["Entry", "Option", "of_kind", "of_part", "tables"]

@@ -1,0 +1,122 @@
+"""What can be set: each table of an experiment and each part, with its options as the code declares them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from fedblend import parts
+from fedblend.config import TABLES, Experiment, Method
+from fedblend.reference.words import NOT_GIVEN, default_in_words, type_in_words
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field, as a file spells it; ``type`` and ``default`` are in words."""
+
+    name: str
+    type: str
+    default: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table or a part: its docstring, and its options; ``where`` is its path in a file, "" at the top."""
+
+    kind: str
+    name: str
+    where: str
+    text: str
+    options: list[Option]
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring, with names between single backticks."""
+        return re.sub(r"(?::\w+:`|``)(.+?)`{1,2}", r"`\1`", self.text.split("\n")[0])
+
+
+def tables() -> list[Entry]:
+    """The experiment itself, and its tables."""
+    own: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
+    return [
+        Entry("table", name, name if cls is not Experiment else "", _text(cls), options(cls))
+        for name, cls in own.items()
+    ]
+
+
+def of_kind(kind: str) -> list[Entry]:
+    """All parts of a kind."""
+    return [of_part(cls) for cls in parts.known(kind).values()]
+
+
+def of_part(cls: Any, values: Mapping[str, Any] | None = None) -> Entry:
+    """One part; with ``values`` (see :func:`fedblend.parts.dump`) these take the place of its defaults."""
+    made = options(cls)
+    if values is not None:
+        made = [Option(o.name, o.type, _value(values.get(o.name)), o.text) for o in made]
+    return Entry(cls.kind, cls.name, places()[cls.kind], _text(cls), made)
+
+
+def options(cls: Any) -> list[Option]:
+    """The options of a model of pydantic or of a part, in order."""
+    schema, texts = TypeAdapter(cls).json_schema(), descriptions(cls)
+    required = schema.get("required", [])
+    return [
+        Option(
+            parts.FILE_WORDS.get(name, name),
+            type_in_words(field),
+            default_in_words(field, name in required),
+            texts.get(name, ""),
+        )
+        for name, field in schema.get("properties", {}).items()
+    ]
+
+
+def descriptions(cls: type) -> dict[str, str]:
+    """The docstrings of a class's fields (the text below each), those that it inherits among them.
+
+    Python does not keep them, so they are read from the source; a class without a source has none.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except (OSError, TypeError):
+            continue
+        declared = ast.parse(source).body[0]
+        for field, below in pairwise(getattr(declared, "body", [])):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _is_text(below):
+                found[field.target.id] = " ".join(below.value.value.split())
+    return found
+
+
+def places() -> dict[str, str]:
+    """Where in a file a part of each kind is named: kind -> path."""
+    found: dict[str, str] = {}
+    for cls, before in ((Experiment, ""), (Method, "method.")):
+        for name, field in cls.model_json_schema()["properties"].items():
+            kind = field.get("items", field).get("part")
+            if kind:
+                found[kind] = before + name
+    return found
+
+
+def _is_text(node: ast.AST) -> Any:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _text(cls: type) -> str:
+    return inspect.cleandoc(cls.__doc__ or "")
+
+
+def _value(value: Any) -> str:
+    return NOT_GIVEN if value is None else default_in_words({"default": value}, False)
