@@ -119,7 +119,12 @@ def command(*words: object) -> list[str]:
     return [*start, *map(str, words)]
 
 
-def start(*words: object, cwd: Path | None = None, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+def start(
+    *words: object,
+    cwd: Path | None = None,
+    before: Callable[[], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[str]:
     """Start a command as a process (and a process group) of its own."""
 
     def prepare() -> None:
@@ -138,6 +143,7 @@ def start(*words: object, cwd: Path | None = None, before: Callable[[], None] | 
         text=True,
         start_new_session=True,
         preexec_fn=prepare,
+        env={**os.environ, **(environment or {})},
     )
 
 
