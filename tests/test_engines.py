@@ -21,9 +21,8 @@ from fedblend.engines.distributed import balance
 from fedblend.engines.stacked import _width
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation, State
-from fedblend.objectives import Batch, Context, Net, Objective
+from fedblend.objectives import Plain
 from fedblend.objectives.base import Tensors
-from fedblend.parts import part
 from fedblend.world import World
 
 RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
@@ -211,17 +210,9 @@ def test_an_engine_that_is_asked_for_is_taken_untimed(monkeypatch: pytest.Monkey
     )
 
 
-@part("objective", "stumbling")
-class Stumbling(Objective):
-    """Fails as someone's objective may."""
-
-    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Divide by nothing."""
-        raise ZeroDivisionError("nothing to divide by")
-
-
-def test_an_exception_names_clients_round_and_batch() -> None:
-    made = world(method={"objective": "stumbling"}, train={"cohort": 2})
+def test_an_exception_names_clients_round_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plain, "loss", lambda *_: 1 / 0)
+    made = world(train={"cohort": 2})
     task = TrainTask(4, made.weights(), None, made.sizes(0))
 
     with pytest.raises(ZeroDivisionError) as caught:

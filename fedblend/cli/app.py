@@ -37,6 +37,8 @@ def run(
     """Run the experiments of a file: show progress, end with a table, write a report."""
     from fedblend.cli import running
 
+    if running.served():
+        return
     changes = [running.parse_change(text) for text in set_ or []]
     if engine is not None:
         changes.append(("engine", engine))
@@ -53,7 +55,8 @@ def resume(
     """Go on with runs that were stopped, killed, or failed."""
     from fedblend.cli import running
 
-    running.resume_runs(run, jobs)
+    if not running.served():
+        running.resume_runs(run, jobs)
 
 
 @app.command(epilog="Example: fedblend report runs/quickstart --out comparison.html")

@@ -40,6 +40,17 @@ def parse_seeds(text: str | None) -> list[int] | None:
         raise FedblendError(f"--seeds {text!r} is not valid: write whole numbers with commas, such as 0,1,2") from None
 
 
+def served() -> bool:
+    """Whether this is one of torchrun's further processes; it has then worked for rank 0 until that one ended.
+
+    Rank 0 alone looks at files, keeps what comes out, and shows it.
+    """
+    if rank_here() == 0:
+        return False
+    serve_environment()
+    return True
+
+
 def run_file(
     file: Path,
     changes: Sequence[Change],
@@ -78,10 +89,6 @@ def run_in(
     study: Study, folder: Path, resume: bool, jobs: int | None, report_on: list[RunDirectory] | None = None
 ) -> None:
     """Run a study in a folder, show progress, print the table, write the report; fail if any run failed."""
-    if rank_here():
-        # One of torchrun's further processes: it works for rank 0, which alone keeps and shows what comes out.
-        serve_environment()
-        return
     console = Console()
     made = {slug: checkpoint.round_of(folder / slug) or 0 for slug in study.experiments}
     with RunProgress(study.experiments, made) as progress:

@@ -8,6 +8,9 @@ import torch
 
 from fedblend.config import Train
 
+Gradient = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
+"""A gradient [K, ...], or two stacks of matrices whose product it is, or none where a step uses a tensor not."""
+
 
 class SGD:
     """SGD as :class:`torch.optim.SGD` defines it (momentum, weight decay), on plain lists of tensors.
@@ -58,14 +61,15 @@ class StackedSGD:
         self.velocity = [torch.zeros_like(p) for p in self.params] if train.momentum else []
 
     @torch.no_grad()
-    def step_rows(
-        self, gradients: Sequence[torch.Tensor | None], rows: slice, active: torch.Tensor | None = None
-    ) -> None:
+    def step_rows(self, gradients: Sequence[Gradient], rows: slice, active: torch.Tensor | None = None) -> None:
         """Move the clients ``rows``, in place; where ``active`` bool [rows] is given and false, one stays still."""
         train = self.train
+        if train.clip_norm is None and not train.weight_decay and not train.momentum and active is None:
+            self._step_plainly(gradients, rows)
+            return
         touched = [i for i, g in enumerate(gradients) if g is not None]
         params = [self.params[i][rows] for i in touched]
-        grads = [g for g in gradients if g is not None]
+        grads = [torch.bmm(*g) if isinstance(g, tuple) else g for g in gradients if g is not None]
         if train.clip_norm is not None:
             norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
             factor = (train.clip_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -81,6 +85,18 @@ class StackedSGD:
             # Not a product with 0: what is held still may have gone to infinity.
             grads = [torch.where(_along(active, g), g, 0.0) for g in grads]
         torch._foreach_add_(params, grads, alpha=-self.lr)
+
+    def _step_plainly(self, gradients: Sequence[Gradient], rows: slice) -> None:
+        """Plain SGD, which adds a product of matrices without making it first."""
+        params, grads = [], []
+        for param, gradient in zip(self.params, gradients, strict=True):
+            if isinstance(gradient, tuple):
+                param[rows].baddbmm_(*gradient, alpha=-self.lr)
+            elif gradient is not None:
+                params.append(param[rows])
+                grads.append(gradient)
+        if params:
+            torch._foreach_add_(params, grads, alpha=-self.lr)
 
 
 def _along(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,12 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from fedblend.engines import kernels
 from fedblend.engines.kernels import build
+from fedblend.engines.sgd import Gradient
+from fedblend.engines.simplify import simplify
 from fedblend.objectives import Batch, Context
 
 MOST_CHANNELS = 16
@@ -169,7 +172,7 @@ class Step:
         """
         graph = make_fx(self)(*inputs.tree())
         made = _bytes_made(graph)
-        flatten(graph)
+        simplify(graph)
         return Program(graph, made)
 
 
@@ -181,9 +184,10 @@ class Program:
     bytes: int
 
     @torch.no_grad()
-    def __call__(self, inputs: Inputs) -> tuple[list[torch.Tensor | None], torch.Tensor]:
-        """Gradients and losses, as :class:`Step` gives them."""
-        return self.graph(*inputs.tree())
+    def __call__(self, inputs: Inputs) -> tuple[list[Gradient], torch.Tensor]:
+        """Gradients and losses, as :class:`Step` gives them, some gradients as the factors of a matrix product."""
+        *gradients, values = self.graph(*tree_leaves(inputs.tree()))
+        return gradients, values
 
 
 def _bytes_made(graph: torch.fx.GraphModule) -> int:
@@ -199,17 +203,6 @@ def _bytes_made(graph: torch.fx.GraphModule) -> int:
 def _is_view(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(value.alias_info is not None for value in schema.returns)
-
-
-def flatten(graph: torch.fx.GraphModule) -> None:
-    """Take out what a program needs not: detaching, since nothing is recorded, and the way through the dispatcher."""
-    for node in list(graph.graph.nodes):
-        if node.target is torch.ops.aten.detach.default:
-            node.replace_all_uses_with(node.args[0])
-        elif node.op == "call_function":
-            node.target = kernels.RAW.get(node.target, node.target)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
 
 
 def dropouts(model: nn.Module) -> dict[str, MaskedDropout]:
