@@ -8,8 +8,9 @@ import torch
 
 from fedblend.config import Train
 
-Gradient = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
-"""A gradient [K, ...], or two stacks of matrices whose product it is, or none where a step uses a tensor not."""
+Products = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+Gradient = torch.Tensor | Products | None
+"""A gradient [K, ...], or pairs of stacks of matrices whose products add up to it, or none for an unused tensor."""
 
 
 class SGD:
@@ -69,7 +70,7 @@ class StackedSGD:
             return
         touched = [i for i, g in enumerate(gradients) if g is not None]
         params = [self.params[i][rows] for i in touched]
-        grads = [torch.bmm(*g) if isinstance(g, tuple) else g for g in gradients if g is not None]
+        grads = [_added_up(g) if isinstance(g, tuple) else g for g in gradients if g is not None]
         if train.clip_norm is not None:
             norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
             factor = (train.clip_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -91,12 +92,21 @@ class StackedSGD:
         params, grads = [], []
         for param, gradient in zip(self.params, gradients, strict=True):
             if isinstance(gradient, tuple):
-                param[rows].baddbmm_(*gradient, alpha=-self.lr)
+                for a, b in gradient:
+                    param[rows].baddbmm_(a, b, alpha=-self.lr)
             elif gradient is not None:
                 params.append(param[rows])
                 grads.append(gradient)
         if params:
             torch._foreach_add_(params, grads, alpha=-self.lr)
+
+
+def _added_up(products: Products) -> torch.Tensor:
+    first, *others = products
+    total = torch.bmm(*first)
+    for a, b in others:
+        total.baddbmm_(a, b)
+    return total
 
 
 def _along(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A traced step with nothing in it that computes nothing, and with gradients laid out as the weights are.
+"""A traced step with nothing in it that computes nothing, and gradients that the optimizer can add at once.
 
 vmap and autograd leave, around each operation, a dozen that only look at the same numbers in another shape. Each
 costs microseconds, which on batches of ten is as much as the arithmetic.
@@ -32,7 +32,7 @@ VIEWS = {
 
 def simplify(graph: GraphModule) -> None:
     """Rewrite a traced step in place; its results stay the same numbers."""
-    for rule in (_without_factors_of_one, _with_direct_views, _with_gradients_in_place, _with_products_apart):
+    for rule in (_without_nothing, _with_direct_views, _with_products_apart):
         for node in list(graph.graph.nodes):
             rule(graph.graph, node)
         graph.graph.eliminate_dead_code()
@@ -45,9 +45,16 @@ def simplify(graph: GraphModule) -> None:
     graph.recompile()
 
 
-def _without_factors_of_one(graph: Graph, node: Node) -> None:
+def _without_nothing(graph: Graph, node: Node) -> None:
+    """Take out factors of one, and zeros that are added."""
     if node.target is aten.mul.Scalar and node.args[1] == 1:
-        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        node.replace_all_uses_with(cast(Node, node.args[0]))
+    if node.target is aten.add.Tensor and not node.kwargs:
+        for zeros, other in (node.args, node.args[::-1]):
+            is_nothing = isinstance(zeros, Node) and zeros.target is aten.zeros_like.default
+            if is_nothing and isinstance(other, Node) and _layout(other) == _layout(node):
+                node.replace_all_uses_with(other)
+                return
 
 
 def _layout(node: Node) -> tuple[object, ...] | None:
@@ -86,42 +93,35 @@ def _with_direct_views(graph: Graph, node: Node) -> None:
         node.replace_all_uses_with(view)
 
 
-def _with_gradients_in_place(graph: Graph, node: Node) -> None:
-    """(a b)^T as b^T a^T: the gradient of a dense layer's weights then lies in memory as the weights do."""
-    product = node.args[0] if node.target is aten.transpose.int else None
-    if not isinstance(product, Node) or product.target is not aten.bmm.default or node.args[1:] != (1, 2):
-        return
-    if len(product.users) > 1:
-        return
-    with graph.inserting_before(node):
-        a, b = (_transposed(graph, factor) for factor in product.args)
-        made = graph.call_function(aten.bmm.default, (b, a))
-    made.meta = {**node.meta, "val": node.meta["val"].contiguous()}
-    node.replace_all_uses_with(made)
+def _with_products_apart(graph: Graph, node: Node) -> None:
+    """Give a gradient that is a matrix product, or a sum of some, as their factors.
+
+    The optimizer then adds the products to the weights in one go; the gradient of a large layer, which is ten
+    samples wide, is never written to memory, nor read across the grain where it is a transposed one.
+    """
+    if node.op == "output":
+        *gradients, values = cast(list[Any], node.args[0])
+        node.args = ([*(_products(graph, node, g) or g for g in gradients), values],)
 
 
-def _transposed(graph: Graph, node: Any) -> Node:
+def _products(graph: Graph, before: Node, node: Any) -> tuple[tuple[Node, Node], ...]:
+    """The factors (a, b) of the matrix products whose sum a node is; none where it is something else."""
+    if not isinstance(node, Node):
+        return ()
+    if node.target is aten.bmm.default:
+        return (cast(tuple[Node, Node], node.args),)
+    if node.target is aten.add.Tensor:
+        parts = [_products(graph, before, part) for part in node.args]
+        return parts[0] + parts[1] if all(parts) else ()
+    if node.target is aten.transpose.int and node.args[1:] == (1, 2):
+        inner = _products(graph, before, node.args[0])
+        return tuple((_transposed(graph, before, b), _transposed(graph, before, a)) for a, b in inner)
+    return ()
+
+
+def _transposed(graph: Graph, before: Node, node: Node) -> Node:
     """A stack of matrices, each transposed; what is a transpose already is taken back."""
     if node.target is aten.transpose.int and node.args[1:] == (1, 2):
-        return node.args[0]
-    made = graph.call_function(aten.transpose.int, (node, 1, 2))
-    made.meta["val"] = node.meta["val"].transpose(1, 2)
-    return made
-
-
-def _with_products_apart(graph: Graph, node: Node) -> None:
-    """Give a gradient that is a product of two matrices as those two.
-
-    The optimizer then adds the product to the weights in one go; the gradient of a large layer, which is ten
-    samples wide, is never written to memory.
-    """
-    if node.op != "output":
-        return
-    *gradients, values = cast(list[Any], node.args[0])
-    node.args = ([*map(_factors, gradients), values],)
-
-
-def _factors(gradient: Node | None) -> Node | tuple[Node, Node] | None:
-    if isinstance(gradient, Node) and gradient.target is aten.bmm.default and len(gradient.users) == 1:
-        return gradient.args  # type: ignore[return-value]
-    return gradient
+        return cast(Node, node.args[0])
+    with graph.inserting_before(before):
+        return graph.call_function(aten.transpose.int, (node, 1, 2))

@@ -72,27 +72,27 @@ void forward_tile(const Shape& s, const float* x, const float* w, int first, int
         for (int v = 0; v < V; v++) store(out + (first + n) * stride + q + v * LANES, sum[n][v]);
 }
 
-// Gradients of channels [first, first + N) at flat places [q, q + V vectors), added for each tap.
-template <int N, int V>
-void input_tile(const Shape& s, const float* g, const float* w, int first, int q, float* out) {
+// Gradients of channels [first, first + N) at flat places [q, q + V vectors), added for each tap; T taps of a row of
+// the kernel are worked on at once, since few channels alone would leave most of the time to loading gradients.
+template <int N, int T, int V>
+void input_tile(const Shape& s, const float* g, const float* w, int first, int i, int j, int q, float* out) {
     const int row = s.C * s.taps();
-    for (int i = 0; i < s.kh; i++)
-        for (int j = 0; j < s.kw; j++) {
-            Vector sum[N][V] = {};
-            for (int o = 0; o < s.O; o++) {
-                const float* from = g + o * s.gradient_plane() + q;
-                const float* tap = w + o * row + first * s.taps() + i * s.kw + j;
-                Vector value[V];
-                for (int v = 0; v < V; v++) value[v] = load(from + v * LANES);
-                for (int n = 0; n < N; n++) {
-                    const float weight = tap[n * s.taps()];
-                    for (int v = 0; v < V; v++) sum[n][v] += weight * value[v];
-                }
+    Vector sum[N][T][V] = {};
+    for (int o = 0; o < s.O; o++) {
+        const float* from = g + o * s.gradient_plane() + q;
+        const float* tap = w + o * row + first * s.taps() + i * s.kw + j;
+        Vector value[V];
+        for (int v = 0; v < V; v++) value[v] = load(from + v * LANES);
+        for (int n = 0; n < N; n++)
+            for (int t = 0; t < T; t++) {
+                const float weight = tap[n * s.taps() + t];
+                for (int v = 0; v < V; v++) sum[n][t][v] += weight * value[v];
             }
-            for (int n = 0; n < N; n++) {
-                float* to = out + (first + n) * s.plane() + q + i * s.width() + j;
-                for (int v = 0; v < V; v++) store(to + v * LANES, load(to + v * LANES) + sum[n][v]);
-            }
+    }
+    for (int n = 0; n < N; n++)
+        for (int t = 0; t < T; t++) {
+            float* to = out + (first + n) * s.plane() + q + i * s.width() + j + t;
+            for (int v = 0; v < V; v++) store(to + v * LANES, load(to + v * LANES) + sum[n][t][v]);
         }
 }
 
@@ -131,12 +131,24 @@ void forward_row(const Shape& s, const float* x, const float* w, int first, floa
     for (; q < s.flat(); q += LANES) forward_tile<N, 1>(s, x, w, first, q, out, stride);
 }
 
+template <int N, int T>
+void input_taps(const Shape& s, const float* g, const float* w, int first, int i, int j, float* out) {
+    int q = 0;
+    for (; q + 4 * LANES <= s.flat(); q += 4 * LANES) input_tile<N, T, 4>(s, g, w, first, i, j, q, out);
+    for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) input_tile<N, T, 2>(s, g, w, first, i, j, q, out);
+    for (; q < s.flat(); q += LANES) input_tile<N, T, 1>(s, g, w, first, i, j, q, out);
+}
+
 template <int N>
 void input_row(const Shape& s, const float* g, const float* w, int first, float* out) {
-    int q = 0;
-    for (; q + 4 * LANES <= s.flat(); q += 4 * LANES) input_tile<N, 4>(s, g, w, first, q, out);
-    for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) input_tile<N, 2>(s, g, w, first, q, out);
-    for (; q < s.flat(); q += LANES) input_tile<N, 1>(s, g, w, first, q, out);
+    for (int i = 0; i < s.kh; i++) {
+        int j = 0;
+        if (N == 1) {
+            for (; j + 5 <= s.kw; j += 5) input_taps<1, 5>(s, g, w, first, i, j, out);
+            for (; j + 3 <= s.kw; j += 3) input_taps<1, 3>(s, g, w, first, i, j, out);
+        }
+        for (; j < s.kw; j++) input_taps<N, 1>(s, g, w, first, i, j, out);
+    }
 }
 
 template <int N>
