@@ -248,3 +248,21 @@ def test_few_widths_serve_every_number_of_clients(most: int) -> None:
     assert all(width >= needed for needed, width in enumerate(widths, 1))
     assert all(a <= b for a, b in pairwise(widths))
     assert len(set(widths)) <= most.bit_length() + 1
+
+
+def test_stacked_scores_as_the_loop_does() -> None:
+    made = world(images(side=14), model="lenet5", holdout=0.3)
+    weights = {name: tensor + 0.01 for name, tensor in made.weights().items()}
+    for held in (False, True):
+        loop, stacked = (engine(made).score(weights, held) for engine in (LoopEngine, StackedEngine))
+        np.testing.assert_allclose(stacked.loss, loop.loss, rtol=1e-4, atol=1e-6)
+        assert np.array_equal(stacked.right, loop.right)  # type: ignore[arg-type]
+
+
+def test_scores_of_dropout_models_drop_nothing() -> None:
+    made = world(model={"name": "mlp", "hidden": [9], "dropout": 0.5})
+    weights = made.weights()
+
+    loop, stacked = (engine(made).score(weights) for engine in (LoopEngine, StackedEngine))
+
+    np.testing.assert_allclose(stacked.loss, loop.loss, rtol=1e-5)

@@ -192,14 +192,18 @@ class LoopEngine:
     def close(self) -> None:
         """Nothing to let go of."""
 
+    def _scorer(self, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The model with these weights, as it is used rather than trained."""
+        self._load(weights)
+        return self.model.eval()
+
     @torch.no_grad()
     def score(self, weights: Tensors, held: bool = False, share: tuple[int, int] = (0, 1)) -> Scores:
         """Score samples in batches, on the device; results cross to the host once.
 
         ``share`` (i, n) takes the i-th of n runs of the samples.
         """
-        self._load(weights)
-        self.model.eval()
+        outputs_of = self._scorer(weights)
         data, task = self.world.data, self.world.task
         samples = data.train if held else data.test
         everything = self.world.population.held_order if held else np.arange(len(data.test))
@@ -207,7 +211,7 @@ class LoopEngine:
         losses, rights = [], []
         for rows in torch.from_numpy(chosen).split(SCORE_BATCH):
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
-            outputs = self.net(x)
+            outputs = outputs_of(x)
             if task.kind == "classification":
                 losses.append(nn.functional.cross_entropy(outputs, y, reduction="none"))
                 rights.append(outputs.argmax(1) == y)

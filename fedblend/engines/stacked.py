@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.func import functional_call
 
-from fedblend.engines.base import Trained, TrainTask
+from fedblend.engines.base import Tensors, Trained, TrainTask
 from fedblend.engines.loop import Assignment, LoopEngine
 from fedblend.engines.masks import Masks, dropout_shapes
 from fedblend.engines.sgd import StackedSGD
@@ -64,6 +65,12 @@ class StackedEngine(LoopEngine):
             results.append(Trained(one.client, upload, one.samples, losses[k]))
         return results
 
+    def _scorer(self, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The model with these weights, in the layers that are fastest here."""
+        self.stacked.eval()
+        placed = {name: tensor.to(self.device) for name, tensor in weights.items()}
+        return lambda x: functional_call(self.stacked, placed, (x,))
+
     def step_bytes(self) -> int:
         """Bytes of everything that the largest step traced so far makes, an upper bound of what it needs at once."""
         return max((program.bytes for program in self.programs.values()), default=0)
@@ -72,6 +79,7 @@ class StackedEngine(LoopEngine):
         """A step's program for inputs of these shapes, traced when they first occur."""
         key = (*kind, inputs.shapes())
         if key not in self.programs:
+            self.stacked.train()
             self.programs[key] = step.trace(inputs)
         return self.programs[key]
 
