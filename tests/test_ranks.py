@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -114,7 +115,11 @@ def test_a_run_killed_on_two_ranks_goes_on_on_one(one_rank: Path, tmp_path: Path
     made = lines_of(run)
 
     rounds = made + 2
-    succeeded(here("run", file, "--resume", "--ranks", 1, "--set", f"rounds={rounds}", "--out", tmp_path / "out"))
+    succeeded(here("run", file, "--resume", "--ranks", 2, "--set", f"rounds={made}", "--out", tmp_path / "out"))
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace(f"rounds = {made}", f"rounds = {rounds}"))
+    succeeded(here("resume", run, "--ranks", 1))
+    assert json.loads((run / "facts.json").read_text())["engine"]["ranks"] == 1
     succeeded(here("run", file, "--set", f"rounds={rounds}", "--out", tmp_path / "whole"))
 
     same_weights(run, tmp_path / "whole" / SLUG)

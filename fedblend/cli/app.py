@@ -50,13 +50,14 @@ def run(
 @app.command(epilog="Example: fedblend resume runs/quickstart")
 def resume(
     run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study.")],
+    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
 ) -> None:
     """Go on with runs that were stopped, killed, or failed."""
     from fedblend.cli import running
 
     if not running.served():
-        running.resume_runs(run, jobs)
+        running.resume_runs(run, jobs, ranks)
 
 
 @app.command(epilog="Example: fedblend report runs/quickstart --out comparison.html")

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedblend import api, report
 from fedblend.cli.progress import RunProgress
-from fedblend.config import parse_value, resolve
+from fedblend.config import Experiment, parse_value, resolve
 from fedblend.engines.distributed import serve_environment
 from fedblend.engines.ranks import rank_here
 from fedblend.errors import FedblendError
@@ -72,17 +72,23 @@ def run_file(
     run_in(study, folder, resume, jobs)
 
 
-def resume_runs(path: Path, jobs: int | None) -> None:
-    """Go on with one run, or all runs of a study's folder."""
+def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
+    """Go on with one run, or all runs of a study's folder; on another number of ranks if one is given."""
     if RunDirectory.is_run(path):
         run = RunDirectory(path)
-        run_in(Study(path.parent.name, {path.name: run.experiment()}), path.parent, True, jobs, [run])
+        study = Study(path.parent.name, {path.name: _on_ranks(run.experiment(), ranks)})
+        run_in(study, path.parent, True, jobs, [run])
         return
     begun = {run.path.name: run.experiment() for run in find_runs([path])} if has_runs(path) else {}
     experiments = {slug: begun.get(slug) or resolve(table) for slug, table in read_study(path).items()} | begun
     if not experiments:
         find_runs([path])  # says what is wrong with the path
-    run_in(Study(path.name, experiments), path, True, jobs)
+    study = Study(path.name, {slug: _on_ranks(experiment, ranks) for slug, experiment in experiments.items()})
+    run_in(study, path, True, jobs)
+
+
+def _on_ranks(experiment: Experiment, ranks: int | None) -> Experiment:
+    return experiment if ranks is None else experiment.model_copy(update={"ranks": ranks})
 
 
 def run_in(

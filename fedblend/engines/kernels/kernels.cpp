@@ -19,6 +19,15 @@ typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 
 inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
 inline void store(float* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
+typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
+
+// Rows are too short for a call of memcpy.
+inline void copy_row(float* to, const float* from, int n) {
+    int i = 0;
+    for (; i + 8 <= n; i += 8) *reinterpret_cast<Half*>(to + i) = *reinterpret_cast<const Half*>(from + i);
+    for (; i < n; i++) to[i] = from[i];
+}
+
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
 
 struct Shape {
@@ -37,18 +46,18 @@ struct Shape {
 // One sample's channels with a border of p zeros.
 void pad_image(const Shape& s, const float* x, float* out) {
     for (int c = 0; c < s.C; c++, out += s.plane(), x += s.H * s.W)
-        for (int i = 0; i < s.H; i++) std::memcpy(out + (i + s.p) * s.width() + s.p, x + i * s.W, 4 * s.W);
+        for (int i = 0; i < s.H; i++) copy_row(out + (i + s.p) * s.width() + s.p, x + i * s.W, s.W);
 }
 
 void crop_image(const Shape& s, const float* padded, float* x) {
     for (int c = 0; c < s.C; c++, padded += s.plane(), x += s.H * s.W)
-        for (int i = 0; i < s.H; i++) std::memcpy(x + i * s.W, padded + (i + s.p) * s.width() + s.p, 4 * s.W);
+        for (int i = 0; i < s.H; i++) copy_row(x + i * s.W, padded + (i + s.p) * s.width() + s.p, s.W);
 }
 
 // One sample's outputs with rows as wide as the padded image's; zeros between them.
 void widen(const Shape& s, const float* g, float* out) {
     for (int o = 0; o < s.O; o++, out += s.gradient_plane())
-        for (int i = 0; i < s.h(); i++, g += s.w()) std::memcpy(out + i * s.width(), g, 4 * s.w());
+        for (int i = 0; i < s.h(); i++, g += s.w()) copy_row(out + i * s.width(), g, s.w());
 }
 
 // Outputs [first, first + N) of one sample at flat places [q, q + V vectors).
@@ -175,7 +184,7 @@ void conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const
             for (; o + 4 <= O; o += 4) forward_row<4>(s, image.data(), w, o, out.data(), stride);
             for (; o < O; o++) forward_row<1>(s, image.data(), w, o, out.data(), stride);
             for (o = 0; o < O; o++)
-                for (int i = 0; i < s.h(); i++, y += s.w()) std::memcpy(y, &out[o * stride + i * s.width()], 4 * s.w());
+                for (int i = 0; i < s.h(); i++, y += s.w()) copy_row(y, &out[o * stride + i * s.width()], s.w());
         }
 }
 
@@ -297,11 +306,11 @@ void pool_pick(int64_t planes, int H, int W, const float* x, const uint8_t* whic
 // The adjoint of pool_pick: each gradient goes back to the place it came from.
 void pool_spread(int64_t planes, int H, int W, const float* g, const uint8_t* which, float* x) {
     if (H % 2 || W % 2) std::fill(x, x + planes * H * W, 0.0f);
-    each_run(planes, H, W, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t) {
+    each_run(planes, H, W, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
         Bytes bytes = {};
         Vector value = {};
         std::memcpy(&bytes, which + place, left);
-        std::memcpy(&value, g + place, 4 * left);
+        copy_row(reinterpret_cast<float*>(&value), g + place, left);
         const Mask from = __builtin_convertvector(bytes, Mask);
         const Vector zero = {};
         Vector run[4];
@@ -309,7 +318,12 @@ void pool_spread(int64_t planes, int H, int W, const float* g, const uint8_t* wh
         for (int row = 0; row < 2; row++) {
             const Vector pair[2] = {__builtin_shuffle(run[2 * row], run[2 * row + 1], LOW),
                                     __builtin_shuffle(run[2 * row], run[2 * row + 1], HIGH)};
-            std::memcpy(x + (row ? lower : upper), pair, 8 * left);
+            float* to = x + (row ? lower : upper);
+            // Zeros beyond the row's end are overwritten by the rows after it, where each row is one run.
+            if (W / 2 <= LANES && room >= 2 * W + 2 * LANES)
+                std::memcpy(to, pair, sizeof pair);
+            else
+                std::memcpy(to, pair, 8 * left);
         }
     });
 }

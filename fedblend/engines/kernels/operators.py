@@ -84,8 +84,8 @@ def run_spread(g: torch.Tensor, which: torch.Tensor, height: int, width: int) ->
 
 def _operator(name: str, function: Any) -> Any:
     """A function as one opaque operator, so that a traced step calls it as it is."""
-    made = torch.library.custom_op(f"fedblend::{name}", function, mutates_args=())
-    return getattr(torch.ops.fedblend, name).default if made else made
+    torch.library.custom_op(f"fedblend::{name}", function, mutates_args=())
+    return getattr(torch.ops.fedblend, name).default
 
 
 _conv = _operator("conv", run_conv)
