@@ -175,6 +175,8 @@ class Experiment(_Table):
     """Processes that share a round's clients; unless given, one a processor where the run is long enough."""
     memory_format: Literal["contiguous", "channels_last"] | None = None
     """How the loop engine lays images out in memory; unless given, whichever is faster."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """Numbers of convolutions and matrix products in training; weights, sums and tests stay float32."""
     device: str = "cpu"
     """Where tensors are computed, as PyTorch names it: cpu, cuda, cuda:1."""
 

@@ -35,7 +35,7 @@ HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5, "lr_decay": 0.9
 
 def ragged(method: Any = "fedavg", model: dict[str, Any] | None = None, **train: Any) -> World:
     """Six clients of unlike sizes, all in each round, two epochs of batches of four."""
-    side = 14 if model is LENET else 4
+    side = 14 if (model or {}).get("model") == "lenet5" else 4
     settings = {"cohort": 6, "epochs": 2, "batch_size": 4, "lr": 0.05, **train}
     return world(images(side=side), RAGGED, method=method, unsafe=True, train=settings, **(model or MLP))
 
@@ -266,3 +266,15 @@ def test_scores_of_dropout_models_drop_nothing() -> None:
     loop, stacked = (engine(made).score(weights) for engine in (LoopEngine, StackedEngine))
 
     np.testing.assert_allclose(stacked.loss, loop.loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmix"])
+def test_bfloat16_is_near_float32_in_both_engines(method: str) -> None:
+    exact, rounded = ragged(method, LENET), ragged(method, {**LENET, "precision": "bfloat16"})
+    assert rounded.experiment.precision == "bfloat16"
+    wanted, _ = after(exact, LoopEngine(exact), 1)
+
+    for engine in (LoopEngine(rounded), StackedEngine(rounded, stack=4)):
+        state, _ = after(rounded, engine, 1)
+        assert 0 < difference(state.weights, wanted.weights) < 0.05
+        assert all(tensor.dtype == torch.float32 for tensor in state.weights.values())

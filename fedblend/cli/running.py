@@ -11,8 +11,8 @@ from rich.console import Console
 from fedblend import api, report
 from fedblend.cli.progress import RunProgress
 from fedblend.config import Experiment, parse_value, resolve
-from fedblend.engines.distributed import serve_environment
 from fedblend.engines.ranks import rank_here
+from fedblend.engines.serving import serve_environment
 from fedblend.errors import FedblendError
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, has_runs, read_study

@@ -6,8 +6,9 @@ import torch
 
 from fedblend.engines.base import Collected, Engine, Scores, Trained, TrainTask
 from fedblend.engines.choosing import Choice, choose, inner_engine
-from fedblend.engines.distributed import DistributedEngine, Others, free_address
+from fedblend.engines.distributed import DistributedEngine
 from fedblend.engines.loop import LoopEngine
+from fedblend.engines.others import Others, free_address
 from fedblend.engines.ranks import Ranks, started_by_torchrun
 from fedblend.engines.stacked import StackedEngine
 from fedblend.errors import FedblendError

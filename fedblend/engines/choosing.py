@@ -14,6 +14,7 @@ from torch import nn
 from fedblend.engines.base import TrainTask
 from fedblend.engines.kernels import build
 from fedblend.engines.loop import LoopEngine
+from fedblend.engines.precision import allow_tf32
 from fedblend.engines.stacked import StackedEngine
 from fedblend.errors import FedblendError
 from fedblend.random import stream
@@ -59,6 +60,7 @@ class Choice:
 def inner_engine(world: World, choice: dict[str, Any]) -> LoopEngine:
     """The engine of one process. Raises :class:`FedblendError` where the model cannot be stacked."""
     device = world.experiment.device
+    allow_tf32(world.experiment.precision)
     if device == "cpu":
         build.keep_memory()
     if choice["engine"] == "loop":
@@ -92,7 +94,10 @@ def choose(world: World, processors: int, rounds: int) -> Choice:
     asked = world.experiment
     ranks = asked.ranks
     if asked.engine != "auto":
-        return Choice(asked.engine, asked.stack, ranks or 1, asked.memory_format or "contiguous", "as asked for")
+        stack = asked.stack
+        if asked.engine == "stacked" and stack is None and not unstackable(world):
+            stack = _stacks(world, math.ceil(asked.train.cohort / (ranks or 1)))[-1]
+        return Choice(asked.engine, stack, ranks or 1, asked.memory_format or "contiguous", "as asked for")
     loop = LoopEngine(world, asked.device)
     step = seconds_a_step(loop, 1)
     total = step * rounds * _steps_a_round(world)

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.collecting import collect
+from fedblend.engines.precision import computing_in
 from fedblend.engines.sgd import SGD
 from fedblend.errors import FedblendError
 from fedblend.objectives import Batch, Context, Objective, Plain, Plan
@@ -175,11 +176,14 @@ class LoopEngine:
     ) -> torch.Tensor:
         """Step on one batch; returns the loss of the objective's last phase, without terms."""
         *first, last = objective.phases()
+        precision = self.world.experiment.precision
         for phase in first:
             # A phase may leave layers untouched (mixing of hidden states does): they get no gradient.
-            loss = phase(self.net, batch, drawn, context)
+            with computing_in(precision, self.device):
+                loss = phase(self.net, batch, drawn, context)
             optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
-        loss = value = last(self.net, batch, drawn, context)
+        with computing_in(precision, self.device):
+            loss = value = last(self.net, batch, drawn, context)
         for term in self.world.experiment.method.terms:
             loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), self.net, batch, context)
         optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))

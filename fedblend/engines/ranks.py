@@ -84,6 +84,12 @@ class Ranks:
         dist.reduce(tensor, 0)
 
 
+def is_about_connection(error: RuntimeError) -> bool:
+    """Whether PyTorch complains that another rank is gone; it has no error class of its own for that."""
+    text = str(error).lower()
+    return any(word in text for word in ("connection", "gloo", "nccl", "peer", "store", "socket"))
+
+
 def _encode(words: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """As one safetensors file in memory: no pickle, also between our own processes."""
     named = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}

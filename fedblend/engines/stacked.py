@@ -176,7 +176,8 @@ class Stack:
             masks = self.masks.draw(first, size, active[rows])
             inputs = Inputs(params, x, y, drawn, masks, own, self.shared)
             context = Context(self.engine.world.task, self.engine.scale)
-            made = Step(self.engine.stacked, self.engine.names, phase, terms, context)
+            precision = self.engine.world.experiment.precision
+            made = Step(self.engine.stacked, self.engine.names, phase, terms, context, precision)
             program = self.engine.program(made, (self.clients[0].plain, number), inputs)
             gradients, values = program(inputs)
             self.optimizer.step_rows(gradients, rows, held)

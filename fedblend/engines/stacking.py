@@ -15,9 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 from fedblend.engines import kernels
 from fedblend.engines.kernels import build
+from fedblend.engines.precision import Precision, computing_in
 from fedblend.engines.sgd import Gradient
 from fedblend.engines.simplify import simplify
 from fedblend.objectives import Batch, Context
+from fedblend.prefixes import under
 
 MOST_CHANNELS = 16
 """Input channels up to which our convolution is faster than oneDNN's (measured: benchmarks/kernels.py)."""
@@ -130,6 +132,7 @@ class Step:
     phase: Callable[..., torch.Tensor]
     terms: Sequence[Any]
     context: Context
+    precision: Precision = "float32"
 
     def __call__(self, *tree: Any) -> tuple[list[torch.Tensor | None], torch.Tensor]:
         """Gradients [K, ...] by parameter (``None`` where the phase uses it not) and losses [K] without terms."""
@@ -151,12 +154,13 @@ class Step:
         context = Context(
             self.context.task,
             self.context.scale,
-            _under("pool/", inputs.shared) | inputs.own,
-            _under("start/", inputs.shared),
+            under("pool/", inputs.shared) | inputs.own,
+            under("start/", inputs.shared),
         )
         net, batch = StackedNet(self.model, weights), Batch(context.scale(inputs.x), inputs.y)
         try:
-            loss = value = self.phase(net, batch, inputs.drawn, context)
+            with computing_in(self.precision, inputs.x.device):
+                loss = value = self.phase(net, batch, inputs.drawn, context)
             for term in self.terms:
                 loss = loss + term.loss(weights, net, batch, context)
         finally:
@@ -208,7 +212,3 @@ def _is_view(node: torch.fx.Node) -> bool:
 def dropouts(model: nn.Module) -> dict[str, MaskedDropout]:
     """The dropout layers of a prepared model that drop anything, by name, in the model's order."""
     return {name: m for name, m in model.named_modules() if isinstance(m, MaskedDropout) and m.p > 0}
-
-
-def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

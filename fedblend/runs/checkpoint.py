@@ -13,6 +13,7 @@ from safetensors.torch import save
 
 from fedblend.errors import FedblendError
 from fedblend.federation import State
+from fedblend.prefixes import under
 from fedblend.runs.files import write_atomically
 from fedblend.sharing.base import Pool
 
@@ -47,10 +48,10 @@ def read(folder: Path) -> State | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return State(
             round=scalars["round"],
-            weights=_under("weights/", tensors),
+            weights=under("weights/", tensors),
             holders=tensors["holders"].numpy(),
             shared_sizes=tensors["shared_sizes"].numpy(),
-            entries=Pool(_under("entries/", tensors), tensors["owner"].numpy()),
+            entries=Pool(under("entries/", tensors), tensors["owner"].numpy()),
             shared_round=scalars["shared_round"],
         )
     except DAMAGED as error:
@@ -69,7 +70,3 @@ def round_of(folder: Path) -> int | None:
 def _scalars(file: Any) -> dict[str, Any]:
     scalars: dict[str, Any] = json.loads((file.metadata() or {})["state"])
     return scalars
-
-
-def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -256,12 +256,13 @@ class _Pick(torch.autograd.Function):
 def conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
     """Convolution with stride 1 of x [B, C, H, W] with w [O, C, kh, kw]; stacks under ``torch.vmap``."""
     # squeeze, since the derivative of an index would fill a tensor with zeros first.
-    return _Conv.apply(x.unsqueeze(0), w.unsqueeze(0), padding).squeeze(0)
+    # In float32 whatever the precision of the layers around: there are no other kernels.
+    return _Conv.apply(x.float().unsqueeze(0), w.float().unsqueeze(0), padding).squeeze(0)
 
 
 def max_pool(x: torch.Tensor) -> torch.Tensor:
     """2x2 max pool with stride 2 of x [B, C, H, W]; stacks under ``torch.vmap``."""
-    return _Pool.apply(x.unsqueeze(0))[0].squeeze(0)
+    return _Pool.apply(x.float().unsqueeze(0))[0].squeeze(0)
 
 
 class Convolution(nn.Module):

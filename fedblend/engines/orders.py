@@ -1,0 +1,55 @@
+"""How pools, scores and sums are put into messages between ranks, and taken out again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedblend.aggregators import Sums
+from fedblend.engines.base import Scores, Tensors
+from fedblend.engines.ranks import Ranks
+from fedblend.prefixes import named, under
+from fedblend.sharing.base import Pool
+
+
+def partial_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
+    """What a rank reports of its part: the weight of its sums, which follow, or its uploads."""
+    if "sums" in words:
+        return Sums(words["sums"])
+    return [(under(f"{i}/", tensors), weight) for i, weight in enumerate(words["weights"])]
+
+
+def reduced(ranks: Ranks, partials: list[Sums], like: Tensors) -> Sums:
+    """The sums of all ranks at rank 0, whose list holds its own and the others' weights; others hand theirs in."""
+    own = partials[0]
+    flat = torch.cat(
+        [
+            own.tensors[name].flatten() if name in own.tensors else t.new_zeros(t.numel(), dtype=torch.float64)
+            for name, t in like.items()
+        ]
+    )
+    ranks.add_up(flat)
+    cut = flat.split([t.numel() for t in like.values()])
+    tensors = {name: values.view(t.shape) for (name, t), values in zip(like.items(), cut, strict=True)}
+    weight = sum(partial.weight for partial in partials)
+    return Sums(weight, tensors if weight else {}, {name: t.dtype for name, t in like.items()})
+
+
+def score_tensors(scores: Scores) -> dict[str, torch.Tensor]:
+    """Scores as tensors by name, to be joined with other ranks'."""
+    arrays = {"loss": scores.loss, "samples": scores.samples}
+    if scores.right is not None:
+        arrays["right"] = scores.right
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
+def pool_tensors(pool: Pool | None) -> dict[str, torch.Tensor]:
+    """A pool as tensors by name; nothing of no pool."""
+    return {} if pool is None else named("pool/", pool.tensors) | {"owner": torch.from_numpy(pool.owner)}
+
+
+def pool_of(tensors: dict[str, torch.Tensor]) -> Pool:
+    """The pool that :func:`pool_tensors` wrote down."""
+    return Pool(under("pool/", tensors), tensors["owner"].numpy())

@@ -1,0 +1,24 @@
+"""In which numbers convolutions and matrix products are computed while clients train."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+
+def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, layers compute in this precision; their weights and the losses stay float32."""
+    if precision != "bfloat16":
+        return nullcontext()
+    # Its cache of rounded weights would outlive them in a traced step.
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+def allow_tf32(precision: Precision) -> None:
+    """Let GPUs round the factors of float32 products to ten bits, or not; nothing else knows such products."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"

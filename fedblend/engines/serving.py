@@ -1,0 +1,103 @@
+"""The side of every rank but 0: it follows orders until the run has ended."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from fedblend.aggregators import Sums
+from fedblend.config import resolve
+from fedblend.engines.base import Tensors, TrainTask
+from fedblend.engines.choosing import inner_engine
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.orders import pool_of, reduced, score_tensors
+from fedblend.engines.ranks import Ranks, is_about_connection
+from fedblend.errors import FedblendError
+from fedblend.prefixes import under
+from fedblend.sharing.base import Pool
+from fedblend.world import World
+
+
+def serve_apart(rank: int, size: int, where: str, pipe: Connection, import_from: list[str]) -> None:
+    """One of the processes that :class:`Others` starts."""
+    sys.path += [folder for folder in import_from if folder not in sys.path]
+    torch.set_num_threads(1)
+    try:
+        serve(Ranks(rank, size, where))
+    except Exception as error:
+        if isinstance(error, RuntimeError) and is_about_connection(error):
+            # Rank 0 has ended, and with it this one's work.
+            return
+        if not isinstance(error, FedblendError):
+            # A fault in someone's part: its author needs the traceback.
+            traceback.print_exc()
+        pipe.send_bytes(describe(error, rank).encode())
+        sys.exit(1)
+
+
+def describe(error: Exception, rank: int) -> str:
+    """An error of a rank in one line, with the notes that name client, round and batch."""
+    if isinstance(error, FedblendError):
+        return str(error)
+    notes = "; ".join(getattr(error, "__notes__", []))
+    return f"rank {rank}: {type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
+
+
+def serve_environment() -> None:
+    """Follow the orders of the rank 0 that ``torchrun`` started, for all its runs, until it ends."""
+    torch.set_num_threads(1)
+    ranks = Ranks.of_environment()
+    try:
+        while True:
+            serve(ranks)
+    except RuntimeError as error:
+        if not is_about_connection(error):
+            raise
+
+
+def serve(ranks: Ranks) -> None:
+    """Follow rank 0's orders for one run, until it says that the run has ended."""
+    words, _ = ranks.listen()
+    world = World.of(resolve(words["experiment"]))
+    inner = inner_engine(world, words["choice"])
+    pool: Pool | None = None
+    while True:
+        words, tensors = ranks.listen()
+        if words["do"] == "end":
+            return
+        if words["do"] == "share":
+            _share(world, inner, ranks, words, tensors)
+        elif words["do"] == "score":
+            ranks.report({}, score_tensors(inner.score(tensors, words["held"], (ranks.rank, ranks.size))))
+        else:
+            if words["pool"] != "as before":
+                pool = pool_of(tensors) if words["pool"] else None
+            _collect(world, inner, ranks, words, under("weights/", tensors), pool)
+
+
+def _share(world: World, inner: LoopEngine, ranks: Ranks, words: dict[str, Any], weights: Tensors) -> None:
+    mine = words["clients"][ranks.rank :: ranks.size]
+    made = dict(inner.share(words["round"], weights, mine, world.sizes(words["round"])))
+    tensors = {f"{client}/{name}": t for client, payload in made.items() for name, t in payload.items()}
+    ranks.report({"clients": list(made)}, tensors)
+
+
+def _collect(
+    world: World, inner: LoopEngine, ranks: Ranks, words: dict[str, Any], weights: Tensors, pool: Pool | None
+) -> None:
+    in_order = {name: weights[name] for name in world.model.state_dict()}
+    task = TrainTask(words["round"], in_order, pool, world.sizes(words["round"]))
+    collected = inner.collect(task, words["groups"][ranks.rank], set(words["lost"]))
+    said: dict[str, Any] = {"good": collected.good, "refused": collected.refused, "sent": collected.sent}
+    if isinstance(collected.partial, Sums):
+        said |= {"sums": collected.partial.weight, "kinds": {n: str(k) for n, k in collected.partial.kinds.items()}}
+        ranks.report(said)
+        reduced(ranks, [collected.partial], in_order)
+        return
+    weighted = [weight for _, weight in collected.partial]
+    tensors = {f"{i}/{name}": t for i, (upload, _) in enumerate(collected.partial) for name, t in upload.items()}
+    ranks.report({**said, "weights": weighted}, tensors)
