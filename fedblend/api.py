@@ -109,11 +109,21 @@ def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Seq
     """The study in a file, with fields set from the command line."""
     table = load(path)
     for field, value in changes:
+        _vary_no_more(table, field)
         if "methods" in table and field.split(".")[0] == "method":
             _set_in_only_method(table, field, value)
         else:
             set_field(table, field, value)
     return expand(table, seeds)
+
+
+def _vary_no_more(table: dict[str, Any], field: str) -> None:
+    """Take a field out of what the file varies: the command line's value is then that of all runs."""
+    if field == "seed":
+        table.pop("seeds", None)
+    grid = table.get("grid")
+    if isinstance(grid, dict):
+        table["grid"] = {k: v for k, v in grid.items() if k != field and not k.startswith(f"{field}.")}
 
 
 def _set_in_only_method(table: dict[str, Any], field: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from fedblend.aggregators.base import Upload
 from fedblend.engines import Engine, TrainTask
 from fedblend.errors import FedblendError, by_reason, listed
 from fedblend.evaluation import evaluate
 from fedblend.random import stream
+from fedblend.server_steps import Server
 from fedblend.sharing.base import Payload, Pool, gather, rows_of
 from fedblend.uploads import bytes_of
 from fedblend.world import World
@@ -35,7 +37,7 @@ class State:
 
     ``entries`` are all entries shared so far, ``shared_round`` the round in which they were last renewed,
     ``holders`` says which clients have downloaded them since, ``shared_sizes`` how many samples each client
-    had when it last shared.
+    had when it last shared. ``server`` is what the server step keeps (AggEnhance's points).
     """
 
     round: int
@@ -44,6 +46,7 @@ class State:
     shared_sizes: np.ndarray
     entries: Pool = field(default_factory=lambda: gather({}))
     shared_round: int = -1
+    server: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Account:
@@ -86,6 +89,8 @@ class Federation:
                 f"train.cohort: {cohort} clients a round, but only {holding} of {len(world.population)} clients "
                 f"hold samples; valid: 1 to {holding}"
             )
+        self.method.aggregator.require_possible(cohort)
+        self.method.server_step.require_possible(world.scale, world.task)
         if self.method.objective.needs:
             minimum = 1 if self.experiment.unsafe else self.experiment.policy.min_mean
             self.method.sharing.require_possible(world.sizes(0), minimum)
@@ -112,11 +117,32 @@ class Federation:
         cohort = self._cohort(state.round, sizes)
         cohort, state = self._download(state, cohort, pool, informed, account)
         task = TrainTask(state.round, state.weights, pool if self.method.objective.needs else None, sizes)
-        weights, facts = self._train(task, cohort, account)
-        with account.time("server"):
-            weights = self.method.server_step.refine(weights)
-        state = replace(state, round=state.round + 1, weights=weights)
+        weights, facts, uploads = self._train(task, cohort, account)
+        weights, kept = self._refine(state, weights, uploads, account)
+        state = replace(state, round=state.round + 1, weights=weights, server=kept)
         return state, self._record(state, account, {**facts, **shared})
+
+    def _refine(
+        self, state: State, weights: dict[str, torch.Tensor], uploads: Sequence[Upload], account: Account
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """What the server makes of the aggregate, and what it keeps for the next round."""
+        step, world, train = self.method.server_step, self.world, self.experiment.train
+        if not step.active:
+            return weights, {}
+        with account.time("server"):
+            server = Server(
+                state.round,
+                self.engine.server_model(),
+                [name for name, p in world.model.named_parameters() if p.requires_grad],
+                tuple(world.data.train.x.shape[1:]),
+                world.scale,
+                world.task,
+                train.lr * train.lr_decay**state.round,
+                stream(self.experiment.seed, "server", state.round),
+                uploads,
+                state.server,
+            )
+            return step.refine(weights, server)
 
     def _share_if_due(self, state: State, sizes: np.ndarray, account: Account) -> tuple[State, Record, np.ndarray]:
         """Ask the clients whose data are new to share, if it is time to (MAFL, Algorithm 1; section 3.4).
@@ -195,15 +221,16 @@ class Federation:
             holders[cohort[arrives]] = True
         return cohort[arrives], replace(state, holders=holders)
 
-    def _train(self, task: TrainTask, cohort: np.ndarray, account: Account) -> tuple[dict[str, torch.Tensor], Record]:
-        """Train the cohort and aggregate what arrives and is sound."""
+    def _train(
+        self, task: TrainTask, cohort: np.ndarray, account: Account
+    ) -> tuple[dict[str, torch.Tensor], Record, Sequence[Upload]]:
+        """Train the cohort and aggregate what arrives and is sound; uploads come along if the server step asks."""
         uplink = stream(self.experiment.seed, "uplink", task.round)
         arrives = self.experiment.channel.delivers("up", np.full(len(cohort), bytes_of(task.weights)), uplink)
         lost = set(cohort[~arrives].tolist())
 
         with account.time("aggregate"):
             got = self.engine.collect(task, cohort.tolist(), lost)
-            weights = self.method.aggregator.finish(got.partial)
         account.seconds["aggregate"] -= got.seconds
         account.seconds["train"] += got.seconds
         account.count("up", "weights", got.sent)
@@ -213,6 +240,8 @@ class Federation:
                 f"round {task.round + 1}: {len(got.good)} good uploads of {len(cohort)}, but min_uploads is "
                 f"{self.experiment.min_uploads} ({reasons})"
             )
+        with account.time("aggregate"):
+            weights = self.method.aggregator.finish(got.partial, task.weights)
         samples = sum(n for _, n, _ in got.good)
         facts: Record = {
             "train_loss": sum(n * loss for _, n, loss in got.good) / samples,
@@ -221,7 +250,7 @@ class Federation:
         }
         if got.refused:
             facts["refused"] = got.refused
-        return weights, facts
+        return weights, facts, got.uploads
 
     def _record(self, state: State, account: Account, facts: Record) -> Record:
         """One line of metrics; fields that differ between machines stand under ``machine``."""

@@ -25,6 +25,10 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         "Global Mixup approximated by a Taylor term on means (FedMix, equation 5)",
         {"sharing": {"name": "means"}, "objective": {"name": "fedmix"}},
     ),
+    "aggenhance": (
+        "FedAvg, enhanced by class interior points of the clients' models (AggEnhance, Ou et al. 2022)",
+        {"server_step": {"name": "aggenhance"}},
+    ),
     "noise-mix": (
         "control: NaiveMix with random noise for means (FedMix, Table 9)",
         {"sharing": {"name": "noise"}, "objective": {"name": "naivemix"}},

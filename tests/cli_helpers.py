@@ -83,7 +83,7 @@ def status(run: Path) -> dict[str, Any]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file under a folder, but for locks."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "run.lock")
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

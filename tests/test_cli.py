@@ -492,3 +492,12 @@ def test_run_study_gives_one_table_of_all_runs(tmp_path: Path) -> None:
     assert means.between(0, 1).all()
     with pytest.raises(fedblend.FedblendError, match=r"fedavg-seed0.*already holds a run"):
         fedblend.run_study(table, out=tmp_path / "out", jobs=1)
+
+
+def test_a_field_set_on_the_command_line_is_varied_no_more(tmp_path: Path) -> None:
+    grid = {"train.lr": [0.01, 0.03], "train.epochs": [1, 2]}
+    file = write(tmp_path / "file.toml", {"rounds": 1, "seeds": [0, 1], "grid": grid})
+    succeeded(here("run", file, "--set", "train.lr=0.1", "--set", "seed=5", "--out", tmp_path / "out"))
+    made = [tomllib.loads((run / "config.toml").read_text()) for run in (tmp_path / "out").iterdir() if run.is_dir()]
+    found = sorted((one["train"]["lr"], one["train"]["epochs"], one["seed"]) for one in made)
+    assert found == [(0.1, 1, 5), (0.1, 2, 5)]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ from fedblend.objectives import Task
 from fedblend.protection import NoProtection, Protection
 from fedblend.random import key, lent_generator, stream
 from fedblend.runs import checkpoint
-from fedblend.server_steps import NoStep, ServerStep
+from fedblend.server_steps import NoStep, Server, ServerStep
 from fedblend.sharing import Pool
 from fedblend.uploads import bytes_of, fault_of
 from fedblend.world import World
@@ -687,11 +688,12 @@ def test_none_and_ideal_are_the_identity() -> None:
     weights, start = {"w": torch.randn(3)}, {"w": torch.zeros(3)}
 
     protected = NoProtection().protect(weights, start, np.random.default_rng(0))
-    refined = NoStep().refine(weights)
+    refined, kept = NoStep().refine(weights, mock.sentinel.server)
     arrives = Ideal().delivers("up", np.array([1, 10**12]), np.random.default_rng(0))
 
     assert protected["w"] is weights["w"]
     assert refined["w"] is weights["w"]
+    assert kept == {}
     assert arrives.tolist() == [True, True]
 
 
@@ -752,14 +754,15 @@ def test_protection_aggregator_and_server_step_are_used_in_this_order() -> None:
             return {n: t * 2 for n, t in first.items()}
 
     class Add(ServerStep):
-        def refine(self, weights: Any) -> dict[str, torch.Tensor]:
-            return {n: t + 3 for n, t in weights.items()}
+        def refine(self, weights: Any, server: Server) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+            return {n: t + 3 for n, t in weights.items()}, {"seen": torch.tensor(server.round)}
 
     made, drawn = world(), []
 
     state, records = run(with_parts(made, protection=Shift(), aggregator=First(), server_step=Add()), 1)
 
     assert same(state.weights, {n: (t + 1) * 2 + 3 for n, t in made.weights().items()})
+    assert state.server == {"seen": torch.tensor(0)}
     expected = [stream(0, "protection", 0, client).random() for client in records[0]["cohort"]]
     assert drawn == expected
 

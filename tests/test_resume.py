@@ -115,8 +115,8 @@ def test_a_folder_in_use_by_another_process(tmp_path: Path) -> None:
     process = start("run", file, "--out", out)
     try:
         wait_until(lambda: lines_of(run) >= 2, process)
-        refused(here("run", file, "--resume", "--out", out), str(run), "in use by another process")
-        refused(here("resume", run), "in use by another process")
+        for again in (("run", file, "--resume", "--out", out), ("resume", out), ("resume", run)):
+            refused(here(*again), str(out), "this study is in use by another process")
         at = lines_of(run)
         wait_until(lambda: lines_of(run) > at, process)  # the other goes on undisturbed
         for order in ("inspect", "compare"):
@@ -380,3 +380,25 @@ def test_ctrl_c_stops_runs_at_once_without_a_trace(study: Path, tmp_path: Path) 
     assert f"fedblend resume {tmp_path / 'out'}" in outcome.err
     assert {status(tmp_path / "out" / f"fedmix-seed{seed}")["state"] for seed in (0, 1)} <= {"stopped", "done"}
     go_on_with_study(study, tmp_path / "out")
+
+
+def test_a_reader_that_goes_away_stops_no_run(tmp_path: Path) -> None:
+    file, run = write(tmp_path / "long.toml", {"rounds": 60}), tmp_path / "out" / "custom-seed0"
+    process = start("run", file, "--out", tmp_path / "out")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stderr.close()
+    try:
+        process.wait(timeout=100)
+    finally:
+        stop(process)
+    assert status(run)["state"] == "done"
+    assert lines_of(run) == 61
+
+
+def test_resuming_says_where_there_is_nothing_or_too_much(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "file.toml", {"rounds": 3}), tmp_path / "out"
+    assert "nothing to resume" in succeeded(here("run", file, "--resume", "--out", out)).err
+    told = succeeded(here("run", file, "--resume", "--set", "rounds=1", "--out", out)).err
+    assert "3 rounds are made already, more than rounds = 1" in " ".join(told.split())

@@ -1,5 +1,9 @@
-"""Aggregators: how uploads become one."""
+"""Aggregators: how uploads become one. Importing this package registers them all."""
 
-from fedblend.aggregators.mean import Aggregator, Sums, WeightedMean
+from fedblend.aggregators.base import Aggregator
+from fedblend.aggregators.interval import IntervalMean
+from fedblend.aggregators.krum import Krum, MultiKrum
+from fedblend.aggregators.mean import Sums, WeightedMean
+from fedblend.aggregators.order import Median, TrimmedMean
 
-__all__ = ["Aggregator", "Sums", "WeightedMean"]
+__all__ = ["Aggregator", "IntervalMean", "Krum", "Median", "MultiKrum", "Sums", "TrimmedMean", "WeightedMean"]

@@ -1,17 +1,15 @@
-"""What an aggregator is, and the weighted mean of FedAvg."""
+"""The weighted mean of FedAvg."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
+from fedblend.aggregators.base import Aggregator, Tensors, Upload
+from fedblend.aggregators.kernels import add_weighted
 from fedblend.parts import part
-
-Tensors = Mapping[str, torch.Tensor]
-Upload = tuple[Tensors, float]
 
 
 @dataclass
@@ -29,39 +27,19 @@ class Sums:
         self.weight += weight
         for name, tensor in tensors.items():
             if name in self.tensors:
-                self.tensors[name].add_(tensor, alpha=weight)
+                add_weighted(self.tensors[name], tensor, weight)
             else:
                 self.tensors[name] = tensor.double() * weight
                 self.kinds[name] = tensor.dtype
 
     def mean(self) -> dict[str, torch.Tensor]:
         """The sums over the weight; whole-number tensors (batch norm's counters) are rounded."""
-        return {
-            name: (t / self.weight if self.kinds[name].is_floating_point else (t / self.weight).round()).to(
-                self.kinds[name]
-            )
-            for name, t in self.tensors.items()
-        }
+        return {name: as_stored(t / self.weight, self.kinds[name]) for name, t in self.tensors.items()}
 
 
-class Aggregator:
-    """Base of all aggregators: a function of the uploads and their weights, in order of client.
-
-    An author overrides :meth:`aggregate`. One that is a function of sums overrides :meth:`partial` and
-    :meth:`finish` instead, so that uploads need not be kept, nor gathered from other machines.
-    """
-
-    def partial(self, uploads: Iterable[Upload]) -> Any:
-        """What is kept of the uploads that one process has: :class:`Sums`, or a list of all."""
-        return list(uploads)
-
-    def finish(self, partial: Any) -> dict[str, torch.Tensor]:
-        """One set of tensors from what was kept of all uploads."""
-        return self.aggregate(partial)
-
-    def aggregate(self, uploads: Sequence[Upload]) -> dict[str, torch.Tensor]:
-        """One set of tensors from (tensors, weight) pairs; at least one weight must be above 0."""
-        raise TypeError(f"{type(self).__name__} defines no aggregate")
+def as_stored(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """Values in a tensor's own type, rounded where that holds whole numbers."""
+    return (values if kind.is_floating_point else values.round()).to(kind)
 
 
 @part("aggregator", "mean")
@@ -80,10 +58,10 @@ class WeightedMean(Aggregator):
             sums.add(tensors, weight)
         return sums
 
-    def finish(self, partial: Sums) -> dict[str, torch.Tensor]:
+    def finish(self, partial: Sums, weights: Tensors) -> dict[str, torch.Tensor]:
         """The mean."""
         return partial.mean()
 
     def aggregate(self, uploads: Iterable[Upload]) -> dict[str, torch.Tensor]:
         """The mean of uploads."""
-        return self.finish(self.partial(uploads))
+        return self.partial(uploads).mean()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from fedblend.errors import EXIT_CODE, FedblendError, Stopped
+
+CLOSED = 141
+"""Exit code where the output was closed, as shells have it."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -22,3 +26,7 @@ def main() -> None:
     except FedblendError as error:
         sys.stderr.write(f"fedblend: error: {error}\n")
         raise SystemExit(EXIT_CODE) from None
+    except BrokenPipeError:
+        # Whoever read the output is gone (`fedblend compare RUN | head`); Python would complain on leaving.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(CLOSED) from None

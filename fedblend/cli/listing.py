@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -42,6 +44,8 @@ def _overview(word: str) -> Table:
 
 def _details(word: str) -> list[RenderableType]:
     """All that goes by a word: a word may name a method and parts of several kinds."""
+    if ":" in word:
+        return [_entry(of_part(_own_part(word)))]
     entries = [entry for entry in tables() if entry.name == word]
     entries += of_kind(word) if word in parts.MODULES else []
     shown: list[RenderableType] = []
@@ -59,6 +63,16 @@ def _details(word: str) -> list[RenderableType]:
             "name in these lists"
         )
     return shown
+
+
+def _own_part(path: str) -> type:
+    """A part of the user's own, ``module:Class``, of a module in the current folder or installed."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    cls = parts.import_path(path, "list")
+    if getattr(cls, "kind", None) not in parts.MODULES:
+        raise FedblendError(f"list: '{path}' is no part; declare it with @part(KIND, NAME)")
+    return cls
 
 
 def _words() -> list[str]:

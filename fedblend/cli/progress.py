@@ -36,6 +36,7 @@ class RunProgress:
         self.latest: dict[str, dict[str, Any]] = defaultdict(dict)
         self.console = Console(stderr=True)
         self.live = self.console.is_terminal
+        self.unread = False
         self.printed: dict[str, float] = {}
         self.first: dict[str, tuple[float, int]] = {}
         self.bars = Progress(
@@ -62,7 +63,14 @@ class RunProgress:
             self.bars.stop()
 
     def __call__(self, slug: str, record: dict[str, Any]) -> None:
-        """Show one round's record."""
+        """Show one round's record; where nobody reads any more (a closed pipe), the run goes on unseen."""
+        if not self.unread:
+            try:
+                self._show(slug, record)
+            except BrokenPipeError:
+                self.unread = True
+
+    def _show(self, slug: str, record: dict[str, Any]) -> None:
         self._say_how(slug, record.get("machine", {}).get("engine"))
         latest = self.latest[slug]
         latest |= {k: record[k] for k in ("accuracy", "loss", "train_loss") if k in record}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ def run_in(
     """Run a study in a folder, show progress, print the table, write the report; fail if any run failed."""
     console = Console()
     made = {slug: checkpoint.round_of(folder / slug) or 0 for slug in study.experiments}
+    _say_what_is_there(study, folder, resume, made)
     with RunProgress(study.experiments, made) as progress:
         failed = run_all(study, folder, resume, jobs, progress)
     runs = report_on or [RunDirectory(folder / s) for s in study.experiments if RunDirectory.is_run(folder / s)]
@@ -113,6 +114,17 @@ def run_in(
         faults.append(str(error))
     if faults:
         raise FedblendError("; ".join(faults))
+
+
+def _say_what_is_there(study: Study, folder: Path, resume: bool, made: Mapping[str, int]) -> None:
+    """Say so where a resume finds nothing to go on with, or more rounds than are asked for."""
+    console = Console(stderr=True)
+    if resume and not any(RunDirectory.is_run(folder / slug) for slug in study.experiments):
+        console.print(f"{folder}: nothing to resume; its runs begin", highlight=False, soft_wrap=True)
+    for slug, experiment in study.experiments.items():
+        if made[slug] > experiment.rounds:
+            text = f"{slug}: {made[slug]} rounds are made already, more than rounds = {experiment.rounds}; they stay"
+            console.print(text, highlight=False, soft_wrap=True)
 
 
 def write_report(paths: list[Path], out: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
+from fedblend.aggregators.base import Upload
 from fedblend.sharing.base import Payload, Pool
 
 Tensors = Mapping[str, torch.Tensor]
@@ -48,7 +50,8 @@ class Collected:
     """What a round's training gave: of good uploads the client, its samples and its loss, and why others were not.
 
     ``partial`` is what the aggregator kept of the good uploads, ``sent`` the bytes of all uploads, ``seconds`` the
-    time that training them took.
+    time that training them took. ``uploads`` are the good ones with their weights, in order of client, where the
+    server step looks at them.
     """
 
     good: list[tuple[int, int, float]] = field(default_factory=list)
@@ -56,6 +59,7 @@ class Collected:
     sent: int = 0
     seconds: float = 0.0
     partial: Any = None
+    uploads: list[Upload] = field(default_factory=list)
 
 
 class Engine(Protocol):
@@ -77,6 +81,10 @@ class Engine(Protocol):
 
     def score(self, weights: Tensors, held: bool = False) -> Scores:
         """Score the test half of the data set, or all samples that clients hold out."""
+        ...
+
+    def server_model(self) -> nn.Module:
+        """A module for functional calls with any weights, in evaluation mode, for the server step."""
         ...
 
     def close(self) -> None:

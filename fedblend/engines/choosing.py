@@ -82,6 +82,8 @@ def unstackable(world: World) -> str:
     try:
         _train(engine, _trial(engine, 2, batches=1))
     except Exception as error:
+        # A fault of the objective or the model itself is told as it is, with client and batch.
+        _train(LoopEngine(world, world.experiment.device), _trial(engine, 2, batches=1))
         return f"PyTorch cannot stack it: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
     return ""
 

@@ -33,6 +33,8 @@ def collect(world: World, task: TrainTask, results: Iterable[Trained], lost: Col
                 collected.refused.append({"client": result.client, "reason": fault})
                 continue
             collected.good.append((result.client, result.samples, result.loss))
+            if experiment.method.server_step.needs_uploads:
+                collected.uploads.append((upload, float(result.samples)))
             yield upload, float(result.samples)
 
     collected.partial = experiment.method.aggregator.partial(uploads())

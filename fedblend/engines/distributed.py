@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedblend.aggregators import Sums
+from fedblend.aggregators.base import Upload
 from fedblend.config import as_table
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.loop import LoopEngine
-from fedblend.engines.orders import partial_of, pool_tensors, reduced, score_tensors
+from fedblend.engines.orders import kept_uploads, pool_tensors, reduced, score_tensors, uploads_of
 from fedblend.engines.others import Others
 from fedblend.engines.ranks import Ranks, is_about_connection
 from fedblend.errors import FedblendError
@@ -72,27 +74,17 @@ class DistributedEngine:
             )
             self._told = task.pool
             collected = self.inner.collect(task, groups[0], lost)
-            partials = [collected.partial]
+            uploads, weight = kept_uploads(collected), 0.0
             for rank in range(1, self.ranks.size):
                 words, tensors = self.ranks.hear(rank)
                 collected.good += [tuple(one) for one in words["good"]]
                 collected.refused += words["refused"]
                 collected.sent += words["sent"]
-                partials.append(partial_of(words, tensors))
-            collected.partial = self._joined(partials, collected, clients, task.weights)
-        place = {client: i for i, client in enumerate(clients)}
-        collected.good.sort(key=lambda one: place[one[0]])
-        collected.refused.sort(key=lambda one: place[one["client"]])
-        return collected
-
-    def _joined(self, partials: list[Any], collected: Collected, clients: Sequence[int], like: Tensors) -> Any:
-        """All ranks' sums as one, or all uploads in the order of the clients."""
-        if isinstance(partials[0], Sums):
-            return reduced(self.ranks, partials, like)
-        place = {client: i for i, client in enumerate(clients)}
-        uploads = [upload for partial in partials for upload in partial]
-        order = sorted(range(len(uploads)), key=lambda i: place[collected.good[i][0]])
-        return [uploads[i] for i in order]
+                uploads += uploads_of(words, tensors)
+                weight += words["weight"]
+            if isinstance(collected.partial, Sums):
+                collected.partial = reduced(self.ranks, collected.partial, weight, task.weights)
+        return _in_order(collected, uploads, clients)
 
     def score(self, weights: Tensors, held: bool = False) -> Scores:
         """Score samples, each rank its part of them."""
@@ -102,6 +94,10 @@ class DistributedEngine:
             parts += [self.ranks.hear(rank)[1] for rank in range(1, self.ranks.size)]
         whole = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
         return Scores(whole["loss"], whole.get("right"), whole["samples"])
+
+    def server_model(self) -> nn.Module:
+        """A module for functional calls with any weights, in evaluation mode, for the server step."""
+        return self.inner.server_model()
 
     def close(self) -> None:
         """Tell the other ranks to end."""
@@ -123,6 +119,19 @@ class DistributedEngine:
             if isinstance(error, torch.OutOfMemoryError) or not is_about_connection(error):
                 raise
             raise FedblendError(self.others.message()) from None
+
+
+def _in_order(collected: Collected, uploads: list[Upload], clients: Sequence[int]) -> Collected:
+    """What all ranks gave, in the order in which the clients were asked for."""
+    place = {client: i for i, client in enumerate(clients)}
+    order = sorted(range(len(collected.good)), key=lambda i: place[collected.good[i][0]])
+    collected.good = [collected.good[i] for i in order]
+    collected.refused.sort(key=lambda one: place[one["client"]])
+    if uploads:
+        collected.uploads = [uploads[i] for i in order]
+    if not isinstance(collected.partial, Sums):
+        collected.partial = collected.uploads
+    return collected
 
 
 def balance(work: Sequence[int], ranks: int) -> list[int]:

@@ -193,6 +193,10 @@ class LoopEngine:
         """Train the clients, check what they send, and keep of it what the aggregator needs."""
         return collect(self.world, task, self.train(task, clients), lost)
 
+    def server_model(self) -> nn.Module:
+        """A module for functional calls with any weights, in evaluation mode, for the server step."""
+        return self.model.eval()
+
     def close(self) -> None:
         """Nothing to let go of."""
 

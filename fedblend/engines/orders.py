@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedblend.aggregators import Sums
-from fedblend.engines.base import Scores, Tensors
+from fedblend.aggregators.base import Upload
+from fedblend.engines.base import Collected, Scores, Tensors
 from fedblend.engines.ranks import Ranks
 from fedblend.prefixes import named, under
 from fedblend.sharing.base import Pool
 
 
-def partial_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
-    """What a rank reports of its part: the weight of its sums, which follow, or its uploads."""
-    if "sums" in words:
-        return Sums(words["sums"])
+def kept_uploads(collected: Collected) -> list[Upload]:
+    """The uploads that a process kept, for its aggregator or for the server step."""
+    return list(collected.uploads if isinstance(collected.partial, Sums) else collected.partial)
+
+
+def upload_tensors(uploads: Sequence[Upload]) -> dict[str, torch.Tensor]:
+    """Uploads as tensors by place and name."""
+    return {f"{i}/{name}": t for i, (upload, _) in enumerate(uploads) for name, t in upload.items()}
+
+
+def uploads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[Upload]:
+    """The uploads that :func:`upload_tensors` wrote down."""
     return [(under(f"{i}/", tensors), weight) for i, weight in enumerate(words["weights"])]
 
 
-def reduced(ranks: Ranks, partials: list[Sums], like: Tensors) -> Sums:
-    """The sums of all ranks at rank 0, whose list holds its own and the others' weights; others hand theirs in."""
-    own = partials[0]
+def reduced(ranks: Ranks, own: Sums, others: float, like: Tensors) -> Sums:
+    """The sums of all ranks at rank 0, which knows the weight of the ``others``; they hand theirs in."""
     flat = torch.cat(
         [
             own.tensors[name].flatten() if name in own.tensors else t.new_zeros(t.numel(), dtype=torch.float64)
@@ -33,7 +42,7 @@ def reduced(ranks: Ranks, partials: list[Sums], like: Tensors) -> Sums:
     ranks.add_up(flat)
     cut = flat.split([t.numel() for t in like.values()])
     tensors = {name: values.view(t.shape) for (name, t), values in zip(like.items(), cut, strict=True)}
-    weight = sum(partial.weight for partial in partials)
+    weight = own.weight + others
     return Sums(weight, tensors if weight else {}, {name: t.dtype for name, t in like.items()})
 
 

@@ -21,6 +21,12 @@ PATIENCE = datetime.timedelta(days=7)
 _met: list[Ranks] = []
 
 
+def part() -> None:
+    """End this process's connections with other ranks, if there are any."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def rank_here() -> int:
     """The rank that ``torchrun`` gave this process; 0 where it was not started by it."""
     return int(os.environ.get("RANK", "0")) if started_by_torchrun() else 0
@@ -49,7 +55,7 @@ class Ranks:
     def leave(self) -> None:
         """Part from the others, so that this process can meet others for its next run."""
         if self not in _met:
-            dist.destroy_process_group()
+            part()
 
     def tell(self, words: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
         """From rank 0 to all others."""

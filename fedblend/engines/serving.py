@@ -14,8 +14,8 @@ from fedblend.config import resolve
 from fedblend.engines.base import Tensors, TrainTask
 from fedblend.engines.choosing import inner_engine
 from fedblend.engines.loop import LoopEngine
-from fedblend.engines.orders import pool_of, reduced, score_tensors
-from fedblend.engines.ranks import Ranks, is_about_connection
+from fedblend.engines.orders import kept_uploads, pool_of, reduced, score_tensors, upload_tensors
+from fedblend.engines.ranks import Ranks, is_about_connection, part
 from fedblend.errors import FedblendError
 from fedblend.prefixes import under
 from fedblend.sharing.base import Pool
@@ -37,6 +37,9 @@ def serve_apart(rank: int, size: int, where: str, pipe: Connection, import_from:
             traceback.print_exc()
         pipe.send_bytes(describe(error, rank).encode())
         sys.exit(1)
+    finally:
+        # Or its threads would still be at work when the process ends, and C++ would say so.
+        part()
 
 
 def describe(error: Exception, rank: int) -> str:
@@ -92,12 +95,14 @@ def _collect(
     in_order = {name: weights[name] for name in world.model.state_dict()}
     task = TrainTask(words["round"], in_order, pool, world.sizes(words["round"]))
     collected = inner.collect(task, words["groups"][ranks.rank], set(words["lost"]))
-    said: dict[str, Any] = {"good": collected.good, "refused": collected.refused, "sent": collected.sent}
-    if isinstance(collected.partial, Sums):
-        said |= {"sums": collected.partial.weight, "kinds": {n: str(k) for n, k in collected.partial.kinds.items()}}
-        ranks.report(said)
-        reduced(ranks, [collected.partial], in_order)
-        return
-    weighted = [weight for _, weight in collected.partial]
-    tensors = {f"{i}/{name}": t for i, (upload, _) in enumerate(collected.partial) for name, t in upload.items()}
-    ranks.report({**said, "weights": weighted}, tensors)
+    uploads, sums = kept_uploads(collected), collected.partial
+    said = {
+        "good": collected.good,
+        "refused": collected.refused,
+        "sent": collected.sent,
+        "weight": sums.weight if isinstance(sums, Sums) else 0.0,
+        "weights": [weight for _, weight in uploads],
+    }
+    ranks.report(said, upload_tensors(uploads))
+    if isinstance(sums, Sums):
+        reduced(ranks, sums, 0.0, in_order)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.func import functional_call
 
 from fedblend.engines.base import Tensors, Trained, TrainTask
@@ -70,6 +71,10 @@ class StackedEngine(LoopEngine):
         self.stacked.eval()
         placed = {name: tensor.to(self.device) for name, tensor in weights.items()}
         return lambda x: functional_call(self.stacked, placed, (x,))
+
+    def server_model(self) -> nn.Module:
+        """A module for functional calls with any weights, in evaluation mode, in the layers that are fastest here."""
+        return self.stacked.eval()
 
     def step_bytes(self) -> int:
         """Bytes of everything that the largest step traced so far makes, an upper bound of what it needs at once."""

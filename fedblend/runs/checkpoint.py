@@ -30,6 +30,7 @@ def write(folder: Path, state: State) -> None:
     """
     tensors = {f"weights/{name}": t.contiguous() for name, t in state.weights.items()}
     tensors |= {f"entries/{name}": t.contiguous() for name, t in state.entries.tensors.items()}
+    tensors |= {f"server/{name}": t.contiguous() for name, t in state.server.items()}
     tensors["owner"] = torch.from_numpy(state.entries.owner.astype(np.int64))
     tensors["holders"] = torch.from_numpy(state.holders)
     tensors["shared_sizes"] = torch.from_numpy(state.shared_sizes)
@@ -53,6 +54,7 @@ def read(folder: Path) -> State | None:
             shared_sizes=tensors["shared_sizes"].numpy(),
             entries=Pool(under("entries/", tensors), tensors["owner"].numpy()),
             shared_round=scalars["shared_round"],
+            server=under("server/", tensors),
         )
     except DAMAGED as error:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None

@@ -31,6 +31,7 @@ SPLIT = "split.json"
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
 LOCK = "run.lock"
+STUDY_LOCK = "study.lock"
 STUDY = "study.json"
 
 
@@ -51,19 +52,7 @@ class RunDirectory:
 
         Raises :class:`FedblendError` if another process holds it.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = open(self.path / LOCK, "w")  # noqa: SIM115 (held for the whole run)
-        except OSError as error:
-            raise FedblendError(f"{self.path}: cannot be used as a run directory: {error.strerror}") from None
-        with handle:
-            try:
-                _lock(handle)
-            except BlockingIOError:
-                raise FedblendError(
-                    f"{self.path}: this run directory is in use by another process; wait for it, stop it, or give "
-                    "another folder with --out"
-                ) from None
+        with _held(self.path, LOCK, "this run directory"):
             yield
 
     def create(self, experiment: Experiment, facts: dict[str, Any], split: dict[str, Any]) -> None:
@@ -149,6 +138,31 @@ class RunDirectory:
         return read_json(self.path / name)
 
 
+@contextmanager
+def held_study(folder: Path) -> Iterator[None]:
+    """Hold a study's folder for this command. Raises :class:`FedblendError` if another one works on it."""
+    with _held(folder, STUDY_LOCK, "this study"):
+        yield
+
+
+@contextmanager
+def _held(folder: Path, name: str, what: str) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = open(folder / name, "w")  # noqa: SIM115 (held for the whole run)
+    except OSError as error:
+        raise FedblendError(f"{folder}: cannot be used as a folder for runs: {error.strerror}") from None
+    with handle:
+        try:
+            _lock(handle)
+        except BlockingIOError:
+            raise FedblendError(
+                f"{folder}: {what} is in use by another process; wait for it, stop it, or give another folder "
+                "(--out on the command line)"
+            ) from None
+        yield
+
+
 def _lock(handle: IO[str]) -> None:
     """Lock a file for this process. Raises :class:`BlockingIOError` if another one holds it."""
     try:
@@ -183,7 +197,8 @@ def write_study(folder: Path, name: str, experiments: dict[str, dict[str, Any]])
 
 def remove_study(folder: Path, made: list[Path]) -> None:
     """Forget a study of which no run has begun, and those of the folders ``made`` for it that are empty."""
-    (folder / STUDY).unlink(missing_ok=True)
+    for name in (STUDY, STUDY_LOCK):
+        (folder / name).unlink(missing_ok=True)
     for path in made:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()

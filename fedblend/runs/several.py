@@ -21,7 +21,7 @@ from fedblend.config import Experiment, as_table, resolve
 from fedblend.engines.ranks import started_by_torchrun
 from fedblend.errors import FedblendError, Stopped, by_reason, listed
 from fedblend.federation import Record
-from fedblend.runs.directory import RunDirectory, has_runs, remove_study, write_study
+from fedblend.runs.directory import RunDirectory, has_runs, held_study, remove_study, write_study
 from fedblend.runs.runner import SAME, Listener, difference, execute
 from fedblend.study import Study
 
@@ -39,10 +39,20 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
     :class:`FedblendError` before any of them if one cannot go on, as it began with another experiment.
     """
     jobs = 1 if started_by_torchrun() else min(len(study.experiments), jobs or _jobs(study))
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with held_study(folder):
+            return _run_held(study, folder, resume, jobs, on_record)
+    finally:
+        if made and not has_runs(folder):
+            # A mistake in the experiment was found first: no empty study stays behind.
+            remove_study(folder, made)
+
+
+def _run_held(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
     if resume:
         _require_same(study, folder)
     # Written before the first run, so that a resume knows also the runs that had not begun.
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
     write_study(folder, study.name, {slug: as_table(e) for slug, e in study.experiments.items()})
     try:
         if jobs <= 1:
@@ -54,10 +64,6 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
         raise Stopped(
             f"stopped; everything up to each run's last checkpoint is kept. Go on with: fedblend resume {folder}"
         ) from None
-    finally:
-        if not has_runs(folder):
-            # A mistake in the experiment was found first: no empty study stays behind.
-            remove_study(folder, made)
 
 
 def in_one_message(faults: Mapping[str, str], runs: int) -> str:

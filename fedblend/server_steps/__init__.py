@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from fedblend.parts import part
+from fedblend.server_steps.aggenhance import AggEnhance
+from fedblend.server_steps.base import Server, ServerStep, Tensors
 
-__all__ = ["NoStep", "ServerStep"]
-
-
-class ServerStep:
-    """Base of all server steps."""
-
-    def refine(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The weights that the next round begins with, from the aggregate."""
-        raise TypeError(f"{type(self).__name__} defines no refine")
+__all__ = ["AggEnhance", "NoStep", "Server", "ServerStep"]
 
 
 @part("server_step", "none")
 class NoStep(ServerStep):
     """The aggregate is the next model (FedAvg and all of FedMix)."""
 
-    def refine(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    active = False
+
+    def refine(self, weights: Tensors, server: Server) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The aggregate itself."""
-        return dict(weights)
+        return dict(weights), {}

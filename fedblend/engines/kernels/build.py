@@ -23,15 +23,15 @@ TIMEOUT = 300
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The kernels, built if need be; ``None`` where there is no compiler (:func:`missing` says why)."""
+def library(source: Path = SOURCE) -> ctypes.CDLL | None:
+    """The kernels of a file, built if need be; ``None`` where there is no compiler (:func:`missing` says why)."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return None
-    built = _cache() / f"kernels-{_fingerprint(compiler)}.so"
+    built = _cache() / f"kernels-{_fingerprint(compiler, source)}.so"
     try:
         if not built.exists():
-            _build(compiler, built)
+            _build(compiler, source, built)
         return ctypes.CDLL(str(built))
     except (OSError, subprocess.SubprocessError):
         return None
@@ -48,19 +48,19 @@ def _cache() -> Path:
     return Path(base) / "fedblend"
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, source: Path) -> str:
     """Everything the machine code depends on: a shared home may be used by processors of several kinds."""
     info = Path("/proc/cpuinfo")
     processor = [line for line in info.read_text().splitlines() if line.startswith(("flags", "Features", "model name"))]
-    parts = (SOURCE.read_bytes(), repr((compiler, FLAGS, platform.machine(), processor[:2])).encode())
+    parts = (source.read_bytes(), repr((compiler, FLAGS, platform.machine(), processor[:2])).encode())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
-def _build(compiler: str, built: Path) -> None:
+def _build(compiler: str, source: Path, built: Path) -> None:
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         made = Path(folder) / built.name
-        command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
+        command = [compiler, *FLAGS, "-o", str(made), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
         # Renamed, so that another process never loads half a file.
         os.replace(made, built)

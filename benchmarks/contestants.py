@@ -1,0 +1,86 @@
+"""Who is timed by rounds.py, and how each is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+ENVIRONMENT = dict.fromkeys(THREADS, "1")
+"""One thread a process: small models are fastest so, and every contestant has at most one process a core."""
+
+STACKS = {"A": (1, 2, 5), "B": (4, 8, 25), "C": (1, 2)}
+"""Clients in a stack, by job; the last is a rank's whole share of the cohort."""
+
+METHODS = ("naivemix", "fedmix")
+EVALUATIONS = 4
+"""Further rounds of ``auto`` that end with an evaluation, in job A."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to compute a job's rounds.
+
+    ``kind`` is base, peer, fedblend (a choice of the user's), auto, or method (auto with another method); ``peer``
+    names the environment under .peers/, where it has one of its own.
+    """
+
+    id: str
+    label: str
+    kind: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    peer: str = ""
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that runs it."""
+        return ROOT / ".peers" / self.peer / "bin" / "python" if self.peer else Path(sys.executable)
+
+    @property
+    def missing(self) -> str:
+        """The command that sets it up, or nothing if it can run."""
+        return "" if self.python.exists() else f"benchmarks/peers/setup.sh {self.peer}"
+
+    def command(self, job: Path, rounds: int, out: Path, more: Sequence[str] = ()) -> list[str]:
+        """Its command line."""
+        script = HERE / "peers" / f"run_{self.script}.py"
+        words = (self.python, script, job, "--rounds", rounds, "--out", out, *self.arguments, *more)
+        return [str(word) for word in words]
+
+
+def fedblend(id: str, label: str, kind: str, words: str) -> Contestant:
+    """fedblend with some options."""
+    return Contestant(id, f"fedblend: {label}", kind, "fedblend", tuple(words.split()))
+
+
+def contestants(job: str) -> list[Contestant]:
+    """All that are timed on a job."""
+    stacked = [
+        fedblend(f"stacked-{k}", f"stacks of {k}, 2 ranks", "fedblend", f"--engine stacked --stack {k} --ranks 2")
+        for k in STACKS[job]
+    ]
+    methods = [fedblend(name, f"auto, {name}", "method", f"--method {name}") for name in METHODS]
+    return [
+        Contestant("bare", "bare PyTorch loop", "base", "bare"),
+        Contestant("pfl-1", "pfl, 1 rank", "peer", "pfl", peer="pfl"),
+        Contestant("pfl-2", "pfl, 2 ranks", "peer", "pfl", ("--ranks", "2"), peer="pfl"),
+        Contestant("fedlab", "FedLab", "peer", "fedlab", peer="fedlab"),
+        Contestant("flower", "Flower, 2 actors", "peer", "flwr", ("--ranks", "2"), peer="flwr"),
+        fedblend("loop", "loop, 1 rank", "fedblend", "--engine loop"),
+        fedblend("loop-2", "loop, 2 ranks", "fedblend", "--engine loop --ranks 2"),
+        fedblend(
+            "channels-last-2",
+            "loop, channels_last, 2 ranks",
+            "fedblend",
+            "--engine loop --ranks 2 --memory-format channels_last",
+        ),
+        *stacked,
+        fedblend("auto", "auto", "auto", f"--evaluations {EVALUATIONS}" if job == "A" else ""),
+        *(methods if job != "B" else []),
+    ]

@@ -1,0 +1,219 @@
+"""The figures of docs/benchmarks.md, made from the committed results, so that no number is copied by hand.
+
+python benchmarks/page.py          rewrites what stands between two marks in docs/benchmarks.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+RESULTS = HERE / "results"
+
+HEAD = ("contestant", "s a round", "repeats", "x bare", "x fastest peer", "start s", "accuracy")
+GOALS = {"naivemix": 1.1, "fedmix": 2.2}
+"""Most that a round of a method may take, as a multiple of FedAvg's."""
+REGRET = 1.05
+"""Most that a round may take as auto computes it, as a multiple of the fastest single choice's."""
+EVALUATION = 0.1
+"""Most that evaluating may take, as a share of a round that ends with it."""
+
+Table = Mapping[str, Any]
+
+
+def peers(timed: Table) -> dict[str, float]:
+    """Seconds of a round in each peer."""
+    return {name: one["median_s"] for name, one in timed.items() if one["kind"] == "peer"}
+
+
+def against(base: float | None, seconds: float) -> str:
+    """How many times as fast as a base."""
+    return f"{base / seconds:.2f}" if base else ""
+
+
+def rows(job: Table) -> list[list[str]]:
+    """The table of a job, one row a contestant."""
+    timed = job["contestants"]
+    bare = timed["bare"]["median_s"] if "bare" in timed else None
+    peer = min(peers(timed).values(), default=None)
+    made = []
+    for one in timed.values():
+        medians = [repeat["median_s"] for repeat in one["repeats"]]
+        starts = [repeat["wall_s"] - sum(repeat["round_s"]) for repeat in one["repeats"]]
+        cells = [
+            one["label"] + chosen(one),
+            f"{one['median_s']:.3f}" + (" (disturbed)" if one["disturbed"] else ""),
+            f"{min(medians):.3f}-{max(medians):.3f}",
+            against(bare, one["median_s"]),
+            against(peer, one["median_s"]),
+            f"{min(starts):.1f}",
+            f"{one['accuracy']:.3f}",
+        ]
+        made.append(cells)
+    return made
+
+
+def chosen(one: Table) -> str:
+    """What auto chose, where it did."""
+    choices = [repeat["choice"] for repeat in one["repeats"] if repeat.get("choice")]
+    if one["kind"] not in ("auto", "method") or not choices:
+        return ""
+    return " (" + ", ".join(dict.fromkeys(map(words_of, choices))) + ")"
+
+
+def words_of(choice: Table) -> str:
+    """A choice in a few words."""
+    how = f"stacks of {choice['stack']}" if choice["engine"] == "stacked" else "loop"
+    how += ", channels_last" if choice["memory_format"] == "channels_last" else ""
+    return f"{how}, {choice['ranks']} rank{'s' if choice['ranks'] > 1 else ''}"
+
+
+def verdict(told: str, value: float, goal: float) -> str:
+    """A figure beside its goal."""
+    return f"{told}: {value:.2f}, goal at most {goal:g}: {'met' if value <= goal else 'not met'}"
+
+
+def verdicts(job: Table) -> list[str]:
+    """What a job says of each goal that it is a test of."""
+    timed, found = job["contestants"], []
+    if "auto" not in timed:
+        return []
+    auto = timed["auto"]["median_s"]
+    single = {name: one for name, one in timed.items() if one["kind"] == "fedblend"}
+    if single:
+        best = min(single.values(), key=lambda one: one["median_s"])
+        found.append(verdict(f"auto / the fastest choice ({best['label']})", auto / best["median_s"], REGRET))
+    for method, goal in GOALS.items():
+        if method in timed:
+            found.append(verdict(f"{method} / fedavg", timed[method]["median_s"] / auto, goal))
+    shares = sorted(share for repeat in timed["auto"]["repeats"] if (share := evaluation_share(repeat)) is not None)
+    if shares:
+        samples = job["settings"]["test_samples"]
+        told = f"evaluating on {samples:,} test samples after each round / the whole of such a round"
+        found.append(verdict(told, shares[len(shares) // 2], EVALUATION))
+    return found
+
+
+def evaluation_share(repeat: Table) -> float | None:
+    """Seconds of an evaluation over those of the round that ends with it, in the middle of those timed."""
+    timed = repeat.get("evaluated")
+    if not timed:
+        return None
+    pairs = zip(timed["round_s"], timed["evaluate_s"], strict=True)
+    shares = sorted(evaluate / whole for whole, evaluate in pairs)
+    return shares[len(shares) // 2]
+
+
+def facts(job: Table) -> str:
+    """Where, when and with what a job was timed, in one paragraph."""
+    machine, settings = job["machine"], job["settings"]
+    versions = ", ".join(f"{name} {number}" for name, number in job["versions"].items())
+    discarded = sum(one["discarded"] for one in job["contestants"].values())
+    return (
+        f"{settings['model']}, {settings['clients']:,} clients of {settings['samples']} samples, cohort "
+        f"{settings['cohort']}, {settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}, batches of "
+        f"{settings['batch_size']}. {job['date']}, fedblend at {job['commit']}, {machine['processor']}, "
+        f"{machine['cores']} cores; {versions}. {job['repeats']} repeats of {job['rounds']} rounds, the first "
+        f"{job['warm_up']} to warm up; {discarded} measurement{'s' if discarded != 1 else ''} thrown away because "
+        "others used the machine."
+    )
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table as Markdown."""
+    cells = [list(head), ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
+
+
+def job_section(name: str) -> str:
+    """Facts, table and goals of a job."""
+    job = read("rounds").get("jobs", {}).get(name)
+    if not job:
+        return "Not timed yet."
+    parts = [facts(job), markdown(HEAD, rows(job)), "\n".join(f"- {line}" for line in verdicts(job))]
+    return "\n\n".join(part for part in parts if part)
+
+
+def same_work_section() -> str:
+    """How far each contestant's weights are from the bare loop's after one round."""
+    checks = read("rounds").get("same_work", {})
+    if not checks:
+        return "Not checked yet."
+    names = list(dict.fromkeys(name for check in checks.values() for name in check["apart"]))
+    lines = [[labels(checks)[name], *(apart(check, name) for check in checks.values())] for name in names]
+    return markdown(("contestant", *(f"job {job}" for job in checks)), lines)
+
+
+def labels(checks: Table) -> dict[str, str]:
+    """Contestants' labels by id."""
+    return {name: label for check in checks.values() for name, label in check["labels"].items()}
+
+
+def apart(check: Table, name: str) -> str:
+    """A contestant's distance in one job."""
+    return f"{check['apart'][name]:.0e}" if name in check["apart"] else ""
+
+
+def profile_section() -> str:
+    """Where a stacked step's time goes."""
+    found = read("profile")
+    if not found:
+        return "Not profiled yet."
+    return f"{profile_facts(found)}\n\n{markdown(PROFILE_HEAD, profile_rows(found))}"
+
+
+PROFILE_HEAD = ("kind", "calls", "us a step", "share", "MFLOP", "GFLOP/s", "of the peak")
+
+
+def profile_rows(found: Table) -> list[list[str]]:
+    """One row a kind of operation."""
+    made = []
+    for kind, one in [*found["kinds"].items(), ("whole step", found["whole"])]:
+        us, flop = one["us"], one["flop"]
+        rate = flop / us / 1e3
+        counted = [f"{flop / 1e6:.1f}", f"{rate:.1f}", f"{rate / found['peak_gflops']:.0%}"] if flop else ["", "", ""]
+        made.append([kind, f"{one['calls']:g}", f"{us:.0f}", f"{us / found['whole']['us']:.0%}", *counted])
+    return made
+
+
+def profile_facts(found: Table) -> str:
+    """What was profiled."""
+    return (
+        f"Job {found['job']}, stacks of {found['stack']} clients, 1 rank, 1 thread, medians of {found['steps']} steps. "
+        f"The peak is what a float32 product of two {found['peak_size']} x {found['peak_size']} matrices reaches in "
+        f"the same run: {found['peak_gflops']:.0f} GFLOP/s. {found['date']}, fedblend at {found['commit']}, "
+        f"{found['machine']['processor']}."
+    )
+
+
+def read(name: str) -> dict[str, Any]:
+    """One file of results; empty where there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+SECTIONS = {
+    "job A": lambda: job_section("A"),
+    "job B": lambda: job_section("B"),
+    "job C": lambda: job_section("C"),
+    "same work": same_work_section,
+    "profile": profile_section,
+}
+
+
+def fill(page: str) -> str:
+    """A page with all between ``<!-- NAME -->`` and ``<!-- end -->`` made anew."""
+
+    def made(found: re.Match[str]) -> str:
+        return f"<!-- {found[1]} -->\n{SECTIONS[found[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- (?!end)(.+?) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill(PAGE.read_text()))

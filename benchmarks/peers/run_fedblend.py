@@ -1,0 +1,149 @@
+"""A round in fedblend, in its loop or stacked engine, on one rank or several, or as it chooses by itself.
+
+What is timed is `Federation.round`: the whole round of a run but for evaluation and checkpoints. Only the cohorts and
+the first weights are the job's; batches are fedblend's own, shuffled anew, unless --stored-order is given. Samples
+are kept as uint8 and scaled in every step, where the peers are given scaled floats.
+"""
+
+from __future__ import annotations
+
+import one_thread  # noqa: F401  # isort: skip
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from fedblend_job import table_of
+from jobs import ROUNDS, Job, load
+from outcome import WARM_UP, check_rounds, options, report
+
+from fedblend import engines
+from fedblend.config import Experiment, resolve
+from fedblend.engines import Choice, Engine
+from fedblend.federation import Federation, Record, State
+from fedblend.world import World
+
+NEVER = 10**9
+"""Rounds from one evaluation to the next where none is wanted."""
+
+PROCESSORS = 2
+"""Processors that ``--engine auto`` may use."""
+
+
+class JobFederation(Federation):
+    """fedblend's rounds with the job's cohorts."""
+
+    def __init__(self, world: World, engine: Engine, job: Job) -> None:
+        super().__init__(world, engine)
+        self.job = job
+
+    def begin(self) -> State:
+        """The state before the first round, with the job's first weights: the same tensors in the same order."""
+        pairs = zip(self.world.weights().items(), self.job.start.values(), strict=True)
+        weights = {name: first.view_as(tensor).clone() for (name, tensor), first in pairs}
+        clients = len(self.world.population)
+        return State(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
+
+    def _cohort(self, round: int, sizes: np.ndarray) -> np.ndarray:
+        return self.job.cohorts[round]
+
+
+def experiment_of(job: Job, given: argparse.Namespace, eval_every: int = NEVER) -> Experiment:
+    """The job as an experiment."""
+    asked = {"engine": given.engine, "stack": given.stack, "ranks": given.ranks, "memory_format": given.memory_format}
+    table = table_of(job.settings, str(given.job.resolve()), given.stored_order)
+    asked = {field: value for field, value in asked.items() if value is not None}
+    # All rounds of the job, more than are run: auto chooses as for a long run, and none of these is the last.
+    return resolve(table | asked | {"method": given.method, "rounds": ROUNDS, "eval_every": eval_every})
+
+
+def timed_rounds(federation: Federation, state: State, rounds: int) -> tuple[State, list[float], list[Record]]:
+    """Make some rounds; returns the state after them, the seconds of each and their records."""
+    seconds, records = [], []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        state, record = federation.round(state)
+        seconds.append(time.perf_counter() - begun)
+        records.append(record)
+    return state, seconds, records
+
+
+def medians_of(records: Iterable[Record]) -> dict[str, float]:
+    """Median seconds of each phase of a round. Waiting for other ranks counts as "aggregate"."""
+    tables = [record["machine"]["seconds"] for record in records]
+    return {phase: statistics.median(t[phase] for t in tables) for phase in tables[0]} if tables else {}
+
+
+Found = tuple[State, list[float], dict[str, object]]
+"""The last state of the timed rounds, the seconds of each, and what else was seen."""
+
+
+def run(job: Job, world: World, engine: Engine, given: argparse.Namespace) -> Found:
+    """Time the rounds, and then some with evaluation."""
+    federation = JobFederation(world, engine, job)
+    state, seconds, records = timed_rounds(federation, federation.begin(), given.rounds)
+    found: dict[str, object] = {"phases_s": medians_of(records[WARM_UP:])}
+    if given.evaluations:
+        every = replace(world, experiment=experiment_of(job, given, eval_every=1))
+        _, whole, evaluated = timed_rounds(JobFederation(every, engine, job), state, given.evaluations)
+        evaluate = [record["machine"]["seconds"]["evaluate"] for record in evaluated]
+        found["evaluated"] = {"round_s": whole, "evaluate_s": evaluate}
+    return state, seconds, found
+
+
+def clocked(name: str, clock: dict[str, float], begun: float) -> float:
+    """Note the seconds since ``begun``; returns the time now."""
+    now = time.perf_counter()
+    clock[name] = now - begun
+    return now
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = options("fedblend", ranks=(1, 2, 4))
+    parser.set_defaults(ranks=None)
+    parser.add_argument("--engine", choices=("auto", "loop", "stacked"), default="auto")
+    parser.add_argument("--stack", type=int, help="clients in one stack")
+    parser.add_argument("--memory-format", choices=("contiguous", "channels_last"))
+    parser.add_argument(
+        "--method", default="fedavg", help="fedavg, naivemix, ...; what it shares is shared while warming up"
+    )
+    parser.add_argument("--stored-order", action="store_true", help="batches in the stored order, as the peers'")
+    parser.add_argument("--evaluations", type=int, default=0, help="further rounds that end with an evaluation")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Time all rounds."""
+    given = arguments()
+    job = load(given.job)
+    check_rounds(given, job)
+    torch.set_num_threads(1)
+    clock: dict[str, float] = {}
+    now = time.perf_counter()
+    world = World.of(experiment_of(job, given))
+    now = clocked("world", clock, now)
+    choice: Choice = engines.choose(world, PROCESSORS, ROUNDS)
+    now = clocked("choose", clock, now)
+    engine = engines.make(world, choice)
+    clocked("ranks", clock, now)
+    try:
+        state, seconds, found = run(job, world, engine, given)
+    finally:
+        engine.close()
+    given.ranks = choice.ranks
+    weights = dict(zip(job.start, (state.weights[name] for name in world.weights()), strict=True))
+    found |= {"method": given.method, "choice": choice.table(), "start_s": clock}
+    told = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in clock.items())
+    print(f"start: {told}; rounds that warm up: {', '.join(f'{s:.2f} s' for s in seconds[:WARM_UP])}")
+    how = ", ".join(f"{field} {value}" for field, value in choice.table().items() if field != "why")
+    print(f"{how}; {choice.why}")
+    report("fedblend", ["fedblend"], job, given, seconds, weights, **found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Where a stacked step's time goes: job A, one process, one thread, by kind of operation.
+
+    python benchmarks/profile_step.py [--stack 5] [--out benchmarks/results/profile.json]
+
+Whole steps are timed as they are run. Then the same steps are made once more operation by operation, each under a
+clock; what the operations do not account for is Python between them. Floating point operations are counted from
+shapes: two for each multiplication and addition of a convolution (padding included) or matrix product, one for each
+element of anything else. The peak is that of a large matrix product, measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import page
+import torch
+from contestants import HERE
+from rich.console import Console
+from rich.table import Table
+from rounds import when_and_where, write_job
+from torch import fx
+
+sys.path.append(str(HERE / "peers"))
+
+from fedblend_job import table_of
+from jobs import Job, load
+
+from fedblend.config import resolve
+from fedblend.engines import StackedEngine, TrainTask, inner_engine
+from fedblend.engines.kernels import RAW
+from fedblend.engines.stacked import Stack
+from fedblend.engines.stacking import Inputs
+from fedblend.world import World
+
+PEAK_SIZE = 1024
+"""Rows and columns of the matrices whose product gives the peak."""
+
+REPEATS = 5
+"""Times that a stack's steps are made, of which the first is left out."""
+
+OURS, LIBRARY, POOLS, PRODUCTS = "convolutions, ours", "convolutions, PyTorch's", "max pools", "matrix products"
+POINTWISE, VIEWS, UPDATE, GATHER, PYTHON = "pointwise, sums", "views", "SGD update", "gathering", "Python between"
+KINDS = (OURS, LIBRARY, POOLS, PRODUCTS, POINTWISE, VIEWS, UPDATE, GATHER, PYTHON)
+
+LOOKS = ("view", "permute", "transpose", "squeeze", "expand", "detach", "getitem", "slice", "select", "t.default")
+"""Words in the names of operations that only look at the same numbers."""
+
+
+def kind_of(target: Callable[..., Any]) -> str:
+    """The kind of an operation, by its name."""
+    name = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+    if target in RAW.values():
+        return OURS if "conv" in name else POOLS
+    if "pool" in name:
+        return POOLS
+    if "conv" in name:
+        return LIBRARY
+    if "mm" in name.split(".")[-2:][0]:
+        return PRODUCTS
+    return VIEWS if any(word in name for word in LOOKS) else POINTWISE
+
+
+def flop_of(target: Callable[..., Any], arguments: tuple[Any, ...], made: Any) -> int:
+    """Floating point operations of a call."""
+    kind, tensors = kind_of(target), [a for a in arguments if isinstance(a, torch.Tensor)]
+    if kind == OURS:
+        return conv_flop(target.__name__, tensors[0], tensors[1], arguments[-2:])
+    if kind == LIBRARY:
+        return library_flop(tensors, arguments)
+    if kind == PRODUCTS:
+        a, b = tensors[-2:]
+        return product_flop(a, b)
+    if kind == VIEWS:
+        return 0
+    results = [m for m in (made if isinstance(made, tuple | list) else [made]) if isinstance(m, torch.Tensor)]
+    return max(t.numel() for t in (*tensors, *results)) if tensors else 0
+
+
+def conv_flop(name: str, first: torch.Tensor, second: torch.Tensor, last: tuple[Any, ...]) -> int:
+    """Of a form of our convolution: output places x channels in x kernel, the same for all three forms."""
+    if name == "run_conv":
+        *_, height, width = first.shape
+        _, out, channels, kh, kw = second.shape
+        grow = 2 * last[-1]
+        places = first.shape[0] * first.shape[1] * out * (height + grow - kh + 1) * (width + grow - kw + 1)
+        return 2 * places * channels * kh * kw
+    if name == "run_conv_input":
+        return 2 * first.numel() * math.prod(second.shape[2:])
+    # The gradient of the weights: of x and of what came out, for a kernel of the last two sizes.
+    return 2 * second.numel() * first.shape[2] * math.prod(last)
+
+
+def library_flop(tensors: list[torch.Tensor], arguments: tuple[Any, ...]) -> int:
+    """Of PyTorch's grouped convolution, or of both its derivatives."""
+    backward = tensors[0].dim() == tensors[1].dim() and len(tensors) > 2 and tensors[2].dim() == tensors[0].dim()
+    if backward:
+        return 4 * tensors[0].numel() * math.prod(tensors[2].shape[1:])
+    x, w = tensors[:2]
+    places = math.prod(x.shape[2:]) * x.shape[0] * w.shape[0]
+    return 2 * places * math.prod(w.shape[1:])
+
+
+def product_flop(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Of a product of matrices, or of stacks of them."""
+    return 2 * a.numel() * b.shape[-1]
+
+
+@dataclass
+class Clock:
+    """Seconds and floating point operations of every call of a step, by kind and place."""
+
+    seconds: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    flop: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def note(self, kind: str, place: int, seconds: float, flop: int = 0) -> None:
+        """Add a call."""
+        self.seconds[kind, place].append(seconds)
+        self.flop[kind, place] = flop
+
+    def by_kind(self) -> dict[str, dict[str, float]]:
+        """Calls, microseconds and floating point operations of a step by kind; medians over steps, call by call."""
+        found: dict[str, dict[str, float]] = {}
+        for (kind, place), values in self.seconds.items():
+            one = found.setdefault(kind, {"calls": 0, "us": 0.0, "flop": 0})
+            one["calls"] += 1
+            one["us"] += 1e6 * statistics.median(values)
+            one["flop"] += self.flop[kind, place]
+        return found
+
+
+class Clocked(fx.Interpreter):
+    """A traced step, run operation by operation under a clock."""
+
+    def __init__(self, graph: fx.GraphModule, clock: Clock) -> None:
+        super().__init__(graph)
+        self.clock, self.place = clock, 0
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        begun = time.perf_counter()
+        made = target(*args, **kwargs)
+        seconds = time.perf_counter() - begun
+        self.place += 1
+        self.clock.note(kind_of(target), self.place, seconds, flop_of(target, args, made))
+        return made
+
+
+class ClockedProgram:
+    """Stands in for a program of the engine's."""
+
+    def __init__(self, graph: fx.GraphModule, clock: Clock) -> None:
+        self.graph, self.clock = graph, clock
+
+    @torch.no_grad()
+    def __call__(self, inputs: Inputs) -> tuple[list[Any], torch.Tensor]:
+        leaves = torch.utils._pytree.tree_leaves(inputs.tree())
+        *gradients, values = Clocked(self.graph, self.clock).run(*leaves)
+        return gradients, values
+
+
+def update_flop(gradients: list[Any]) -> int:
+    """Of plain SGD: two for each weight, or products of matrices that are added to the weights."""
+    pairs = [pair for gradient in gradients if isinstance(gradient, tuple) for pair in gradient]
+    plain = [gradient for gradient in gradients if isinstance(gradient, torch.Tensor)]
+    return sum(product_flop(*pair) for pair in pairs) + 2 * sum(gradient.numel() for gradient in plain)
+
+
+def clocked_update(stack: Stack, clock: Clock) -> None:
+    """Put the stack's optimizer under the clock."""
+    plain = stack.optimizer.step_rows
+
+    def step_rows(gradients: Any, *more: Any) -> None:
+        begun = time.perf_counter()
+        plain(gradients, *more)
+        clock.note(UPDATE, 0, time.perf_counter() - begun, update_flop(gradients))
+
+    stack.optimizer.step_rows = step_rows  # type: ignore[method-assign]
+
+
+def clocked_gather(stack: Stack, step: int, clock: Clock) -> None:
+    """Gather a step's batch once more, as the stack does, under the clock."""
+    rows = slice(0, len(stack.clients))
+    begun = time.perf_counter()
+    columns = torch.from_numpy(stack.firsts[rows, step, None] + np.arange(stack.full))
+    chosen = stack.rows[rows].gather(1, columns)
+    _ = stack.x[chosen], stack.y[chosen]
+    clock.note(GATHER, 0, time.perf_counter() - begun)
+
+
+def peak() -> float:
+    """GFLOP/s of a large product of float32 matrices, at its best."""
+    a, b = torch.randn(2, PEAK_SIZE, PEAK_SIZE)
+    best = math.inf
+    for _ in range(20):
+        begun = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - begun)
+    return 2 * PEAK_SIZE**3 / best / 1e9
+
+
+def engine_of(job: Job, path: Path, stack: int) -> StackedEngine:
+    """A stacked engine on the job."""
+    world = World.of(resolve(table_of(job.settings, str(path), False)))
+    made = inner_engine(world, {"engine": "stacked", "stack": stack, "memory_format": "contiguous"})
+    assert isinstance(made, StackedEngine)
+    return made
+
+
+def profiled(engine: StackedEngine, clients: list[int]) -> tuple[list[float], Clock]:
+    """Seconds of whole steps as they are, and the calls of the same steps under a clock."""
+    task = TrainTask(0, engine.world.weights(), None, engine.world.sizes(0))
+    given = [engine.assign(task, client) for client in clients]
+    whole = []
+    for repeat in range(REPEATS):
+        stack = Stack(engine, task, given)
+        for step in range(stack.steps):
+            begun = time.perf_counter()
+            stack._step(step)
+            if repeat:
+                whole.append(time.perf_counter() - begun)
+    clock = Clock()
+    engine.programs = {key: ClockedProgram(made.graph, clock) for key, made in engine.programs.items()}  # type: ignore[misc]
+    stack = Stack(engine, task, given)
+    clocked_update(stack, clock)
+    for step in range(stack.steps):
+        clocked_gather(stack, step, clock)
+        stack._step(step)
+    return whole, clock
+
+
+def told_of(whole: list[float], clock: Clock) -> dict[str, Any]:
+    """All figures of a step."""
+    kinds = clock.by_kind()
+    us = 1e6 * statistics.median(whole)
+    rest = us - sum(one["us"] for one in kinds.values())
+    kinds[PYTHON] = {"calls": 0, "us": max(0.0, rest), "flop": 0}
+    total = {key: sum(one[key] for one in kinds.values()) for key in ("calls", "flop")}
+    return {"kinds": {kind: kinds[kind] for kind in KINDS if kind in kinds}, "whole": {**total, "us": us}}
+
+
+def main() -> None:
+    """Profile, print the table, and write the figures where asked to."""
+    parser = argparse.ArgumentParser(description="Profile a stacked step of job A.")
+    parser.add_argument(
+        "--stack", type=int, default=5, help="clients in the stack (5: a rank's share of job A's cohort)"
+    )
+    parser.add_argument("--out", type=Path, help="where the figures go (JSON)")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_job("A", Path(folder) / "A.npz")
+        job = load(path)
+        engine = engine_of(job, path, given.stack)
+    rates = [peak()]
+    whole, clock = profiled(engine, job.cohort(0)[: given.stack])
+    rates.append(peak())
+    found = {
+        **when_and_where(),
+        "job": "A",
+        "stack": given.stack,
+        "steps": len(whole),
+        "peak_size": PEAK_SIZE,
+        "peak_gflops": max(rates),
+        **told_of(whole, clock),
+    }
+    table = Table(*page.PROFILE_HEAD)
+    for row in page.profile_rows(found):
+        table.add_row(*row)
+    Console().print(table)
+    print(page.profile_facts(found))
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

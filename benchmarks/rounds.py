@@ -1,0 +1,316 @@
+"""A round of federated averaging in fedblend, in a bare PyTorch loop and in other frameworks, timed in turn.
+
+    python benchmarks/rounds.py                       all jobs and contestants that are set up
+    python benchmarks/rounds.py --jobs A --only bare auto stacked-5 pfl-2
+    python benchmarks/rounds.py --same-work           do all of them do the same work?
+
+The jobs are said in peers/jobs.py, the contestants in contestants.py. Every measurement is a process of its own; all
+contestants have their turn before the next repeat. What others compute meanwhile is watched (quiet.py), and a
+measurement that they disturbed is thrown away and made again. Whole jobs go to benchmarks/results/rounds.json, and
+from there to docs/benchmarks.md (page.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import page
+from contestants import ENVIRONMENT, HERE, ROOT, Contestant, contestants, fedblend
+from quiet import QUIET, run_marked, wait_until_quiet
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = HERE / "results" / "rounds.json"
+WARM_UP = 2
+"""Rounds that every contestant leaves out of its median (peers/outcome.py)."""
+
+TIMEOUT = 600.0
+"""Seconds after which a contestant is taken to hang."""
+
+ABOVE_CHANCE = 1.5
+"""Accuracy that a trained model must have at least, in multiples of chance."""
+
+ALIKE = (0.5, 2.0)
+"""How long a contestant's change of the weights may be, beside the bare loop's over the same rounds."""
+
+SAME_WORK = 0.05
+"""How far weights may be from the bare loop's after one round, as a share of what that round changed.
+
+Job C's network, whose first steps are wild, blows a last bit up to a per cent."""
+
+OTHER_ORDER = fedblend("other-order", "loop on shuffled batches", "check", "--engine loop")
+"""Beside the others in that check, to see what other work looks like."""
+
+KEPT = ("median_s", "round_s", "warm_up_s", "accuracy", "change_norm", "load")
+KEPT_OF_FEDBLEND = ("choice", "start_s", "phases_s", "evaluated")
+"""What is kept of a contestant's own result."""
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often a job is measured, and for how many rounds each time."""
+
+    repeats: int
+    rounds: int
+
+
+PLANS = {"A": Plan(3, 6), "B": Plan(2, 5), "C": Plan(2, 5)}
+"""So that job A takes six minutes, and all of them twenty, on two quiet cores."""
+
+console = Console() if sys.stdout.isatty() else Console(width=120)
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
+    known = list(dict.fromkeys(one.id for job in PLANS for one in contestants(job)))
+    parser = argparse.ArgumentParser(description="Time rounds of federated averaging in fedblend and beside it.")
+    parser.add_argument("--jobs", nargs="+", choices=sorted(PLANS), default=sorted(PLANS))
+    parser.add_argument("--only", nargs="+", choices=known, metavar="CONTESTANT", help=f"of {', '.join(known)}")
+    parser.add_argument("--repeats", type=int, help="measurements of each contestant")
+    parser.add_argument("--rounds", type=int, help=f"rounds in each measurement; the first {WARM_UP} warm up")
+    parser.add_argument("--tries", type=int, default=3, help="times that a disturbed measurement is made (3)")
+    parser.add_argument("--patience", type=float, default=30, help="seconds to wait for quiet before that (30)")
+    parser.add_argument("--same-work", action="store_true", help="compare weights after one round instead of timing")
+    parser.add_argument("--out", type=Path, help=f"results; {RESULTS.relative_to(ROOT)} unless --only is given")
+    given = parser.parse_args()
+    if given.rounds is not None and given.rounds <= WARM_UP:
+        parser.error(f"--rounds must be more than {WARM_UP}")
+    return given
+
+
+def ready(job: str, only: Sequence[str] | None) -> list[Contestant]:
+    """The contestants that are wanted and set up; says how to set up the others."""
+    wanted = [one for one in contestants(job) if not only or one.id in only]
+    for setup in dict.fromkeys(one.missing for one in wanted if one.missing):
+        console.print(f"left out, since not set up; to set up: {setup}")
+    return [one for one in wanted if not one.missing]
+
+
+def write_job(job: str, path: Path, *more: str) -> Path:
+    """Write a job's file. Ends the program with jobs.py's own words if that fails (without the data, for one)."""
+    command = [sys.executable, str(HERE / "peers" / "jobs.py"), job, str(path), *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"job {job} could not be written: {done.stderr.strip().splitlines()[-1]}")
+    return path
+
+
+def once(one: Contestant, job: Path, rounds: int, more: Sequence[str] = ()) -> tuple[Result, float]:
+    """Start a contestant; returns its result, and the share of one core that others used meanwhile."""
+    out = job.with_name("result.json")
+    out.unlink(missing_ok=True)
+    begun = time.perf_counter()
+    _, watch = run_marked(one.command(job, rounds, out, more), f"{os.getpid()}-{begun}", ENVIRONMENT, TIMEOUT)
+    wall = time.perf_counter() - begun
+    return json.loads(out.read_text()) | {"wall_s": wall}, watch.foreign
+
+
+def measured(one: Contestant, job: Path, rounds: int, given: argparse.Namespace) -> Result:
+    """One measurement, made again while others disturb it; the least disturbed is kept."""
+    tries: list[Result] = []
+    while len(tries) < given.tries:
+        if tries:
+            wait_until_quiet(given.patience)
+        result, foreign = once(one, job, rounds)
+        tries.append(result | {"foreign": round(foreign, 3)})
+        told = f"  {one.label}: {result['median_s']:.3f} s a round"
+        if foreign <= QUIET:
+            console.print(told)
+            break
+        console.print(f"{told}; [yellow]disturbed: others used {foreign:.0%} of a core")
+    kept = min(tries, key=lambda result: result["foreign"])
+    return kept | {"discarded": len(tries) - 1}
+
+
+def timed(job: str, plan: Plan, given: argparse.Namespace) -> Result:
+    """All contestants on a job, in turn, repeat by repeat."""
+    took_part = ready(job, given.only)
+    repeats: dict[str, list[Result]] = {one.id: [] for one in took_part}
+    failed: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_job(job, Path(folder) / f"{job}.npz")
+        for repeat in range(plan.repeats):
+            console.print(f"job {job}, repeat {repeat + 1} of {plan.repeats}")
+            # Forwards and backwards, so that a machine that grows slower is nobody's disadvantage.
+            for one in took_part[:: -1 if repeat % 2 else 1]:
+                if one.id not in failed:
+                    try:
+                        repeats[one.id].append(measured(one, path, plan.rounds, given))
+                    except subprocess.SubprocessError as error:
+                        failed[one.id] = str(error)
+                        console.print(f"[red]{one.label}: {error}")
+    done = {one.id: told_of(one, repeats[one.id]) for one in took_part if one.id not in failed}
+    return {**facts(job, plan, repeats), "contestants": done, "failed": failed, "faults": faults(done)}
+
+
+def told_of(one: Contestant, repeats: Sequence[Result]) -> Result:
+    """A contestant's repeats as one."""
+    keys = (*KEPT, *KEPT_OF_FEDBLEND, "wall_s", "foreign")
+    return {
+        "label": one.label,
+        "kind": one.kind,
+        "median_s": statistics.median(result["median_s"] for result in repeats),
+        "accuracy": repeats[-1]["accuracy"],
+        "change_norm": repeats[-1]["change_norm"],
+        "chance": repeats[-1]["chance"],
+        "discarded": sum(result["discarded"] for result in repeats),
+        "disturbed": any(result["foreign"] > QUIET for result in repeats),
+        "repeats": [{key: result[key] for key in keys if key in result} for result in repeats],
+    }
+
+
+def faults(done: dict[str, Result]) -> dict[str, str]:
+    """Why a contestant's weights cannot be right, of those where one sees it."""
+    base = done.get("bare", {}).get("change_norm")
+    found = {}
+    for name, one in done.items():
+        moved = one["change_norm"]
+        if not math.isfinite(moved) or moved <= 0:
+            found[name] = "its weights did not change, or not to numbers"
+        elif one["accuracy"] < ABOVE_CHANCE * one["chance"]:
+            found[name] = f"its accuracy, {one['accuracy']:.3f}, is near chance"
+        elif base and one["kind"] != "method" and not ALIKE[0] <= moved / base <= ALIKE[1]:
+            found[name] = f"its weights moved by {moved:.2f}, the bare loop's by {base:.2f}"
+    for name, fault in found.items():
+        console.print(f"[red]{done[name]['label']}: {fault}")
+    return found
+
+
+def facts(job: str, plan: Plan, repeats: dict[str, list[Result]]) -> Result:
+    """Where, when and with what a job was timed."""
+    versions: dict[str, str] = {}
+    for results in repeats.values():
+        versions |= results[0]["versions"] if results else {}
+    settings = next((results[0]["settings"] for results in repeats.values() if results), {})
+    tested = {"A": 10_000, "B": 10_000, "C": 2_000}[job]
+    return {
+        **when_and_where(),
+        "settings": settings | {"test_samples": tested},
+        "versions": versions,
+        "repeats": plan.repeats,
+        "rounds": plan.rounds,
+        "warm_up": WARM_UP,
+    }
+
+
+def when_and_where() -> Result:
+    """The date, the code and the machine."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit(),
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "system": platform.system()},
+    }
+
+
+def commit() -> str:
+    """The code's commit, with a plus where files differ from it; "unknown" outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=7", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def processor() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].partition(":")[2].strip() if names else platform.machine()
+
+
+def same_work(job: str, given: argparse.Namespace) -> Result:
+    """How far each contestant's weights are from the bare loop's after one round without dropout."""
+    took_part = [one for one in ready(job, given.only) if one.kind != "method"]
+    base = next(one for one in contestants(job) if one.kind == "base")
+    apart: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_job(job, Path(folder) / f"{job}.npz", "--no-dropout")
+        with np.load(path) as file:
+            start = {name.removeprefix("start/"): file[name] for name in file.files if name.startswith("start/")}
+        right = weights_of(base, path)
+        for one in [*took_part, OTHER_ORDER]:
+            if one.kind != "base":
+                made = weights_of(one, path)
+                apart[one.id] = distance(made, right) / distance(start, right)
+                console.print(f"  {one.label}: {apart[one.id]:.0e} of the change away from the bare loop")
+                if (apart[one.id] <= SAME_WORK) == (one == OTHER_ORDER):
+                    console.print("[red]  which is not the same work" if one != OTHER_ORDER else "[red]  too near")
+    labels = {one.id: one.label for one in [*took_part, OTHER_ORDER]}
+    return {**when_and_where(), "apart": apart, "labels": labels}
+
+
+def weights_of(one: Contestant, job: Path) -> dict[str, np.ndarray]:
+    """A contestant's weights after one round, on batches in the stored order."""
+    weights = job.with_name("weights.npz")
+    stored = one.script == "fedblend" and one != OTHER_ORDER
+    more = ["--weights", str(weights), *(["--stored-order"] if stored else [])]
+    once(one, job, 1, more)
+    with np.load(weights) as file:
+        return {name: file[name] for name in file.files}
+
+
+def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    """The length of the difference of two sets of weights."""
+    return math.sqrt(sum(float(np.square(a[name].astype(np.float64) - b[name]).sum()) for name in b))
+
+
+def show(name: str, job: Result) -> None:
+    """Print a job's table and what it says of the goals."""
+    table = Table(*page.HEAD, title=f"job {name}")
+    for row in page.rows(job):
+        table.add_row(*row)
+    console.print(table)
+    for line in page.verdicts(job):
+        console.print(line)
+
+
+def keep(out: Path, kind: str, name: str, found: Result) -> None:
+    """Put a job's results in the place of its earlier ones."""
+    results = json.loads(out.read_text()) if out.exists() else {}
+    results.setdefault(kind, {})[name] = found
+    results[kind] = dict(sorted(results[kind].items()))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def main() -> None:
+    """Time or check the jobs that are asked for."""
+    given = arguments()
+    # Some contestants alone are no whole job: they do not take the place of one.
+    out = given.out or (None if given.only else RESULTS)
+    begun = time.perf_counter()
+    for job in given.jobs:
+        if given.same_work:
+            console.print(f"job {job}: one round without dropout")
+            kind, found = "same_work", same_work(job, given)
+        else:
+            plan = Plan(given.repeats or PLANS[job].repeats, given.rounds or PLANS[job].rounds)
+            kind, found = "jobs", timed(job, plan, given)
+            show(job, found)
+        if out:
+            keep(out, kind, job, found)
+    if out == RESULTS and page.PAGE.exists():
+        page.PAGE.write_text(page.fill(page.PAGE.read_text()))
+    console.print(f"{(time.perf_counter() - begun) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    main()

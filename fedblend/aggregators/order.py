@@ -1,0 +1,78 @@
+"""Aggregators by order statistics: each parameter's values over the clients, without the outermost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from fedblend.aggregators.base import Aggregator, Tensors, Upload, counting
+from fedblend.aggregators.kernels import mean_of_order
+from fedblend.aggregators.mean import as_stored
+from fedblend.errors import FedblendError
+from fedblend.parts import part
+
+
+@part("aggregator", "median")
+class Median(Aggregator):
+    """The median of each parameter over the clients; of an even number, the mean of the two in the middle.
+
+    Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", Algorithm 1, option
+    I. Every upload counts once, however many samples it was trained on, as in the paper, whose workers hold equally
+    many. Fewer than half of the clients cannot move a parameter beyond the others' values. Whole-number tensors
+    are rounded.
+    """
+
+    def aggregate(self, uploads: Iterable[Upload]) -> dict[str, torch.Tensor]:
+        """The medians."""
+        kept = counting(uploads)
+        return _means_of_order(kept, (len(kept) - 1) // 2)
+
+
+@part("aggregator", "trimmed-mean")
+class TrimmedMean(Aggregator):
+    """The mean of each parameter over the clients without its largest and its smallest values.
+
+    Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", Algorithm 1, option
+    II, with beta = ``share``. Every upload counts once, as in the paper. Of K uploads beta K are left out at each
+    end, rounded down; so many clients cannot move a parameter beyond the others' values. Whole-number tensors are
+    rounded. AggEnhance's "trimmed mean" is the aggregator `interval-mean`.
+    """
+
+    share: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    """Share of the uploads that is left out at each end, for each parameter by itself."""
+
+    def require_possible(self, cohort: int) -> None:
+        """Refuse a share so small that nothing is left out."""
+        if self.share > 0 and not self.trimmed(cohort):
+            least = math.ceil(1000 / cohort) / 1000
+            valid = f"from {least} to below 0.5, or 0" if cohort > 2 else "0, or a train.cohort of 3 or more"
+            raise FedblendError(
+                f"method.aggregator.share: {self.share} of a train.cohort of {cohort} is less than one client, so that "
+                f"nothing would be left out; valid: {valid}"
+            )
+
+    def trimmed(self, uploads: int) -> int:
+        """Of how many uploads so many are left out at each end.
+
+        >>> TrimmedMean(share=0.29).trimmed(100), TrimmedMean(share=0.49).trimmed(2)
+        (29, 0)
+        """
+        # Rounded first, or 0.29 * 100 would be 28.
+        return min(int(round(self.share * uploads, 9)), (uploads - 1) // 2)
+
+    def aggregate(self, uploads: Iterable[Upload]) -> dict[str, torch.Tensor]:
+        """The trimmed means."""
+        kept = counting(uploads)
+        return _means_of_order(kept, self.trimmed(len(kept)))
+
+
+def _means_of_order(uploads: list[Tensors], trimmed: int) -> dict[str, torch.Tensor]:
+    """Of each parameter the mean of its values without the ``trimmed`` smallest and largest."""
+    return {
+        name: as_stored(mean_of_order([u[name] for u in uploads], trimmed, len(uploads) - trimmed), tensor.dtype)
+        for name, tensor in uploads[0].items()
+    }

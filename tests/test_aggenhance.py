@@ -1,0 +1,213 @@
+"""AggEnhance's properties (oracles), on cases small enough to work by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import federation, images, numbers, run, same, same_state, world
+from torch import nn
+from torch.nn import functional as F
+
+from fedblend.data.scale import Scaler
+from fedblend.engines import LoopEngine, StackedEngine
+from fedblend.errors import FedblendError
+from fedblend.federation import Federation
+from fedblend.objectives import Task
+from fedblend.runs import checkpoint
+from fedblend.server_steps import AggEnhance, Server
+from fedblend.server_steps.aggenhance import elect, logits, vote
+
+CLASSES = 3
+UNIT = Scaler("unit", False, *(torch.tensor([[[v]]]) for v in (1 / 255, 0.0, 1 / 255, 0.0)))
+
+
+def server(models: list[dict[str, torch.Tensor]], model: nn.Module, **changes: Any) -> Server:
+    """A server step's view of a round, on points of 1 x 2 x 2."""
+    made = Server(
+        round=0,
+        model=model.eval(),
+        trained=[name for name, _ in model.named_parameters()],
+        shape=(1, 2, 2),
+        scale=UNIT,
+        task=Task("classification", CLASSES),
+        lr=0.1,
+        rng=np.random.default_rng(0),
+        uploads=[(one, 1.0) for one in models],
+    )
+    return replace(made, **changes)
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, CLASSES))
+
+
+def weights(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        "1.weight": scale * torch.randn(CLASSES, 4, generator=draw),
+        "1.bias": scale * torch.randn(CLASSES, generator=draw),
+    }
+
+
+def stacked(models: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([one[name] for one in models]) for name in models[0]}
+
+
+def test_zero_epochs_leave_the_average_to_the_last_bit() -> None:
+    models, mean = [weights(1), weights(2)], weights(3)
+
+    refined, kept = AggEnhance(steps=3, epochs=0).refine(mean, server(models, linear()))
+
+    assert same(refined, mean)
+    assert len(kept["points"]) == CLASSES
+
+
+def test_a_federation_with_zero_epochs_is_plain_averaging() -> None:
+    settings = {"train": {"cohort": 3}, "scale": "unit"}
+    plain, _ = run(federation(**settings), 3)
+    step = {"name": "aggenhance", "steps": 2, "epochs": 0}
+    enhanced, _ = run(federation(method={"server_step": step}, **settings), 3)
+
+    assert same(enhanced.weights, plain.weights)
+
+
+def test_every_round_adds_one_point_a_class_in_the_order_of_the_classes() -> None:
+    step = {"name": "aggenhance", "steps": 2, "epochs": 1}
+    state, _ = run(federation(method={"server_step": step}), 4)
+
+    assert len(state.server["points"]) == CLASSES * 4
+    assert state.server["labels"].tolist() == [0, 1, 2] * 4
+    assert state.server["rounds"].tolist() == [r for r in range(4) for _ in range(CLASSES)]
+
+
+def test_a_queue_keeps_the_newest_points() -> None:
+    step = {"name": "aggenhance", "steps": 2, "epochs": 1, "keep": 4}
+    state, _ = run(federation(method={"server_step": step}), 3)
+
+    assert state.server["labels"].tolist() == [2, 0, 1, 2]
+    assert state.server["rounds"].tolist() == [1, 2, 2, 2]
+
+
+def test_the_loss_of_a_point_of_a_linear_model_never_rises_and_it_stays_in_the_box() -> None:
+    models = [weights(1, 3.0), weights(2, 3.0)]
+    view = server(models, linear())
+    begin = torch.rand(CLASSES, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(CLASSES)
+    before = math.inf
+    for steps in (1, 2, 5, 20, 60):
+        points = AggEnhance(steps=steps, step_size=0.05)._search(stacked(models), begin, view)
+        assert points.shape == (2, CLASSES, 1, 2, 2)
+        assert float(points.min()) >= 0
+        assert float(points.max()) <= 1
+        losses = [F.cross_entropy(logits(view, one, own), labels) for one, own in zip(models, points, strict=True)]
+        assert float(sum(losses)) <= before + 1e-6
+        before = float(sum(losses))
+
+
+def test_a_step_is_the_gradient_of_the_points_own_loss_alone() -> None:
+    model, one = linear(), weights(1)
+    begin = torch.full((CLASSES, 1, 2, 2), 0.5)
+
+    (moved,) = AggEnhance(steps=1, step_size=0.01)._search(stacked([one]), begin, server([one], model))
+
+    for c in range(CLASSES):
+        point = begin[c : c + 1].clone().requires_grad_()
+        # The unit scale of these pictures is the scale that the model sees.
+        loss = F.cross_entropy(torch.func.functional_call(model, one, (point,)), torch.tensor([c]))
+        (slope,) = torch.autograd.grad(loss, point)
+        torch.testing.assert_close(moved[c : c + 1], begin[c : c + 1] - 0.01 * slope)
+
+
+def test_the_loss_is_below_log_two_just_where_the_class_has_more_than_half() -> None:
+    view = server([weights(1, 4.0)], linear())
+    points = torch.rand(60, 1, 2, 2, generator=torch.Generator().manual_seed(3))
+    outputs = logits(view, weights(1, 4.0), points)
+    for c in range(CLASSES):
+        losses = F.cross_entropy(outputs, torch.full((60,), c), reduction="none")
+        assert torch.equal(losses < math.log(2), outputs.softmax(1)[:, c] > 0.5)
+
+
+def test_votes_by_hand() -> None:
+    # Two models, two classes, inputs of one pixel: logits are (0, a x) and (0, b x).
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
+    one = {"1.weight": torch.tensor([[0.0], [2.0]]), "1.bias": torch.tensor([0.0, -1.0])}
+    two = {"1.weight": torch.tensor([[0.0], [4.0]]), "1.bias": torch.tensor([0.0, -1.0])}
+    view = server([one, two], model, task=Task("classification", 2), shape=(1, 1, 1))
+    points = torch.tensor([[0.0, 1.0], [0.4, 0.3]]).view(2, 2, 1, 1, 1)
+
+    def chance(z: float) -> float:
+        return 1 / (1 + math.exp(-z))
+
+    wanted = [
+        # Class 0 at 0: both say so, with 1 - sigma(-1). Class 1 at 1: sigma(1) and sigma(3).
+        [2 * (1 - chance(-1)), chance(1) + chance(3)],
+        # Class 0 at .4: model one only (-.2 against .6). Class 1 at .3: model two only (-.4 against .2).
+        [1 - chance(-0.2), chance(0.2)],
+    ]
+    score = vote(stacked([one, two]), points, view)
+
+    torch.testing.assert_close(score, torch.tensor(wanted))
+    assert elect(points, score).flatten().tolist() == [0.0, 1.0]
+
+
+def test_the_first_of_level_points_is_elected() -> None:
+    points = torch.arange(6.0).view(3, 2, 1, 1, 1)
+
+    assert elect(points, torch.tensor([[1.0, 0.0], [1.0, 2.0], [0.0, 2.0]])).flatten().tolist() == [0.0, 3.0]
+
+
+def test_the_search_begins_half_way_to_the_last_points() -> None:
+    last = torch.full((CLASSES, 1, 2, 2), 0.5)
+    state = {"points": torch.cat([torch.zeros(CLASSES, 1, 2, 2), last])}
+    fresh = AggEnhance()._begin(server([], linear()))
+    later = AggEnhance()._begin(server([], linear(), state=state))
+
+    torch.testing.assert_close(later, (last + fresh) / 2)
+    assert float(fresh.min()) >= 0
+    assert float(fresh.max()) < 1
+
+
+def test_tuning_is_plain_sgd_on_all_points_and_old_ones_weigh_less() -> None:
+    mean = weights(5)
+    points = torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(1))
+    kept = {"points": points, "labels": torch.tensor([0, 1, 2, 0]), "rounds": torch.tensor([0, 0, 1, 2])}
+    view = server([], linear(), round=2)
+
+    tuned = AggEnhance(epochs=1, batch_size=4, lr=0.3, decay=0.5)._tune(mean, kept, view)
+
+    leaves = {name: t.clone().requires_grad_() for name, t in mean.items()}
+    each = F.cross_entropy(logits(view, leaves, points), kept["labels"], reduction="none")
+    loss = (each * torch.tensor([0.25, 0.25, 0.5, 1.0])).sum() / 2.0
+    for (name, leaf), slope in zip(leaves.items(), torch.autograd.grad(loss, list(leaves.values())), strict=True):
+        torch.testing.assert_close(tuned[name], leaf.detach() - 0.3 * slope)
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+def test_engines_agree_and_a_checkpoint_goes_on_exactly(engine: type[LoopEngine], tmp_path: Any) -> None:
+    step = {"name": "aggenhance", "steps": 5, "epochs": 2}
+    made = world(images(side=14), method={"server_step": step}, model="lenet5", train={"cohort": 3})
+    whole, records = run(Federation(made, engine(made)), 3)
+    reference, _ = run(Federation(made, LoopEngine(made)), 3)
+    for name, tensor in reference.weights.items():
+        assert float((whole.weights[name] - tensor).norm() / tensor.norm()) < 1e-4
+
+    half, _ = run(Federation(made, engine(made)), 2)
+    checkpoint.write(tmp_path, half)
+    read = checkpoint.read(tmp_path)
+    assert read is not None
+    read = replace(read, weights={name: read.weights[name] for name in half.weights})
+    resumed, _ = run(Federation(made, engine(made)), 1, read)
+
+    assert same_state(resumed, whole)
+    assert same(resumed.server, whole.server)
+    assert records[-1]["machine"]["seconds"]["server"] > 0
+
+
+def test_regression_and_text_are_refused_before_the_first_round() -> None:
+    with pytest.raises(FedblendError, match="'aggenhance' makes points of classes"):
+        federation(numbers(), method="aggenhance", model={"name": "mlp", "hidden": [4]}, scale="standard")

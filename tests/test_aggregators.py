@@ -1,0 +1,568 @@
+"""Aggregators: worked by hand, against NumPy, under outliers, in both ways of computing, and on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import CHECKPOINT, call, here, records, succeeded, write
+from helpers import BatchNormNet, examples, federation, federation_of, run, same, world
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from fedblend.aggregators import Aggregator, IntervalMean, Krum, Median, MultiKrum, Sums, TrimmedMean, WeightedMean
+from fedblend.aggregators import kernels as ways
+from fedblend.aggregators.krum import scores
+from fedblend.aggregators.network import comparators, stages
+from fedblend.channels import Channel
+from fedblend.errors import FedblendError
+from fedblend.federation import Federation
+from fedblend.parts import build
+
+GATHERING: list[Aggregator] = [
+    Median(),
+    TrimmedMean(share=0.2),
+    IntervalMean(low=-2, high=2),
+    Krum(byzantine=1),
+    MultiKrum(byzantine=1, kept=2),
+]
+
+BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
+
+
+@pytest.fixture(params=["kernels", "plain"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of computing: kernels even where there is little to do, or never."""
+    monkeypatch.setattr(ways, "WORTH", 0 if request.param == "kernels" else 1 << 60)
+    if request.param == "kernels" and ways.library() is None:
+        pytest.skip("no C++ compiler")
+    return str(request.param)
+
+
+def uploads_of(values: Any, weights: Sequence[float] | None = None) -> list[Any]:
+    """One tensor "w" a client, from rows of numbers."""
+    rows = torch.as_tensor(np.asarray(values, np.float32))
+    return [({"w": row.clone()}, 1.0 if weights is None else weights[k]) for k, row in enumerate(rows)]
+
+
+def result_of(aggregator: Aggregator, uploads: list[Any], start: Any = None) -> torch.Tensor:
+    """What a round that began at ``start`` (zeros) becomes."""
+    weights = {"w": torch.zeros_like(uploads[0][0]["w"]) if start is None else torch.as_tensor(start)}
+    return aggregator.finish(aggregator.partial(iter(uploads)), weights)["w"]
+
+
+def shape(rng: np.random.Generator) -> tuple[int, ...]:
+    """Shapes around the sizes of the kernels' blocks, and those of scalars and of nothing."""
+    return [(), (0,), (1,), (3, 5), (127,), (128,), (129,), (16, 17), (1500,), (2, 3, 5, 7)][rng.integers(10)]
+
+
+# Networks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("places", range(1, 11))
+def test_a_network_puts_in_place_what_it_is_asked_for(places: int) -> None:
+    # The 0-1 principle: what holds for all rows of zeros and ones holds for all rows.
+    inputs = (np.arange(1 << places)[:, None] >> np.arange(places)) & 1
+    for low in range(places):
+        for high in range(low + 1, places + 1):
+            found = inputs.copy()
+            for i, j in comparators(places, low, high):
+                found[:, [i, j]] = np.sort(found[:, [i, j]], axis=1)
+            assert (found[:, low:high] == np.sort(inputs, axis=1)[:, low:high]).all()
+
+
+@pytest.mark.parametrize("places", [1, 2, 7, 16, 100, 129])
+def test_comparators_of_a_stage_do_not_meet_and_a_median_needs_fewer(places: int) -> None:
+    for stage in stages(places):
+        assert len(np.unique(stage)) == stage.size
+        assert (stage[:, 0] < stage[:, 1]).all()
+        assert stage.max() < places
+    middle = comparators(places, (places - 1) // 2, places // 2 + 1)
+    whole = comparators(places, 0, places)
+    assert len(middle) <= len(whole) == sum(len(stage) for stage in stages(places))
+    assert places < 4 or len(middle) < len(whole)
+
+
+# By hand ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    ("aggregator", "values", "expected"),
+    [
+        (Median(), [[5, 1], [-3, 1], [4, 7]], [4, 1]),
+        (Median(), [[5, 1], [-3, 1], [4, 7], [100, 2]], [4.5, 1.5]),
+        (Median(), [[5, 1]], [5, 1]),
+        (TrimmedMean(share=0.25), [[5, 1], [-3, 1], [4, 7], [100, 2]], [4.5, 1.5]),
+        (TrimmedMean(share=0.2), [[1, 9], [2, 0], [3, 5], [40, 4], [-9, 3]], [2, 4]),
+        (TrimmedMean(share=0.3), [[1, 9], [2, 0], [3, 5], [40, 4], [-9, 3]], [2, 4]),
+        (TrimmedMean(share=0), [[1, 9], [2, 0], [6, 3]], [3, 4]),
+        (IntervalMean(low=-2, high=2), [[1, 3], [2, -1], [2.5, 4]], [1.5, -1]),
+        (IntervalMean(low=-2, high=2), [[5, 3], [-5, 2]], [0, 2]),
+    ],
+)
+def test_worked_by_hand(aggregator: Aggregator, values: Any, expected: Any) -> None:
+    assert result_of(aggregator, uploads_of(values)).tolist() == expected
+
+
+LINE = [0, 5, 6, 7, 9, 15, 22]
+"""Uploads of one parameter. With f = 1, n - f - 2 = 4 nearest others, scores are 191, 46, 47, 58, 65, ..."""
+
+
+@pytest.mark.usefixtures("way")
+def test_krum_worked_by_hand() -> None:
+    uploads = uploads_of([[value] for value in LINE])
+    distances = ways.squared_distances([u["w"] for u, _ in uploads])
+
+    assert distances.tolist() == [[(a - b) ** 2 for b in LINE] for a in LINE]
+    assert scores(distances, 1).tolist()[:5] == [191, 46, 47, 58, 65]
+    assert result_of(Krum(byzantine=1), uploads).tolist() == [5]
+    assert result_of(MultiKrum(byzantine=1, kept=1), uploads).tolist() == [5]
+    assert result_of(MultiKrum(byzantine=1, kept=3), uploads).tolist() == [6]
+    # All but f: 22 is left out.
+    assert result_of(MultiKrum(byzantine=1), uploads).tolist() == [7]
+
+
+MISTAKES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "counts itself": lambda d: d.sort(1).values[:, :4].sum(1),
+    "one neighbour more": lambda d: d.sort(1).values[:, 1:6].sum(1),
+    "distances, not squared": lambda d: d.sqrt().sort(1).values[:, 1:5].sum(1),
+    "all neighbours": lambda d: d.sum(1),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_case_by_hand_would_show_a_mistaken_score(mistake: str) -> None:
+    distances = torch.tensor([[float((a - b) ** 2) for b in LINE] for a in LINE], dtype=torch.float64)
+
+    assert int(scores(distances, 1).argmin()) == 1
+    assert int(MISTAKES[mistake](distances).argmin()) != 1
+
+
+@pytest.mark.usefixtures("way")
+def test_of_equal_scores_the_first_client_wins() -> None:
+    uploads = uploads_of([[1.0], [0.0], [1.0], [0.0], [1.0], [0.0]])
+
+    assert result_of(Krum(byzantine=1), uploads).tolist() == [1]
+    assert result_of(Krum(byzantine=1), uploads[1:] + uploads[:1]).tolist() == [0]
+
+
+@pytest.mark.usefixtures("way")
+def test_an_interval_lies_around_the_rounds_weights_and_its_mean_is_weighted() -> None:
+    start = [10.0, -10.0, 1.0]
+    uploads = uploads_of([[10.5, -10.0, 3.0], [9.5, -9.75, 0.0], [11.0, -12.0, 0.0]], [1.0, 3.0, 5.0])
+
+    found = result_of(IntervalMean(), uploads, start)
+
+    # Both ends belong to the interval; the third client is outside of it everywhere, as all are at the last place.
+    assert found.tolist() == [10 + (0.5 - 3 * 0.5) / 4, -10 + (0 + 3 * 0.25) / 4, 1.0]
+
+
+# Against NumPy ---------------------------------------------------------------------------------------------
+
+
+def by_numpy(aggregator: Aggregator, rows: np.ndarray, weights: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """The same in float64, as one would write it with all uploads in one array."""
+    wide = rows.astype(np.float64)
+    if isinstance(aggregator, Median):
+        return np.median(wide, axis=0)
+    if isinstance(aggregator, TrimmedMean):
+        trimmed = int(aggregator.share * len(rows) + 1e-9)
+        return np.sort(wide, axis=0)[trimmed : len(rows) - trimmed].mean(0)
+    if isinstance(aggregator, IntervalMean):
+        updates = np.ma.masked_outside(wide - start, aggregator.low, aggregator.high)
+        averaged = np.ma.average(updates, axis=0, weights=weights)
+        return start + np.ma.filled(averaged, 0.0)
+    flat = wide.reshape(len(rows), -1)
+    distances = np.square(flat[:, None] - flat[None]).sum(2)
+    near = np.sort(distances, axis=1)[:, 1 : len(rows) - aggregator.byzantine - 1].sum(1)
+    kept = 1 if isinstance(aggregator, Krum) else aggregator.kept
+    return wide[np.argsort(near, kind="stable")[:kept]].mean(0)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_to_numpy(aggregator: Aggregator, dtype: torch.dtype, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clients, size = int(rng.choice([5, 6, 11, 32, 100])), shape(rng)
+    rows = torch.from_numpy(rng.normal(1, 2, (clients, *size))).to(dtype)
+    weights = rng.integers(1, 9, clients).astype(float)
+    start = torch.from_numpy(rng.normal(0, 1, size)).to(dtype)
+    uploads = [({"w": row}, weight) for row, weight in zip(rows, weights, strict=True)]
+
+    found = aggregator.finish(aggregator.partial(uploads), {"w": start})["w"]
+
+    expected = by_numpy(aggregator, rows.double().numpy(), weights, start.double().numpy())
+    assert (found.shape, found.dtype) == (start.shape, dtype)
+    torch.testing.assert_close(found, torch.from_numpy(np.asarray(expected)).to(dtype))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("clients", [1, 2, 3, 8, 17, 64, 101])
+def test_a_median_is_numpys_to_the_last_bit(clients: int) -> None:
+    rows = np.random.default_rng(clients).normal(0, 1, (clients, 777)).astype(np.float32)
+
+    found = result_of(Median(), uploads_of(rows))
+
+    assert np.array_equal(found.numpy(), np.median(rows, axis=0))
+
+
+@pytest.mark.usefixtures("way")
+def test_tensors_that_are_not_contiguous() -> None:
+    rows = np.random.default_rng(0).normal(0, 1, (5, 40, 30)).astype(np.float32)
+    uploads = [({"w": torch.from_numpy(row).t()}, 1.0) for row in rows]
+    for aggregator in GATHERING:
+        straight = result_of(aggregator, uploads_of(rows))
+        torch.testing.assert_close(result_of(aggregator, uploads, torch.zeros(30, 40)), straight.t())
+
+
+def test_chunks_cover_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "CACHE", 30)
+    rows = [torch.arange(67.0) + 100 * k for k in range(3)]
+
+    found = list(ways.chunks(rows))
+
+    assert torch.equal(torch.cat([chunk for _, chunk in found], dim=1), torch.stack(rows))
+    assert [place.start for place, _ in found] == list(range(0, 67, 10))
+
+
+@given(values=st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=40), weight=st.integers(1, 10**6))
+@examples(60)
+def test_the_mean_is_the_same_in_both_ways_to_the_last_bit(values: list[float], weight: int) -> None:
+    row = torch.tensor(values)
+    found = []
+    for worth in (0, 1 << 60):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ways, "WORTH", worth)
+            sums = Sums()
+            for weight_of in (3.0, float(weight)):
+                sums.add({"w": row * weight_of}, weight_of)
+            found.append(sums.tensors["w"])
+    assert torch.equal(*found)
+
+
+# Order, weights, types -------------------------------------------------------------------------------------
+
+
+ROWS = st.integers(1, 5).flatmap(
+    lambda n: st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=n, max_size=n), min_size=5, max_size=9)
+)
+
+
+@given(rows=ROWS, data=st.data(), plain=st.booleans())
+@examples(80)
+def test_the_order_of_clients_changes_nothing(rows: list[list[float]], data: Any, plain: bool) -> None:
+    permuted = data.draw(st.permutations(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ways, "WORTH", 1 << 60 if plain else 0)
+        for aggregator in (Median(), TrimmedMean(share=0.2), TrimmedMean(share=0.45)):
+            one, two = (result_of(aggregator, uploads_of(r)) for r in (rows, permuted))
+            assert torch.equal(one, two)
+        one, two = (result_of(IntervalMean(), uploads_of(r)) for r in (rows, permuted))
+        torch.testing.assert_close(one, two)
+        of_pairs = ways.squared_distances([u["w"] for u, _ in uploads_of(rows)])
+        assume(len(scores(of_pairs, 1).unique()) == len(rows))
+        assert torch.equal(*(result_of(Krum(byzantine=1), uploads_of(r)) for r in (rows, permuted)))
+        one, two = (result_of(MultiKrum(byzantine=1, kept=3), uploads_of(r)) for r in (rows, permuted))
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+def test_equal_uploads_come_back_as_they_were(aggregator: Aggregator) -> None:
+    value = np.float32([0.1, -1.7, 1e-20, 0.3])
+
+    found = result_of(aggregator, uploads_of([value] * 7, [1.0, 2, 3, 4, 5, 6, 7]), np.float32([0, -1.2, 0, 0.1]))
+
+    np.testing.assert_allclose(found.numpy(), value, rtol=1e-7 if isinstance(aggregator, IntervalMean) else 0)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+def test_only_the_interval_mean_weighs_clients(aggregator: Aggregator) -> None:
+    rows = np.random.default_rng(0).normal(0, 1, (7, 20))
+    one, other = (result_of(aggregator, uploads_of(rows, weights)) for weights in ([1.0] * 7, [1.0, 2, 3, 4, 5, 6, 7]))
+
+    assert torch.equal(one, other) == (not isinstance(aggregator, IntervalMean))
+
+
+@pytest.mark.usefixtures("way")
+def test_a_wide_interval_is_the_weighted_mean() -> None:
+    uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 20)), [1.0, 2, 3, 4, 5, 6, 7])
+
+    found = result_of(IntervalMean(low=float("-inf"), high=float("inf")), uploads, torch.full((20,), 0.3))
+
+    torch.testing.assert_close(found, WeightedMean().aggregate(uploads)["w"])
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int) -> None:
+    uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 20)))
+    alone = result_of(aggregator, uploads)
+
+    uploads.insert(place, ({"w": torch.full((20,), float("nan"))}, 0.0))
+
+    assert torch.equal(result_of(aggregator, uploads), alone)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+def test_whole_numbers_stay_so_and_take_no_part_in_distances(aggregator: Aggregator) -> None:
+    values, counters = [[0.0], [0.1], [0.2], [9.0], [0.25]], [9, 50, 1000, 20, 31]
+    uploads = [
+        ({"w": torch.tensor(v), "n": torch.tensor(n)}, float(1 + k))
+        for k, (v, n) in enumerate(zip(values, counters, strict=True))
+    ]
+
+    found = aggregator.finish(aggregator.partial(uploads), {"w": torch.zeros(1), "n": torch.tensor(5)})
+
+    expected = {
+        "median": 31,
+        "trimmed-mean": round((50 + 20 + 31) / 3),
+        "interval-mean": round((9 + 100 + 3000 + 80 + 155) / 15),
+        "krum": 1000,  # of the client of 0.2, whose two nearest are 0.25 and 0.1; the next is that of 0.1
+        "multi-krum": (50 + 1000) // 2,
+    }
+    assert found["n"].dtype == torch.int64
+    assert found["n"].item() == expected[aggregator.name]
+    assert abs(found["w"].item()) < 1
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+def test_uploads_are_left_as_they_were_and_the_result_is_none_of_them(aggregator: Aggregator) -> None:
+    uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 300)))
+    copies = [u["w"].clone() for u, _ in uploads]
+
+    found = result_of(aggregator, uploads)
+    found.zero_()
+
+    assert all(torch.equal(u["w"], c) for (u, _), c in zip(uploads, copies, strict=True))
+
+
+# Outliers --------------------------------------------------------------------------------------------------
+
+
+ANYTHING = st.floats(allow_nan=False, allow_infinity=False, width=32)
+
+
+@given(
+    honest=st.lists(st.floats(-10, 10, width=32), min_size=5, max_size=12),
+    others=st.lists(ANYTHING, max_size=4),
+    plain=st.booleans(),
+)
+@examples(120)
+def test_so_many_outliers_cannot_move_a_parameter_beyond_the_others(
+    honest: list[float], others: list[float], plain: bool
+) -> None:
+    rows = [[value] for value in [*others, *honest]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ways, "WORTH", 1 << 60 if plain else 0)
+        found = [result_of(Median(), uploads_of(rows)).item()]
+        share = min(0.49, len(others) / len(rows))
+        found.append(result_of(TrimmedMean(share=share), uploads_of(rows)).item())
+    for value in found:
+        assert min(honest) <= value <= max(honest)
+
+
+def test_one_outlier_more_than_is_trimmed_does_move_it() -> None:
+    rows = [[1e6], [1e6], *([[float(k)] for k in range(8)])]
+    assert result_of(TrimmedMean(share=0.1), uploads_of(rows)).item() > 1e4
+    assert result_of(TrimmedMean(share=0.2), uploads_of(rows)).item() < 8
+    assert result_of(WeightedMean(), uploads_of(rows)).item() > 1e4
+    assert result_of(Median(), uploads_of([[1e6]] * 8 + rows[2:])).item() > 1e5
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    byzantine=st.integers(0, 3),
+    far=st.sampled_from([50.0, 1e6, 1e18, 3e38]),
+    alike=st.booleans(),
+    plain=st.booleans(),
+)
+@examples(60)
+def test_krum_takes_an_honest_upload_and_multi_krum_none_of_the_others(
+    seed: int, byzantine: int, far: float, alike: bool, plain: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    honest = rng.uniform(-1, 1, (byzantine + 3 + int(rng.integers(3)), 30))
+    evil = np.full((byzantine, 30), far) if alike else far * np.sign(rng.normal(0, 1, (byzantine, 30)))
+    rows = rng.permutation(np.concatenate([honest, evil]).astype(np.float32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ways, "WORTH", 1 << 60 if plain else 0)
+        one = result_of(Krum(byzantine=byzantine), uploads_of(rows)).numpy()
+        several = result_of(MultiKrum(byzantine=byzantine), uploads_of(rows)).numpy()
+    assert (one == honest.astype(np.float32)).all(1).any()
+    np.testing.assert_allclose(several, honest.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def near_each_other(far: float) -> tuple[list[torch.Tensor], torch.Tensor, list[int]]:
+    """Uploads that differ by little and lie far from zero, one of them at ``far``; exact distances; the others."""
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy((1000 + 1e-3 * rng.normal(0, 1, (9, 5000))).astype(np.float32))
+    if far:
+        rows[4] = far
+    wide = rows.double()
+    return list(rows), (wide[:, None] - wide).square().sum(2), [k for k in range(9) if k != 4 or not far]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("far", [0.0, 3e4, 1e18, 1e30])
+def test_distances_between_near_uploads_far_from_the_origin(far: float) -> None:
+    rows, exact, honest = near_each_other(far)
+
+    found = ways.squared_distances(rows)
+
+    assert torch.equal(found, found.t())
+    torch.testing.assert_close(found[honest][:, honest], exact[honest][:, honest], rtol=1e-5, atol=0)
+    if far:
+        assert (found[4, honest] > 1e3 * found[0, 1]).all()
+
+
+@pytest.mark.parametrize("mistake", ["about zero, in float32", "about zero", "about the mean"])
+def test_matrix_products_would_lose_those_distances(mistake: str) -> None:
+    rows, exact, honest = near_each_other(1e30 if mistake == "about the mean" else 0.0)
+    wide = torch.stack(rows).to(torch.float32 if "float32" in mistake else torch.float64)
+    about = wide - wide.mean(0) if mistake == "about the mean" else wide
+
+    products = about @ about.t()
+    found = products.diag()[:, None] + products.diag() - 2 * products
+
+    apart = (found.double() - exact)[honest][:, honest].abs().max() / exact[0, 1]
+    assert apart > 1e-5
+
+
+# Refusals --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "cohort", "words"),
+    [
+        ({"name": "krum", "byzantine": 2}, 6, ("byzantine: 2 needs 7 uploads", "train.cohort is 6", "valid: 0 to 1")),
+        ({"name": "krum"}, 2, ("byzantine: 1 needs 5", "train.cohort is 2", "valid: a train.cohort of 5 or more")),
+        ({"name": "multi-krum", "byzantine": 4}, 10, ("byzantine: 4 needs 11", "valid: 0 to 3")),
+        ({"name": "multi-krum", "kept": 10}, 10, ("kept: 10 of a train.cohort of 10", "valid: 1 to 9")),
+        ({"name": "trimmed-mean", "share": 0.1}, 9, ("share: 0.1 of a train.cohort of 9", "valid: from 0.112 to")),
+        ({"name": "trimmed-mean", "share": 0.4}, 2, ("share: 0.4", "valid: 0, or a train.cohort of 3 or more")),
+    ],
+)
+def test_what_a_cohort_cannot_have_is_refused_at_the_start(spec: Any, cohort: int, words: tuple[str, ...]) -> None:
+    with pytest.raises(FedblendError) as caught:
+        federation(partition={"name": "iid", "clients": 10}, train={"cohort": cohort}, method={"aggregator": spec})
+    for word in (f"method.aggregator.{words[0]}", *words[1:]):
+        assert word in str(caught.value)
+
+
+def test_a_cohort_that_is_just_large_enough() -> None:
+    for spec, cohort in (
+        ({"name": "krum", "byzantine": 2}, 7),
+        ({"name": "krum", "byzantine": 0}, 3),
+        ({"name": "multi-krum", "byzantine": 2, "kept": 5}, 7),
+        ({"name": "trimmed-mean", "share": 0.112}, 9),
+        ({"name": "trimmed-mean", "share": 0}, 1),
+        ("median", 1),
+        ("interval-mean", 1),
+    ):
+        made = federation(
+            partition={"name": "iid", "clients": 10}, train={"cohort": cohort}, method={"aggregator": spec}
+        )
+        assert run(made, 1)[1][0]["uploads"] == cohort
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"name": "trimmed-mean", "share": 0.5}, "share: 0.5 is not valid: input should be less than 0.5"),
+        ({"name": "krum", "byzantine": -1}, "byzantine: -1 is not valid"),
+        ({"name": "multi-krum", "kept": 0}, "kept: 0 is not valid"),
+        ({"name": "interval-mean", "low": 1.0, "high": -1.0}, "low: 1.0 is not below high: -1.0"),
+        ({"name": "interval-mean", "low": float("nan")}, "low: nan is not below high"),
+    ],
+)
+def test_options_out_of_range_are_told(spec: Any, told: str) -> None:
+    with pytest.raises(FedblendError) as caught:
+        build("aggregator", spec, "method.aggregator")
+    assert told in str(caught.value)
+
+
+class LosesThree(Channel):
+    """A channel that loses three uploads of each round."""
+
+    def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return (np.arange(len(sizes)) > 2) | (direction == "down")
+
+
+def test_a_round_with_too_few_uploads_for_krum_is_told() -> None:
+    made = world(partition={"name": "iid", "clients": 10}, train={"cohort": 6}, method={"aggregator": "krum"})
+    lossy = made.experiment.model_copy(update={"channel": LosesThree()})
+    fed = federation_with(made, lossy)
+    with pytest.raises(FedblendError, match=r"byzantine: 1 needs 5 uploads .* but good ones are 3; valid: 0 to 0"):
+        run(fed, 1)
+
+
+def test_a_round_without_uploads_is_told_before_they_are_aggregated() -> None:
+    class LosesAll(Channel):
+        def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            return np.full(len(sizes), direction == "down")
+
+    made = world(method={"aggregator": "median"})
+    fed = federation_with(made, made.experiment.model_copy(update={"channel": LosesAll()}))
+    with pytest.raises(FedblendError, match=r"0 good uploads.*none arrived"):
+        run(fed, 1)
+
+
+def federation_with(made: Any, experiment: Any) -> Federation:
+    return federation_of(replace(made, experiment=experiment))
+
+
+# In a run --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None:
+    made = world(
+        model=BATCH_NORM,
+        partition={"name": "iid", "clients": 6},
+        train={"cohort": 6},
+        method={"aggregator": aggregator},
+    )
+    fed = federation_with(made, made.experiment)
+    task = fed.engine.train
+    seen: list[Any] = []
+    fed.engine.train = lambda *given: (seen.append(one) or one for one in task(*given))  # type: ignore[method-assign]
+
+    state, _ = run(fed, 1)
+
+    uploads = [(one.upload, float(one.samples)) for one in seen]
+    assert len(uploads) == 6
+    assert same(state.weights, aggregator.finish(uploads, made.weights()))
+    assert state.weights["norm.num_batches_tracked"].dtype == torch.int64
+    assert list(state.weights) == list(BatchNormNet().state_dict())
+
+
+@pytest.mark.parametrize("name", ["median", "multi-krum"])
+def test_two_ranks_give_what_one_gives_to_the_last_bit(name: str, tmp_path: Path) -> None:
+    changes = {
+        "method": {"aggregator": name},
+        "partition": {"name": "dirichlet", "clients": 7, "alpha": 0.5},
+        "train": {"cohort": 5},
+    }
+    file = write(tmp_path / "file.toml", changes)
+
+    succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
+    succeeded(call("run", file, "--ranks", 2, "--out", tmp_path / "two"))
+
+    one, two = (tmp_path / ranks / "custom-seed0" for ranks in ("one", "two"))
+    expected = load_file(one / CHECKPOINT)
+    assert all(torch.equal(t, expected[n]) for n, t in load_file(two / CHECKPOINT).items())
+    assert records(two) == records(one)
