@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,31 +27,41 @@ EVALUATION = 0.1
 Table = Mapping[str, Any]
 
 
-def peers(timed: Table) -> dict[str, float]:
-    """Seconds of a round in each peer."""
-    return {name: one["median_s"] for name, one in timed.items() if one["kind"] == "peer"}
+def fastest(timed: Table, kind: str) -> Table | None:
+    """The fastest contestant of a kind."""
+    return min((one for one in timed.values() if one["kind"] == kind), key=seconds_of, default=None)
 
 
-def against(base: float | None, seconds: float) -> str:
+def seconds_of(one: Table) -> float:
+    """Seconds of a contestant's round."""
+    return float(one["median_s"])
+
+
+def quotient(a: Table, b: Table) -> float:
+    """Seconds of a over seconds of b: the median of what the repeats say, so that a drift of the machine drops out."""
+    pairs = zip(a["repeats"], b["repeats"], strict=True)
+    return statistics.median(one["median_s"] / other["median_s"] for one, other in pairs)
+
+
+def against(base: Table | None, one: Table) -> str:
     """How many times as fast as a base."""
-    return f"{base / seconds:.2f}" if base else ""
+    return f"{quotient(base, one):.2f}" if base else ""
 
 
 def rows(job: Table) -> list[list[str]]:
     """The table of a job, one row a contestant."""
     timed = job["contestants"]
-    bare = timed["bare"]["median_s"] if "bare" in timed else None
-    peer = min(peers(timed).values(), default=None)
+    bare, peer = timed.get("bare"), fastest(timed, "peer")
     made = []
     for one in timed.values():
         medians = [repeat["median_s"] for repeat in one["repeats"]]
         starts = [repeat["wall_s"] - sum(repeat["round_s"]) for repeat in one["repeats"]]
         cells = [
             one["label"] + chosen(one),
-            f"{one['median_s']:.3f}" + (" (disturbed)" if one["disturbed"] else ""),
+            f"{one['median_s']:.3f}" + mark(one),
             f"{min(medians):.3f}-{max(medians):.3f}",
-            against(bare, one["median_s"]),
-            against(peer, one["median_s"]),
+            against(bare, one),
+            against(peer, one),
             f"{min(starts):.1f}",
             f"{one['accuracy']:.3f}",
         ]
@@ -73,9 +84,15 @@ def words_of(choice: Table) -> str:
     return f"{how}, {choice['ranks']} rank{'s' if choice['ranks'] > 1 else ''}"
 
 
-def verdict(told: str, value: float, goal: float) -> str:
-    """A figure beside its goal."""
-    return f"{told}: {value:.2f}, goal at most {goal:g}: {'met' if value <= goal else 'not met'}"
+def verdict(told: str, value: float, goal: float, *measured: Table) -> str:
+    """A figure beside its goal; ``measured`` are the contestants that it was made of."""
+    met = "met" if value <= goal else "not met"
+    return f"{told}: {value:.2f}, goal at most {goal:g}: {met}" + mark(*measured)
+
+
+def mark(*measured: Table) -> str:
+    """What stands behind a figure where others disturbed one of its measurements."""
+    return " (disturbed)" if any(one["disturbed"] for one in measured) else ""
 
 
 def verdicts(job: Table) -> list[str]:
@@ -83,30 +100,27 @@ def verdicts(job: Table) -> list[str]:
     timed, found = job["contestants"], []
     if "auto" not in timed:
         return []
-    auto = timed["auto"]["median_s"]
-    single = {name: one for name, one in timed.items() if one["kind"] == "fedblend"}
-    if single:
-        best = min(single.values(), key=lambda one: one["median_s"])
-        found.append(verdict(f"auto / the fastest choice ({best['label']})", auto / best["median_s"], REGRET))
+    auto, best = timed["auto"], fastest(timed, "fedblend")
+    if best:
+        found.append(verdict(f"auto / the fastest choice ({best['label']})", quotient(auto, best), REGRET, auto, best))
     for method, goal in GOALS.items():
         if method in timed:
-            found.append(verdict(f"{method} / fedavg", timed[method]["median_s"] / auto, goal))
-    shares = sorted(share for repeat in timed["auto"]["repeats"] if (share := evaluation_share(repeat)) is not None)
+            found.append(verdict(f"{method} / fedavg", quotient(timed[method], auto), goal, timed[method], auto))
+    shares = [share for repeat in auto["repeats"] if (share := evaluation_share(repeat)) is not None]
     if shares:
         samples = job["settings"]["test_samples"]
         told = f"evaluating on {samples:,} test samples after each round / the whole of such a round"
-        found.append(verdict(told, shares[len(shares) // 2], EVALUATION))
+        found.append(verdict(told, statistics.median(shares), EVALUATION, auto))
     return found
 
 
 def evaluation_share(repeat: Table) -> float | None:
-    """Seconds of an evaluation over those of the round that ends with it, in the middle of those timed."""
+    """Seconds of an evaluation over those of the round that ends with it: the median of those timed."""
     timed = repeat.get("evaluated")
     if not timed:
         return None
     pairs = zip(timed["round_s"], timed["evaluate_s"], strict=True)
-    shares = sorted(evaluate / whole for whole, evaluate in pairs)
-    return shares[len(shares) // 2]
+    return statistics.median(evaluate / whole for whole, evaluate in pairs)
 
 
 def facts(job: Table) -> str:
@@ -114,13 +128,15 @@ def facts(job: Table) -> str:
     machine, settings = job["machine"], job["settings"]
     versions = ", ".join(f"{name} {number}" for name, number in job["versions"].items())
     discarded = sum(one["discarded"] for one in job["contestants"].values())
+    paces = [repeat["pace_ms"] for one in job["contestants"].values() for repeat in one["repeats"]]
     return (
         f"{settings['model']}, {settings['clients']:,} clients of {settings['samples']} samples, cohort "
         f"{settings['cohort']}, {settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}, batches of "
         f"{settings['batch_size']}. {job['date']}, fedblend at {job['commit']}, {machine['processor']}, "
         f"{machine['cores']} cores; {versions}. {job['repeats']} repeats of {job['rounds']} rounds, the first "
         f"{job['warm_up']} to warm up; {discarded} measurement{'s' if discarded != 1 else ''} thrown away because "
-        "others used the machine."
+        f"others used the machine. The machine's own pace, a step of LeNet-5 just before each measurement: "
+        f"{min(paces):.2f} to {max(paces):.2f} ms."
     )
 
 

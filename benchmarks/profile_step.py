@@ -2,7 +2,7 @@
 
     python benchmarks/profile_step.py [--stack 5] [--out benchmarks/results/profile.json]
 
-Whole steps are timed as they are run. Then the same steps are made once more operation by operation, each under a
+Whole steps are timed as they are run, and in turn with them the same steps operation by operation, each under a
 clock; what the operations do not account for is Python between them. Floating point operations are counted from
 shapes: two for each multiplication and addition of a convolution (padding included) or matrix product, one for each
 element of anything else. The peak is that of a large matrix product, measured in the same run.
@@ -48,7 +48,7 @@ PEAK_SIZE = 1024
 """Rows and columns of the matrices whose product gives the peak."""
 
 REPEATS = 5
-"""Times that a stack's steps are made, of which the first is left out."""
+"""Times that a stack's steps are made in each way."""
 
 OURS, LIBRARY, POOLS, PRODUCTS = "convolutions, ours", "convolutions, PyTorch's", "max pools", "matrix products"
 POINTWISE, VIEWS, UPDATE, GATHER, PYTHON = "pointwise, sums", "views", "SGD update", "gathering", "Python between"
@@ -218,25 +218,35 @@ def engine_of(job: Job, path: Path, stack: int) -> StackedEngine:
 
 
 def profiled(engine: StackedEngine, clients: list[int]) -> tuple[list[float], Clock]:
-    """Seconds of whole steps as they are, and the calls of the same steps under a clock."""
+    """Seconds of whole steps as they are, and in turn with them the calls of the same steps under a clock."""
     task = TrainTask(0, engine.world.weights(), None, engine.world.sizes(0))
     given = [engine.assign(task, client) for client in clients]
-    whole = []
-    for repeat in range(REPEATS):
-        stack = Stack(engine, task, given)
-        for step in range(stack.steps):
-            begun = time.perf_counter()
-            stack._step(step)
-            if repeat:
-                whole.append(time.perf_counter() - begun)
-    clock = Clock()
-    engine.programs = {key: ClockedProgram(made.graph, clock) for key, made in engine.programs.items()}  # type: ignore[misc]
-    stack = Stack(engine, task, given)
+    whole_steps(Stack(engine, task, given))
+    whole, clock, plain = [], Clock(), engine.programs
+    for _ in range(REPEATS):
+        engine.programs = plain
+        whole += whole_steps(Stack(engine, task, given))
+        engine.programs = {key: ClockedProgram(made.graph, clock) for key, made in plain.items()}  # type: ignore[misc]
+        clocked_steps(Stack(engine, task, given), clock)
+    return whole, clock
+
+
+def whole_steps(stack: Stack) -> list[float]:
+    """Make all steps of a stack; returns the seconds of each."""
+    seconds = []
+    for step in range(stack.steps):
+        begun = time.perf_counter()
+        stack._step(step)
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def clocked_steps(stack: Stack, clock: Clock) -> None:
+    """Make all steps of a stack under a clock."""
     clocked_update(stack, clock)
     for step in range(stack.steps):
         clocked_gather(stack, step, clock)
         stack._step(step)
-    return whole, clock
 
 
 def told_of(whole: list[float], clock: Clock) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class Watch:
 
 
 def wait_until_quiet(patience: float) -> None:
-    """Wait until nobody else works, at most ``patience`` seconds."""
+    """Wait until nobody else works, at most about ``patience`` seconds."""
     end = time.perf_counter() + patience
     while time.perf_counter() < end:
         with Watch("nobody") as watch:

@@ -23,17 +23,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import page
+import torch
 from contestants import ENVIRONMENT, HERE, ROOT, Contestant, contestants, fedblend
 from quiet import QUIET, run_marked, wait_until_quiet
 from rich.console import Console
 from rich.table import Table
+
+sys.path.append(str(HERE / "peers"))
+
+from jobs import lenet5
 
 RESULTS = HERE / "results" / "rounds.json"
 WARM_UP = 2
@@ -47,6 +52,9 @@ ABOVE_CHANCE = 1.5
 
 ALIKE = (0.5, 2.0)
 """How long a contestant's change of the weights may be, beside the bare loop's over the same rounds."""
+
+PACE_SECONDS = 0.4
+"""How long the machine's own pace is measured."""
 
 SAME_WORK = 0.05
 """How far weights may be from the bare loop's after one round, as a share of what that round changed.
@@ -65,14 +73,15 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """How often a job is measured, and for how many rounds each time."""
+    """How often a job is measured, for how many rounds each time, and seconds for measurements made again."""
 
     repeats: int
     rounds: int
+    spare: float
 
 
-PLANS = {"A": Plan(3, 6), "B": Plan(2, 5), "C": Plan(2, 5)}
-"""So that job A takes six minutes, and all of them twenty, on two quiet cores."""
+PLANS = {"A": Plan(3, 6, 60), "B": Plan(2, 5, 120), "C": Plan(2, 5, 120)}
+"""So that job A takes at most seven minutes, and all of them twenty-five, on two cores that are mostly quiet."""
 
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
@@ -85,8 +94,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=known, metavar="CONTESTANT", help=f"of {', '.join(known)}")
     parser.add_argument("--repeats", type=int, help="measurements of each contestant")
     parser.add_argument("--rounds", type=int, help=f"rounds in each measurement; the first {WARM_UP} warm up")
-    parser.add_argument("--tries", type=int, default=3, help="times that a disturbed measurement is made (3)")
-    parser.add_argument("--patience", type=float, default=30, help="seconds to wait for quiet before that (30)")
+    parser.add_argument("--spare", type=float, help="seconds for a job's disturbed measurements to be made again")
     parser.add_argument("--same-work", action="store_true", help="compare weights after one round instead of timing")
     parser.add_argument("--out", type=Path, help=f"results; {RESULTS.relative_to(ROOT)} unless --only is given")
     given = parser.parse_args()
@@ -116,31 +124,61 @@ def once(one: Contestant, job: Path, rounds: int, more: Sequence[str] = ()) -> t
     """Start a contestant; returns its result, and the share of one core that others used meanwhile."""
     out = job.with_name("result.json")
     out.unlink(missing_ok=True)
+    now = pace()
     begun = time.perf_counter()
     _, watch = run_marked(one.command(job, rounds, out, more), f"{os.getpid()}-{begun}", ENVIRONMENT, TIMEOUT)
     wall = time.perf_counter() - begun
-    return json.loads(out.read_text()) | {"wall_s": wall}, watch.foreign
+    return json.loads(out.read_text()) | {"wall_s": wall, "pace_ms": now}, watch.foreign
 
 
-def measured(one: Contestant, job: Path, rounds: int, given: argparse.Namespace) -> Result:
-    """One measurement, made again while others disturb it; the least disturbed is kept."""
-    tries: list[Result] = []
-    while len(tries) < given.tries:
-        if tries:
-            wait_until_quiet(given.patience)
+class Spare:
+    """Seconds that are left for waiting, and for measurements that are made again."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    def use(self, work: Callable[[], Result]) -> Result:
+        """Do some work in this time, which may go beyond it once."""
+        begun = time.perf_counter()
+        result = work()
+        self.left -= time.perf_counter() - begun
+        return result
+
+
+def measured(one: Contestant, job: Path, rounds: int, spare: Spare) -> Result:
+    """One measurement, made again while others disturb it and there is time; the least disturbed is kept."""
+
+    def attempt() -> Result:
         result, foreign = once(one, job, rounds)
-        tries.append(result | {"foreign": round(foreign, 3)})
-        told = f"  {one.label}: {result['median_s']:.3f} s a round"
-        if foreign <= QUIET:
-            console.print(told)
-            break
-        console.print(f"{told}; [yellow]disturbed: others used {foreign:.0%} of a core")
-    kept = min(tries, key=lambda result: result["foreign"])
-    return kept | {"discarded": len(tries) - 1}
+        told = f"others used {foreign:.0%} of a core" if foreign > QUIET else "undisturbed"
+        console.print(f"  {one.label}: {result['median_s']:.3f} s a round, {told}")
+        return result | {"foreign": round(foreign, 3)}
+
+    def again() -> Result:
+        wait_until_quiet(spare.left / 2)
+        return attempt()
+
+    tries = [attempt()]
+    while tries[-1]["foreign"] > QUIET and spare.left > 0:
+        tries.append(spare.use(again))
+    return min(tries, key=lambda result: result["foreign"]) | {"discarded": len(tries) - 1}
+
+
+def pace() -> float:
+    """Milliseconds of a step of LeNet-5 in this process, now: how fast the machine is by itself."""
+    torch.set_num_threads(1)
+    model, x, y = lenet5(dropout=False), torch.randn(10, 1, 28, 28), torch.zeros(10, dtype=torch.int64)
+    seconds, end = [], time.perf_counter() + PACE_SECONDS
+    while time.perf_counter() < end:
+        begun = time.perf_counter()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        seconds.append(time.perf_counter() - begun)
+    return 1000 * statistics.median(seconds)
 
 
 def timed(job: str, plan: Plan, given: argparse.Namespace) -> Result:
     """All contestants on a job, in turn, repeat by repeat."""
+    spare = Spare(plan.spare)
     took_part = ready(job, given.only)
     repeats: dict[str, list[Result]] = {one.id: [] for one in took_part}
     failed: dict[str, str] = {}
@@ -152,17 +190,17 @@ def timed(job: str, plan: Plan, given: argparse.Namespace) -> Result:
             for one in took_part[:: -1 if repeat % 2 else 1]:
                 if one.id not in failed:
                     try:
-                        repeats[one.id].append(measured(one, path, plan.rounds, given))
+                        repeats[one.id].append(measured(one, path, plan.rounds, spare))
                     except subprocess.SubprocessError as error:
                         failed[one.id] = str(error)
-                        console.print(f"[red]{one.label}: {error}")
+                        console.print(f"{one.label} failed: {error}", style="red", markup=False)
     done = {one.id: told_of(one, repeats[one.id]) for one in took_part if one.id not in failed}
     return {**facts(job, plan, repeats), "contestants": done, "failed": failed, "faults": faults(done)}
 
 
 def told_of(one: Contestant, repeats: Sequence[Result]) -> Result:
     """A contestant's repeats as one."""
-    keys = (*KEPT, *KEPT_OF_FEDBLEND, "wall_s", "foreign")
+    keys = (*KEPT, *KEPT_OF_FEDBLEND, "wall_s", "pace_ms", "foreign")
     return {
         "label": one.label,
         "kind": one.kind,
@@ -291,6 +329,12 @@ def keep(out: Path, kind: str, name: str, found: Result) -> None:
     out.write_text(json.dumps(results, indent=1) + "\n")
 
 
+def plan_of(job: str, given: argparse.Namespace) -> Plan:
+    """A job's plan, but for what is given."""
+    asked = {field: getattr(given, field) for field in ("repeats", "rounds", "spare")}
+    return replace(PLANS[job], **{field: value for field, value in asked.items() if value is not None})
+
+
 def main() -> None:
     """Time or check the jobs that are asked for."""
     given = arguments()
@@ -302,8 +346,7 @@ def main() -> None:
             console.print(f"job {job}: one round without dropout")
             kind, found = "same_work", same_work(job, given)
         else:
-            plan = Plan(given.repeats or PLANS[job].repeats, given.rounds or PLANS[job].rounds)
-            kind, found = "jobs", timed(job, plan, given)
+            kind, found = "jobs", timed(job, plan_of(job, given), given)
             show(job, found)
         if out:
             keep(out, kind, job, found)

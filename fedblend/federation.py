@@ -79,7 +79,9 @@ class Federation:
         self.experiment = world.experiment
         self.method = world.experiment.method
         self._pool: tuple[Pool, Pool] | None = None
-        cohort, holding = self.experiment.train.cohort, int((world.population.sizes > 0).sum())
+        # Clients that hold samples do so in every round, also where more arrive.
+        self._holding = np.flatnonzero(world.population.sizes)
+        cohort, holding = self.experiment.train.cohort, len(self._holding)
         if not holding:
             raise FedblendError(
                 f"partition: none of its {len(world.population)} clients hold samples; at least one must"
@@ -114,7 +116,7 @@ class Federation:
                 f"so that '{self.method.objective.name}' has nothing to mix with; let clients make larger means "
                 f"(samples_per_mean, split), or lower policy.min_mean: {self.experiment.policy.min_mean}"
             )
-        cohort = self._cohort(state.round, sizes)
+        cohort = self._cohort(state.round)
         cohort, state = self._download(state, cohort, pool, informed, account)
         task = TrainTask(state.round, state.weights, pool if self.method.objective.needs else None, sizes)
         weights, facts, uploads = self._train(task, cohort, account)
@@ -198,11 +200,10 @@ class Federation:
             self._pool = (state.entries, self.method.sharing.pool(state.entries, rng))
         return self._pool[1]
 
-    def _cohort(self, round: int, sizes: np.ndarray) -> np.ndarray:
+    def _cohort(self, round: int) -> np.ndarray:
         """The clients of a round: uniform without replacement among those that hold samples, in order."""
-        holding = np.flatnonzero(sizes)
         rng = stream(self.experiment.seed, "cohort", round)
-        return np.sort(rng.choice(holding, self.experiment.train.cohort, replace=False, shuffle=False))
+        return np.sort(rng.choice(self._holding, self.experiment.train.cohort, replace=False, shuffle=False))
 
     def _download(
         self, state: State, cohort: np.ndarray, pool: Pool, informed: np.ndarray, account: Account

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,13 @@ class World:
         """Samples that each client holds at the start of a round, int64 [clients]."""
         full = self.population.sizes
         arrival = self.experiment.arrival
-        return full if arrival is None else arrived(full, arrival, round, self.experiment.seed)
+        return full if arrival is None else arrived(full, arrival, self._portions.before(round))
+
+    @functools.cached_property
+    def _portions(self) -> Portions:
+        experiment = self.experiment
+        assert experiment.arrival is not None
+        return Portions(len(self.population), experiment.arrival.clients, experiment.seed)
 
     def natural_clients(self) -> np.ndarray | None:
         """The data set's own number of each client (writer, role) where the split keeps them, int64 [clients]."""
@@ -69,15 +76,30 @@ class World:
         return self.data.train.x[rows], self.data.train.y[rows]
 
 
-def arrived(full: np.ndarray, arrival: Arrival, round: int, seed: int) -> np.ndarray:
-    """How many of its ``full`` samples each client has when a round begins (see :class:`Arrival`).
+class Portions:
+    """How many further portions have reached each client (see :class:`Arrival`).
 
-    At least one, if it has any; computed from the keyed draws of all rounds before, so that it needs no state.
+    They follow from the keyed draws of all rounds before, so that a resumed run needs no state. A run asks for one
+    round after another, so that each is counted on from the last; an earlier one is counted anew.
     """
-    times = np.zeros(len(full), np.int64)
-    for past in range(1, round + 1):
-        times += stream(seed, "arrival", past).random(len(full)) < arrival.clients
-    share = np.minimum(1.0, arrival.first + arrival.portion * times)
+
+    def __init__(self, clients: int, probability: float, seed: int) -> None:
+        self.probability, self.seed = probability, seed
+        self.round, self.times = 0, np.zeros(clients, np.int64)
+
+    def before(self, round: int) -> np.ndarray:
+        """Portions that each client has got when a round begins, int64 [clients]."""
+        if round < self.round:
+            self.round, self.times = 0, np.zeros_like(self.times)
+        for past in range(self.round + 1, round + 1):
+            self.times = self.times + (stream(self.seed, "arrival", past).random(len(self.times)) < self.probability)
+        self.round = round
+        return self.times
+
+
+def arrived(full: np.ndarray, arrival: Arrival, portions: np.ndarray) -> np.ndarray:
+    """How many of its ``full`` samples each client has after so many portions; at least one, if it has any."""
+    share = np.minimum(1.0, arrival.first + arrival.portion * portions)
     # Rounded first, or 0.1 + 2 * 0.1 of ten samples would be four.
     return np.maximum(np.ceil(np.round(share * full, 6)).astype(np.int64), np.minimum(full, 1))
 

@@ -103,6 +103,7 @@ def test_comparators_of_a_stage_do_not_meet_and_a_median_needs_fewer(places: int
         (TrimmedMean(share=0.2), [[1, 9], [2, 0], [3, 5], [40, 4], [-9, 3]], [2, 4]),
         (TrimmedMean(share=0.3), [[1, 9], [2, 0], [3, 5], [40, 4], [-9, 3]], [2, 4]),
         (TrimmedMean(share=0), [[1, 9], [2, 0], [6, 3]], [3, 4]),
+        (TrimmedMean(share=0.499999999999), [[1, 9], [2, 0]], [1.5, 4.5]),
         (IntervalMean(low=-2, high=2), [[1, 3], [2, -1], [2.5, 4]], [1.5, -1]),
         (IntervalMean(low=-2, high=2), [[5, 3], [-5, 2]], [0, 2]),
     ],
@@ -143,6 +144,23 @@ def test_the_case_by_hand_would_show_a_mistaken_score(mistake: str) -> None:
 
     assert int(scores(distances, 1).argmin()) == 1
     assert int(MISTAKES[mistake](distances).argmin()) != 1
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_distances_are_those_over_all_tensors(place: int) -> None:
+    names = ["abc"[(place + k) % 3] for k in range(3)]
+    uploads = [
+        (
+            {names[0]: torch.tensor([value]), names[1]: torch.zeros(2, 2), names[2]: torch.tensor(5 * (value == 6.0))},
+            1.0,
+        )
+        for value in map(float, LINE)
+    ]
+
+    found = Krum(byzantine=1).aggregate([(dict(sorted(tensors.items())), weight) for tensors, weight in uploads])
+
+    assert found[names[0]].tolist() == [5]
 
 
 @pytest.mark.usefixtures("way")
@@ -528,7 +546,7 @@ def federation_with(made: Any, experiment: Any) -> Federation:
 # In a run --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@pytest.mark.parametrize("aggregator", [*GATHERING, IntervalMean(low=-0.003, high=0.01)], ids=lambda a: a.name)
 def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None:
     made = world(
         model=BATCH_NORM,

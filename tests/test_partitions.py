@@ -7,12 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedblend.data import measures
 from fedblend.data.dataset import Dataset, Samples
 from fedblend.data.measures import class_counts, mean_divergence, noniid_measures, smoothed
 from fedblend.data.partitions import prepare
 from fedblend.data.partitions.classes import holdings
-from fedblend.data.partitions.dirichlet import fitted
-from fedblend.data.partitions.sizes import apportion
+from fedblend.data.partitions.deal import stable_order
+from fedblend.data.partitions.dirichlet import fitted, proportions
+from fedblend.data.partitions.sizes import apportion, largest
 from fedblend.data.picture import draw_split
 from fedblend.data.population import Population
 from fedblend.errors import FedblendError
@@ -194,13 +196,13 @@ def test_numbers_to_predict_cannot_be_split_by_class():
 
 
 def test_dirichlet_follows_its_parameter():
-    measures = [
+    by_alpha = [
         noniid_measures(table({"name": "dirichlet", "clients": 50, "alpha": alpha})) for alpha in (0.1, 1, 10, 1000)
     ]
     for measure in ("divergence", "distance"):
-        values = [m[measure] for m in measures]
+        values = [m[measure] for m in by_alpha]
         assert values == sorted(values, reverse=True)
-    assert [m["classes_mean"] for m in measures] == sorted(m["classes_mean"] for m in measures)
+    assert [m["classes_mean"] for m in by_alpha] == sorted(m["classes_mean"] for m in by_alpha)
 
 
 def test_dirichlet_proportions_have_the_prior_as_mean_and_equation_17s_variance():
@@ -338,6 +340,50 @@ def test_a_million_clients_take_seconds():
     assert time.perf_counter() - start < 20
 
 
+@pytest.mark.parametrize("alpha", [1e-300, 1.0, 1.7e308])
+def test_proportions_add_up_where_a_draw_underflows_or_overflows(alpha):
+    drawn = proportions(50, np.full(5, 20), alpha, np.random.default_rng(0))
+    assert drawn.sum(1) == pytest.approx(np.ones(50))
+    assert (drawn >= 0).all()
+
+
+def test_shares_of_a_class_need_no_table_of_clients_by_clients():
+    population = split(
+        {"name": "dirichlet", "clients": 60_000, "form": "class", "alpha": 0.05}, np.arange(300_000) % 3, 3
+    )
+    assert (population.sizes > 0).all()
+    assert population.sizes.sum() == 300_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.5, 2.0]), max_size=30), st.integers(-1, 31))
+def test_the_largest_are_those_that_a_stable_sort_puts_first(values, number):
+    found = largest(np.array(values), number)
+    assert sorted(found) == sorted(np.argsort(-np.array(values), kind="stable")[: max(0, number)])
+
+
+@pytest.mark.parametrize("most", [0, 1, 255, 256, 65_535, 65_536, 10**7])
+def test_stable_order_is_numpys(most):
+    numbers = np.random.default_rng(0).integers(0, most + 1, 3000)
+    assert np.array_equal(stable_order(numbers), np.argsort(numbers, kind="stable"))
+    assert len(stable_order(numbers[:0])) == 0
+
+
+def test_clients_looked_at_some_after_others_give_the_same(monkeypatch):
+    labels = np.random.default_rng(0).integers(0, 7, 5000)
+    population = split({"name": "dirichlet", "clients": 100, "alpha": 0.1}, labels, 7)
+    counts = class_counts(population, labels, 7)
+    counts[[0, 50, 99]] = 0
+    whole, divergence = noniid_measures(counts), mean_divergence(smoothed(counts))
+
+    monkeypatch.setattr(measures, "BLOCK", 9)
+
+    again = class_counts(population, labels, 7)
+    assert np.array_equal(np.delete(again, [0, 50, 99], 0), np.delete(counts, [0, 50, 99], 0))
+    assert noniid_measures(counts) == pytest.approx(whole, rel=1e-12)
+    assert mean_divergence(smoothed(counts)) == pytest.approx(divergence, rel=1e-12)
+
+
 def test_class_counts_by_hand():
     population = Population.of([np.array([0, 1, 3]), np.array([], np.int64), np.array([2])])
     assert class_counts(population, np.array([0, 2, 1, 0]), 3).tolist() == [[2, 0, 1], [0, 0, 0], [0, 1, 0]]
@@ -359,21 +405,21 @@ def test_divergence_is_the_mean_over_pairs():
 
 def test_measures_by_hand():
     counts = np.array([[4, 0, 0], [2, 2, 0], [0, 0, 0]])
-    measures = noniid_measures(counts)
+    found = noniid_measures(counts)
     # The whole: 3/4, 1/4. Smoothed: (4 + 3/4) / 5 = 0.95 and 0.05; (2 + 3/4) / 5 = 0.55 and 0.45.
     assert smoothed(counts[:2]) == pytest.approx(np.array([[0.95, 0.05], [0.55, 0.45]]))
-    assert measures["classes_mean"] == 1.5
-    assert measures["classes_deviation"] == 0.5
-    assert measures["distance"] == pytest.approx(0.5)  # |1 - 3/4| + 1/4 = 1/2; |1/2 - 3/4| + 1/4 = 1/2
-    assert measures["divergence"] == pytest.approx(0.5 * 0.4 * (math.log(0.95 / 0.55) + math.log(0.45 / 0.05)))
-    assert (measures["size_mean"], measures["size_min"], measures["size_max"]) == (4, 4, 4)
+    assert found["classes_mean"] == 1.5
+    assert found["classes_deviation"] == 0.5
+    assert found["distance"] == pytest.approx(0.5)  # |1 - 3/4| + 1/4 = 1/2; |1/2 - 3/4| + 1/4 = 1/2
+    assert found["divergence"] == pytest.approx(0.5 * 0.4 * (math.log(0.95 / 0.55) + math.log(0.45 / 0.05)))
+    assert (found["size_mean"], found["size_min"], found["size_max"]) == (4, 4, 4)
     assert noniid_measures(counts[2:]) == {}
 
 
 def test_measures_of_one_split_into_likes_are_zero():
-    measures = noniid_measures(np.full((5, 3), 7))
-    assert measures["divergence"] == pytest.approx(0, abs=1e-12)
-    assert measures["distance"] == 0
+    found = noniid_measures(np.full((5, 3), 7))
+    assert found["divergence"] == pytest.approx(0, abs=1e-12)
+    assert found["distance"] == 0
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (60, 10), (300, 10), (20, 80)])

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from cli_helpers import (
     CHECKPOINT,
     alive,
@@ -32,7 +34,11 @@ from cli_helpers import (
     wait_until,
     write,
 )
-from safetensors.torch import load_file
+from helpers import same_state
+from safetensors.torch import load_file, save_file
+
+from fedblend.federation import State
+from fedblend.runs import checkpoint
 
 SLUG = "fedmix-seed0"
 
@@ -181,6 +187,44 @@ def test_a_damaged_status_or_configuration_is_told(tiny: Path, tmp_path: Path) -
     refused(here("inspect", run), "status.json", "damaged")
     (run / "config.toml").write_text("rounds = ")
     refused(here("resume", run), "config.toml", "TOML")
+
+
+def state_of(clients: int, shared_round: int = -1) -> State:
+    """A state of some clients, of which some have downloaded and, if anything was shared, some have shared."""
+    rng = np.random.default_rng(clients)
+    shared = rng.integers(0, 9, clients) if shared_round >= 0 else np.zeros(clients, np.int64)
+    return State(3, {"w": torch.ones(2)}, rng.random(clients) < 0.3, shared, shared_round=shared_round)
+
+
+@pytest.mark.parametrize("clients", [1, 7, 8, 1_000_003])
+@pytest.mark.parametrize("shared_round", [-1, 0, 2])
+def test_a_checkpoint_gives_back_who_holds_what(clients: int, shared_round: int, tmp_path: Path) -> None:
+    state = state_of(clients, shared_round)
+
+    checkpoint.write(tmp_path, state)
+
+    found = checkpoint.read(tmp_path)
+    assert found is not None
+    assert same_state(found, state)
+    assert (found.holders.dtype, found.shared_sizes.dtype) == (bool, np.int64)
+    if shared_round < 0:
+        assert (tmp_path / CHECKPOINT).stat().st_size < clients / 8 + 1000
+
+
+def test_a_checkpoint_of_whole_numbers_a_client_is_read_as_well(tmp_path: Path) -> None:
+    state = state_of(10, 2)
+    tensors = {
+        "weights/w": state.weights["w"],
+        "owner": torch.from_numpy(state.entries.owner),
+        "holders": torch.from_numpy(state.holders),
+        "shared_sizes": torch.from_numpy(state.shared_sizes),
+    }
+    save_file(tensors, tmp_path / CHECKPOINT, {"state": json.dumps({"round": 3, "shared_round": 2})})
+
+    found = checkpoint.read(tmp_path)
+
+    assert found is not None
+    assert same_state(found, state)
 
 
 # Stopped ---------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from fedblend.sharing import HiddenMeans, LocalMeans, Means, Noise, Payload, Poo
 from fedblend.sharing import means as means_module
 from fedblend.sharing.base import gather, rows_of
 from fedblend.uploads import bytes_of
-from fedblend.world import arrived
+from fedblend.world import Portions, arrived
 
 DATA = images(23, classes=3)
 MADE = world(DATA)
@@ -547,14 +547,26 @@ def test_arrival_by_hand() -> None:
         times = sum((stream(3, "arrival", past).random(5) < 0.5).astype(int) for past in range(1, round + 1))
         tenths = np.minimum(10, 1 + times + np.zeros(5, int))
         expected = np.where(full > 0, np.maximum(1, -(-full * tenths // 10)), 0)
-        assert arrived(full, arrival, round, 3).tolist() == expected.tolist()
+        assert arrived(full, arrival, Portions(5, 0.5, 3).before(round)).tolist() == expected.tolist()
+
+
+def test_what_has_arrived_does_not_depend_on_what_was_asked_before() -> None:
+    portions = Portions(50, 0.3, 7)
+    drawn = np.array([stream(7, "arrival", past).random(50) < 0.3 for past in range(1, 9)])
+
+    found = [(round, portions.before(round)) for round in (0, 1, 4, 4, 8, 3, 0, 5)]
+
+    for round, times in found:
+        assert times.tolist() == drawn[:round].sum(0).tolist()
 
 
 def test_arrival_ends_with_all_samples() -> None:
     full = np.array([13, 1, 40])
     arrival = experiment(arrival={"first": 0.0, "clients": 1.0, "portion": 0.3}).arrival
 
-    sizes = [arrived(full, arrival, round, 0).tolist() for round in range(6)]
+    portions = Portions(3, 1.0, 0)
+
+    sizes = [arrived(full, arrival, portions.before(round)).tolist() for round in range(6)]
 
     assert sizes == [[1, 1, 1], [4, 1, 12], [8, 1, 24], [12, 1, 36], [13, 1, 40], [13, 1, 40]]
 

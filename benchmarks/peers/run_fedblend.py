@@ -48,7 +48,7 @@ class JobFederation(Federation):
         clients = len(self.world.population)
         return State(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
 
-    def _cohort(self, round: int, sizes: np.ndarray) -> np.ndarray:
+    def _cohort(self, round: int, *_: object) -> np.ndarray:
         return self.job.cohorts[round]
 
 

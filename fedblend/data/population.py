@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,10 +36,12 @@ class Population:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @functools.cached_property
     def sizes(self) -> np.ndarray:
-        """Training samples of each client, int64 [clients]."""
-        return np.diff(self.offsets)
+        """Training samples of each client, int64 [clients]; not to be written to."""
+        sizes = np.diff(self.offsets)
+        sizes.flags.writeable = False
+        return sizes
 
     def indices(self, client: int) -> np.ndarray:
         """The training samples of a client."""

@@ -26,15 +26,17 @@ DAMAGED = (SafetensorError, KeyError, ValueError)
 def write(folder: Path, state: State) -> None:
     """Replace the folder's checkpoint; a failure (a full disk, say) leaves the one before in place.
 
-    Raises :class:`FedblendError` that says what failed and how far the run is kept.
+    Raises :class:`FedblendError` that says what failed and how far the run is kept. Of a million clients that share
+    nothing it takes an eighth of a megabyte: a bit each, and no sizes where nobody has shared.
     """
     tensors = {f"weights/{name}": t.contiguous() for name, t in state.weights.items()}
     tensors |= {f"entries/{name}": t.contiguous() for name, t in state.entries.tensors.items()}
     tensors |= {f"server/{name}": t.contiguous() for name, t in state.server.items()}
     tensors["owner"] = torch.from_numpy(state.entries.owner.astype(np.int64))
-    tensors["holders"] = torch.from_numpy(state.holders)
-    tensors["shared_sizes"] = torch.from_numpy(state.shared_sizes)
-    scalars = {"round": state.round, "shared_round": state.shared_round}
+    tensors["holders"] = torch.from_numpy(np.packbits(state.holders))
+    if state.shared_round >= 0:
+        tensors["shared_sizes"] = torch.from_numpy(state.shared_sizes)
+    scalars = {"round": state.round, "shared_round": state.shared_round, "clients": len(state.holders)}
     write_atomically(folder / NAME, save(tensors, {"state": json.dumps(scalars)}))
 
 
@@ -47,11 +49,15 @@ def read(folder: Path) -> State | None:
         with safe_open(path, "pt") as file:
             scalars = _scalars(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        holders = tensors["holders"].numpy()
+        if "clients" in scalars:
+            holders = np.unpackbits(holders, count=scalars["clients"]).view(bool)
+        nothing = np.zeros(len(holders), np.int64)
         return State(
             round=scalars["round"],
             weights=under("weights/", tensors),
-            holders=tensors["holders"].numpy(),
-            shared_sizes=tensors["shared_sizes"].numpy(),
+            holders=holders,
+            shared_sizes=tensors["shared_sizes"].numpy() if "shared_sizes" in tensors else nothing,
             entries=Pool(under("entries/", tensors), tensors["owner"].numpy()),
             shared_round=scalars["shared_round"],
             server=under("server/", tensors),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedblend.data.partitions.deal import deal, even, require_classes
+from fedblend.data.partitions.deal import deal, even, require_classes, stable_order
 from fedblend.data.population import Population
 from fedblend.errors import FedblendError
 from fedblend.parts import Count, part
@@ -98,7 +98,7 @@ def _shares(label: np.ndarray, supply: np.ndarray) -> np.ndarray:
             f"partition.clients: {holders[c]:,} clients are to hold class {c}, which has {supply[c]:,} "
             "samples; take fewer clients or fewer classes a client"
         )
-    order = np.argsort(label, kind="stable")
+    order = stable_order(label)
     grouped = label[order]
     rank = np.empty(len(label), np.int64)
     rank[order] = np.arange(len(label)) - np.searchsorted(grouped, grouped)

@@ -50,21 +50,32 @@ def deal(
     rng: np.random.Generator,
 ) -> Population:
     """Give ``client[i]`` ``count[i]`` samples of class ``label[i]``, for all i at once; each sample once."""
+    sizes = np.bincount(client, weights=count, minlength=clients).astype(np.int64)
     shuffled = rng.permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    orders = np.argsort(label, kind="stable")
-    label, count, client = label[orders], count[orders], client[orders]
+    by_class = shuffled[stable_order(labels[shuffled])]
+    del shuffled
     # The i-th order takes a run of its class's samples: the runs of a class follow each other.
+    orders = stable_order(label)
+    label, count, client = label[orders], count[orders], client[orders]
     size = np.bincount(labels, minlength=int(label.max(initial=0)) + 1)
-    class_start = np.cumsum(size) - size
-    before = np.cumsum(count) - count
-    first_of_class = np.searchsorted(label, label)
-    start = class_start[label] + before - before[first_of_class]
-    within = np.arange(int(count.sum())) - np.repeat(before, count)
-    taken = by_class[np.repeat(start, count) + within]
-    owner = np.repeat(client, count)
-    sizes = np.bincount(owner, minlength=clients)
-    return cut(taken[np.argsort(owner, kind="stable")], sizes)
+    taken = np.bincount(label, weights=count, minlength=len(size)).astype(np.int64)
+    start = (np.cumsum(size) - size - np.cumsum(taken) + taken)[label] + np.cumsum(count) - count
+    # A client's runs follow each other in order of class. So orders are sorted, and never the samples.
+    orders = stable_order(client)
+    start, count = start[orders], count[orders]
+    place = np.repeat(start - (np.cumsum(count) - count), count)
+    place += np.arange(len(place))
+    return cut(by_class[place], sizes)
+
+
+def stable_order(numbers: np.ndarray) -> np.ndarray:
+    """The places of whole numbers from 0 up, the smallest first, equal ones in the order they stand in.
+
+    >>> stable_order(np.array([2, 0, 2, 1]))
+    array([1, 3, 0, 2])
+    """
+    # NumPy sorts numbers of 8 or 16 bits by their digits: classes in a tenth of the time.
+    return np.argsort(numbers.astype(np.min_scalar_type(numbers.max(initial=0))), kind="stable")
 
 
 def require_supply(labels: np.ndarray, wanted: np.ndarray, field: str, remedy: str) -> None:

@@ -8,13 +8,16 @@ import numpy as np
 import pydantic
 
 from fedblend.data.partitions.deal import deal_counts, even, require_classes
-from fedblend.data.partitions.sizes import apportion, lognormal_sizes, require_clients
+from fedblend.data.partitions.sizes import apportion, largest, lognormal_sizes, require_clients
 from fedblend.data.population import Population
 from fedblend.parts import Count, Positive, part
 from fedblend.random import stream
 
 FITTING_ROUNDS = 100
 """Rounds of proportional fitting; a table still off by then is settled by the rounding."""
+
+BLOCK = 1 << 13
+"""Clients that are fitted in one go, so that their part of the table is read from memory once a round."""
 
 NEGLIGIBLE = 1e-100
 """Proportions below this count as none, so that scaling them up cannot overflow."""
@@ -87,7 +90,8 @@ def _dirichlet(alpha: np.ndarray, fallback: np.ndarray, rows: int, rng: np.rando
     inside = alpha > 0
     drawn[:, inside] = rng.dirichlet(alpha[inside], rows)
     bad = np.flatnonzero(~(np.abs(drawn.sum(1) - 1) < 1e-6))
-    drawn[bad] = np.eye(len(alpha))[rng.choice(len(alpha), len(bad), p=fallback)]
+    drawn[bad] = 0
+    drawn[bad, rng.choice(len(alpha), len(bad), p=fallback)] = 1
     return drawn
 
 
@@ -101,22 +105,35 @@ def fitted(p: np.ndarray, sizes: np.ndarray, supply: np.ndarray) -> np.ndarray:
     """
     table = np.where(p > NEGLIGIBLE, p, 0.0) * sizes[:, None]
     target = supply * (sizes.sum() / supply.sum())
+    found = table.sum(0)
     for _ in range(FITTING_ROUNDS):
-        table *= _ratio(target, table.sum(0))
-        table *= _ratio(sizes, table.sum(1))[:, None]
-        if np.abs(table.sum(0) - target).max() < 0.5:
+        found = _fit(table, _ratio(target, found), sizes)
+        if np.abs(found - target).max() < 0.5:
             break
-    table *= np.minimum(1.0, _ratio(target, table.sum(0)))
+    table *= np.minimum(1.0, _ratio(target, found))
     counts = np.floor(table).astype(np.int64)
     missing, left = sizes - counts.sum(1), supply - counts.sum(0)
-    fractions = table - counts
+    fractions = table
+    fractions -= counts
     for c in np.argsort(left):
         keen = np.flatnonzero((missing > 0) & (fractions[:, c] > 0))
-        given = keen[np.argsort(-fractions[keen, c], kind="stable")][: left[c]]
+        given = keen[largest(fractions[keen, c], int(left[c]))]
         counts[given, c] += 1
         missing[given] -= 1
         left[c] -= len(given)
-    return counts + _filled(missing, left)
+    _fill(counts, missing, left)
+    return counts
+
+
+def _fit(table: np.ndarray, columns: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Scale columns by these factors and rows to ``sizes``, in place; returns the columns' sums then."""
+    found = np.zeros(len(columns))
+    for start in range(0, len(table), BLOCK):
+        rows = table[start : start + BLOCK]
+        rows *= columns
+        rows *= _ratio(sizes[start : start + BLOCK], rows.sum(1))[:, None]
+        found += rows.sum(0)
+    return found
 
 
 def _ratio(wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
@@ -124,11 +141,13 @@ def _ratio(wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
     return np.divide(wanted, found, out=np.zeros(len(found)), where=found > NEGLIGIBLE)
 
 
-def _filled(missing: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """``missing`` [clients] taken from ``left`` [classes] in order, as counts (north-west corner rule)."""
+def _fill(counts: np.ndarray, missing: np.ndarray, left: np.ndarray) -> None:
+    """Add ``missing`` [clients], taken from ``left`` [classes] in order, to the counts (north-west corner rule)."""
+    clients = np.flatnonzero(missing)
+    missing = missing[clients]
     to_client, to_class = np.cumsum(missing), np.cumsum(left)
     low = np.maximum((to_client - missing)[:, None], (to_class - left)[None])
-    return np.maximum(np.minimum(to_client[:, None], to_class[None]) - low, 0)
+    counts[clients] += np.maximum(np.minimum(to_client[:, None], to_class[None]) - low, 0)
 
 
 def _divided(supply: np.ndarray, clients: int, alpha: float, min_samples: int, rng: np.random.Generator) -> np.ndarray:
@@ -148,4 +167,6 @@ def _divided(supply: np.ndarray, clients: int, alpha: float, min_samples: int, r
     taken = np.zeros_like(counts)
     for k in np.flatnonzero(gives):
         taken[k] = np.minimum(apportion(counts[k].astype(float), int(gives[k])), counts[k])
-    return counts - taken + _filled(short, taken.sum(0))
+    counts -= taken
+    _fill(counts, short, taken.sum(0))
+    return counts

@@ -80,8 +80,10 @@ def _require_sound(population: Population, n: int, name: str) -> None:
     if len(order) and (order.min() < 0 or order.max() >= n):
         bad = order[(order < 0) | (order >= n)][0]
         raise FedblendError(f"partition {name}: gives sample {bad}; valid: 0 to {n - 1}")
-    times = np.bincount(order, minlength=n)
-    if len(order) and times.max() > 1:
+    given = np.zeros(n, bool)
+    given[order] = True
+    if np.count_nonzero(given) < len(order):
+        times = np.bincount(order, minlength=n)
         twice = int(times.argmax())
         raise FedblendError(
             f"partition {name}: gives sample {twice} {times[twice]} times; each goes to one client at most"

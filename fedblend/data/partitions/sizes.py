@@ -28,8 +28,23 @@ def apportion(weights: np.ndarray, total: int, at_least: int = 0) -> np.ndarray:
     whole = np.floor(quota).astype(np.int64)
     # Rounding may leave the quotas' sum off by one in the last place, on either side.
     missing = int(np.clip(rest - whole.sum(), 0, len(weights)))
-    whole[np.argsort(whole - quota, kind="stable")[:missing]] += 1
+    whole[largest(quota - whole, missing)] += 1
     return at_least + whole
+
+
+def largest(values: np.ndarray, number: int) -> np.ndarray:
+    """The places of the ``number`` largest values, in no order; of equal ones the first.
+
+    >>> largest(np.array([3, 5, 3, 3]), 3)
+    array([1, 0, 2])
+    """
+    if number >= len(values):
+        return np.arange(len(values))
+    if number <= 0:
+        return np.empty(0, np.int64)
+    least = np.partition(values, len(values) - number)[len(values) - number]
+    above = np.flatnonzero(values > least)
+    return np.concatenate([above, np.flatnonzero(values == least)[: number - len(above)]])
 
 
 def lognormal_sizes(
