@@ -16,7 +16,7 @@ from fedblend.random import stream
 FITTING_ROUNDS = 100
 """Rounds of proportional fitting; a table still off by then is settled by the rounding."""
 
-BLOCK = 1 << 13
+BLOCK = 1 << 16
 """Clients that are fitted in one go, so that their part of the table is read from memory once a round."""
 
 NEGLIGIBLE = 1e-100
