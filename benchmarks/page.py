@@ -134,8 +134,8 @@ def facts(job: Table) -> str:
         f"{settings['cohort']}, {settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}, batches of "
         f"{settings['batch_size']}. {job['date']}, fedblend at {job['commit']}, {machine['processor']}, "
         f"{machine['cores']} cores; {versions}. {job['repeats']} repeats of {job['rounds']} rounds, the first "
-        f"{job['warm_up']} to warm up; {discarded} measurement{'s' if discarded != 1 else ''} thrown away because "
-        f"others used the machine. The machine's own pace, a step of LeNet-5 just before each measurement: "
+        f"{job['warm_up']} to warm up; {discarded} measurement{'s' if discarded != 1 else ''} thrown away as "
+        f"disturbed. The machine's own pace, a step of LeNet-5 just before each measurement: "
         f"{min(paces):.2f} to {max(paces):.2f} ms."
     )
 

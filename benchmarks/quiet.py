@@ -17,17 +17,22 @@ TICK = os.sysconf("SC_CLK_TCK")
 MARK = "FEDBLEND_BENCHMARK"
 """Environment variable by which a contestant's processes are known, also those that it has started and left."""
 
-EVERY = 0.5
+EVERY = 1.0
 """Seconds between two looks; each takes about a millisecond of one core."""
 
-QUIET = 0.05
-"""Share of one core that others may use."""
+QUIET = 0.08
+"""Share of one core that others may use; a machine's own housekeeping takes up to half of it."""
 
-LOOKS = 4
-"""Looks at an idle machine that must find it quiet before a measurement begins."""
+LOOKS = 2
+"""Looks at an idle machine that must find it quiet before a measurement is made again."""
 
-Counts = dict[tuple[int, int], float]
-"""Seconds of processor time that each process has used so far, by its number and the time it began."""
+ASKED = 3
+"""Looks after which a process without the mark is taken for someone else's.
+
+Between fork and exec a process still shows the environment of the one that started it."""
+
+Counts = dict[int, float]
+"""Seconds of processor time that each of our processes has used so far, by its number."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,19 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + softirq + steal) / TICK
 
 
-def used(pid: int) -> tuple[tuple[int, int], float] | None:
-    """A process as a key, and the seconds of processor time that it has used; ``None`` once it has ended."""
+def used(pid: int) -> float | None:
+    """Seconds of processor time that a process has used; ``None`` once it has ended."""
     try:
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return (pid, int(fields[19])), (int(fields[11]) + int(fields[12])) / TICK
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def processes() -> list[int]:
+    """The numbers of all processes."""
+    return [int(name) for name in os.listdir(PROC) if name.isdigit()]
 
 
 def is_marked(pid: int, mark: str) -> bool:
@@ -67,7 +78,7 @@ def foreign_share(looks: Sequence[Look]) -> float:
 
     A span in which one of our processes ended is left out: nobody knows what it used in it.
 
-    >>> foreign_share([Look(0, 10, {(1, 0): 5.0}), Look(2, 13, {(1, 0): 7.0}), Look(4, 19, {})])
+    >>> foreign_share([Look(0, 10, {7: 5.0}), Look(2, 13, {7: 7.0}), Look(4, 19, {})])
     0.5
     """
     foreign = seconds = 0.0
@@ -85,7 +96,9 @@ class Watch:
     def __init__(self, mark: str) -> None:
         self.mark = mark
         self.looks: list[Look] = []
-        self._known: dict[tuple[int, int], bool] = {}
+        self._ours = {os.getpid()}
+        # Whoever is here before a contestant starts is someone else: to ask them all at each look would take time.
+        self._asked = dict.fromkeys(processes(), ASKED)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -103,18 +116,14 @@ class Watch:
             self.looks.append(self._look())
 
     def _look(self) -> Look:
-        ours: Counts = {}
-        for name in os.listdir(PROC):
-            found = used(int(name)) if name.isdigit() else None
-            if found and self._is_ours(found[0]):
-                ours[found[0]] = found[1]
+        for pid in processes():
+            if pid not in self._ours and self._asked.get(pid, 0) < ASKED:
+                self._asked[pid] = self._asked.get(pid, 0) + 1
+                if is_marked(pid, self.mark):
+                    self._ours.add(pid)
+        ours = {pid: seconds for pid in self._ours if (seconds := used(pid)) is not None}
+        self._ours = set(ours)
         return Look(time.perf_counter(), busy_seconds(), ours)
-
-    def _is_ours(self, process: tuple[int, int]) -> bool:
-        # Between fork and exec a process still shows the environment of the one that started it: ask again later.
-        if not self._known.get(process):
-            self._known[process] = process[0] == os.getpid() or is_marked(process[0], self.mark)
-        return self._known[process]
 
     @property
     def foreign(self) -> float:

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,9 @@ ALIKE = (0.5, 2.0)
 
 PACE_SECONDS = 0.4
 """How long the machine's own pace is measured."""
+
+SLOW = 1.3
+"""How much slower than at its best a machine may be: the host of a virtual one may be busy unseen."""
 
 SAME_WORK = 0.05
 """How far weights may be from the bare loop's after one round, as a share of what that round changed.
@@ -120,48 +123,48 @@ def write_job(job: str, path: Path, *more: str) -> Path:
     return path
 
 
-def once(one: Contestant, job: Path, rounds: int, more: Sequence[str] = ()) -> tuple[Result, float]:
-    """Start a contestant; returns its result, and the share of one core that others used meanwhile."""
+def once(one: Contestant, job: Path, rounds: int, more: Sequence[str] = ()) -> Result:
+    """Start a contestant; returns its result, with the machine's pace before and what others used meanwhile."""
     out = job.with_name("result.json")
     out.unlink(missing_ok=True)
     now = pace()
     begun = time.perf_counter()
     _, watch = run_marked(one.command(job, rounds, out, more), f"{os.getpid()}-{begun}", ENVIRONMENT, TIMEOUT)
     wall = time.perf_counter() - begun
-    return json.loads(out.read_text()) | {"wall_s": wall, "pace_ms": now}, watch.foreign
+    return json.loads(out.read_text()) | {"wall_s": wall, "pace_ms": now, "foreign": round(watch.foreign, 3)}
 
 
-class Spare:
-    """Seconds that are left for waiting, and for measurements that are made again."""
+class Conditions:
+    """Under what conditions a job is measured: how fast the machine is at its best, and seconds to measure again."""
 
-    def __init__(self, seconds: float) -> None:
-        self.left = seconds
+    def __init__(self, spare: float) -> None:
+        self.spare = spare
+        self.best = math.inf
 
-    def use(self, work: Callable[[], Result]) -> Result:
-        """Do some work in this time, which may go beyond it once."""
+    def fault(self, result: Result) -> str:
+        """Why a measurement says little, or nothing if it is sound."""
+        self.best = min(self.best, result["pace_ms"])
+        slower = result["pace_ms"] / self.best
+        if result["foreign"] > QUIET:
+            return f"others used {result['foreign']:.0%} of a core"
+        return f"the machine is {slower:.1f} times as slow as it was" if slower > SLOW else ""
+
+
+def measured(one: Contestant, job: Path, rounds: int, conditions: Conditions) -> Result:
+    """One measurement, made again while it is disturbed and there is time; the best of them is kept."""
+    tries: list[Result] = []
+    while not tries or (conditions.fault(tries[-1]) and conditions.spare > 0):
         begun = time.perf_counter()
-        result = work()
-        self.left -= time.perf_counter() - begun
-        return result
-
-
-def measured(one: Contestant, job: Path, rounds: int, spare: Spare) -> Result:
-    """One measurement, made again while others disturb it and there is time; the least disturbed is kept."""
-
-    def attempt() -> Result:
-        result, foreign = once(one, job, rounds)
-        told = f"others used {foreign:.0%} of a core" if foreign > QUIET else "undisturbed"
-        console.print(f"  {one.label}: {result['median_s']:.3f} s a round, {told}")
-        return result | {"foreign": round(foreign, 3)}
-
-    def again() -> Result:
-        wait_until_quiet(spare.left / 2)
-        return attempt()
-
-    tries = [attempt()]
-    while tries[-1]["foreign"] > QUIET and spare.left > 0:
-        tries.append(spare.use(again))
-    return min(tries, key=lambda result: result["foreign"]) | {"discarded": len(tries) - 1}
+        if tries:
+            wait_until_quiet(conditions.spare / 2)
+        tries.append(once(one, job, rounds))
+        conditions.spare -= (time.perf_counter() - begun) if len(tries) > 1 else 0
+        fault = conditions.fault(tries[-1])
+        console.print(
+            f"  {one.label}: {tries[-1]['median_s']:.3f} s a round" + (f"; disturbed: {fault}" if fault else "")
+        )
+    kept = min(tries, key=lambda result: (bool(conditions.fault(result)), result["foreign"]))
+    return kept | {"discarded": len(tries) - 1}
 
 
 def pace() -> float:
@@ -178,7 +181,7 @@ def pace() -> float:
 
 def timed(job: str, plan: Plan, given: argparse.Namespace) -> Result:
     """All contestants on a job, in turn, repeat by repeat."""
-    spare = Spare(plan.spare)
+    conditions = Conditions(plan.spare)
     took_part = ready(job, given.only)
     repeats: dict[str, list[Result]] = {one.id: [] for one in took_part}
     failed: dict[str, str] = {}
@@ -190,15 +193,15 @@ def timed(job: str, plan: Plan, given: argparse.Namespace) -> Result:
             for one in took_part[:: -1 if repeat % 2 else 1]:
                 if one.id not in failed:
                     try:
-                        repeats[one.id].append(measured(one, path, plan.rounds, spare))
+                        repeats[one.id].append(measured(one, path, plan.rounds, conditions))
                     except subprocess.SubprocessError as error:
                         failed[one.id] = str(error)
                         console.print(f"{one.label} failed: {error}", style="red", markup=False)
-    done = {one.id: told_of(one, repeats[one.id]) for one in took_part if one.id not in failed}
+    done = {one.id: told_of(one, repeats[one.id], conditions) for one in took_part if one.id not in failed}
     return {**facts(job, plan, repeats), "contestants": done, "failed": failed, "faults": faults(done)}
 
 
-def told_of(one: Contestant, repeats: Sequence[Result]) -> Result:
+def told_of(one: Contestant, repeats: Sequence[Result], conditions: Conditions) -> Result:
     """A contestant's repeats as one."""
     keys = (*KEPT, *KEPT_OF_FEDBLEND, "wall_s", "pace_ms", "foreign")
     return {
@@ -209,7 +212,7 @@ def told_of(one: Contestant, repeats: Sequence[Result]) -> Result:
         "change_norm": repeats[-1]["change_norm"],
         "chance": repeats[-1]["chance"],
         "discarded": sum(result["discarded"] for result in repeats),
-        "disturbed": any(result["foreign"] > QUIET for result in repeats),
+        "disturbed": any(conditions.fault(result) for result in repeats),
         "repeats": [{key: result[key] for key in keys if key in result} for result in repeats],
     }
 

@@ -509,7 +509,7 @@ def test_a_picture_that_cannot_be_written(out: str) -> None:
 
 
 def test_names_for_lists_and_new_files() -> None:
-    refused(here("list", "methodz"), "'methodz'", "'methods'")
+    refused(here("list", "methodss"), "'methodss'", "did you mean 'methods'")
     refused(here("new", "fedmixx", "digits"), "'fedmixx'", "'fedmix'")
     refused(here("new", "fedmix", "digts"), "'digts'", "'digits'")
 
