@@ -76,15 +76,19 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """How often a job is measured, for how many rounds each time, and seconds for measurements made again."""
+    """How often a job is measured, for how many rounds each time, and seconds for measurements made again.
+
+    A repeat that would end after ``limit`` seconds is not begun, but for the first.
+    """
 
     repeats: int
     rounds: int
     spare: float
+    limit: float
 
 
-PLANS = {"A": Plan(3, 6, 60), "B": Plan(2, 5, 120), "C": Plan(2, 5, 120)}
-"""So that job A takes at most seven minutes, and all of them twenty-five, on two cores that are mostly quiet."""
+PLANS = {"A": Plan(3, 6, 40, 420), "B": Plan(2, 5, 100, 540), "C": Plan(2, 5, 100, 540)}
+"""So that job A takes seven minutes at most, and all of them twenty-five."""
 
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
@@ -98,6 +102,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="measurements of each contestant")
     parser.add_argument("--rounds", type=int, help=f"rounds in each measurement; the first {WARM_UP} warm up")
     parser.add_argument("--spare", type=float, help="seconds for a job's disturbed measurements to be made again")
+    parser.add_argument("--limit", type=float, help="seconds after which no further repeat of a job ends")
     parser.add_argument("--same-work", action="store_true", help="compare weights after one round instead of timing")
     parser.add_argument("--out", type=Path, help=f"results; {RESULTS.relative_to(ROOT)} unless --only is given")
     given = parser.parse_args()
@@ -187,7 +192,12 @@ def timed(job: str, plan: Plan, given: argparse.Namespace) -> Result:
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = write_job(job, Path(folder) / f"{job}.npz")
+        begun = time.perf_counter()
         for repeat in range(plan.repeats):
+            # As long as those before took, on average.
+            if repeat and (time.perf_counter() - begun) * (repeat + 1) / repeat > plan.limit:
+                console.print(f"no time for another repeat in {plan.limit / 60:.0f} minutes (--limit)")
+                break
             console.print(f"job {job}, repeat {repeat + 1} of {plan.repeats}")
             # Forwards and backwards, so that a machine that grows slower is nobody's disadvantage.
             for one in took_part[:: -1 if repeat % 2 else 1]:
@@ -245,7 +255,7 @@ def facts(job: str, plan: Plan, repeats: dict[str, list[Result]]) -> Result:
         **when_and_where(),
         "settings": settings | {"test_samples": tested},
         "versions": versions,
-        "repeats": plan.repeats,
+        "repeats": max(map(len, repeats.values()), default=0),
         "rounds": plan.rounds,
         "warm_up": WARM_UP,
     }
@@ -334,7 +344,7 @@ def keep(out: Path, kind: str, name: str, found: Result) -> None:
 
 def plan_of(job: str, given: argparse.Namespace) -> Plan:
     """A job's plan, but for what is given."""
-    asked = {field: getattr(given, field) for field in ("repeats", "rounds", "spare")}
+    asked = {field: getattr(given, field) for field in ("repeats", "rounds", "spare", "limit")}
     return replace(PLANS[job], **{field: value for field, value in asked.items() if value is not None})
 
 
