@@ -6,11 +6,12 @@ python benchmarks/page.py          rewrites what stands between two marks in doc
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from fedblend.reference.filling import fill
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -222,14 +223,5 @@ SECTIONS = {
 }
 
 
-def fill(page: str) -> str:
-    """A page with all between ``<!-- NAME -->`` and ``<!-- end -->`` made anew."""
-
-    def made(found: re.Match[str]) -> str:
-        return f"<!-- {found[1]} -->\n{SECTIONS[found[1]]()}\n<!-- end -->"
-
-    return re.sub(r"<!-- (?!end)(.+?) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
-
-
 if __name__ == "__main__":
-    PAGE.write_text(fill(PAGE.read_text()))
+    PAGE.write_text(fill(PAGE.read_text(), SECTIONS))

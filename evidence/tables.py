@@ -6,11 +6,12 @@ python evidence/tables.py          rewrites each table between its two marks in 
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from fedblend.reference.filling import fill
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "results.md"
@@ -156,14 +157,5 @@ TABLES = {
 }
 
 
-def fill(page: str) -> str:
-    """A page with each table between ``<!-- NAME -->`` and ``<!-- end -->`` made anew."""
-
-    def made(found: re.Match[str]) -> str:
-        return f"<!-- {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end -->"
-
-    return re.sub(r"<!-- (?!end)(.+?) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
-
-
 if __name__ == "__main__":
-    PAGE.write_text(fill(PAGE.read_text()))
+    PAGE.write_text(fill(PAGE.read_text(), TABLES))

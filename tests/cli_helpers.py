@@ -164,6 +164,16 @@ def stop(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+def kill_alone(process: subprocess.Popen[str]) -> list[int]:
+    """Kill a command but nothing that it started; returns which of these go on without it after ten seconds."""
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    end = time.monotonic() + 10
+    while (left := alive(process)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
+
+
 def alive(process: subprocess.Popen[str]) -> list[int]:
     """The processes of a command's group that still run, the command's own among them."""
     found = []

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from cli_helpers import (
     alive,
     call,
     here,
+    kill_alone,
     lines_of,
     records,
     refused,
@@ -104,11 +104,7 @@ def test_a_run_killed_on_two_ranks_goes_on_on_one(one_rank: Path, tmp_path: Path
     process = start("run", file, "--ranks", 2, "--set", "rounds=100000", "--out", tmp_path / "out")
     try:
         wait_until(lambda: lines_of(run) >= 3, process)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        end = time.monotonic() + 10
-        while (left := alive(process)) and time.monotonic() < end:
-            time.sleep(0.05)
+        left = kill_alone(process)
     finally:
         stop(process)
     assert not left, "the other rank goes on alone"

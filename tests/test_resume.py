@@ -23,6 +23,7 @@ from cli_helpers import (
     contents,
     finish,
     here,
+    kill_alone,
     lines_of,
     records,
     refused,
@@ -375,11 +376,7 @@ def go_on_with_study(study: Path, out: Path) -> None:
 def test_a_study_of_two_at_once_killed_and_resumed(study: Path, tmp_path: Path) -> None:
     process = begin_study(study, tmp_path / "out")
     try:
-        os.kill(process.pid, signal.SIGKILL)  # the command alone, as the system does when memory is short
-        process.wait()
-        end = time.monotonic() + 10
-        while (left := alive(process)) and time.monotonic() < end:
-            time.sleep(0.05)
+        left = kill_alone(process)  # as the system does when memory is short
     finally:
         stop(process)
     go_on_with_study(study, tmp_path / "out")

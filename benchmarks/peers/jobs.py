@@ -194,12 +194,13 @@ def standard(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def first_weights(settings: Settings) -> dict[str, np.ndarray]:
     """He's weights (normal, for ReLU) and no biases: with PyTorch's own, the VGG stays at chance for very long."""
-    torch.manual_seed(settings.seed)
-    model = MODELS[settings.model](settings.dropout)
-    for layer in model:
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = MODELS[settings.model](settings.dropout)
+        for layer in model:
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
     return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
 
