@@ -26,6 +26,9 @@ lint: setup
 # Half an hour on two quiet cores. Other frameworks take part where benchmarks/peers/setup.sh has set them up.
 bench: setup
 	$(BIN)/python benchmarks/client_step.py
+	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/aggregators.py
+	$(BIN)/python benchmarks/population.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/profile_step.py --out benchmarks/results/profile.json
 	$(BIN)/python benchmarks/page.py

@@ -26,7 +26,7 @@ def fault_of(upload: Tensors, like: Tensors) -> str | None:
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no number is NaN or infinite."""
-    # One of these makes the sum so too, and a sum costs a tenth of looking at each; it may also overflow by itself.
+    # One of these makes the sum so too, and a sum is cheaper than looking at each; it may also overflow by itself.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 

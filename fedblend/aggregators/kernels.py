@@ -66,7 +66,7 @@ def _plain_mean_of_order(rows: Sequence[torch.Tensor], low: int, high: int) -> t
     for place, chunk in chunks(rows):
         values = chunk.to(out.dtype)
         if values.device.type == "cpu":
-            # NumPy sorts short rows with vector instructions, several times as fast as PyTorch.
+            # NumPy sorts short rows with vector instructions (benchmarks/aggregators.py).
             ordered = torch.from_numpy(np.sort(values.t().contiguous().numpy(), axis=1)).t()
         else:
             ordered = values.sort(0).values

@@ -171,8 +171,7 @@ class Step:
     def trace(self, inputs: Inputs) -> Program:
         """The step as a flat list of tensor operations, for inputs of these shapes.
 
-        Nothing of autograd's or vmap's bookkeeping is left in it, which on batches of ten costs as much as the
-        arithmetic.
+        Nothing of autograd's or vmap's bookkeeping is left in it.
         """
         graph = make_fx(self)(*inputs.tree())
         made = _bytes_made(graph)

@@ -1,6 +1,6 @@
 """Building the C++ kernels once a machine, and calling them.
 
-PyTorch's convolutions of few channels on batches of ten run at a tenth of what a processor can do, and a
+PyTorch's convolutions of few channels on batches of ten leave most of a processor idle (benchmarks/kernels.py), and a
 convolution whose weights differ from sample to sample has to be a grouped one there, which is slower still.
 """
 
@@ -73,7 +73,7 @@ def keep_memory() -> None:
     """Have the C library keep memory that tensors give back, where it is glibc's.
 
     A step makes and frees tensors of megabytes. By default each goes back to the system at once, and every page of
-    the next one is then cleared and mapped anew, which took a fifth of the time of a stacked step.
+    the next one is then cleared and mapped anew.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
