@@ -1,7 +1,7 @@
 """A traced step with nothing in it that computes nothing, and gradients that the optimizer can add at once.
 
-vmap and autograd leave, around each operation, a dozen that only look at the same numbers in another shape. Each
-costs microseconds, which on batches of ten is as much as the arithmetic.
+vmap and autograd leave, around each operation, a dozen that only look at the same numbers in another shape,
+and on batches of ten the time that each call takes counts (benchmarks/profile_step.py).
 """
 
 from __future__ import annotations
