@@ -9,14 +9,14 @@ setup: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[samples,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[samples,dp,dev]"
 	@touch $@
 
 demo: setup
 	$(BIN)/fedblend run examples/quickstart.toml
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

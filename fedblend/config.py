@@ -62,6 +62,10 @@ class Train(_Table):
     clip_norm: Positive | None = None
     """Norm to which the gradient of a step is scaled down if it is longer."""
 
+    def lr_in(self, round: int) -> float:
+        """The learning rate of a round, counted from 0."""
+        return self.lr * self.lr_decay**round
+
 
 class Method(_Table):
     """A method as a composition of parts; presets with names are in :mod:`fedblend.methods`."""
@@ -161,6 +165,10 @@ class Experiment(_Table):
     """What gets through between clients and server."""
     protection: _part("protection") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
     """What is done to uploads before they leave a client."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """Probability that a stated epsilon may fail (the delta of differential privacy); below 1 / clients, say."""
+    adversary: _part("adversary") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    """Clients that send what they should not, to see what an aggregator makes of it."""
     policy: Policy = Policy()
     """What a client refuses."""
     min_uploads: Count = 1
@@ -183,7 +191,7 @@ class Experiment(_Table):
     @pydantic.model_validator(mode="after")
     def _agree(self) -> Experiment:
         sharing, objective = self.method.sharing, self.method.objective
-        for made in (sharing, objective):
+        for made in (sharing, objective, self.method.server_step):
             if (getattr(made, "unsafe", False) or getattr(made, "breaks_privacy", False)) and not self.unsafe:
                 raise ValueError(
                     f"unsafe: false does not allow '{made.name}', which gives raw samples away; "

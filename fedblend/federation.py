@@ -21,11 +21,13 @@ from fedblend.aggregators.base import Upload
 from fedblend.engines import Engine, TrainTask
 from fedblend.errors import FedblendError, by_reason, listed
 from fedblend.evaluation import evaluate
+from fedblend.protection import Round
 from fedblend.random import stream
 from fedblend.server_steps import Server
+from fedblend.server_steps.base import Tensors
 from fedblend.sharing.base import Payload, Pool, gather, rows_of
 from fedblend.uploads import bytes_of
-from fedblend.world import World
+from fedblend.world import World, known_of
 
 T = TypeVar("T")
 Record = dict[str, Any]
@@ -92,7 +94,7 @@ class Federation:
                 f"hold samples; valid: 1 to {holding}"
             )
         self.method.aggregator.require_possible(cohort)
-        self.method.server_step.require_possible(world.scale, world.task)
+        self.method.server_step.require_possible(known_of(world, engine.server_model()))
         if self.method.objective.needs:
             minimum = 1 if self.experiment.unsafe else self.experiment.policy.min_mean
             self.method.sharing.require_possible(world.sizes(0), minimum)
@@ -128,23 +130,31 @@ class Federation:
         self, state: State, weights: dict[str, torch.Tensor], uploads: Sequence[Upload], account: Account
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """What the server makes of the aggregate, and what it keeps for the next round."""
-        step, world, train = self.method.server_step, self.world, self.experiment.train
+        step, world = self.method.server_step, self.world
         if not step.active:
             return weights, {}
         with account.time("server"):
             server = Server(
-                state.round,
-                self.engine.server_model(),
-                [name for name, p in world.model.named_parameters() if p.requires_grad],
-                tuple(world.data.train.x.shape[1:]),
-                world.scale,
-                world.task,
-                train.lr * train.lr_decay**state.round,
-                stream(self.experiment.seed, "server", state.round),
-                uploads,
-                state.server,
+                **vars(known_of(world, self.engine.server_model())),
+                round=state.round,
+                lr=self.experiment.train.lr_in(state.round),
+                rng=stream(self.experiment.seed, "server", state.round),
+                uploads=uploads,
+                ask=lambda question: self._ask(question, account),
+                state=state.server,
+                prior=world.prior,
             )
             return step.refine(weights, server)
+
+    def _ask(self, question: Tensors, account: Account) -> list[Payload]:
+        """A server step's question to the clients whose uploads were good; answers that are not finite are dropped."""
+        answers = []
+        for _, answer in self.engine.ask(question):
+            account.count("down", "questions", bytes_of(question))
+            account.count("up", "answers", bytes_of(answer))
+            if self._fault_of_payload(answer) is None:
+                answers.append(answer)
+        return answers
 
     def _share_if_due(self, state: State, sizes: np.ndarray, account: Account) -> tuple[State, Record, np.ndarray]:
         """Ask the clients whose data are new to share, if it is time to (MAFL, Algorithm 1; section 3.4).
@@ -243,6 +253,9 @@ class Federation:
             )
         with account.time("aggregate"):
             weights = self.method.aggregator.finish(got.partial, task.weights)
+            rng = stream(self.experiment.seed, "release", task.round)
+            drawn = Round(len(cohort), len(got.good), self.experiment.train.lr_in(task.round), rng)
+            weights = self.experiment.protection.release(weights, task.weights, drawn)
         samples = sum(n for _, n, _ in got.good)
         facts: Record = {
             "train_loss": sum(n * loss for _, n, loss in got.good) / samples,

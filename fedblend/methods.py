@@ -29,6 +29,14 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         "FedAvg, enhanced by class interior points of the clients' models (AggEnhance, Ou et al. 2022)",
         {"server_step": {"name": "aggenhance"}},
     ),
+    "aggenhance-secure": (
+        "AggEnhance where clients make the points, for secure aggregation (AggEnhance, Figure 12)",
+        {"server_step": {"name": "aggenhance-secure"}},
+    ),
+    "prior-samples": (
+        "FedAvg tuned on real samples at the server: a comparison, breaks privacy (AggEnhance, Figure 9)",
+        {"server_step": {"name": "prior-samples"}},
+    ),
     "noise-mix": (
         "control: NaiveMix with random noise for means (FedMix, Table 9)",
         {"sharing": {"name": "noise"}, "objective": {"name": "naivemix"}},

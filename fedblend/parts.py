@@ -50,6 +50,7 @@ MODULES: dict[str, str] = {
     "server_step": "fedblend.server_steps",
     "channel": "fedblend.channels",
     "protection": "fedblend.protection",
+    "adversary": "fedblend.adversaries",
 }
 """Where the parts of each kind are declared: importing the module registers them."""
 

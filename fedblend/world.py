@@ -18,6 +18,7 @@ from fedblend.data.scale import OneHot, Scaler
 from fedblend.errors import FedblendError
 from fedblend.objectives.task import Task
 from fedblend.random import lent_generator, stream
+from fedblend.server_steps import Known
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,20 @@ class World:
         assert experiment.arrival is not None
         return Portions(len(self.population), experiment.arrival.clients, experiment.seed)
 
+    @functools.cached_property
+    def adversaries(self) -> np.ndarray:
+        """Which clients send what they should not, bool [clients]."""
+        experiment = self.experiment
+        return experiment.adversary.among(len(self.population), stream(experiment.seed, "adversaries"))
+
+    def prior(self, per_class: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Training samples of each class as stored, ``per_class`` of each or all it has: the same in every round."""
+        labels = self.data.train.y.numpy()
+        order = np.lexsort((stream(self.experiment.seed, "prior").random(len(labels)), labels))
+        place = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+        rows = torch.from_numpy(order[place < per_class])
+        return self.data.train.x[rows], self.data.train.y[rows]
+
     def natural_clients(self) -> np.ndarray | None:
         """The data set's own number of each client (writer, role) where the split keeps them, int64 [clients]."""
         return self.population.natural
@@ -74,6 +89,17 @@ class World:
         """The first ``size`` samples of a client, as stored."""
         rows = torch.from_numpy(self.population.indices(client)[:size])
         return self.data.train.x[rows], self.data.train.y[rows]
+
+
+def known_of(world: World, model: nn.Module) -> Known:
+    """What server and clients both know of the model; ``model`` is a module for functional calls."""
+    return Known(
+        model=model,
+        trained=[name for name, p in world.model.named_parameters() if p.requires_grad],
+        shape=tuple(world.data.train.x.shape[1:]),
+        scale=world.scale,
+        task=world.task,
+    )
 
 
 class Portions:

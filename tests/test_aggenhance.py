@@ -19,8 +19,9 @@ from fedblend.errors import FedblendError
 from fedblend.federation import Federation
 from fedblend.objectives import Task
 from fedblend.runs import checkpoint
-from fedblend.server_steps import AggEnhance, Server
-from fedblend.server_steps.aggenhance import elect, logits, vote
+from fedblend.server_steps import AggEnhance, PriorSamples, SecureAggEnhance, Server
+from fedblend.server_steps.points import ballot, beginning, elect, logits, search
+from fedblend.server_steps.prior import augmented
 
 CLASSES = 3
 UNIT = Scaler("unit", False, *(torch.tensor([[[v]]]) for v in (1 / 255, 0.0, 1 / 255, 0.0)))
@@ -100,7 +101,7 @@ def test_the_loss_of_a_point_of_a_linear_model_never_rises_and_it_stays_in_the_b
     labels = torch.arange(CLASSES)
     before = math.inf
     for steps in (1, 2, 5, 20, 60):
-        points = AggEnhance(steps=steps, step_size=0.05)._search(stacked(models), begin, view)
+        points = search(stacked(models), begin, view, steps, 0.05)
         assert points.shape == (2, CLASSES, 1, 2, 2)
         assert float(points.min()) >= 0
         assert float(points.max()) <= 1
@@ -113,7 +114,7 @@ def test_a_step_is_the_gradient_of_the_points_own_loss_alone() -> None:
     model, one = linear(), weights(1)
     begin = torch.full((CLASSES, 1, 2, 2), 0.5)
 
-    (moved,) = AggEnhance(steps=1, step_size=0.01)._search(stacked([one]), begin, server([one], model))
+    (moved,) = search(stacked([one]), begin, server([one], model), 1, 0.01)
 
     for c in range(CLASSES):
         point = begin[c : c + 1].clone().requires_grad_()
@@ -149,7 +150,7 @@ def test_votes_by_hand() -> None:
         # Class 0 at .4: model one only (-.2 against .6). Class 1 at .3: model two only (-.4 against .2).
         [1 - chance(-0.2), chance(0.2)],
     ]
-    score = vote(stacked([one, two]), points, view)
+    score = ballot(one, points, view) + ballot(two, points, view)
 
     torch.testing.assert_close(score, torch.tensor(wanted))
     assert elect(points, score).flatten().tolist() == [0.0, 1.0]
@@ -164,25 +165,26 @@ def test_the_first_of_level_points_is_elected() -> None:
 def test_the_search_begins_half_way_to_the_last_points() -> None:
     last = torch.full((CLASSES, 1, 2, 2), 0.5)
     state = {"points": torch.cat([torch.zeros(CLASSES, 1, 2, 2), last])}
-    fresh = AggEnhance()._begin(server([], linear()))
-    later = AggEnhance()._begin(server([], linear(), state=state))
+    fresh = beginning(server([], linear()))
+    later = beginning(server([], linear(), state=state))
 
     torch.testing.assert_close(later, (last + fresh) / 2)
     assert float(fresh.min()) >= 0
     assert float(fresh.max()) < 1
 
 
-def test_tuning_is_plain_sgd_on_all_points_and_old_ones_weigh_less() -> None:
+def test_tuning_is_plain_sgd_on_all_points_by_their_worth() -> None:
     mean = weights(5)
     points = torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(1))
-    kept = {"points": points, "labels": torch.tensor([0, 1, 2, 0]), "rounds": torch.tensor([0, 0, 1, 2])}
+    labels = torch.tensor([0, 1, 2, 0])
     view = server([], linear(), round=2)
 
-    tuned = AggEnhance(epochs=1, batch_size=4, lr=0.3, decay=0.5)._tune(mean, kept, view)
+    worth = torch.tensor([0.25, 0.25, 0.5, 1.0])
+    tuned = AggEnhance(epochs=1, batch_size=4, lr=0.3).tune(mean, points, labels, worth, view)
 
     leaves = {name: t.clone().requires_grad_() for name, t in mean.items()}
-    each = F.cross_entropy(logits(view, leaves, points), kept["labels"], reduction="none")
-    loss = (each * torch.tensor([0.25, 0.25, 0.5, 1.0])).sum() / 2.0
+    each = F.cross_entropy(logits(view, leaves, points), labels, reduction="none")
+    loss = (each * worth).sum() / 2.0
     for (name, leaf), slope in zip(leaves.items(), torch.autograd.grad(loss, list(leaves.values())), strict=True):
         torch.testing.assert_close(tuned[name], leaf.detach() - 0.3 * slope)
 
@@ -211,3 +213,97 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(engine: type[LoopEngine]
 def test_regression_and_text_are_refused_before_the_first_round() -> None:
     with pytest.raises(FedblendError, match="'aggenhance' makes points of classes"):
         federation(numbers(), method="aggenhance", model={"name": "mlp", "hidden": [4]}, scale="standard")
+
+
+def test_a_point_weighs_less_with_every_round() -> None:
+    points = torch.rand(2, 1, 2, 2, generator=torch.Generator().manual_seed(1)).repeat(2, 1, 1, 1)[:CLASSES]
+    state = {"points": points, "labels": torch.arange(CLASSES), "rounds": torch.zeros(CLASSES, dtype=torch.int64)}
+    seen = {}
+
+    class Spy(AggEnhance):
+        def tune(self, weights: Any, points: Any, labels: Any, worth: torch.Tensor, server: Server) -> Any:
+            seen["worth"] = worth
+            return dict(weights)
+
+    Spy(steps=1, decay=0.5).refine(weights(1), server([weights(1)], linear(), round=2, state=state))
+
+    assert seen["worth"].tolist() == [0.25] * CLASSES + [1.0] * CLASSES
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+def test_clients_make_the_points_that_the_server_would_have_made(engine: type[LoopEngine]) -> None:
+    options = {"steps": 5, "epochs": 2}
+    settings = {"train": {"cohort": 4}, "model": "lenet5"}
+    open_world = world(images(side=14), method={"server_step": {"name": "aggenhance", **options}}, **settings)
+    veiled = world(images(side=14), method={"server_step": {"name": "aggenhance-secure", **options}}, **settings)
+
+    seen, _ = run(Federation(open_world, LoopEngine(open_world)), 2)
+    unseen, records = run(Federation(veiled, engine(veiled)), 2)
+
+    torch.testing.assert_close(unseen.server["points"], seen.server["points"], atol=1e-4, rtol=1e-3)
+    for name, tensor in seen.weights.items():
+        torch.testing.assert_close(unseen.weights[name], tensor, atol=1e-4, rtol=1e-3)
+    # Down: where to begin, and all clients' points, to each of four; up: a client's points, and its votes.
+    point = CLASSES * 14 * 14 * 4
+    assert records[0]["bytes_down"]["questions"] == 4 * point + 4 * (4 * point)
+    assert records[0]["bytes_up"]["answers"] == 4 * point + 4 * (4 * CLASSES * 4)
+
+
+def test_answers_of_the_wrong_form_count_for_nothing() -> None:
+    good = torch.full((CLASSES, 1, 2, 2), 0.5)
+
+    def ask(question: Any) -> list[dict[str, torch.Tensor]]:
+        if "begin" in question:
+            return [{"points": good}, {"points": torch.ones(2)}, {"nonsense": good}, {"points": good.double()}]
+        assert question["points"].shape == (1, CLASSES, 1, 2, 2)
+        return [{"scores": torch.full((1, CLASSES), 1e9)}, {"scores": torch.ones(7)}, {}]
+
+    best = SecureAggEnhance().best(good, server([], linear(), ask=ask))
+    assert best is not None
+    assert torch.equal(best, good)
+    assert SecureAggEnhance().best(good, server([], linear())) is None
+
+
+def test_with_no_answers_the_aggregate_stays() -> None:
+    refined, kept = SecureAggEnhance().refine(weights(3), server([], linear()))
+
+    assert same(refined, weights(3))
+    assert kept == {}
+
+
+def test_real_samples_one_of_each_class_and_the_same_in_every_round() -> None:
+    with pytest.raises(FedblendError, match="unsafe: false does not allow 'prior-samples'"):
+        federation(method="prior-samples")
+    made = world(method={"server_step": {"name": "prior-samples", "per_class": 2}}, unsafe=True)
+
+    x, y = made.prior(2)
+    again, _ = made.prior(2)
+
+    assert y.tolist() == [0, 0, 1, 1, 2, 2]
+    assert torch.equal(x, again)
+    where = [(made.data.train.x == one).flatten(1).all(1).nonzero().flatten().tolist() for one in x]
+    assert all(any(made.data.train.y[i] == label for i in rows) for rows, label in zip(where, y, strict=True))
+    plain, _ = run(federation(unsafe=True), 2)
+    tuned, _ = run(Federation(made, LoopEngine(made)), 2)
+    assert not same(tuned.weights, plain.weights)
+
+
+def test_augmentation_moves_and_mirrors_and_does_nothing_else() -> None:
+    picture = torch.zeros(200, 1, 12, 12)
+    picture[:, 0, 6, 4] = 1.0
+
+    moved = augmented(picture, np.random.default_rng(0))
+
+    assert moved.shape == picture.shape
+    assert moved.sum((1, 2, 3)).eq(1).all()
+    rows, columns = moved[:, 0].flatten(1).argmax(1) // 12, moved[:, 0].flatten(1).argmax(1) % 12
+    assert set(rows.tolist()) == set(range(2, 11))
+    # Column 4, or mirrored 7, each moved by -4 to 4; what leaves the picture is gone.
+    assert set(columns.tolist()) == set(range(12))
+
+
+def test_augmentation_needs_pictures() -> None:
+    known = server([], linear(), shape=(4,))
+    with pytest.raises(FedblendError, match=r"server_step.augment: true moves pictures; these data are of shape \[4\]"):
+        PriorSamples(augment=True).require_possible(known)
+    PriorSamples().require_possible(known)

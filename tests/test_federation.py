@@ -687,7 +687,7 @@ def test_refused_uploads_are_counted_as_they_were_sent() -> None:
 def test_none_and_ideal_are_the_identity() -> None:
     weights, start = {"w": torch.randn(3)}, {"w": torch.zeros(3)}
 
-    protected = NoProtection().protect(weights, start, np.random.default_rng(0))
+    protected = NoProtection().protect(weights, start, 0.1, np.random.default_rng(0))
     refined, kept = NoStep().refine(weights, mock.sentinel.server)
     arrives = Ideal().delivers("up", np.array([1, 10**12]), np.random.default_rng(0))
 

@@ -19,6 +19,11 @@ class Aggregator:
     nor gathered from other machines.
     """
 
+    @property
+    def is_plain_mean(self) -> bool:
+        """Whether the aggregate is the mean of all uploads, each counting alike."""
+        return False
+
     def require_possible(self, cohort: int) -> None:
         """Raise :class:`FedblendError` if rounds of ``cohort`` uploads cannot be aggregated, before any is made."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -51,11 +52,19 @@ class WeightedMean(Aggregator):
     themselves and the mean lies in their convex hull.
     """
 
+    by: Literal["samples", "clients"] = "samples"
+    """What counts: samples, or clients, each of which then counts alike (noise at the server needs that)."""
+
+    @property
+    def is_plain_mean(self) -> bool:
+        """Whether clients count alike."""
+        return self.by == "clients"
+
     def partial(self, uploads: Iterable[Upload]) -> Sums:
         """The weighted sums."""
         sums = Sums()
         for tensors, weight in uploads:
-            sums.add(tensors, weight)
+            sums.add(tensors, weight if self.by == "samples" else float(weight > 0))
         return sums
 
     def finish(self, partial: Sums, weights: Tensors) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from fedblend.config import as_table, write_toml
 from fedblend.errors import FedblendError
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
-from fedblend.runs.groups import read
+from fedblend.runs.groups import Group, read
 
 USUAL_PARTITION = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
@@ -88,6 +88,8 @@ def inspect(paths: list[Path]) -> None:
 
 
 def _summary(run: RunDirectory) -> dict[str, str]:
+    from fedblend.report.guarantees import guarantees
+
     outcome = read(run)
     records, facts = outcome.records, outcome.facts
     totals: dict[str, dict[str, int]] = {"up": {}, "down": {}}
@@ -99,6 +101,7 @@ def _summary(run: RunDirectory) -> dict[str, str]:
         for phase, time in record["machine"]["seconds"].items():
             seconds[phase] = seconds.get(phase, 0.0) + time
     last: dict[str, Any] = next((r for r in reversed(records) if "loss" in r), {})
+    claims = [f"{one.what}, for {one.unit}: {one.text}" for one in guarantees([Group(outcome.label, [outcome])])]
     scores = [f"{k} {last[k]:.4f}" for k in ("accuracy", "loss") if k in last]
 
     def megabytes(kinds: dict[str, int]) -> str:
@@ -108,6 +111,7 @@ def _summary(run: RunDirectory) -> dict[str, str]:
         "status": f"done, round {outcome.round} of {outcome.rounds}" if outcome.finished else outcome.standing,
         "checkpoint": f"round {kept}" if (kept := checkpoint.round_of(run.path)) is not None else "none that is sound",
         "result": ", ".join(scores) or "none yet",
+        **({"privacy": "; ".join(claims)} if claims else {}),
         "sent up": megabytes(totals["up"]),
         "sent down": megabytes(totals["down"]),
         "seconds": ", ".join(f"{phase} {time:.1f}" for phase, time in seconds.items()) or "none",

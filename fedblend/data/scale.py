@@ -10,7 +10,8 @@ turned over where paper is white; features from their smallest to their largest 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,6 +56,11 @@ class Scaler:
         """Values of the unit scale (ink as 1) on this scale: the inverse of :meth:`to_unit`, not clipped."""
         return (unit - self.unit_offset) / self.unit_factor * self.factor + self.offset
 
+    def diameter(self, shape: Sequence[int]) -> float:
+        """The L2 distance of two samples of ``shape`` on this scale, at most, where both are in [0, 1] as pictures."""
+        widths = (self.factor / self.unit_factor).double().square().flatten()
+        return math.sqrt(float(widths.sum()) * math.prod(shape[1:]))
+
     def to(self, device: torch.device | str) -> Scaler:
         """The same scale with its numbers on ``device``."""
         moved = [t.to(device) for t in (self.factor, self.offset, self.unit_factor, self.unit_offset)]
@@ -88,6 +94,10 @@ class OneHot:
     def from_unit(self, unit: Tensor) -> Tensor:
         """The same."""
         return unit
+
+    def diameter(self, shape: Sequence[int]) -> float:
+        """The L2 distance of two texts [T], at most: sqrt 2 for each character."""
+        return math.sqrt(2 * math.prod(shape))
 
     def to(self, device: torch.device | str) -> OneHot:
         """The same: it holds no tensors."""

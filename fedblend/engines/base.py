@@ -51,7 +51,7 @@ class Collected:
 
     ``partial`` is what the aggregator kept of the good uploads, ``sent`` the bytes of all uploads, ``seconds`` the
     time that training them took. ``uploads`` are the good ones with their weights, in order of client, where the
-    server step looks at them.
+    server step looks at them; ``held`` are those of this process by client, where it will ask the clients.
     """
 
     good: list[tuple[int, int, float]] = field(default_factory=list)
@@ -60,6 +60,7 @@ class Collected:
     seconds: float = 0.0
     partial: Any = None
     uploads: list[Upload] = field(default_factory=list)
+    held: dict[int, Tensors] = field(default_factory=dict)
 
 
 class Engine(Protocol):
@@ -77,6 +78,10 @@ class Engine(Protocol):
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
         """Train the clients, check what they send, and keep of it what the aggregator needs."""
+        ...
+
+    def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
+        """Put the server step's question to the clients whose uploads the last :meth:`collect` found good."""
         ...
 
     def score(self, weights: Tensors, held: bool = False) -> Scores:

@@ -9,7 +9,7 @@ import torch
 
 from fedblend.engines.base import Collected, Trained, TrainTask
 from fedblend.random import stream
-from fedblend.uploads import bytes_of, fault_of
+from fedblend.uploads import fault_of
 from fedblend.world import World
 
 
@@ -23,9 +23,8 @@ def collect(world: World, task: TrainTask, results: Iterable[Trained], lost: Col
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         for result in _timed(results, collected):
-            rng = stream(experiment.seed, "protection", task.round, result.client)
-            upload = experiment.protection.protect(result.upload, task.weights, rng)
-            collected.sent += bytes_of(upload)
+            upload = _leaving(world, task, result)
+            collected.sent += experiment.protection.sent_bytes(upload, task.weights)
             if result.client in lost:
                 continue
             fault = fault_of(upload, task.weights)
@@ -35,10 +34,22 @@ def collect(world: World, task: TrainTask, results: Iterable[Trained], lost: Col
             collected.good.append((result.client, result.samples, result.loss))
             if experiment.method.server_step.needs_uploads:
                 collected.uploads.append((upload, float(result.samples)))
+            if experiment.method.server_step.asks_clients:
+                collected.held[result.client] = upload
             yield upload, float(result.samples)
 
     collected.partial = experiment.method.aggregator.partial(uploads())
     return collected
+
+
+def _leaving(world: World, task: TrainTask, result: Trained) -> dict[str, torch.Tensor]:
+    """What a client sends: its upload with the protection on it, or what an adversary makes of it."""
+    experiment, client = world.experiment, result.client
+    if world.adversaries[client]:
+        rng = stream(experiment.seed, "adversary", task.round, client)
+        return experiment.adversary.corrupt(result.upload, task.weights, rng)
+    rng = stream(experiment.seed, "protection", task.round, client)
+    return experiment.protection.protect(result.upload, task.weights, experiment.train.lr_in(task.round), rng)
 
 
 def _timed(results: Iterable[Trained], collected: Collected) -> Iterator[Trained]:

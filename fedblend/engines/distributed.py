@@ -15,7 +15,7 @@ from fedblend.aggregators.base import Upload
 from fedblend.config import as_table
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.loop import LoopEngine
-from fedblend.engines.orders import kept_uploads, pool_tensors, reduced, score_tensors, uploads_of
+from fedblend.engines.orders import kept_uploads, payloads_of, pool_tensors, reduced, score_tensors, uploads_of
 from fedblend.engines.others import Others
 from fedblend.engines.ranks import Ranks, is_about_connection
 from fedblend.errors import FedblendError
@@ -46,10 +46,7 @@ class DistributedEngine:
             self.ranks.tell({"do": "share", "round": round, "clients": asked}, dict(weights))
             found = dict(self.inner.share(round, weights, asked[:: self.ranks.size], sizes))
             for rank in range(1, self.ranks.size):
-                words, tensors = self.ranks.hear(rank)
-                for client in words["clients"]:
-                    mine = f"{client}/"
-                    found[client] = {n.removeprefix(mine): t for n, t in tensors.items() if n.startswith(mine)}
+                found |= payloads_of(*self.ranks.hear(rank))
         yield from ((client, found[client]) for client in asked if client in found)
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
@@ -85,6 +82,15 @@ class DistributedEngine:
             if isinstance(collected.partial, Sums):
                 collected.partial = reduced(self.ranks, collected.partial, weight, task.weights)
         return _in_order(collected, uploads, clients)
+
+    def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
+        """Put the server step's question to the clients, each rank to its own; answers in order of client."""
+        with self._one_rank_may_fail():
+            self.ranks.tell({"do": "ask"}, dict(question))
+            found = dict(self.inner.ask(question))
+            for rank in range(1, self.ranks.size):
+                found |= payloads_of(*self.ranks.hear(rank))
+        yield from sorted(found.items(), key=lambda one: one[0])
 
     def score(self, weights: Tensors, held: bool = False) -> Scores:
         """Score samples, each rank its part of them."""

@@ -19,7 +19,7 @@ from fedblend.errors import FedblendError
 from fedblend.objectives import Batch, Context, Objective, Plain, Plan
 from fedblend.random import lent_generator, stream
 from fedblend.sharing.base import Local, Payload, Pool
-from fedblend.world import World
+from fedblend.world import World, known_of
 
 SCORE_BATCH = 500
 """Test samples in one forward pass: their activations stay within a processor's cache for small models."""
@@ -83,6 +83,7 @@ class LoopEngine:
         self.state = self.model.state_dict(keep_vars=True)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.names, self.params = list(trained), list(trained.values())
+        self._held: dict[int, Tensors] = {}
 
     def _load(self, weights: Tensors) -> None:
         with torch.no_grad():
@@ -191,7 +192,15 @@ class LoopEngine:
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
         """Train the clients, check what they send, and keep of it what the aggregator needs."""
-        return collect(self.world, task, self.train(task, clients), lost)
+        collected = collect(self.world, task, self.train(task, clients), lost)
+        self._held = collected.held
+        return collected
+
+    def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
+        """Put the server step's question to the clients that have just sent a good upload."""
+        step, known = self.world.experiment.method.server_step, known_of(self.world, self.server_model())
+        for client, upload in self._held.items():
+            yield client, step.answer(upload, question, known)
 
     def server_model(self) -> nn.Module:
         """A module for functional calls with any weights, in evaluation mode, for the server step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ import torch
 from fedblend.aggregators import Sums
 from fedblend.aggregators.base import Upload
 from fedblend.engines.base import Collected, Scores, Tensors
-from fedblend.engines.ranks import Ranks
+from fedblend.engines.ranks import Message, Ranks
 from fedblend.prefixes import named, under
-from fedblend.sharing.base import Pool
+from fedblend.sharing.base import Payload, Pool
 
 
 def kept_uploads(collected: Collected) -> list[Upload]:
@@ -29,6 +29,17 @@ def upload_tensors(uploads: Sequence[Upload]) -> dict[str, torch.Tensor]:
 def uploads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[Upload]:
     """The uploads that :func:`upload_tensors` wrote down."""
     return [(under(f"{i}/", tensors), weight) for i, weight in enumerate(words["weights"])]
+
+
+def payload_words(payloads: Mapping[int, Payload]) -> Message:
+    """What clients give, as a message."""
+    tensors = {f"{client}/{name}": t for client, payload in payloads.items() for name, t in payload.items()}
+    return {"clients": list(payloads)}, tensors
+
+
+def payloads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[int, Payload]:
+    """What :func:`payload_words` wrote down."""
+    return {client: under(f"{client}/", tensors) for client in words["clients"]}
 
 
 def reduced(ranks: Ranks, own: Sums, others: float, like: Tensors) -> Sums:

@@ -14,7 +14,7 @@ from fedblend.config import resolve
 from fedblend.engines.base import Tensors, TrainTask
 from fedblend.engines.choosing import inner_engine
 from fedblend.engines.loop import LoopEngine
-from fedblend.engines.orders import kept_uploads, pool_of, reduced, score_tensors, upload_tensors
+from fedblend.engines.orders import kept_uploads, payload_words, pool_of, reduced, score_tensors, upload_tensors
 from fedblend.engines.ranks import Ranks, is_about_connection, part
 from fedblend.errors import FedblendError
 from fedblend.prefixes import under
@@ -74,6 +74,8 @@ def serve(ranks: Ranks) -> None:
             return
         if words["do"] == "share":
             _share(world, inner, ranks, words, tensors)
+        elif words["do"] == "ask":
+            ranks.report(*payload_words(dict(inner.ask(tensors))))
         elif words["do"] == "score":
             ranks.report({}, score_tensors(inner.score(tensors, words["held"], (ranks.rank, ranks.size))))
         else:
@@ -85,8 +87,7 @@ def serve(ranks: Ranks) -> None:
 def _share(world: World, inner: LoopEngine, ranks: Ranks, words: dict[str, Any], weights: Tensors) -> None:
     mine = words["clients"][ranks.rank :: ranks.size]
     made = dict(inner.share(words["round"], weights, mine, world.sizes(words["round"])))
-    tensors = {f"{client}/{name}": t for client, payload in made.items() for name, t in payload.items()}
-    ranks.report({"clients": list(made)}, tensors)
+    ranks.report(*payload_words(made))
 
 
 def _collect(

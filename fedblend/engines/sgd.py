@@ -22,7 +22,7 @@ class SGD:
     def __init__(self, params: Sequence[torch.Tensor], train: Train, round: int) -> None:
         self.params = list(params)
         self.train = train
-        self.lr = train.lr * train.lr_decay**round
+        self.lr = train.lr_in(round)
         self.velocity: list[torch.Tensor] | None = None
 
     @torch.no_grad()
@@ -58,7 +58,7 @@ class StackedSGD:
     def __init__(self, params: Sequence[torch.Tensor], train: Train, round: int) -> None:
         self.params = list(params)
         self.train = train
-        self.lr = train.lr * train.lr_decay**round
+        self.lr = train.lr_in(round)
         self.velocity = [torch.zeros_like(p) for p in self.params] if train.momentum else []
 
     @torch.no_grad()

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
-import torch
-
 from fedblend.parts import part
+from fedblend.protection.base import Mechanism, Protection, Round
+from fedblend.protection.noise import ClipAndNoise
+from fedblend.protection.prune import Prune
 
-__all__ = ["NoProtection", "Protection"]
-
-
-class Protection:
-    """Base of all protections."""
-
-    def protect(
-        self, upload: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor], rng: np.random.Generator
-    ) -> dict[str, torch.Tensor]:
-        """What is sent in place of ``upload``, given the weights ``start`` that the round began with."""
-        raise TypeError(f"{type(self).__name__} defines no protect")
+__all__ = ["ClipAndNoise", "Mechanism", "NoProtection", "Protection", "Prune", "Round"]
 
 
 @part("protection", "none")
 class NoProtection(Protection):
     """Uploads leave as they are."""
-
-    def protect(
-        self, upload: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor], rng: np.random.Generator
-    ) -> dict[str, torch.Tensor]:
-        """The upload itself."""
-        return dict(upload)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedblend.report.guarantees import Guarantee, guarantees
 from fedblend.report.privacy import gives_raw_away
 from fedblend.report.settings import Settings, settings
 from fedblend.report.style import Look, looks
@@ -27,6 +28,7 @@ class Chapter:
     curves: pd.DataFrame
     table: pd.DataFrame
     looks: Mapping[str, Look]
+    guarantees: list[Guarantee]
 
     @property
     def unsafe(self) -> list[str]:
@@ -49,6 +51,6 @@ def chapters(runs: Sequence[RunDirectory]) -> list[Chapter]:
     sets = by_data(runs)
     by_method = looks([g.name for groups in sets.values() for g in groups])
     return [
-        Chapter(name, groups, settings(groups), curves_of(groups), table_of(groups), by_method)
+        Chapter(name, groups, settings(groups), curves_of(groups), table_of(groups), by_method, guarantees(groups))
         for name, groups in sets.items()
     ]

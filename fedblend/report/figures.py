@@ -65,6 +65,32 @@ def cost(frame: pd.DataFrame, column: str, looks: Mapping[str, Look]) -> go.Figu
     return figure
 
 
+def against_epsilon(
+    frame: pd.DataFrame, looks: Mapping[str, Look], spent: Mapping[str, Mapping[int, float]]
+) -> go.Figure | None:
+    """Accuracy against the epsilon spent until then, a line a method; ``None`` where no method has any."""
+    figure = go.Figure(layout=_layout("epsilon spent so far (log scale)", AXES["accuracy"], _height(looks)))
+    for line in lines(frame, "accuracy"):
+        known = spent.get(line.method, {})
+        points = [(known[r], 100 * y, r) for r, y in zip(line.rounds, line.mean, strict=True) if r in known]
+        if not points or line.unfinished:
+            continue
+        figure.add_scatter(
+            x=[x for x, *_ in points],
+            y=[y for _, y, _ in points],
+            customdata=[r for *_, r in points],
+            mode="lines+markers",
+            marker={"size": [4] * (len(points) - 1) + [11]},
+            line={"color": looks[line.method].colour, "width": 2.2, "dash": looks[line.method].dash},
+            name=plain(line.name),
+            hovertemplate="%{y:.4g} at epsilon %{x:.3g} (round %{customdata})",
+        )
+    if not figure.data:
+        return None
+    figure.update_layout(hovermode="closest")
+    return figure.update_xaxes(type="log")
+
+
 AXES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss (mean of the cohort)"}
 """What the axis of a measure is called, with its unit."""
 

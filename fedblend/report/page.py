@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedblend.errors import FedblendError
+from fedblend.privacy.statements import SCOPE
 from fedblend.report import figures, pictures, still
 from fedblend.report.chapters import Chapter, chapters
+from fedblend.report.guarantees import drawable
 from fedblend.report.lines import BAND_TEXT
 from fedblend.report.splits import splits
 from fedblend.report.tables import by_client, by_kind, by_phase, results
@@ -85,6 +87,8 @@ def _filled(chapter: Chapter, mark: str) -> dict[str, Any]:
         "drawn": set(drawn),
         "curves": [(name, title) for name, title in _titles(drawn) if name in drawn],
         "splits": pictured,
+        "guarantees": chapter.guarantees,
+        "scope": SCOPE,
         "galleries": pictures.galleries(chapter.groups),
         "figures": {f"{name}{mark}": figure for name, figure in drawn.items()},
     }
@@ -102,6 +106,8 @@ def _figures(chapter: Chapter) -> dict[str, go.Figure]:
     for column in ("loss", "train_loss"):
         if curves[column].notna().any():
             made[column] = figures.curve(curves, column, looks)
+    if curves["accuracy"].notna().any():
+        made["epsilon"] = figures.against_epsilon(curves, looks, drawable(chapter.guarantees))
     made["classes"] = figures.by_class(chapter.groups)
     if chapter.table["seconds"].sum() > 0:
         made["time"] = figures.time(chapter.table)

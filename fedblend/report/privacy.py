@@ -21,8 +21,8 @@ def part_class(config: Mapping[str, Any], kind: str) -> type | None:
 
 def gives_raw_away(config: Mapping[str, Any]) -> bool:
     """Whether a method gives raw samples away, by its sharing, its objective, or means of single samples."""
-    sharing, objective = part_class(config, "sharing"), part_class(config, "objective")
-    flags = [getattr(cls, flag, False) for cls in (sharing, objective) for flag in ("unsafe", "breaks_privacy")]
+    sharing, *others = (part_class(config, kind) for kind in ("sharing", "objective", "server_step"))
+    flags = [getattr(cls, flag, False) for cls in (sharing, *others) for flag in ("unsafe", "breaks_privacy")]
     table = config["method"].get("sharing", {})
     travels = bool(getattr(sharing, "travels", False))
     return any(flags) or (travels and isinstance(table, Mapping) and table.get("samples_per_mean") == 1)

@@ -225,6 +225,7 @@ def facts_of(world: World) -> dict[str, Any]:
         },
         "clients": {
             "number": len(world.population),
+            "holding": int((sizes > 0).sum()),
             "smallest": int(sizes.min()),
             "median": float(np.median(sizes)),
             "largest": int(sizes.max()),

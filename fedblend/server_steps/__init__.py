@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from fedblend.parts import part
-from fedblend.server_steps.aggenhance import AggEnhance
-from fedblend.server_steps.base import Server, ServerStep, Tensors
+from fedblend.server_steps.aggenhance import AggEnhance, SecureAggEnhance
+from fedblend.server_steps.base import Known, Refined, Server, ServerStep, Tensors
+from fedblend.server_steps.prior import PriorSamples
 
-__all__ = ["AggEnhance", "NoStep", "Server", "ServerStep"]
+__all__ = ["AggEnhance", "Known", "NoStep", "PriorSamples", "SecureAggEnhance", "Server", "ServerStep"]
 
 
 @part("server_step", "none")
@@ -17,6 +16,6 @@ class NoStep(ServerStep):
 
     active = False
 
-    def refine(self, weights: Tensors, server: Server) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def refine(self, weights: Tensors, server: Server) -> Refined:
         """The aggregate itself."""
         return dict(weights), {}

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import numpy as np
 import torch
 from pydantic import Field
-from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn import functional as F
 
-from fedblend.data.scale import OneHot, Scaler
-from fedblend.errors import FedblendError
-from fedblend.objectives.task import Task
 from fedblend.parts import Count, Positive, part
-from fedblend.server_steps.base import Server, ServerStep, Tensors
-
-Stacked = dict[str, torch.Tensor]
+from fedblend.server_steps.base import Known, Refined, Server, Tensors
+from fedblend.server_steps.points import Stacked, ballot, beginning, elect, require_classes, search
+from fedblend.server_steps.tuning import Tuning
 
 
 @part("server_step", "aggenhance")
-class AggEnhance(ServerStep):
+class AggEnhance(Tuning):
     """AggEnhance (Ou et al. 2022, Algorithms 1 and 2): tune the aggregate on class interior points.
 
     Each round, for every class c and every client's model w_k, a point s is moved down the loss l(w_k; (s, c))
@@ -36,58 +29,30 @@ class AggEnhance(ServerStep):
     """Steps down the loss that each point takes."""
     step_size: Positive = 0.1
     """Step size of these steps, on inputs in [0, 1]."""
-    epochs: Annotated[int, Field(ge=0)] = 10
-    """Epochs over the points; 0 leaves the aggregate as it is."""
-    batch_size: Count = 32
-    """Points a batch."""
-    lr: Positive | None = None
-    """Learning rate on the points; unless given, the clients' in that round."""
     keep: Count | None = None
     """Points kept, the newest ones; unless given, all (Figure 16)."""
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Weight of a point against one of the next round's; 1 weighs all alike (Figure 16)."""
 
-    def require_possible(self, scale: Scaler | OneHot, task: Task) -> None:
+    def require_possible(self, known: Known) -> None:
         """Raise :class:`FedblendError` unless the task has classes, and inputs a unit scale."""
-        if task.kind != "classification":
-            raise FedblendError("method.server_step: 'aggenhance' makes points of classes; these data have none")
-        if not isinstance(scale, Scaler):
-            raise FedblendError("method.server_step: 'aggenhance' makes pictures or features; these data are text")
+        require_classes(type(self).name, known)  # type: ignore[attr-defined]
 
-    def refine(self, weights: Tensors, server: Server) -> tuple[dict[str, torch.Tensor], Stacked]:
+    def refine(self, weights: Tensors, server: Server) -> Refined:
         """The aggregate tuned on the points; and these, with their labels and the rounds they were made in."""
-        models = {name: torch.stack([upload[name] for upload, _ in server.uploads]) for name in weights}
-        found = self._search(models, self._begin(server), server)
-        best = elect(found, vote(models, found, server))
-        kept = self._joined(server.state, best, server.round)
-        return self._tune(weights, kept, server), kept
+        best = self.best(beginning(server), server)
+        kept = server.state if best is None else self._joined(server.state, best, server.round)
+        if not kept:
+            return dict(weights), {}
+        worth = self.decay ** (server.round - kept["rounds"]).float()
+        return self.tune(weights, kept["points"], kept["labels"], worth, server), kept
 
-    def _begin(self, server: Server) -> torch.Tensor:
-        """A place to begin for each class [C, ...]: noise, half way to the last points (lines 1 to 4)."""
-        classes = server.task.outputs
-        noise = torch.from_numpy(server.rng.random((classes, *server.shape), np.float32))
-        last = server.state.get("points")
-        return noise if last is None or len(last) < classes else (last[-classes:] + noise) / 2
-
-    def _search(self, models: Stacked, begin: torch.Tensor, server: Server) -> torch.Tensor:
-        """A point for each model and class [K, C, ...], all of them moved at once (lines 5 to 7)."""
-        labels = torch.arange(len(begin))
-        count = len(next(iter(models.values())))
-
-        def loss(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
-            # The sum: each point is a problem of its own, whose step must not shrink with the number of classes.
-            return F.cross_entropy(logits(server, weights, points), labels, reduction="sum")
-
-        def step(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
-            slope = torch.vmap(torch.func.grad(loss, argnums=1))(weights, points)
-            return (points - self.step_size * slope).clamp(0, 1)
-
-        points = begin.expand(count, *begin.shape).contiguous()
-        moved = make_fx(step)(models, points)
-        with torch.no_grad():
-            for _ in range(self.steps):
-                points = moved(models, points)
-        return points
+    def best(self, begin: torch.Tensor, server: Server) -> torch.Tensor | None:
+        """The round's points [C, ...], from ``begin`` [C, ...]; ``None`` if there is no model to make them of."""
+        models = {n: torch.stack([upload[n] for upload, _ in server.uploads]) for n in server.uploads[0][0]}
+        found = search(models, begin, server, self.steps, self.step_size)
+        score = torch.stack([ballot(upload, found, server) for upload, _ in server.uploads]).sum(0)
+        return elect(found, score)
 
     def _joined(self, state: Stacked, best: torch.Tensor, round: int) -> Stacked:
         """The set of points with the new ones at its end, and the oldest gone where there are too many."""
@@ -99,46 +64,38 @@ class AggEnhance(ServerStep):
         whole = {name: torch.cat([state[name], t]) if state else t for name, t in new.items()}
         return whole if self.keep is None else {name: t[-self.keep :] for name, t in whole.items()}
 
-    def _tune(self, weights: Tensors, kept: Stacked, server: Server) -> dict[str, torch.Tensor]:
-        """Train the aggregate on the points with plain SGD (Algorithm 1, line 8)."""
-        lr = server.lr if self.lr is None else self.lr
-        made = {name: tensor.clone() for name, tensor in weights.items()}
-        trained = [name for name in server.trained if made[name].is_floating_point()]
-        age = self.decay ** (server.round - kept["rounds"]).float()
-        for _ in range(self.epochs):
-            order = torch.from_numpy(server.rng.permutation(len(age)))
-            for rows in order.split(self.batch_size):
-                leaves = {name: made[name].requires_grad_() for name in trained}
-                outputs = logits(server, {**made, **leaves}, kept["points"][rows])
-                each = F.cross_entropy(outputs, kept["labels"][rows], reduction="none")
-                loss = (each * age[rows]).sum() / age[rows].sum()
-                slopes = torch.autograd.grad(loss, list(leaves.values()))
-                made |= {n: p.detach() - lr * g for (n, p), g in zip(leaves.items(), slopes, strict=True)}
-        return {name: tensor.detach() for name, tensor in made.items()}
 
+@part("server_step", "aggenhance-secure")
+class SecureAggEnhance(AggEnhance):
+    """AggEnhance for secure aggregation (Ou et al. 2022, Figure 12): the server never sees a client's model.
 
-def logits(server: Server, weights: Stacked, points: torch.Tensor) -> torch.Tensor:
-    """A model's outputs for points in [0, 1]."""
-    assert isinstance(server.scale, Scaler)
-    return functional_call(server.model, weights, (server.scale.from_unit(points),))
-
-
-def vote(models: Stacked, points: torch.Tensor, server: Server) -> torch.Tensor:
-    """The score of each point [K, C] (lines 9 to 17).
-
-    It is the sum of its class's probabilities over the models that find its class the likeliest.
+    The server sends out where to begin; each client makes the points of its own model; the server sends all of them
+    to all clients, and these send back what their models say of each. The rest is as in `aggenhance`, and so are the
+    points. A client makes its points from what it has sent, with the protection on it, so that noise that earned an
+    (epsilon, delta) there earns it here too.
     """
-    count, classes = points.shape[:2]
-    labels = torch.arange(classes).repeat(count)
-    score = torch.zeros(count * classes)
-    with torch.no_grad():
-        for i in range(count):
-            one = {name: stack[i] for name, stack in models.items()}
-            chances = logits(server, one, points.flatten(0, 1)).softmax(1)
-            score += torch.where(chances.argmax(1) == labels, chances[torch.arange(len(labels)), labels], 0.0)
-    return score.view(count, classes)
+
+    needs_uploads = False
+    asks_clients = True
+
+    def answer(self, upload: Tensors, question: Tensors, known: Known) -> Stacked:
+        """At a client: the points of its model [C, ...], or what that says of all clients' points [K, C, ...]."""
+        if "begin" in question:
+            one = {name: tensor.unsqueeze(0) for name, tensor in upload.items()}
+            return {"points": search(one, question["begin"], known, self.steps, self.step_size)[0]}
+        return {"scores": ballot(upload, question["points"], known)}
+
+    def best(self, begin: torch.Tensor, server: Server) -> torch.Tensor | None:
+        """The round's points [C, ...], as the clients make and judge them."""
+        # What clients say is not trusted: only points of the right form, within the box, and votes of at most 1.
+        made = [a["points"].clamp(0, 1) for a in server.ask({"begin": begin}) if _like(a.get("points"), begin)]
+        if not made:
+            return None
+        found = torch.stack(made)
+        empty = torch.zeros(found.shape[:2])
+        said = [a["scores"].clamp(0, 1) for a in server.ask({"points": found}) if _like(a.get("scores"), empty)]
+        return elect(found, sum(said, empty))
 
 
-def elect(points: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
-    """The point of highest score of each class [C, ...]; the first client's where several are level (line 20)."""
-    return points[score.argmax(0), torch.arange(points.shape[1])]
+def _like(tensor: torch.Tensor | None, like: torch.Tensor) -> bool:
+    return tensor is not None and tensor.shape == like.shape and tensor.dtype == like.dtype

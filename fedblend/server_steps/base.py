@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,42 +13,68 @@ from fedblend.data.scale import OneHot, Scaler
 from fedblend.objectives.task import Task
 
 Tensors = Mapping[str, torch.Tensor]
+Refined = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
-@dataclass(frozen=True)
-class Server:
-    """What a server step may use beside the aggregate.
+def _nobody(question: Tensors) -> list[dict[str, torch.Tensor]]:
+    """The answers where there are no clients to ask."""
+    return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What server and clients both know of the model that they train.
 
     ``model`` is a module for :func:`torch.func.functional_call`, in evaluation mode; ``trained`` names the tensors
-    that clients train, ``shape`` is that of one input. ``uploads`` are the round's good ones with their weights, in
-    order of client, if the step asks for them; ``state`` is what the step kept in the round before; ``lr`` the
-    clients' learning rate of the round; ``rng`` is keyed by seed and round.
+    that clients train, ``shape`` is that of one input.
     """
 
-    round: int
     model: nn.Module
     trained: Sequence[str]
     shape: tuple[int, ...]
     scale: Scaler | OneHot
     task: Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server(Known):
+    """What a server step may use beside the aggregate.
+
+    ``uploads`` are the round's good ones with their weights, in order of client, if the step needs them; ``ask`` puts
+    a question to the clients that sent these, and gives their answers in the same order, if the step asks them.
+    ``state`` is what the step kept in the round before; ``lr`` the clients' learning rate of the round; ``rng`` is
+    keyed by seed and round. ``prior(n)`` gives n real samples of each class, as stored, the same ones in all rounds.
+    """
+
+    round: int
     lr: float
     rng: np.random.Generator
     uploads: Sequence[tuple[Tensors, float]] = ()
+    ask: Callable[[Tensors], list[dict[str, torch.Tensor]]] = _nobody
     state: dict[str, torch.Tensor] = field(default_factory=dict)
+    prior: Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None = None
 
 
 class ServerStep:
     """Base of all server steps.
 
-    ``needs_uploads`` is true where a step looks at the clients' models themselves, not only at the aggregate.
+    ``needs_uploads`` is true where a step looks at the clients' models themselves, not only at the aggregate;
+    ``asks_clients`` where it puts questions to the clients, which these answer with :meth:`answer`.
+    ``breaks_privacy`` is true where it uses raw samples.
     """
 
     needs_uploads: bool = False
+    asks_clients: bool = False
+    breaks_privacy: bool = False
     active: bool = True
 
-    def require_possible(self, scale: Scaler | OneHot, task: Task) -> None:
+    def require_possible(self, known: Known) -> None:
         """Raise :class:`FedblendError` if the step cannot be used with these data, before the first round."""
 
-    def refine(self, weights: Tensors, server: Server) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def refine(self, weights: Tensors, server: Server) -> Refined:
         """The weights that the next round begins with, from the aggregate; and what the step keeps till then."""
         raise TypeError(f"{type(self).__name__} defines no refine")
+
+    def answer(self, upload: Tensors, question: Tensors, known: Known) -> dict[str, torch.Tensor]:
+        """At a client: what it says to a question of the server, given what it has just sent."""
+        raise TypeError(f"{type(self).__name__} defines no answer")

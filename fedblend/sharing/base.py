@@ -10,6 +10,7 @@ import torch
 
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.objectives.task import Task
+from fedblend.protection.base import Mechanism
 
 Payload = dict[str, torch.Tensor]
 
@@ -67,6 +68,10 @@ class Sharing:
     def share(self, local: Local) -> Payload | None:
         """At a client: what it sends, or ``None``."""
         return None
+
+    def mechanism(self) -> Mechanism | str:
+        """The noise on what is shared that earns an (epsilon, delta) for a sample, or why there is none to state."""
+        return f"'{self.name}' shares without noise"  # type: ignore[attr-defined]
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
         """At the server: what is made of all entries that were sent, in order of client."""

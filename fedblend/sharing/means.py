@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
+import pydantic
 import torch
 
 from fedblend.errors import FedblendError
 from fedblend.parts import Count, Fraction, NonNegative, part
+from fedblend.protection.base import Mechanism
 from fedblend.sharing.base import Local, Payload, Pool, Sharing, rows_of
 
 CHUNK = 1024
@@ -76,7 +79,11 @@ class Means(Sharing):
     """Samples below which a client sends nothing (appendix H)."""
     noise: NonNegative = 0.0
     """Standard deviation of Gaussian noise on each mean input, on the model's input scale (appendix I); it earns no
-    (epsilon, delta) here.
+    (epsilon, delta), since targets get none.
+    """
+    multiplier: NonNegative = 0.0
+    """Gaussian noise on mean inputs and targets that earns an (epsilon, delta) for a sample: its standard deviation as
+    a multiple of how far one sample can move a mean.
     """
     server_average: Count = 1
     """Entries in the random groups that the server averages before it gives them out (Table 15)."""
@@ -111,6 +118,11 @@ class Means(Sharing):
 
     def _means(self, local: Local, read: Callable[[torch.Tensor], torch.Tensor]) -> Payload | None:
         n = len(local.y)
+        if self.multiplier and local.task.kind != "classification":
+            raise FedblendError(
+                f"method.sharing.multiplier: {self.multiplier} needs targets that are classes; these are numbers, "
+                "which nothing bounds; valid: 0"
+            )
         if n < self.threshold or n == 0:
             return None
         size = n if self.samples_per_mean == "all" else self.samples_per_mean
@@ -126,7 +138,31 @@ class Means(Sharing):
         if self.noise:
             drawn = local.rng.standard_normal(payload["x"].shape, np.float32)
             payload["x"] = payload["x"] + self.noise * torch.from_numpy(drawn)
-        return payload
+        return self._private(payload, count[allowed.numpy()], local) if self.multiplier else payload
+
+    def _private(self, payload: Payload, count: np.ndarray, local: Local) -> Payload:
+        """Means with noise in proportion to how far one sample can move each: a mean of few moves far."""
+        distance = {"x": local.scale.diameter(tuple(local.x.shape[1:])), "y": math.sqrt(2)}
+        if self.scale == "unit":
+            distance["x"] = math.sqrt(payload["x"][0].numel())
+        noisy = {}
+        for name, mean in payload.items():
+            size = torch.from_numpy(self.multiplier * distance[name] / count).reshape(-1, *[1] * (mean.dim() - 1))
+            noisy[name] = mean + (size * torch.from_numpy(local.rng.standard_normal(tuple(mean.shape)))).float()
+        return noisy
+
+    def mechanism(self) -> Mechanism | str:
+        """The noise on the pair of input and target: two Gaussian releases with `multiplier`, each of one sample.
+
+        A sample is in one mean, and which of its client's means that is does not depend on the data. Sizes of
+        clients and groups are known to all, so that one sample replaced by another moves one mean of m samples by at
+        most the diameter of the box of inputs over m, and its target by sqrt(2) / m.
+        """
+        if not self.multiplier:
+            return "means leave without noise of a size that proves anything (method.sharing.multiplier)"
+        if self.split == "class":
+            return 'means within a class (method.sharing.split = "class") depend on labels in more than one place'
+        return Mechanism("gaussian", self.multiplier / math.sqrt(2), at_server=False)
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
         """All means, or the means of random groups of ``server_average`` entries."""
@@ -191,6 +227,12 @@ class HiddenMeans(Means):
 
     layer: Count = 2
     """Layers before the hidden states that are averaged; the objective must have the same."""
+
+    @pydantic.model_validator(mode="after")
+    def _is_bounded(self) -> HiddenMeans:
+        if self.multiplier:
+            raise ValueError(f"multiplier: {self.multiplier} needs bounds, which hidden states do not have; valid: 0")
+        return self
 
     def share(self, local: Local) -> Payload | None:
         """Means of hidden states x [groups, ...] and of targets y [groups, outputs]."""

@@ -1,0 +1,1 @@
+"""What can be proved, and what can be measured, of what leaves a client."""

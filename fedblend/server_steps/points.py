@@ -1,0 +1,77 @@
+"""Class interior points: how they are found, voted for and elected (AggEnhance, Algorithm 2)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from fedblend.data.scale import Scaler
+from fedblend.errors import FedblendError
+from fedblend.server_steps.base import Known, Server, Tensors
+
+Stacked = dict[str, torch.Tensor]
+
+
+def require_classes(step: str, known: Known) -> None:
+    """Raise :class:`FedblendError` unless the task has classes, and inputs a unit scale."""
+    if known.task.kind != "classification":
+        raise FedblendError(f"method.server_step: '{step}' makes points of classes; these data have none")
+    if not isinstance(known.scale, Scaler):
+        raise FedblendError(f"method.server_step: '{step}' makes pictures or features; these data are text")
+
+
+def logits(known: Known, weights: Tensors, points: torch.Tensor) -> torch.Tensor:
+    """A model's outputs for points in [0, 1]."""
+    assert isinstance(known.scale, Scaler)
+    return functional_call(known.model, dict(weights), (known.scale.from_unit(points),))
+
+
+def beginning(server: Server) -> torch.Tensor:
+    """A place to begin for each class [C, ...]: noise, half way to the last points (lines 1 to 4)."""
+    classes = server.task.outputs
+    noise = torch.from_numpy(server.rng.random((classes, *server.shape), np.float32))
+    last = server.state.get("points")
+    return noise if last is None or len(last) < classes else (last[-classes:] + noise) / 2
+
+
+def search(models: Stacked, begin: torch.Tensor, known: Known, steps: int, step_size: float) -> torch.Tensor:
+    """A point for each model and class [K, C, ...], all of them moved at once (lines 5 to 7).
+
+    ``models`` has a leading dimension of models; every point starts at its class's ``begin`` [C, ...] and stays in
+    [0, 1].
+    """
+    labels = torch.arange(len(begin))
+    count = len(next(iter(models.values())))
+
+    def loss(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
+        # The sum: each point is a problem of its own, whose step must not shrink with the number of classes.
+        return F.cross_entropy(logits(known, weights, points), labels, reduction="sum")
+
+    def step(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
+        slope = torch.vmap(torch.func.grad(loss, argnums=1))(weights, points)
+        return (points - step_size * slope).clamp(0, 1)
+
+    points = begin.expand(count, *begin.shape).contiguous()
+    moved = make_fx(step)(models, points)
+    with torch.no_grad():
+        for _ in range(steps):
+            points = moved(models, points)
+    return points
+
+
+@torch.no_grad()
+def ballot(weights: Tensors, points: torch.Tensor, known: Known) -> torch.Tensor:
+    """What one model says of points [K, C, ...]: of each its class's probability if it is the likeliest, else 0."""
+    count, classes = points.shape[:2]
+    labels = torch.arange(classes).repeat(count)
+    chances = logits(known, weights, points.flatten(0, 1)).softmax(1)
+    own = chances[torch.arange(len(labels)), labels]
+    return torch.where(chances.argmax(1) == labels, own, 0.0).view(count, classes)
+
+
+def elect(points: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+    """The point of highest score of each class [C, ...]; the first client's where several are level (line 20)."""
+    return points[score.argmax(0), torch.arange(points.shape[1])]

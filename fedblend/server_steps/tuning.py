@@ -1,0 +1,48 @@
+"""Tuning the aggregate on a set of labelled points that the server holds (AggEnhance, Algorithm 1, line 8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch.nn import functional as F
+
+from fedblend.parts import Count, Positive
+from fedblend.server_steps.base import Server, ServerStep, Tensors
+from fedblend.server_steps.points import Stacked, logits
+
+
+@dataclass(frozen=True)
+class Tuning(ServerStep):
+    """Base of the steps that train the aggregate on points with plain SGD, in evaluation mode."""
+
+    epochs: Annotated[int, Field(ge=0)] = 10
+    """Epochs over the points; 0 leaves the aggregate as it is."""
+    batch_size: Count = 32
+    """Points a batch."""
+    lr: Positive | None = None
+    """Learning rate on the points; unless given, the clients' in that round."""
+
+    def seen(self, points: torch.Tensor, server: Server) -> torch.Tensor:
+        """A batch of points as the model sees it; a step may augment them."""
+        return points
+
+    def tune(
+        self, weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor, server: Server
+    ) -> Stacked:
+        """The weights trained on points [n, ...] in [0, 1] with labels [n], each weighed by ``worth`` [n]."""
+        lr = server.lr if self.lr is None else self.lr
+        made = {name: tensor.clone() for name, tensor in weights.items()}
+        trained = [name for name in server.trained if made[name].is_floating_point()]
+        for _ in range(self.epochs):
+            order = torch.from_numpy(server.rng.permutation(len(labels)))
+            for rows in order.split(self.batch_size):
+                leaves = {name: made[name].requires_grad_() for name in trained}
+                outputs = logits(server, {**made, **leaves}, self.seen(points[rows], server))
+                each = F.cross_entropy(outputs, labels[rows], reduction="none")
+                loss = (each * worth[rows]).sum() / worth[rows].sum()
+                slopes = torch.autograd.grad(loss, list(leaves.values()))
+                made |= {n: p.detach() - lr * g for (n, p), g in zip(leaves.items(), slopes, strict=True)}
+        return {name: tensor.detach() for name, tensor in made.items()}
