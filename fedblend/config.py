@@ -49,6 +49,8 @@ class Train(_Table):
     """Clients that are drawn for each round, among those that hold samples."""
     epochs: Count = 2
     """Passes over its samples that a client makes in a round."""
+    steps: Count | None = None
+    """Steps of a round in place of epochs, on samples drawn with replacement (Mix2FLD: 6,400 steps of one sample)."""
     batch_size: Count = 10
     """Samples in a step; a client's last, smaller batch is kept."""
     lr: Positive = 0.01
@@ -85,6 +87,10 @@ class Method(_Table):
         WithJsonSchema({"type": "array", "items": {"part": "term"}}),
     ] = ()
     """What is added to the loss: a list of terms."""
+    upload: _part("upload", "method.upload") = Field(default="model", validate_default=True)  # type: ignore[valid-type]
+    """What a client sends each round."""
+    keep_weights: bool = False
+    """Clients go on from their own weights, and no model comes down to them (federated distillation)."""
     aggregator: _part("aggregator", "method.aggregator") = Field(default="mean", validate_default=True)  # type: ignore[valid-type]
     """How the uploads of a round become one."""
     server_step: _part("server_step", "method.server_step") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
@@ -139,6 +145,16 @@ class Experiment(_Table):
     """Rounds to make; 0 evaluates the untrained model."""
     eval_every: Count = 1
     """Rounds from one evaluation on the test samples to the next; the last round is always evaluated."""
+    judge: Literal["server", "device"] | None = None
+    """Whose model is evaluated: the server's, or that of one device, drawn by the seed, after its training; unless
+    given, the server's, or the device's where clients keep their own weights.
+    """
+    stop_change: Positive | None = None
+    """Relative change of the model (or of the mean outputs of every label) below which a run ends early."""
+    compute_seconds: NonNegative | None = None
+    """Seconds that a round's computing is counted for in the time of a run, beside the channel's; unless given, the
+    measured time.
+    """
     target: Fraction | None = None
     """Test accuracy (a share, not per cent) for "rounds to reach" in tables; it stops nothing."""
     unsafe: bool = False
@@ -171,8 +187,10 @@ class Experiment(_Table):
     """Clients that send what they should not, to see what an aggregator makes of it."""
     policy: Policy = Policy()
     """What a client refuses."""
-    min_uploads: Count = 1
-    """Good uploads without which a round stops the run; at most `train.cohort`."""
+    min_uploads: Annotated[int, Field(ge=0)] = 1
+    """Good uploads without which a round stops the run, at most `train.cohort`; with 0 a round without any changes
+    nothing.
+    """
     checkpoint_every: Count = 1
     """Rounds from one checkpoint to the next; the last round always has one."""
     engine: Literal["auto", "loop", "stacked"] = "auto"
@@ -187,6 +205,40 @@ class Experiment(_Table):
     """Numbers of convolutions and matrix products in training; weights, sums and tests stay float32."""
     device: str = "cpu"
     """Where tensors are computed, as PyTorch names it: cpu, cuda, cuda:1."""
+
+    @property
+    def judges_device(self) -> bool:
+        """Whether the model of a device is evaluated, not the server's."""
+        return self.judge == "device" or (self.judge is None and self.method.keep_weights)
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether clients' own weights are kept between rounds: where one may go on from them, or is judged by them."""
+        return self.method.keep_weights or self.channel.loses or self.judges_device
+
+    @pydantic.model_validator(mode="after")
+    def _agree_on_uploads(self) -> Experiment:
+        method, upload = self.method, self.method.upload
+        if not upload.is_model:
+            for field, made in (("protection", self.protection), ("adversary", self.adversary)):
+                if made.name != "none":
+                    raise ValueError(
+                        f"{field}: '{made.name}' changes models, but method.upload '{upload.name}' sends none; valid: none"
+                    )
+        if method.keep_weights and upload.is_model:
+            raise ValueError(
+                f"method.keep_weights: true keeps clients on their own weights, so that a model sent up "
+                f"(method.upload '{upload.name}') would come down to nobody; valid: upload = \"outputs\""
+            )
+        for term in method.terms:
+            if term.uses_outputs and upload.bytes_kind != "outputs":
+                raise ValueError(
+                    f"method.terms: '{term.name}' needs mean outputs, which method.upload '{upload.name}' does not "
+                    'send; valid: upload = "outputs"'
+                )
+        if method.keep_weights and self.judge == "server":
+            raise ValueError("judge: 'server' has no model to evaluate where clients keep theirs; valid: device")
+        return self
 
     @pydantic.model_validator(mode="after")
     def _agree(self) -> Experiment:

@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedblend.aggregators.base import Upload
+from fedblend.aggregators.base import Weighed
 from fedblend.engines import Engine, TrainTask
+from fedblend.engines.base import Collected
 from fedblend.errors import FedblendError, by_reason, listed
 from fedblend.evaluation import evaluate
+from fedblend.prefixes import named, under
 from fedblend.protection import Round
 from fedblend.random import stream
 from fedblend.server_steps import Server
@@ -39,7 +41,9 @@ class State:
 
     ``entries`` are all entries shared so far, ``shared_round`` the round in which they were last renewed,
     ``holders`` says which clients have downloaded them since, ``shared_sizes`` how many samples each client
-    had when it last shared. ``server`` is what the server step keeps (AggEnhance's points).
+    had when it last shared. ``server`` is what the server step keeps (AggEnhance's points), ``said`` what the server
+    says beside a model (mean outputs by label). ``own`` is what clients know who go on from weights of their own:
+    ``weights/...`` and ``said/...`` as far as they have heard it, by client.
     """
 
     round: int
@@ -49,6 +53,8 @@ class State:
     entries: Pool = field(default_factory=lambda: gather({}))
     shared_round: int = -1
     server: dict[str, torch.Tensor] = field(default_factory=dict)
+    said: dict[str, torch.Tensor] = field(default_factory=dict)
+    own: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
 
 class Account:
@@ -57,6 +63,7 @@ class Account:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.bytes: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
+        self.channel: dict[str, float] = {}
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
@@ -66,6 +73,11 @@ class Account:
             yield
         finally:
             self.seconds[phase] += time.perf_counter() - start
+
+    def wait(self, direction: str, seconds: float) -> None:
+        """Add seconds that a transmission "up" or "down" took."""
+        if seconds:
+            self.channel[direction] = self.channel.get(direction, 0.0) + seconds
 
     def count(self, direction: str, kind: str, number: int) -> None:
         """Count bytes sent "up" or "down"."""
@@ -95,6 +107,8 @@ class Federation:
             )
         self.method.aggregator.require_possible(cohort)
         self.method.server_step.require_possible(known_of(world, engine.server_model()))
+        # One of those that hold samples, the same in all rounds.
+        self.device = int(stream(self.experiment.seed, "device").choice(self._holding))
         if self.method.objective.needs:
             minimum = 1 if self.experiment.unsafe else self.experiment.policy.min_mean
             self.method.sharing.require_possible(world.sizes(0), minimum)
@@ -118,16 +132,44 @@ class Federation:
                 f"so that '{self.method.objective.name}' has nothing to mix with; let clients make larger means "
                 f"(samples_per_mean, split), or lower policy.min_mean: {self.experiment.policy.min_mean}"
             )
-        cohort = self._cohort(state.round)
-        cohort, state = self._download(state, cohort, pool, informed, account)
-        task = TrainTask(state.round, state.weights, pool if self.method.objective.needs else None, sizes)
-        weights, facts, uploads = self._train(task, cohort, account)
-        weights, kept = self._refine(state, weights, uploads, account)
-        state = replace(state, round=state.round + 1, weights=weights, server=kept)
+        got, facts = Collected(), {}
+        weights, said, own = state.weights, state.said, state.own
+        if self.method.upload.trains:
+            cohort = self._cohort(state.round)
+            heard, state = self._download(state, cohort, pool, informed, account)
+            task, part = self._task(state, cohort, heard, pool, sizes)
+            got, facts = self._train(task, part, account)
+            weights, said = self._aggregate(task, got, len(part), account)
+            own = state.own | self._kept_by_clients(task, got)
+        weights, kept = self._refine(replace(state, said=said), weights, got.uploads, pool, account)
+        facts |= self._change(state, weights, said)
+        state = replace(state, round=state.round + 1, weights=weights, server=kept, said=said, own=own)
         return state, self._record(state, account, {**facts, **shared})
 
+    def _task(
+        self, state: State, cohort: np.ndarray, heard: np.ndarray, pool: Pool, sizes: np.ndarray
+    ) -> tuple[TrainTask, list[int]]:
+        """What clients know when they begin, the round's model or what they had before; and which take part.
+
+        One that has not received what its objective mixes with sits the round out.
+        """
+        needs, said = self.method.objective.needs, named("said/", state.said)
+        own, part = {}, []
+        for client, hears in zip(cohort.tolist(), heard.tolist(), strict=True):
+            if needs and not state.holders[client]:
+                continue
+            part.append(client)
+            if self.method.keep_weights or not hears:
+                had = state.own.get(client) or named("weights/", self.world.weights())
+                own[client] = had | (said if hears else {})
+        return TrainTask(state.round, state.weights, pool if needs else None, sizes, state.said, own), part
+
+    def _kept_by_clients(self, task: TrainTask, got: Collected) -> dict[int, dict[str, torch.Tensor]]:
+        """What the round's clients know from now on, where they may go on from it."""
+        return {c: named("weights/", w) | named("said/", task.said_to(c)) for c, w in got.own.items()}
+
     def _refine(
-        self, state: State, weights: dict[str, torch.Tensor], uploads: Sequence[Upload], account: Account
+        self, state: State, weights: dict[str, torch.Tensor], uploads: Sequence[Weighed], pool: Pool, account: Account
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """What the server makes of the aggregate, and what it keeps for the next round."""
         step, world = self.method.server_step, self.world
@@ -143,6 +185,8 @@ class Federation:
                 ask=lambda question: self._ask(question, account),
                 state=state.server,
                 prior=world.prior,
+                said=state.said,
+                pool=pool,
             )
             return step.refine(weights, server)
 
@@ -167,20 +211,27 @@ class Federation:
             return state, {}, nobody
         new = (sizes != state.shared_sizes) if not sharing.each_round else sizes > 0
         wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
+        # What was lost on the way is sent again until it arrives.
+        wanted |= self.experiment.channel.loses and bool((new & (state.shared_sizes == 0)).any())
         if not (round == 0 or sharing.each_round or wanted):
             return state, {}, nobody
         payloads: dict[int, Payload] = {}
         refused = []
         with account.time("share"):
             asked = np.flatnonzero(new)
-            for client, payload in self.engine.share(round, state.weights, asked.tolist(), sizes):
+            given = dict(self.engine.share(round, state.weights, asked.tolist(), sizes))
+            bytes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.travels
+            arrives = self._sent("up", "share-uplink", bytes_given, round, account)
+            account.count("up", sharing.bytes_kind, int(bytes_given.sum()))
+            lost = [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
+            for client, payload in given.items():
+                if client in lost:
+                    continue
                 fault = self._fault_of_payload(payload)
                 if fault:
                     refused.append({"client": client, "reason": fault})
                     continue
                 payloads[client] = payload
-                if sharing.travels:
-                    account.count("up", sharing.bytes_kind, bytes_of(payload))
             if sharing.each_round:
                 account.count("down", "weights", len(asked) * bytes_of(state.weights))
             kept = rows_of(state.entries, ~np.isin(state.entries.owner, asked))
@@ -190,9 +241,11 @@ class Federation:
             entries=entries,
             shared_round=round,
             holders=np.zeros_like(state.holders),
-            shared_sizes=np.where(new, sizes, state.shared_sizes),
+            shared_sizes=np.where(new & ~np.isin(np.arange(len(sizes)), lost), sizes, state.shared_sizes),
         )
         facts: Record = {"shared": {"asked": len(asked), "sent": len(payloads), "entries": len(entries)}}
+        if lost:
+            facts["shared"]["lost"] = lost
         if refused:
             facts["shared"]["refused"] = refused
         return state, facts, asked if sharing.each_round else nobody
@@ -218,61 +271,98 @@ class Federation:
     def _download(
         self, state: State, cohort: np.ndarray, pool: Pool, informed: np.ndarray, account: Account
     ) -> tuple[np.ndarray, State]:
-        """Send the model and the pool to those that do not have them yet; returns who received them."""
+        """Send what clients do not have yet: the model, what is said, the pool; returns which of them heard it."""
         with account.time("download"):
-            sharing = self.method.sharing
-            weights = bytes_of(state.weights)
-            pool_bytes = bytes_of(pool.tensors) if sharing.active and sharing.travels else 0
+            sharing, method = self.method.sharing, self.method
+            weights = 0 if method.keep_weights else bytes_of(state.weights)
+            said = bytes_of(state.said) if any(term.uses_outputs for term in method.terms) else 0
+            pool_bytes = bytes_of(pool.tensors) if sharing.active and sharing.travels and not sharing.for_server else 0
             fresh, without_model = ~state.holders[cohort], ~np.isin(cohort, informed)
-            rng = stream(self.experiment.seed, "downlink", state.round)
-            arrives = self.experiment.channel.delivers("down", weights * without_model + pool_bytes * fresh, rng)
+            sizes = weights * without_model + said + pool_bytes * fresh
+            heard = self._sent("down", "downlink", sizes, state.round, account)
             account.count("down", "weights", weights * int(without_model.sum()))
+            account.count("down", method.upload.bytes_kind, said * len(cohort))
             account.count("down", sharing.bytes_kind, pool_bytes * int(fresh.sum()))
             holders = state.holders.copy()
-            holders[cohort[arrives]] = True
-        return cohort[arrives], replace(state, holders=holders)
+            holders[cohort[heard]] = True
+        return heard, replace(state, holders=holders)
 
-    def _train(
-        self, task: TrainTask, cohort: np.ndarray, account: Account
-    ) -> tuple[dict[str, torch.Tensor], Record, Sequence[Upload]]:
-        """Train the cohort and aggregate what arrives and is sound; uploads come along if the server step asks."""
-        uplink = stream(self.experiment.seed, "uplink", task.round)
-        arrives = self.experiment.channel.delivers("up", np.full(len(cohort), bytes_of(task.weights)), uplink)
-        lost = set(cohort[~arrives].tolist())
+    def _sent(self, direction: str, purpose: str, sizes: np.ndarray, round: int, account: Account) -> np.ndarray:
+        """Which of some transmissions of so many bytes arrive; the round lasts as long as the slowest of them."""
+        sent = self.experiment.channel.transmit(direction, sizes, stream(self.experiment.seed, purpose, round))
+        account.wait(direction, float(sent.seconds.max(initial=0.0)))
+        return sent.arrives
 
+    def _train(self, task: TrainTask, clients: list[int], account: Account) -> tuple[Collected, Record]:
+        """Train clients, and keep of what arrives and is sound what aggregation needs."""
+        size = bytes_of(self.method.upload.like(task.weights, self.world.task))
+        arrives = self._sent("up", "uplink", np.full(len(clients), size), task.round, account)
+        lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
         with account.time("aggregate"):
-            got = self.engine.collect(task, cohort.tolist(), lost)
+            got = self.engine.collect(task, clients, lost)
         account.seconds["aggregate"] -= got.seconds
         account.seconds["train"] += got.seconds
-        account.count("up", "weights", got.sent)
+        account.count("up", self.method.upload.bytes_kind, got.sent)
         if len(got.good) < self.experiment.min_uploads:
             reasons = _in_one_line(got.refused) or "none arrived"
             raise FedblendError(
-                f"round {task.round + 1}: {len(got.good)} good uploads of {len(cohort)}, but min_uploads is "
+                f"round {task.round + 1}: {len(got.good)} good uploads of {len(clients)}, but min_uploads is "
                 f"{self.experiment.min_uploads} ({reasons})"
             )
-        with account.time("aggregate"):
-            weights = self.method.aggregator.finish(got.partial, task.weights)
-            rng = stream(self.experiment.seed, "release", task.round)
-            drawn = Round(len(cohort), len(got.good), self.experiment.train.lr_in(task.round), rng)
-            weights = self.experiment.protection.release(weights, task.weights, drawn)
-        samples = sum(n for _, n, _ in got.good)
-        facts: Record = {
-            "train_loss": sum(n * loss for _, n, loss in got.good) / samples,
-            "uploads": len(got.good),
-            "cohort": cohort.tolist(),
-        }
+        facts: Record = {"uploads": len(got.good), "cohort": clients}
+        if samples := sum(n for _, n, _ in got.good):
+            facts["train_loss"] = sum(n * loss for _, n, loss in got.good) / samples
+        if lost:
+            facts["lost"] = sorted(lost)
         if got.refused:
             facts["refused"] = got.refused
-        return weights, facts, got.uploads
+        return got, facts
+
+    def _aggregate(
+        self, task: TrainTask, got: Collected, asked: int, account: Account
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The next model, and what the server says beside one: the aggregate of uploads is one or the other."""
+        weights, said, kind = dict(task.weights), dict(task.said), self.method.upload
+        if not got.good:
+            return weights, said
+        with account.time("aggregate"):
+            made = kind.aggregator(self.method.aggregator).finish(got.partial, task.weights)
+            if not kind.is_model:
+                return weights, made
+            rng = stream(self.experiment.seed, "release", task.round)
+            drawn = Round(asked, len(got.good), self.experiment.train.lr_in(task.round), rng)
+            return self.experiment.protection.release(made, task.weights, drawn), said
+
+    def _judged(self, state: State) -> Tensors:
+        """The weights that are evaluated: the server's, or those that the reference device has after its training."""
+        if not self.experiment.judges_device:
+            return state.weights
+        return under("weights/", state.own.get(self.device, named("weights/", state.weights)))
+
+    def _change(self, state: State, weights: Tensors, said: Tensors) -> Record:
+        """How far a round has moved what it is about, and whether that is little enough to stop.
+
+        Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs the largest such number of any label.
+        """
+        bound = self.experiment.stop_change
+        if bound is None:
+            return {}
+        if self.method.upload.is_model:
+            old, new = (torch.cat([t.flatten().double() for t in one.values()])[None] for one in (state.weights, weights))
+        else:
+            old, new = (one.get("outputs", torch.zeros(1, 1)).double() for one in (state.said, said))
+        change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())
+        return {"change": change if np.isfinite(change) else None, "converged": change < bound}
 
     def _record(self, state: State, account: Account, facts: Record) -> Record:
         """One line of metrics; fields that differ between machines stand under ``machine``."""
         record: Record = {"round": state.round}
         if state.round % self.experiment.eval_every == 0 or state.round >= self.experiment.rounds:
             with account.time("evaluate"):
-                record |= evaluate(self.engine, state.weights, self.world)
+                record |= evaluate(self.engine, self._judged(state), self.world)
         record |= facts
+        if account.channel:
+            record["channel"] = dict(account.channel)
         record["bytes_up"] = dict(account.bytes["up"])
         record["bytes_down"] = dict(account.bytes["down"])
         record["machine"] = {"seconds": {k: round(v, 4) for k, v in account.seconds.items()}}

@@ -46,6 +46,7 @@ MODULES: dict[str, str] = {
     "sharing": "fedblend.sharing",
     "objective": "fedblend.objectives",
     "term": "fedblend.objectives",
+    "upload": "fedblend.uploads",
     "aggregator": "fedblend.aggregators",
     "server_step": "fedblend.server_steps",
     "channel": "fedblend.channels",

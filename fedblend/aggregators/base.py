@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
-Upload = tuple[Tensors, float]
+Weighed = tuple[Tensors, float]
 
 
 class Aggregator:
@@ -27,7 +27,7 @@ class Aggregator:
     def require_possible(self, cohort: int) -> None:
         """Raise :class:`FedblendError` if rounds of ``cohort`` uploads cannot be aggregated, before any is made."""
 
-    def partial(self, uploads: Iterable[Upload]) -> Any:
+    def partial(self, uploads: Iterable[Weighed]) -> Any:
         """What is kept of the uploads that one process has: :class:`Sums`, or a list of all."""
         return list(uploads)
 
@@ -35,11 +35,11 @@ class Aggregator:
         """One set of tensors from what was kept of all uploads; ``weights`` are those that the round began with."""
         return self.aggregate(partial)
 
-    def aggregate(self, uploads: Sequence[Upload]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Sequence[Weighed]) -> dict[str, torch.Tensor]:
         """One set of tensors from (tensors, weight) pairs; at least one weight must be above 0."""
         raise TypeError(f"{type(self).__name__} defines no aggregate")
 
 
-def counting(uploads: Iterable[Upload]) -> list[Tensors]:
+def counting(uploads: Iterable[Weighed]) -> list[Tensors]:
     """The tensors of uploads that count at all: one of weight 0 was trained on nothing."""
     return [tensors for tensors, weight in uploads if weight > 0]

@@ -8,7 +8,7 @@ from typing import Any
 import pydantic
 import torch
 
-from fedblend.aggregators.base import Aggregator, Tensors, Upload
+from fedblend.aggregators.base import Aggregator, Tensors, Weighed
 from fedblend.aggregators.kernels import mean_within
 from fedblend.aggregators.mean import WeightedMean, as_stored
 from fedblend.parts import part
@@ -38,7 +38,7 @@ class IntervalMean(Aggregator):
 
     def finish(self, partial: Any, weights: Tensors) -> dict[str, torch.Tensor]:
         """The means, each of what lies within the interval around the round's weights."""
-        uploads: Sequence[Upload] = [(tensors, weight) for tensors, weight in partial if weight > 0]
+        uploads: Sequence[Weighed] = [(tensors, weight) for tensors, weight in partial if weight > 0]
         return {
             name: self._parameter([u[name] for u, _ in uploads], [w for _, w in uploads], start.to(uploads[0][0][name]))
             if start.is_floating_point()
@@ -50,5 +50,5 @@ class IntervalMean(Aggregator):
         return as_stored(mean_within(rows, shares, start, self.low, self.high), start.dtype)
 
 
-def _plain(name: str, uploads: Iterable[Upload]) -> torch.Tensor:
+def _plain(name: str, uploads: Iterable[Weighed]) -> torch.Tensor:
     return WeightedMean().aggregate(({name: tensors[name]}, weight) for tensors, weight in uploads)[name]

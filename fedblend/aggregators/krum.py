@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedblend.aggregators.base import Aggregator, Tensors, Upload, counting
+from fedblend.aggregators.base import Aggregator, Tensors, Weighed, counting
 from fedblend.aggregators.kernels import squared_distances
 from fedblend.aggregators.mean import WeightedMean
 from fedblend.errors import FedblendError
@@ -36,7 +36,7 @@ class Krum(Aggregator):
         """Refuse more such clients than a cohort can have."""
         _require_byzantine(self.byzantine, cohort, "train.cohort is")
 
-    def aggregate(self, uploads: Iterable[Upload]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
         """The winner's tensors."""
         kept = counting(uploads)
         winner = kept[nearest(kept, self.byzantine)[0]]
@@ -66,7 +66,7 @@ class MultiKrum(Aggregator):
                 f"{self.byzantine} clients; valid: 1 to {cohort - self.byzantine}"
             )
 
-    def aggregate(self, uploads: Iterable[Upload]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
         """The mean of the winners."""
         kept = counting(uploads)
         most = len(kept) - self.byzantine

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from fedblend.aggregators.base import Aggregator, Tensors, Upload
+from fedblend.aggregators.base import Aggregator, Tensors, Weighed
 from fedblend.aggregators.kernels import add_weighted
 from fedblend.parts import part
 
@@ -60,7 +60,7 @@ class WeightedMean(Aggregator):
         """Whether clients count alike."""
         return self.by == "clients"
 
-    def partial(self, uploads: Iterable[Upload]) -> Sums:
+    def partial(self, uploads: Iterable[Weighed]) -> Sums:
         """The weighted sums."""
         sums = Sums()
         for tensors, weight in uploads:
@@ -71,6 +71,6 @@ class WeightedMean(Aggregator):
         """The mean."""
         return partial.mean()
 
-    def aggregate(self, uploads: Iterable[Upload]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
         """The mean of uploads."""
         return self.partial(uploads).mean()

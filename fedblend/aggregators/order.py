@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedblend.aggregators.base import Aggregator, Tensors, Upload, counting
+from fedblend.aggregators.base import Aggregator, Tensors, Weighed, counting
 from fedblend.aggregators.kernels import mean_of_order
 from fedblend.aggregators.mean import as_stored
 from fedblend.errors import FedblendError
@@ -26,7 +26,7 @@ class Median(Aggregator):
     are rounded.
     """
 
-    def aggregate(self, uploads: Iterable[Upload]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
         """The medians."""
         kept = counting(uploads)
         return _means_of_order(kept, (len(kept) - 1) // 2)
@@ -64,7 +64,7 @@ class TrimmedMean(Aggregator):
         # Rounded first, or 0.29 * 100 would be 28.
         return min(int(round(self.share * uploads, 9)), (uploads - 1) // 2)
 
-    def aggregate(self, uploads: Iterable[Upload]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
         """The trimmed means."""
         kept = counting(uploads)
         return _means_of_order(kept, self.trimmed(len(kept)))

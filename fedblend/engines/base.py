@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.aggregators.base import Upload
+from fedblend.aggregators.base import Weighed
+from fedblend.prefixes import under
 from fedblend.sharing.base import Payload, Pool
 
 Tensors = Mapping[str, torch.Tensor]
@@ -18,22 +19,44 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class TrainTask:
-    """One round of local training: what every client of the cohort is told."""
+    """One round of local training: what every client of the cohort is told.
+
+    ``said`` is what the server says beside the model; ``own`` holds, by client, what those know who begin from weights
+    of their own and not from the round's: ``weights/...`` and ``said/...``.
+    """
 
     round: int
     weights: Tensors
     pool: Pool | None
     sizes: np.ndarray
+    said: Tensors = field(default_factory=dict)
+    own: Mapping[int, Tensors] = field(default_factory=dict)
+
+    def start_of(self, client: int) -> Tensors:
+        """The weights that a client begins with."""
+        return under("weights/", self.own[client]) if client in self.own else self.weights
+
+    def knows(self, client: int) -> tuple[bool, bool]:
+        """Whether a client begins from weights of its own, and whether it has heard anything beside a model."""
+        return client in self.own, bool(self.said_to(client))
+
+    def said_to(self, client: int) -> Tensors:
+        """What the server said beside the model, as far as the client has heard."""
+        return under("said/", self.own[client]) if client in self.own else self.said
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a client sends after training: its upload, the number of samples it used, and its mean loss."""
+    """What training made at a client: its weights, the number of samples it used, and its mean loss.
+
+    ``outputs`` float32 [C, C] are the means of its model's softmax outputs by label, where they were noted.
+    """
 
     client: int
-    upload: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
     samples: int
     loss: float
+    outputs: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +74,8 @@ class Collected:
 
     ``partial`` is what the aggregator kept of the good uploads, ``sent`` the bytes of all uploads, ``seconds`` the
     time that training them took. ``uploads`` are the good ones with their weights, in order of client, where the
-    server step looks at them; ``held`` are those of this process by client, where it will ask the clients.
+    server step looks at them; ``held`` are those of this process by client, where it will ask the clients. ``own``
+    are the weights of clients that go on from their own, by client.
     """
 
     good: list[tuple[int, int, float]] = field(default_factory=list)
@@ -59,8 +83,9 @@ class Collected:
     sent: int = 0
     seconds: float = 0.0
     partial: Any = None
-    uploads: list[Upload] = field(default_factory=list)
+    uploads: list[Weighed] = field(default_factory=list)
     held: dict[int, Tensors] = field(default_factory=dict)
+    own: dict[int, Tensors] = field(default_factory=dict)
 
 
 class Engine(Protocol):

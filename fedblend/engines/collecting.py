@@ -9,7 +9,6 @@ import torch
 
 from fedblend.engines.base import Collected, Trained, TrainTask
 from fedblend.random import stream
-from fedblend.uploads import fault_of
 from fedblend.world import World
 
 
@@ -19,15 +18,18 @@ def collect(world: World, task: TrainTask, results: Iterable[Trained], lost: Col
     ``lost`` are clients whose upload never arrives.
     """
     experiment = world.experiment
+    kind = experiment.method.upload
     collected = Collected()
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         for result in _timed(results, collected):
             upload = _leaving(world, task, result)
             collected.sent += experiment.protection.sent_bytes(upload, task.weights)
+            if experiment.keeps_weights:
+                collected.own[result.client] = result.weights
             if result.client in lost:
                 continue
-            fault = fault_of(upload, task.weights)
+            fault = kind.fault(upload, task.weights, world.task)
             if fault:
                 collected.refused.append({"client": result.client, "reason": fault})
                 continue
@@ -38,18 +40,19 @@ def collect(world: World, task: TrainTask, results: Iterable[Trained], lost: Col
                 collected.held[result.client] = upload
             yield upload, float(result.samples)
 
-    collected.partial = experiment.method.aggregator.partial(uploads())
+    collected.partial = kind.aggregator(experiment.method.aggregator).partial(uploads())
     return collected
 
 
 def _leaving(world: World, task: TrainTask, result: Trained) -> dict[str, torch.Tensor]:
     """What a client sends: its upload with the protection on it, or what an adversary makes of it."""
     experiment, client = world.experiment, result.client
+    payload = experiment.method.upload.payload(result.weights, result.outputs)
     if world.adversaries[client]:
         rng = stream(experiment.seed, "adversary", task.round, client)
-        return experiment.adversary.corrupt(result.upload, task.weights, rng)
+        return experiment.adversary.corrupt(payload, task.weights, rng)
     rng = stream(experiment.seed, "protection", task.round, client)
-    return experiment.protection.protect(result.upload, task.weights, experiment.train.lr_in(task.round), rng)
+    return experiment.protection.protect(payload, task.weights, experiment.train.lr_in(task.round), rng)
 
 
 def _timed(results: Iterable[Trained], collected: Collected) -> Iterator[Trained]:

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from fedblend.aggregators import Sums
-from fedblend.aggregators.base import Upload
+from fedblend.aggregators.base import Weighed
 from fedblend.config import as_table
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.loop import LoopEngine
-from fedblend.engines.orders import kept_uploads, payloads_of, pool_tensors, reduced, score_tensors, uploads_of
+from fedblend.engines.orders import kept_uploads, payloads_of, reduced, score_tensors, task_tensors, uploads_of
 from fedblend.engines.others import Others
 from fedblend.engines.ranks import Ranks, is_about_connection
 from fedblend.errors import FedblendError
-from fedblend.prefixes import named
+from fedblend.prefixes import by_client
 from fedblend.sharing.base import Payload, Pool
 from fedblend.world import World
 
@@ -67,7 +67,7 @@ class DistributedEngine:
                     "lost": sorted(lost),
                     "pool": (task.pool is not None) if new_pool else "as before",
                 },
-                named("weights/", task.weights) | (pool_tensors(task.pool) if new_pool else {}),
+                task_tensors(task, new_pool),
             )
             self._told = task.pool
             collected = self.inner.collect(task, groups[0], lost)
@@ -79,6 +79,7 @@ class DistributedEngine:
                 collected.sent += words["sent"]
                 uploads += uploads_of(words, tensors)
                 weight += words["weight"]
+                collected.own |= by_client("own/", tensors)
             if isinstance(collected.partial, Sums):
                 collected.partial = reduced(self.ranks, collected.partial, weight, task.weights)
         return _in_order(collected, uploads, clients)
@@ -127,7 +128,7 @@ class DistributedEngine:
             raise FedblendError(self.others.message()) from None
 
 
-def _in_order(collected: Collected, uploads: list[Upload], clients: Sequence[int]) -> Collected:
+def _in_order(collected: Collected, uploads: list[Weighed], clients: Sequence[int]) -> Collected:
     """What all ranks gave, in the order in which the clients were asked for."""
     place = {client: i for i, client in enumerate(clients)}
     order = sorted(range(len(collected.good)), key=lambda i: place[collected.good[i][0]])

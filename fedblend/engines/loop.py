@@ -17,6 +17,7 @@ from fedblend.engines.precision import computing_in
 from fedblend.engines.sgd import SGD
 from fedblend.errors import FedblendError
 from fedblend.objectives import Batch, Context, Objective, Plain, Plan
+from fedblend.objectives.watching import Means, Watching
 from fedblend.random import lent_generator, stream
 from fedblend.sharing.base import Local, Payload, Pool
 from fedblend.world import World, known_of
@@ -113,7 +114,7 @@ class LoopEngine:
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
         """Train on each client in turn. An exception names the client and the round."""
         for client in clients:
-            self._load(task.weights)
+            self._load(task.start_of(client))
             self.model.train()
             try:
                 yield self._train_client(task, client)
@@ -131,9 +132,8 @@ class LoopEngine:
         """What a client does in a round: its batches, what it may mix with, and the random half of its objective."""
         seed, settings, method = self.world.experiment.seed, self.world.experiment.train, self.world.experiment.method
         samples = int(task.sizes[client])
-        order, bounds = batches(
-            samples, settings.epochs, settings.batch_size, stream(seed, "batches", task.round, client)
-        )
+        rng = stream(seed, "batches", task.round, client)
+        order, bounds = batches(samples, settings.epochs, settings.batch_size, rng, settings.steps)
         pool = method.sharing.view(task.pool, client) if task.pool is not None else Pool({}, np.empty(0, np.int64))
         # A client that has nothing to mix with (its own means, of too few samples) trains plainly.
         plain = bool(method.objective.needs) and not len(pool)
@@ -151,29 +151,38 @@ class LoopEngine:
             self.world.task,
             self.scale,
             {name: t.to(self.device) for name, t in one.pool.tensors.items()},
-            {name: t.to(self.device) for name, t in task.weights.items()} if method.terms else {},
+            {name: t.to(self.device) for name, t in task.start_of(client).items()} if method.terms else {},
+            {name: t.to(self.device) for name, t in task.said_to(client).items()},
         )
         drawn = {name: torch.from_numpy(a).to(self.device) for name, a in one.drawn.items()}
         x, y = (half.to(self.device) for half in self.world.samples(client, one.samples))
         rows = torch.from_numpy(one.order).to(self.device)
         optimizer = SGD(self.params, settings, task.round)
         total = torch.zeros((), device=self.device)
+        means = Means(self.world.task.outputs, self.device) if method.upload.watches else None
         with lent_generator(self.world.experiment.seed, "train", task.round, client):
             for step, (a, b) in enumerate(pairwise(one.bounds.tolist())):
                 batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
                 row = {name: values[step] for name, values in drawn.items()}
                 try:
-                    total += self._step(objective, batch, row, context, optimizer) * (b - a)
+                    total += self._step(objective, batch, row, context, optimizer, means) * (b - a)
                 except Exception as error:
                     error.add_note(f"while training client {client} in round {task.round + 1}, batch {step + 1}")
                     raise
-        upload = {
+        weights = {
             name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in self.state.items()
         }
-        return Trained(client, upload, one.samples, float(total) / max(1, len(one.order)))
+        loss = float(total) / max(1, len(one.order))
+        return Trained(client, weights, one.samples, loss, means.of() if means else None)
 
     def _step(
-        self, objective: Objective, batch: Batch, drawn: dict[str, torch.Tensor], context: Context, optimizer: SGD
+        self,
+        objective: Objective,
+        batch: Batch,
+        drawn: dict[str, torch.Tensor],
+        context: Context,
+        optimizer: SGD,
+        means: Means | None = None,
     ) -> torch.Tensor:
         """Step on one batch; returns the loss of the objective's last phase, without terms."""
         *first, last = objective.phases()
@@ -183,10 +192,13 @@ class LoopEngine:
             with computing_in(precision, self.device):
                 loss = phase(self.net, batch, drawn, context)
             optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
+        net = Watching(self.net, batch.x)
         with computing_in(precision, self.device):
-            loss = value = last(self.net, batch, drawn, context)
+            loss = value = last(net, batch, drawn, context)
         for term in self.world.experiment.method.terms:
-            loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), self.net, batch, context)
+            loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), net, batch, context)
+        if means is not None:
+            means.add(net.distribution()[None], batch.y[None])
         optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
         return value.detach()
 
@@ -238,11 +250,16 @@ class LoopEngine:
         return Scores(loss, torch.cat(rights).cpu().numpy() if rights else None, chosen)
 
 
-def batches(n: int, epochs: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def batches(
+    n: int, epochs: int, size: int, rng: np.random.Generator, steps: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The samples of all steps in order, int64 [epochs * n], and where each batch begins and ends.
 
-    Each epoch is a fresh permutation; its last, smaller batch is kept, so that small clients train too.
+    Each epoch is a fresh permutation; its last, smaller batch is kept, so that small clients train too. With ``steps``
+    there are so many full batches instead, of samples drawn with replacement.
     """
+    if steps and n:
+        return rng.integers(n, size=steps * size), size * np.arange(steps + 1)
     order = np.concatenate([rng.permutation(n) for _ in range(epochs)]) if n else np.empty(0, np.int64)
     starts = [epoch * n + first for epoch in range(epochs) for first in range(0, n, size)]
     return order, np.array([*starts, epochs * n if n else 0], np.int64)

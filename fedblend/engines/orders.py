@@ -9,32 +9,37 @@ import numpy as np
 import torch
 
 from fedblend.aggregators import Sums
-from fedblend.aggregators.base import Upload
-from fedblend.engines.base import Collected, Scores, Tensors
+from fedblend.aggregators.base import Weighed
+from fedblend.engines.base import Collected, Scores, Tensors, TrainTask
 from fedblend.engines.ranks import Message, Ranks
-from fedblend.prefixes import named, under
+from fedblend.prefixes import for_clients, named, under
 from fedblend.sharing.base import Payload, Pool
 
 
-def kept_uploads(collected: Collected) -> list[Upload]:
+def kept_uploads(collected: Collected) -> list[Weighed]:
     """The uploads that a process kept, for its aggregator or for the server step."""
     return list(collected.uploads if isinstance(collected.partial, Sums) else collected.partial)
 
 
-def upload_tensors(uploads: Sequence[Upload]) -> dict[str, torch.Tensor]:
+def upload_tensors(uploads: Sequence[Weighed]) -> dict[str, torch.Tensor]:
     """Uploads as tensors by place and name."""
     return {f"{i}/{name}": t for i, (upload, _) in enumerate(uploads) for name, t in upload.items()}
 
 
-def uploads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[Upload]:
+def uploads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[Weighed]:
     """The uploads that :func:`upload_tensors` wrote down."""
     return [(under(f"{i}/", tensors), weight) for i, weight in enumerate(words["weights"])]
 
 
+def task_tensors(task: TrainTask, with_pool: bool) -> dict[str, torch.Tensor]:
+    """What clients are told for a round, as tensors by name; the pool only if it is asked for."""
+    pool = pool_tensors(task.pool) if with_pool else {}
+    return named("weights/", task.weights) | named("said/", task.said) | for_clients("own/", task.own) | pool
+
+
 def payload_words(payloads: Mapping[int, Payload]) -> Message:
     """What clients give, as a message."""
-    tensors = {f"{client}/{name}": t for client, payload in payloads.items() for name, t in payload.items()}
-    return {"clients": list(payloads)}, tensors
+    return {"clients": list(payloads)}, for_clients("", payloads)
 
 
 def payloads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[int, Payload]:

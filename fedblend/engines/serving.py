@@ -17,7 +17,7 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.engines.orders import kept_uploads, payload_words, pool_of, reduced, score_tensors, upload_tensors
 from fedblend.engines.ranks import Ranks, is_about_connection, part
 from fedblend.errors import FedblendError
-from fedblend.prefixes import under
+from fedblend.prefixes import by_client, for_clients, under
 from fedblend.sharing.base import Pool
 from fedblend.world import World
 
@@ -81,7 +81,10 @@ def serve(ranks: Ranks) -> None:
         else:
             if words["pool"] != "as before":
                 pool = pool_of(tensors) if words["pool"] else None
-            _collect(world, inner, ranks, words, under("weights/", tensors), pool)
+            in_order = {name: tensors[f"weights/{name}"] for name in world.model.state_dict()}
+            sizes, said = world.sizes(words["round"]), under("said/", tensors)
+            task = TrainTask(words["round"], in_order, pool, sizes, said, by_client("own/", tensors))
+            _collect(inner, ranks, words, task)
 
 
 def _share(world: World, inner: LoopEngine, ranks: Ranks, words: dict[str, Any], weights: Tensors) -> None:
@@ -90,11 +93,7 @@ def _share(world: World, inner: LoopEngine, ranks: Ranks, words: dict[str, Any],
     ranks.report(*payload_words(made))
 
 
-def _collect(
-    world: World, inner: LoopEngine, ranks: Ranks, words: dict[str, Any], weights: Tensors, pool: Pool | None
-) -> None:
-    in_order = {name: weights[name] for name in world.model.state_dict()}
-    task = TrainTask(words["round"], in_order, pool, world.sizes(words["round"]))
+def _collect(inner: LoopEngine, ranks: Ranks, words: dict[str, Any], task: TrainTask) -> None:
     collected = inner.collect(task, words["groups"][ranks.rank], set(words["lost"]))
     uploads, sums = kept_uploads(collected), collected.partial
     said = {
@@ -104,6 +103,6 @@ def _collect(
         "weight": sums.weight if isinstance(sums, Sums) else 0.0,
         "weights": [weight for _, weight in uploads],
     }
-    ranks.report(said, upload_tensors(uploads))
+    ranks.report(said, upload_tensors(uploads) | for_clients("own/", collected.own))
     if isinstance(sums, Sums):
-        reduced(ranks, sums, 0.0, in_order)
+        reduced(ranks, sums, 0.0, task.weights)

@@ -17,6 +17,8 @@ from fedblend.engines.masks import Masks, dropout_shapes
 from fedblend.engines.sgd import StackedSGD
 from fedblend.engines.stacking import Inputs, Program, Step, prepare
 from fedblend.objectives import Context, Plain
+from fedblend.objectives.watching import Means
+from fedblend.prefixes import named
 from fedblend.world import World
 
 STACK = 16
@@ -41,9 +43,9 @@ class StackedEngine(LoopEngine):
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
         """Train the clients in chunks. An exception names the clients, the round and the batch."""
         given = [self.assign(task, client) for client in clients]
-        kinds: dict[tuple[bool, bool], list[Assignment]] = defaultdict(list)
+        kinds: dict[tuple[bool, ...], list[Assignment]] = defaultdict(list)
         for one in given:
-            kinds[one.plain, one.pool is task.pool].append(one)
+            kinds[one.plain, one.pool is task.pool, *task.knows(one.client)].append(one)
         chunks = [alike[i : i + self.stack] for alike in kinds.values() for i in range(0, len(alike), self.stack)]
         if len(kinds) == 1:
             for chunk in chunks:
@@ -56,14 +58,14 @@ class StackedEngine(LoopEngine):
     def _train_chunk(self, task: TrainTask, assignments: Sequence[Assignment]) -> list[Trained]:
         stack = Stack(self, task, sorted(assignments, key=lambda one: -len(one.sizes)))
         losses = stack.train()
-        fixed = {name: tensor for name, tensor in task.weights.items() if name not in self.names}
         place = {one.client: k for k, one in enumerate(stack.clients)}
         results = []
         for one in assignments:
             k = place[one.client]
             trained = dict(zip(self.names, (p[k] for p in stack.params), strict=True))
-            upload = {name: trained[name] if name in trained else fixed[name] for name in self.state}
-            results.append(Trained(one.client, upload, one.samples, losses[k]))
+            weights = {**task.start_of(one.client), **trained}
+            outputs = stack.means.of(k) if stack.means else None
+            results.append(Trained(one.client, weights, one.samples, losses[k], outputs))
         return results
 
     def _scorer(self, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -97,14 +99,7 @@ class Stack:
         self.device = engine.device
         experiment = engine.world.experiment
         self.full = experiment.train.batch_size
-        # A copy in every case: a stack of one would else be the round's weights themselves.
-        self.params = [
-            task.weights[name]
-            .to(self.device)
-            .expand(len(clients), *task.weights[name].shape)
-            .clone(memory_format=torch.contiguous_format)
-            for name in engine.names
-        ]
+        self.params = self._starts(engine.names)
         self.optimizer = StackedSGD(self.params, experiment.train, task.round)
         self.masks = Masks(engine.shapes, experiment.seed, task.round, [one.client for one in clients], self.device)
         self.steps = max((len(one.sizes) for one in clients), default=0)
@@ -112,6 +107,22 @@ class Stack:
         self.firsts = _padded([one.bounds[:-1] for one in clients], self.steps)
         self._gather()
         self.losses = torch.zeros(len(clients), device=self.device)
+        watches = experiment.method.upload.watches
+        self.means = Means(engine.world.task.outputs, self.device, len(clients)) if watches else None
+
+    def _starts(self, names: Sequence[str]) -> list[torch.Tensor]:
+        """The weights that each client begins with, stacked. Copies: a stack of one would else be the round's own."""
+        weights, clients = self.task.weights, self.clients
+        if clients[0].client in self.task.own:
+            starts = [self.task.start_of(one.client) for one in clients]
+            return [torch.stack([start[name] for start in starts]).to(self.device) for name in names]
+        return [
+            weights[name]
+            .to(self.device)
+            .expand(len(clients), *weights[name].shape)
+            .clone(memory_format=torch.contiguous_format)
+            for name in names
+        ]
 
     def _gather(self) -> None:
         """Samples of all clients one after another, and what their objective may use, on the device."""
@@ -127,13 +138,21 @@ class Stack:
         }
         method = engine.world.experiment.method
         self.phases = (Plain() if clients[0].plain else method.objective).phases()
-        self.shared = {f"start/{n}": t.to(self.device) for n, t in task.weights.items()} if method.terms else {}
+        begun = [named("start/", task.start_of(one.client)) if method.terms else {} for one in clients]
+        said = [named("said/", task.said_to(one.client)) for one in clients]
+        self.shared: dict[str, torch.Tensor] = {}
         self.own: dict[str, torch.Tensor] = {}
-        if clients[0].pool is task.pool and task.pool is not None:
-            self.shared |= {f"pool/{name}": t.to(self.device) for name, t in task.pool.tensors.items()}
-        elif not clients[0].plain:
-            pools = [one.pool.tensors for one in clients]
-            self.own = {name: self._stacked([pool[name] for pool in pools]) for name in pools[0]}
+        for kind in (begun, said):
+            self._give(kind, everyone=clients[0].client not in task.own)
+        if not clients[0].plain:
+            self._give([named("pool/", one.pool.tensors) for one in clients], everyone=clients[0].pool is task.pool)
+
+    def _give(self, tables: Sequence[dict[str, torch.Tensor]], everyone: bool) -> None:
+        """Something that objectives may use: the same for everyone, or a table a client."""
+        if everyone:
+            self.shared |= {name: t.to(self.device) for name, t in tables[0].items()}
+        else:
+            self.own |= {name: self._stacked([table[name] for table in tables]) for name in tables[0]}
 
     def _stacked(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Tensors of one kind a client as one, with zeros where a client's is shorter."""
@@ -182,11 +201,14 @@ class Stack:
             inputs = Inputs(params, x, y, drawn, masks, own, self.shared)
             context = Context(self.engine.world.task, self.engine.scale)
             precision = self.engine.world.experiment.precision
-            made = Step(self.engine.stacked, self.engine.names, phase, terms, context, precision)
+            watches = self.means is not None and number == len(self.phases) - 1
+            made = Step(self.engine.stacked, self.engine.names, phase, terms, context, precision, watches)
             program = self.engine.program(made, (self.clients[0].plain, number), inputs)
-            gradients, values = program(inputs)
+            gradients, noted = program(inputs)
             self.optimizer.step_rows(gradients, rows, held)
-        self.losses[rows] += (values if held is None else values.where(held, 0.0)) * size
+        self.losses[rows] += (noted[0] if held is None else noted[0].where(held, 0.0)) * size
+        if self.means is not None:
+            self.means.add(noted[1], y, first, held)
 
 
 def _width(needed: int, most: int) -> int:

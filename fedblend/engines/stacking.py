@@ -19,6 +19,7 @@ from fedblend.engines.precision import Precision, computing_in
 from fedblend.engines.sgd import Gradient
 from fedblend.engines.simplify import simplify
 from fedblend.objectives import Batch, Context
+from fedblend.objectives.watching import Watching
 from fedblend.prefixes import under
 
 MOST_CHANNELS = 16
@@ -29,8 +30,9 @@ MOST_CHANNELS = 16
 class Inputs:
     """What one step works on; every tensor has a leading dimension of K clients, but for what is ``shared``.
 
-    ``params`` are in the order of the model's names, ``x`` as stored, ``shared`` holds the round's first weights
-    (``start/...``) and, unless each client has its own, the pool (``pool/...``); ``own`` holds the rest of the pool.
+    ``params`` are in the order of the model's names, ``x`` as stored. What an objective may use beside the batch is
+    ``shared`` by all clients, or each client's ``own``: the round's first weights (``start/...``), the pool
+    (``pool/...``), and what the server said (``said/...``).
     """
 
     params: list[torch.Tensor]
@@ -133,40 +135,46 @@ class Step:
     terms: Sequence[Any]
     context: Context
     precision: Precision = "float32"
+    watches: bool = False
 
-    def __call__(self, *tree: Any) -> tuple[list[torch.Tensor | None], torch.Tensor]:
-        """Gradients [K, ...] by parameter (``None`` where the phase uses it not) and losses [K] without terms."""
+    def __call__(self, *tree: Any) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+        """Gradients [K, ...] by parameter (``None`` where the phase uses it not), and what is noted of the step.
+
+        That is losses [K] without terms and, where the step ``watches``, softmax outputs [K, B, C].
+        """
         inputs = Inputs(*tree)
         params = [p.detach().requires_grad_() for p in inputs.params]
         *_, shared = tree
         stacked = (params, *inputs.tree()[1:-1])
 
-        def one(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        def one(*tensors: Any) -> tuple[torch.Tensor, ...]:
             return self._of_one_client(Inputs(*tensors, shared))  # type: ignore[call-arg]
 
-        losses, values = torch.vmap(one)(*stacked)
-        return list(torch.autograd.grad(losses.sum(), params, allow_unused=True)), values.detach()
+        losses, *noted = torch.vmap(one)(*stacked)
+        gradients = list(torch.autograd.grad(losses.sum(), params, allow_unused=True))
+        return gradients, [values.detach() for values in noted]
 
-    def _of_one_client(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    def _of_one_client(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         weights = dict(zip(self.names, inputs.params, strict=True))
         for name, layer in dropouts(self.model).items():
             layer.mask = inputs.masks.get(name)
         context = Context(
             self.context.task,
             self.context.scale,
-            under("pool/", inputs.shared) | inputs.own,
-            under("start/", inputs.shared),
+            *(under(kind, inputs.shared) | under(kind, inputs.own) for kind in ("pool/", "start/", "said/")),
         )
-        net, batch = StackedNet(self.model, weights), Batch(context.scale(inputs.x), inputs.y)
+        batch = Batch(context.scale(inputs.x), inputs.y)
+        net = Watching(StackedNet(self.model, weights), batch.x)
         try:
             with computing_in(self.precision, inputs.x.device):
                 loss = value = self.phase(net, batch, inputs.drawn, context)
             for term in self.terms:
                 loss = loss + term.loss(weights, net, batch, context)
+            noted = (net.distribution(),) if self.watches else ()
         finally:
             for layer in dropouts(self.model).values():
                 layer.mask = None
-        return loss, value
+        return loss, value, *noted
 
     def trace(self, inputs: Inputs) -> Program:
         """The step as a flat list of tensor operations, for inputs of these shapes.
@@ -187,10 +195,10 @@ class Program:
     bytes: int
 
     @torch.no_grad()
-    def __call__(self, inputs: Inputs) -> tuple[list[Gradient], torch.Tensor]:
-        """Gradients and losses, as :class:`Step` gives them, some gradients as the factors of a matrix product."""
-        *gradients, values = self.graph(*tree_leaves(inputs.tree()))
-        return gradients, values
+    def __call__(self, inputs: Inputs) -> tuple[list[Gradient], list[torch.Tensor]]:
+        """What :class:`Step` gives, some gradients as the factors of a matrix product."""
+        made = self.graph(*tree_leaves(inputs.tree()))
+        return list(made[: len(inputs.params)]), list(made[len(inputs.params) :])
 
 
 def _bytes_made(graph: torch.fx.GraphModule) -> int:

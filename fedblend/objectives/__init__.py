@@ -1,6 +1,7 @@
 """Objectives: what loss a client minimises on a batch, and terms that add to any of them."""
 
 from fedblend.objectives.base import Batch, Context, Net, Objective, Plan, Term
+from fedblend.objectives.distill import Distill
 from fedblend.objectives.means import FedMix, HiddenMix, NaiveMix
 from fedblend.objectives.mixup import GlobalMixup, LocalMix
 from fedblend.objectives.plain import Plain
@@ -10,6 +11,7 @@ from fedblend.objectives.task import Task
 __all__ = [
     "Batch",
     "Context",
+    "Distill",
     "FedMix",
     "GlobalMixup",
     "HiddenMix",

@@ -43,13 +43,14 @@ class Context:
     """What an objective may use beside the batch; the same for all steps of a client's round.
 
     ``pool`` is what sharing gave this client, ``start`` the round's global weights, ``scale`` turns
-    stored samples into inputs.
+    stored samples into inputs, ``said`` is what the server says beside a model (mean outputs [C, C] by label).
     """
 
     task: Task
     scale: Callable[[torch.Tensor], torch.Tensor]
     pool: Tensors = field(default_factory=dict)
     start: Tensors = field(default_factory=dict)
+    said: Tensors = field(default_factory=dict)
 
 
 class Plan(NamedTuple):
@@ -92,7 +93,12 @@ class Objective:
 
 
 class Term:
-    """Base of the terms that add to any objective (FedProx's proximal term, distillation)."""
+    """Base of the terms that add to any objective (FedProx's proximal term, distillation).
+
+    ``uses_outputs`` says that a term needs the server to say mean outputs by label.
+    """
+
+    uses_outputs: bool = False
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """A scalar added to the loss of the objective's last phase (nearly always the only one)."""

@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from fedblend.errors import FedblendError
 from fedblend.federation import State
-from fedblend.prefixes import under
+from fedblend.prefixes import by_client, for_clients, under
 from fedblend.runs.files import write_atomically
 from fedblend.sharing.base import Pool
 
@@ -32,6 +32,8 @@ def write(folder: Path, state: State) -> None:
     tensors = {f"weights/{name}": t.contiguous() for name, t in state.weights.items()}
     tensors |= {f"entries/{name}": t.contiguous() for name, t in state.entries.tensors.items()}
     tensors |= {f"server/{name}": t.contiguous() for name, t in state.server.items()}
+    tensors |= {f"said/{name}": t.contiguous() for name, t in state.said.items()}
+    tensors |= {name: t.contiguous() for name, t in for_clients("own/", state.own).items()}
     tensors["owner"] = torch.from_numpy(state.entries.owner.astype(np.int64))
     tensors["holders"] = torch.from_numpy(np.packbits(state.holders))
     if state.shared_round >= 0:
@@ -61,6 +63,8 @@ def read(folder: Path) -> State | None:
             entries=Pool(under("entries/", tensors), tensors["owner"].numpy()),
             shared_round=scalars["shared_round"],
             server=under("server/", tensors),
+            said=under("said/", tensors),
+            own=by_client("own/", tensors),
         )
     except DAMAGED as error:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.objectives.task import Task
+from fedblend.sharing.base import Pool
 
 Tensors = Mapping[str, torch.Tensor]
 Refined = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
@@ -43,7 +44,8 @@ class Server(Known):
     ``uploads`` are the round's good ones with their weights, in order of client, if the step needs them; ``ask`` puts
     a question to the clients that sent these, and gives their answers in the same order, if the step asks them.
     ``state`` is what the step kept in the round before; ``lr`` the clients' learning rate of the round; ``rng`` is
-    keyed by seed and round. ``prior(n)`` gives n real samples of each class, as stored, the same ones in all rounds.
+    keyed by seed and round. ``said`` is the aggregate of uploads that are no models (mean outputs by label), ``pool``
+    what was made of what clients shared. ``prior(n)`` gives n real samples of each class, as stored, the same ones in all rounds.
     """
 
     round: int
@@ -52,6 +54,8 @@ class Server(Known):
     uploads: Sequence[tuple[Tensors, float]] = ()
     ask: Callable[[Tensors], list[dict[str, torch.Tensor]]] = _nobody
     state: dict[str, torch.Tensor] = field(default_factory=dict)
+    said: Tensors = field(default_factory=dict)
+    pool: Pool | None = None
     prior: Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None = None
 
 

@@ -48,7 +48,7 @@ class Sharing:
 
     ``bytes_kind`` is the word under which bytes are counted; ``travels`` is false where nothing leaves a
     client; ``own_only`` is true where a client may use nothing of another; ``each_round`` where it happens again
-    every round.
+    every round. ``for_server`` is true where what is shared is for the server step and does not go out to clients.
     """
 
     bytes_kind: str = "shared"
@@ -56,6 +56,7 @@ class Sharing:
     travels: bool = True
     own_only: bool = False
     each_round: bool = False
+    for_server: bool = False
     active: bool = True
     refresh: float | None = None
 

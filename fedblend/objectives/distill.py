@@ -1,0 +1,32 @@
+"""Distillation of the server's outputs into a client's model."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from fedblend.objectives.base import Batch, Context, Net, Tensors, Term
+from fedblend.parts import NonNegative, part
+
+
+@part("term", "distill")
+class Distill(Term):
+    """beta psi(F, G_n) with psi = -sum_m G_{n,m} log F_m: cross-entropy with the global mean output for a sample's label.
+
+    Mix2FLD, equation 3, whose psi lacks the minus (Oh et al. 2020): a cross-entropy needs it, and with it the gradient
+    at the logits is (F - L) + beta (F - G_n). Nothing is added before the server has outputs to give, nor for a label
+    that no client ever saw.
+    """
+
+    uses_outputs = True
+
+    beta: NonNegative = 0.1
+    """Weight of the term; the paper gives none."""
+
+    def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        """The mean over the batch."""
+        outputs = net(batch.x)
+        if "outputs" not in context.said:
+            return 0.0 * outputs.sum()
+        teacher = context.task.encode(batch.y) @ context.said["outputs"]
+        return -self.beta * (teacher * F.log_softmax(outputs, -1)).sum(-1).mean()

@@ -1,0 +1,30 @@
+"""Uploads: what a client sends each round, and how it is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fedblend.objectives.task import Task
+from fedblend.parts import part
+from fedblend.uploads.base import Upload
+from fedblend.uploads.checks import bytes_of, fault_of, is_finite
+from fedblend.uploads.outputs import Nothing, Outputs
+
+__all__ = ["Model", "Nothing", "Outputs", "Upload", "bytes_of", "fault_of", "is_finite"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@part("upload", "model")
+class Model(Upload):
+    """The client's weights after training (FedAvg)."""
+
+    def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """The weights."""
+        return dict(weights)
+
+    def like(self, weights: Tensors, task: Task) -> Tensors:
+        """The round's weights."""
+        return weights
