@@ -1,0 +1,1 @@
+"""Privacy: what can be told about clients from what leaves them."""
