@@ -14,7 +14,7 @@ from helpers import images, numbers
 from fedblend.data.dataset import Dataset, Samples
 from fedblend.data.population import Population
 from fedblend.errors import FedblendError
-from fedblend.privacy.samples import LAMBDAS, Mixtures, draw, measure, nearest
+from fedblend.privacy.samples import LAMBDAS, Mixtures, draw, measure, nearest, nearest_of_all, recognised
 from fedblend.sharing.inverse import Pairs
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -29,6 +29,10 @@ def two_devices() -> Mixtures:
     pairs = Pairs(np.array([[0, 1], [1, 0]]), 0)
     devices = np.array([0, 0, 1, 1])
     return Mixtures(raw, np.array([4, 9, 9, 4]), devices, np.array([[0, 1], [2, 3]]), np.array([0, 1]), pairs)
+
+
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
 
 
 def vectors(one: Mixtures) -> np.ndarray:
@@ -90,6 +94,19 @@ def test_a_row_is_the_smallest_and_the_mean_of_each_draw_averaged() -> None:
     assert row.mix2up_mean == pytest.approx(np.mean([two.mean() for _, two in logs]))
     with pytest.raises(FedblendError, match="lambda: mixing with the ratios"):
         measure([one], [0.5])
+
+
+def test_recognised_is_whose_nearest_raw_sample_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.privacy.samples.CHUNK", 3)
+    draws = rng(4)
+    raw = torch.from_numpy(draws.integers(0, 256, (10, 2, 3)).astype(np.uint8))
+    samples = torch.from_numpy(draws.uniform(0, 255, (6, 2, 3)))
+    distances = np.linalg.norm((samples.numpy()[:, None] - raw.double().numpy()[None]).reshape(6, 10, -1), axis=2)
+    assert nearest_of_all(samples, raw).tolist() == distances.argmin(1).tolist()
+    own = distances.argmin(1)
+    others = (own + 1) % 10
+    contributors = np.stack([others, np.where(np.arange(6) < 2, own, others)], 1)
+    assert recognised(samples, raw, contributors) == pytest.approx(2 / 6)
 
 
 # Draws -----------------------------------------------------------------------------------------------------
@@ -155,8 +172,8 @@ def test_privacy_samples_tells_and_draws() -> None:
     shown = succeeded(here(*words)).out
     assert "digits: 30 samples, 2 devices" in shown
     rows = [line.split() for line in shown.splitlines() if line.startswith(("   0.1", "   0.4"))]
-    assert [len(row) for row in rows] == [5, 5]
-    smallest, mean = np.array(rows, float)[:, 1:3].T
+    assert [len(row) for row in rows] == [7, 7]
+    smallest, mean = np.array([row[1:3] for row in rows], float).T
     np.testing.assert_allclose([smallest[1] - smallest[0], mean[1] - mean[0]], math.log(4), atol=2e-3)
     assert (smallest < mean).all()
     for lam in ("0.1", "0.4"):
@@ -166,8 +183,8 @@ def test_privacy_samples_tells_and_draws() -> None:
 
 def test_repeated_pairs_are_told() -> None:
     file = write(Path("tiny.toml"))
-    shown = succeeded(here("privacy", "samples", file, "--samples", "12", "--repeats", "5")).out
-    # Twelve mixtures of each of two devices make 1.6 pairs of symmetric labels, on average.
+    shown = succeeded(here("privacy", "samples", file, "--samples", "25", "--repeats", "2")).out
+    # 25 mixtures of each of two devices make 25 * 25 / 90 = 7 pairs of symmetric labels on average, each used twice.
     assert "repeat a pair" in shown
 
 

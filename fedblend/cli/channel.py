@@ -90,7 +90,7 @@ def _table(links: dict[str, Link], sent: dict[str, dict[str, int]]) -> Table:
                 f"{link.snr:,.4g}",
                 f"{link.success:.4f}",
                 f"{link.bits_per_slot:,.0f}",
-                f"{link.needed(bits):,}",
+                f"{int(link.needed(bits)):,}",
                 f"{1000 * link.mean_seconds(bits):,.4g}",
                 f"{link.outage(bits):.3g}",
             )

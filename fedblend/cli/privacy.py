@@ -52,7 +52,7 @@ def show_samples(
     console = Console()
     console.print(
         f"{data.name}: {samples} samples, {devices} devices; natural logarithms of Euclidean distances between stored "
-        f"values, means over {repeats} draws",
+        f"values, means over {repeats} draws; recognised: the nearest of all raw samples is one it was made of",
         highlight=False,
     )
     console.print(_table(rows))
@@ -68,11 +68,20 @@ def show_samples(
 
 def _table(rows: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("lambda", "Mixup: smallest", "Mixup: mean", "Mix2up: smallest", "Mix2up: mean"):
-        table.add_column(column, justify="right")
+    table.add_column("lambda", justify="right")
+    for what in ("Mixup", "Mix2up"):
+        for measured in ("smallest", "mean", "recognised"):
+            table.add_column(f"{what}: {measured}", justify="right")
     for row in rows:
-        numbers = (row.mixup_smallest, row.mixup_mean, row.mix2up_smallest, row.mix2up_mean)
-        table.add_row(f"{row.lam:g}", *(f"{number:.3f}" for number in numbers))
+        table.add_row(
+            f"{row.lam:g}",
+            f"{row.mixup_smallest:.3f}",
+            f"{row.mixup_mean:.3f}",
+            f"{row.mixup_recognised:.0%}",
+            f"{row.mix2up_smallest:.3f}",
+            f"{row.mix2up_mean:.3f}",
+            f"{row.mix2up_recognised:.0%}",
+        )
     return table
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedblend.privacy.samples import Mixtures
+from fedblend.privacy.samples import Mixtures, nearest, nearest_of_all
 from fedblend.sharing.inverse import inverse_ratio
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ def _rows(one: Mixtures, classes: Sequence[str], lam: float) -> list[list[Tile]]
 
 def _nearest(one: Mixtures, sample: torch.Tensor) -> tuple[int, float]:
     """The raw sample nearest to one, and its distance."""
-    distances = (one.raw.double() - sample.double()).flatten(1).norm(dim=1)
-    row = int(distances.argmin())
-    return row, float(distances[row])
+    row = nearest_of_all(sample[None], one.raw)
+    return int(row[0]), float(nearest(sample[None], one.raw, row[:, None])[0])
 
 
 def _draw_row(figure: Figure, place: int, rows: int, tiles: Sequence[Tile]) -> None:

@@ -28,6 +28,9 @@ LAMBDAS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.49)
 SAMPLES = 100
 """N_S of Tables II and III."""
 
+CHUNK = 4096
+"""Raw samples that others are compared with at a time."""
+
 
 @dataclass(frozen=True)
 class Mixtures:
@@ -66,13 +69,19 @@ class Mixtures:
 
 @dataclass(frozen=True)
 class Row:
-    """Sample privacy at one lambda, means over the draws: of the smallest distance, and of all logarithms."""
+    """Sample privacy at one lambda, means over the draws.
+
+    Of Mixup and of Mix2up: the logarithm of the smallest distance, the mean of all logarithms, and the share of samples
+    that are *recognised*: the raw sample nearest to them, of all that the devices hold, is one they were made of.
+    """
 
     lam: float
     mixup_smallest: float
     mixup_mean: float
+    mixup_recognised: float
     mix2up_smallest: float
     mix2up_mean: float
+    mix2up_recognised: float
 
 
 def nearest(samples: torch.Tensor, raw: torch.Tensor, contributors: np.ndarray) -> np.ndarray:
@@ -85,6 +94,22 @@ def nearest(samples: torch.Tensor, raw: torch.Tensor, contributors: np.ndarray) 
         (flat - raw[torch.from_numpy(column)].double().flatten(1)).norm(dim=1) for column in contributors.T.copy()
     ]
     return torch.stack(distances).amin(0).numpy()
+
+
+def nearest_of_all(samples: torch.Tensor, raw: torch.Tensor) -> np.ndarray:
+    """The row of ``raw`` nearest to each sample: int64 [n]; raw samples are looked at a chunk at a time."""
+    flat = samples.double().flatten(1)
+    best, row = torch.full((len(flat),), float("inf"), dtype=torch.float64), torch.zeros(len(flat), dtype=torch.int64)
+    for start in range(0, len(raw), CHUNK):
+        distance, place = torch.cdist(flat, raw[start : start + CHUNK].double().flatten(1)).min(1)
+        row = torch.where(distance < best, start + place, row)
+        best = torch.minimum(distance, best)
+    return row.numpy()
+
+
+def recognised(samples: torch.Tensor, raw: torch.Tensor, contributors: np.ndarray) -> float:
+    """The share of samples whose nearest raw sample is one of their contributors, int64 [n, k] as in :func:`nearest`."""
+    return float((nearest_of_all(samples, raw)[:, None] == contributors).any(1).mean())
 
 
 def draw(
@@ -127,11 +152,15 @@ def measure(drawn: Sequence[Mixtures], lambdas: Sequence[float]) -> list[Row]:
 
 
 def _of_one_draw(one: Mixtures, lam: float) -> list[float]:
-    first = one.owner == 0
-    with np.errstate(divide="ignore"):
-        mixup = np.log(nearest(mix(one.raw, one.mixed[first], lam), one.raw, one.mixed[first]))
-        mix2up = np.log(nearest(one.mix2up(lam), one.raw, one.contributors))
-    return [mixup.min(), mixup.mean(), mix2up.min(), mix2up.mean()]
+    """The numbers of a :class:`Row` for one draw."""
+    own = one.mixed[one.owner == 0]
+    shared = [(mix(one.raw, own, lam), own), (one.mix2up(lam), one.contributors)]
+    numbers = []
+    for samples, contributors in shared:
+        with np.errstate(divide="ignore"):
+            logs = np.log(nearest(samples, one.raw, contributors))
+        numbers += [logs.min(), logs.mean(), recognised(samples, one.raw, contributors)]
+    return numbers
 
 
 def _able(labels: np.ndarray, population: Population, devices: int, rng: np.random.Generator) -> list[int]:
