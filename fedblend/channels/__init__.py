@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedblend.channels.base import Channel, Sent
+from fedblend.channels.link import Link
+from fedblend.channels.wireless import Wireless
 from fedblend.parts import part
 
-__all__ = ["Channel", "Ideal"]
-
-
-class Channel:
-    """Base of all channels."""
-
-    def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Which of the clients' transmissions of ``sizes`` bytes arrive in this round: bool, one a client.
-
-        ``direction`` is "up" or "down".
-        """
-        raise TypeError(f"{type(self).__name__} defines no delivers")
+__all__ = ["Channel", "Ideal", "Link", "Sent", "Wireless"]
 
 
 @part("channel", "ideal")
 class Ideal(Channel):
     """Everything arrives, at once."""
 
-    def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """All true."""
-        return np.ones(len(sizes), bool)
+    def transmit(
+        self, direction: str, sizes: np.ndarray, rng: np.random.Generator, clients: np.ndarray | None = None
+    ) -> Sent:
+        """All true, after no time."""
+        return Sent(np.ones(len(sizes), bool), np.zeros(len(sizes)))

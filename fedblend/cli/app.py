@@ -17,6 +17,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+privacy_app = typer.Typer(help="Measure what can be told from what is shared.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(privacy_app, name="privacy")
 
 File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders of studies.")]
@@ -120,6 +122,37 @@ def data_show(
     from fedblend.cli import running, showing
 
     showing.show_data(file, [running.parse_change(text) for text in set_ or []], out)
+
+
+@app.command(epilog="Example: fedblend channel examples/quickstart.toml --set channel=wireless")
+def channel(
+    file: File,
+    set_: Set = None,
+    samples: Annotated[str, typer.Option(help="Seed samples that a device sends first, such as 10,50.")] = "10,50",
+) -> None:
+    """Tell what a file's wireless channel does to each payload: slots needed, success, outage."""
+    from fedblend.cli import channel as channels
+    from fedblend.cli import running
+
+    changes = [running.parse_change(text) for text in set_ or []]
+    channels.show_channel(file, changes, channels.parse_counts(samples, "--samples"))
+
+
+@privacy_app.command("samples", epilog="Example: fedblend privacy samples examples/quickstart.toml --out pictures")
+def privacy_samples(
+    file: File,
+    set_: Set = None,
+    lambdas: Annotated[str, typer.Option(help="Mixing ratios, with commas.")] = "0.01,0.1,0.2,0.3,0.4,0.49",
+    samples: Annotated[int, typer.Option(min=1, help="Samples that each device mixes (N_S).")] = 100,
+    devices: Annotated[int, typer.Option(min=2, help="Devices whose samples are mixed.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Draws that are averaged.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="A folder for pictures of the samples.")] = None,
+) -> None:
+    """Measure how far mixed and inversely mixed samples lie from raw ones (Mix2FLD, Tables II and III)."""
+    from fedblend.cli import privacy, running
+
+    changes = [running.parse_change(text) for text in set_ or []]
+    privacy.show_samples(file, changes, privacy.parse_lambdas(lambdas), samples, devices, repeats, out)
 
 
 @app.callback(invoke_without_command=True)

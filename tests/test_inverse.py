@@ -1,0 +1,277 @@
+"""Mixup and its inverse (Mix2FLD): the oracles, on cases worked by hand and against plain references."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from helpers import examples
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedblend.errors import FedblendError
+from fedblend.sharing.inverse import (
+    Pairs,
+    coordinate,
+    inverse_ratio,
+    inverse_ratios,
+    mix,
+    mixing_matrix,
+    pair_across,
+    pairs_of_labels,
+    pairs_to_mix,
+    unmix,
+    unmix_pairs,
+)
+
+RATIOS = st.lists(st.integers(0, 50), min_size=2, max_size=7).filter(sum).map(lambda w: [one / sum(w) for one in w])
+SEEDS = st.integers(0, 2**32 - 1)
+SINGULAR = ([0.5, 0.5], [1 / 3] * 3, [0.25] * 4, [0.4, 0.1, 0.4, 0.1], [0.3, 0.2, 0.2, 0.3])
+"""The transform has a zero: of the last two at a quarter and at half of the circle."""
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# Inverse ratios (Proposition 1) ----------------------------------------------------------------------------
+
+
+def test_the_matrix_is_that_of_equation_8() -> None:
+    a, b, c, d = 0.4, 0.3, 0.2, 0.1
+    assert mixing_matrix([a, b, c, d]).tolist() == [[a, b, c, d], [b, c, d, a], [c, d, a, b], [d, a, b, c]]
+
+
+@examples(200)
+@given(RATIOS)
+def test_inverse_ratios_give_one_hot_labels_and_sum_to_1(ratios: list[float]) -> None:
+    assume(np.abs(np.fft.fft(ratios)).min() > 1e-3)
+    inverse = inverse_ratios(ratios)
+    np.testing.assert_allclose(mixing_matrix(ratios) @ inverse, np.eye(len(ratios)), atol=1e-9)
+    np.testing.assert_allclose(inverse.sum(0), 1, atol=1e-9)
+    # Row d of the matrix is the soft label of mixture d: superposed by column n they make the label n.
+    for n in range(len(ratios)):
+        label = sum(inverse[d, n] * mixing_matrix(ratios)[d] for d in range(len(ratios)))
+        np.testing.assert_allclose(label, np.eye(len(ratios))[n], atol=1e-9)
+
+
+@pytest.mark.parametrize("lam", [0.01, 0.1, 0.2, 0.3, 0.4, 0.49, 0.6])
+def test_two_mixtures_solve_equations_9_and_10(lam: float) -> None:
+    hat = inverse_ratio(lam)
+    assert hat == pytest.approx(lam / (2 * lam - 1), rel=1e-12)
+    assert hat * lam + (1 - hat) * (1 - lam) == pytest.approx(1, abs=1e-12)
+    assert hat * (1 - lam) + (1 - hat) * lam == pytest.approx(0, abs=1e-12)
+
+
+def test_three_mixtures_by_hand() -> None:
+    # det = 3abc - a^3 - b^3 - c^3 = -0.25 for (.7, .2, .1) ... each column is a cofactor of the symmetric matrix.
+    a, b, c = 0.7, 0.2, 0.1
+    det = 3 * a * b * c - a**3 - b**3 - c**3
+    first = np.array([b * c - a * a, a * c - b * b, a * b - c * c]) / det
+    np.testing.assert_allclose(inverse_ratios([a, b, c])[:, 0], first, rtol=1e-12)
+
+
+@pytest.mark.parametrize("ratios", SINGULAR)
+def test_singular_mixing_is_refused(ratios: list[float]) -> None:
+    assert abs(np.linalg.det(mixing_matrix(ratios))) < 1e-12
+    with pytest.raises(FedblendError, match=r"lambda: mixing with the ratios .* cannot be undone"):
+        inverse_ratios(ratios)
+
+
+def test_equal_shares_of_some_but_not_all_can_be_undone() -> None:
+    assert inverse_ratios([0.4, 0.4, 0.2]).shape == (3, 3)
+    assert inverse_ratios([0.3, 0.2, 0.1, 0.4]).shape == (4, 4)
+    assert inverse_ratio(0.4999) == pytest.approx(0.4999 / -0.0002, rel=1e-9)
+
+
+@pytest.mark.parametrize("ratios", [[1.0], [], [0.5, 0.6], [1.2, -0.2], [float("nan"), 0.5], [[0.5, 0.5]]])
+def test_ratios_that_are_no_shares_are_refused(ratios: list[float]) -> None:
+    with pytest.raises(FedblendError, match=r"lambda: .* is not valid: two or more numbers from 0 to 1 whose sum is 1"):
+        inverse_ratios(ratios)
+
+
+# Mixing ----------------------------------------------------------------------------------------------------
+
+
+def test_a_mixture_is_that_of_equation_6() -> None:
+    x = torch.tensor([[[200]], [[100]], [[250]]], dtype=torch.uint8)
+    mixed = mix(x, np.array([[0, 1], [2, 0]]), 0.1)
+    torch.testing.assert_close(mixed, torch.tensor([[[110.0]], [[205.0]]]))
+    assert mix(x.double(), np.array([[0, 1]]), 0.1).dtype == torch.float64
+
+
+@examples(100)
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=30), SEEDS)
+def test_mixed_samples_have_different_labels(labels: list[int], seed: int) -> None:
+    assume(len(set(labels)) > 1)
+    y = np.array(labels)
+    pairs = pairs_to_mix(y, 50, rng(seed))
+    assert pairs.shape == (50, 2)
+    assert (y[pairs[:, 0]] != y[pairs[:, 1]]).all()
+    assert pairs.min() >= 0
+    assert pairs.max() < len(y)
+
+
+def test_pairs_to_mix_are_uniform_over_all_pairs_of_different_labels() -> None:
+    y = np.array([2, 0, 0, 2, 5, 0])
+    valid = [(i, j) for i, j in itertools.permutations(range(len(y)), 2) if y[i] != y[j]]
+    drawn = Counter(map(tuple, pairs_to_mix(y, 20_000, rng()).tolist()))
+    assert set(drawn) == set(valid)
+    assert stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
+
+
+def test_a_device_with_one_label_cannot_mix() -> None:
+    with pytest.raises(FedblendError, match=r"3 samples of 1 label cannot mix"):
+        pairs_to_mix(np.array([4, 4, 4]), 2, rng())
+
+
+# Pairing ---------------------------------------------------------------------------------------------------
+
+
+def brute_force(labels: np.ndarray, owner: np.ndarray) -> set[tuple[int, int]]:
+    """All valid pairs, looked at one after another."""
+    return {
+        (s, t)
+        for s, t in itertools.permutations(range(len(owner)), 2)
+        if owner[s] != owner[t] and labels[s].tolist() == labels[t].tolist()[::-1] and labels[s][0] != labels[s][1]
+    }
+
+
+def mixtures(seed: int, count: int, classes: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = rng(seed)
+    a = draw.integers(classes, size=count)
+    return np.stack([a, (a + draw.integers(1, classes, size=count)) % classes], 1), draw.integers(devices, size=count)
+
+
+@examples(150)
+@given(SEEDS, st.integers(2, 25), st.integers(2, 4), st.integers(1, 4))
+def test_pairs_are_all_symmetric_pairs_across_devices(seed: int, count: int, classes: int, devices: int) -> None:
+    labels, owner = mixtures(seed, count, classes, devices)
+    valid = brute_force(labels, owner)
+    assume(valid)
+    all_of_them = pair_across(labels, owner, len(valid), rng(seed))
+    assert set(map(tuple, all_of_them.chosen.tolist())) == valid
+    assert (len(all_of_them.chosen), all_of_them.repeated) == (len(valid), 0)
+    more = pair_across(labels, owner, len(valid) + 7, rng(seed))
+    assert set(map(tuple, more.chosen.tolist())) == valid
+    assert (len(more.chosen), more.repeated) == (len(valid) + 7, 7)
+
+
+def test_pairs_are_drawn_uniformly() -> None:
+    labels, owner = mixtures(1, 12, 3, 3)
+    valid = sorted(brute_force(labels, owner))
+    assert len(valid) > 6
+    drawn = Counter(tuple(pair_across(labels, owner, 1, rng(k)).chosen[0].tolist()) for k in range(3000))
+    assert stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("labels", "owner"),
+    [
+        ([[0, 1], [1, 0]], [3, 3]),  # symmetric, but on one device
+        ([[0, 1], [0, 1]], [0, 1]),  # on two devices, but not symmetric
+        ([[0, 1], [2, 0]], [0, 1]),
+        ([[1, 1], [1, 1]], [0, 1]),  # nothing would be left
+        (np.empty((0, 2), np.int64), []),
+    ],
+)
+def test_where_nothing_matches_it_is_told(labels: list[list[int]], owner: list[int]) -> None:
+    with pytest.raises(FedblendError, match=r"none of \d mixtures of \d devices has a partner"):
+        pair_across(np.array(labels), np.array(owner, np.int64), 1, rng())
+
+
+# Inverse Mixup ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lam", [0.01, 0.1, 0.4, 0.49])
+def test_swapped_identical_samples_come_back(lam: float) -> None:
+    x = torch.randint(0, 256, (2, 1, 5, 5), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    mixed = mix(x, np.array([[0, 1], [1, 0]]), lam)
+    labels = np.array([[7, 3], [3, 7]])
+    pairs = pair_across(labels, np.array([0, 1]), 2, rng())
+    made, y = unmix_pairs(mixed, labels, pairs, lam)
+    expected = {7: x[0].float(), 3: x[1].float()}
+    assert sorted(y.tolist()) == [3, 7]
+    for sample, label in zip(made, y.tolist(), strict=True):
+        torch.testing.assert_close(sample, expected[label], atol=2e-2 if lam > 0.45 else 1e-3, rtol=0)
+
+
+def test_samples_of_the_target_label_remain_and_the_others_cancel() -> None:
+    # Samples s1, s2 and s'2, s'1, in this order: their labels are 5, 6 and 6, 5.
+    lam = 0.3
+    x = torch.eye(4, dtype=torch.float64)
+    mixed = mix(x, np.array([[0, 1], [2, 3]]), lam)
+    made, y = unmix_pairs(mixed, np.array([[5, 6], [6, 5]]), Pairs(np.array([[0, 1], [1, 0]]), 0), lam)
+    a, b, c = lam**2, lam * (1 - lam), (1 - lam) ** 2
+    by_hand = torch.tensor([[a, b, -b, -c], [-b, -c, a, b]], dtype=torch.float64) / (2 * lam - 1)
+    torch.testing.assert_close(made, by_hand)
+    assert y.tolist() == [5, 6]
+    by_label = made @ torch.tensor([[1, 0], [0, 1], [0, 1], [1, 0]], dtype=torch.float64)
+    torch.testing.assert_close(by_label, torch.eye(2, dtype=torch.float64))
+
+
+def test_pixels_leave_their_range_and_are_not_clipped() -> None:
+    mixed = mix(torch.tensor([[0.0], [255.0]]), np.array([[0, 1], [0, 1]]), 0.4)
+    made = unmix(mixed * torch.tensor([[1.0], [0.0]]), np.array([[0, 1]]), np.array([-2.0, 3.0]))
+    assert made.item() == pytest.approx(-2 * 0.6 * 255)
+
+
+@examples(60)
+@given(RATIOS, SEEDS)
+def test_n_mixtures_of_the_same_samples_give_these_back(ratios: list[float], seed: int) -> None:
+    assume(np.abs(np.fft.fft(ratios)).min() > 1e-2)
+    n = len(ratios)
+    raw = torch.from_numpy(rng(seed).uniform(0, 255, (n, 3, 2)))
+    mixed = torch.einsum("dm,mab->dab", torch.from_numpy(mixing_matrix(ratios)), raw)
+    made = unmix(mixed, np.tile(np.arange(n), (n, 1)), inverse_ratios(ratios).T)
+    torch.testing.assert_close(made, raw, atol=1e-8, rtol=0)
+
+
+# Coordinated labels ----------------------------------------------------------------------------------------
+
+
+@examples(100)
+@given(SEEDS, st.integers(2, 9), st.integers(2, 6), st.integers(1, 8))
+def test_every_coordinated_mixture_has_a_partner(seed: int, devices: int, classes: int, count: int) -> None:
+    held = rng(seed).random((devices, classes)) < 0.6
+    assume(any((held[d] & held[e]).sum() >= 2 for d, e in itertools.combinations(range(devices), 2)))
+    wanted = coordinate(held, count, rng(seed))
+    assert wanted.shape == (devices, count, 2)
+    for slot in range(count):
+        asked = [(d, *wanted[d, slot].tolist()) for d in range(devices) if wanted[d, slot, 0] >= 0]
+        assert len(asked) >= 2
+        ways = Counter((a, b) for _, a, b in asked)
+        (a, b), *rest = ways
+        assert rest == [(b, a)]
+        assert a != b
+        assert abs(ways[a, b] - ways[b, a]) <= 1
+        assert {d for d, *_ in asked} == {d for d in range(devices) if held[d, a] and held[d, b]}
+
+
+def test_devices_that_share_no_two_labels_cannot_be_coordinated() -> None:
+    with pytest.raises(FedblendError, match=r"no two of 3 devices hold the same two labels"):
+        coordinate(np.eye(3, 5, dtype=bool) | np.eye(3, 5, 1, dtype=bool), 2, rng())
+
+
+def test_coordinated_devices_mix_what_they_are_asked_for() -> None:
+    samples = [np.array([0, 0, 1, 2, 2]), np.array([2, 1, 0]), np.array([1, 1, 2, 4])]
+    held = np.array([np.isin(np.arange(5), y) for y in samples])
+    wanted = coordinate(held, 6, rng(3))
+    mixed = [y[pairs_of_labels(y, wanted[d], rng(d))] for d, y in enumerate(samples)]
+    for d, made in enumerate(mixed):
+        asked = wanted[d, :, 0] >= 0
+        assert made[asked].tolist() == wanted[d][asked].tolist()
+        assert (made[~asked, 0] != made[~asked, 1]).all()
+    labels, owner = np.concatenate(mixed), np.repeat(np.arange(3), 6)
+    partners = {s for s, _ in brute_force(labels, owner)}
+    asked = np.flatnonzero(wanted.reshape(-1, 2)[:, 0] >= 0)
+    assert partners >= set(asked.tolist())
+
+
+def test_labels_that_a_device_lacks_are_told() -> None:
+    with pytest.raises(FedblendError, match=r"labels \[3\] are asked of a device"):
+        pairs_of_labels(np.array([0, 1, 1]), np.array([[0, 1], [3, 0]]), rng())
