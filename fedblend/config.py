@@ -64,6 +64,10 @@ class Train(_Table):
     clip_norm: Positive | None = None
     """Norm to which the gradient of a step is scaled down if it is longer."""
 
+    def steps_of(self, samples: int) -> int:
+        """Steps that a client with so many samples makes in a round."""
+        return (self.steps or self.epochs * -(-samples // self.batch_size)) if samples else 0
+
     def lr_in(self, round: int) -> float:
         """The learning rate of a round, counted from 0."""
         return self.lr * self.lr_decay**round

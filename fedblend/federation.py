@@ -221,7 +221,7 @@ class Federation:
             asked = np.flatnonzero(new)
             given = dict(self.engine.share(round, state.weights, asked.tolist(), sizes))
             bytes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.travels
-            arrives = self._sent("up", "share-uplink", bytes_given, round, account)
+            arrives = self._sent("up", "share-uplink", bytes_given, np.array([*given], np.int64), round, account)
             account.count("up", sharing.bytes_kind, int(bytes_given.sum()))
             lost = [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
             for client, payload in given.items():
@@ -279,7 +279,7 @@ class Federation:
             pool_bytes = bytes_of(pool.tensors) if sharing.active and sharing.travels and not sharing.for_server else 0
             fresh, without_model = ~state.holders[cohort], ~np.isin(cohort, informed)
             sizes = weights * without_model + said + pool_bytes * fresh
-            heard = self._sent("down", "downlink", sizes, state.round, account)
+            heard = self._sent("down", "downlink", sizes, cohort, state.round, account)
             account.count("down", "weights", weights * int(without_model.sum()))
             account.count("down", method.upload.bytes_kind, said * len(cohort))
             account.count("down", sharing.bytes_kind, pool_bytes * int(fresh.sum()))
@@ -287,16 +287,19 @@ class Federation:
             holders[cohort[heard]] = True
         return heard, replace(state, holders=holders)
 
-    def _sent(self, direction: str, purpose: str, sizes: np.ndarray, round: int, account: Account) -> np.ndarray:
-        """Which of some transmissions of so many bytes arrive; the round lasts as long as the slowest of them."""
-        sent = self.experiment.channel.transmit(direction, sizes, stream(self.experiment.seed, purpose, round))
+    def _sent(
+        self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, account: Account
+    ) -> np.ndarray:
+        """Which of some clients' transmissions of so many bytes arrive; the round lasts as long as the slowest."""
+        sent = self.experiment.channel.transmit(direction, sizes, stream(self.experiment.seed, purpose, round), clients)
         account.wait(direction, float(sent.seconds.max(initial=0.0)))
         return sent.arrives
 
     def _train(self, task: TrainTask, clients: list[int], account: Account) -> tuple[Collected, Record]:
         """Train clients, and keep of what arrives and is sound what aggregation needs."""
         size = bytes_of(self.method.upload.like(task.weights, self.world.task))
-        arrives = self._sent("up", "uplink", np.full(len(clients), size), task.round, account)
+        sizes = np.full(len(clients), size)
+        arrives = self._sent("up", "uplink", sizes, np.array(clients, np.int64), task.round, account)
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
         with account.time("aggregate"):
             got = self.engine.collect(task, clients, lost)
@@ -339,6 +342,13 @@ class Federation:
             return state.weights
         return under("weights/", state.own.get(self.device, named("weights/", state.weights)))
 
+    def _clock(self, state: State, account: Account) -> Record:
+        """Seconds that a round takes where clients compute side by side: on the air, and in computing if it is fixed."""
+        told: Record = {"channel": dict(account.channel)} if account.channel else {}
+        if self.experiment.compute_seconds is not None and state.round:
+            told["computing"] = self.experiment.compute_seconds
+        return told
+
     def _change(self, state: State, weights: Tensors, said: Tensors) -> Record:
         """How far a round has moved what it is about, and whether that is little enough to stop.
 
@@ -357,15 +367,20 @@ class Federation:
     def _record(self, state: State, account: Account, facts: Record) -> Record:
         """One line of metrics; fields that differ between machines stand under ``machine``."""
         record: Record = {"round": state.round}
-        if state.round % self.experiment.eval_every == 0 or state.round >= self.experiment.rounds:
+        last = state.round >= self.experiment.rounds or facts.get("converged")
+        if state.round % self.experiment.eval_every == 0 or last:
             with account.time("evaluate"):
                 record |= evaluate(self.engine, self._judged(state), self.world)
         record |= facts
-        if account.channel:
-            record["channel"] = dict(account.channel)
+        if account.channel or self.experiment.compute_seconds is not None:
+            record |= self._clock(state, account)
         record["bytes_up"] = dict(account.bytes["up"])
         record["bytes_down"] = dict(account.bytes["down"])
         record["machine"] = {"seconds": {k: round(v, 4) for k, v in account.seconds.items()}}
+        if "channel" in record and "computing" not in record:
+            # Side by side at the clients, one after another here.
+            alone = account.seconds["train"] / max(1, len(facts.get("cohort", ())))
+            record["machine"]["computing"] = round(alone + account.seconds["server"] + account.seconds["aggregate"], 4)
         return record
 
 

@@ -37,6 +37,26 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         "FedAvg tuned on real samples at the server: a comparison, breaks privacy (AggEnhance, Figure 9)",
         {"server_step": {"name": "prior-samples"}},
     ),
+    "fd": (
+        "federated distillation: mean outputs by label go up and down, devices keep their models (Mix2FLD)",
+        {"upload": "outputs", "keep_weights": True, "terms": [{"name": "distill"}]},
+    ),
+    "fld": (
+        "outputs up, a model down, distilled on raw seeds at the server: breaks privacy (Mix2FLD, section III-A)",
+        {"upload": "outputs", "sharing": {"name": "raw-seeds"}, "server_step": {"name": "distill-to-model"}},
+    ),
+    "mixfld": (
+        "outputs up, a model down, distilled on mixed-up seeds (Mix2FLD, section III-B)",
+        {
+            "upload": "outputs",
+            "sharing": {"name": "mixed-seeds", "inverse": False},
+            "server_step": {"name": "distill-to-model"},
+        },
+    ),
+    "mix2fld": (
+        "outputs up, a model down, distilled on inversely mixed-up seeds (Mix2FLD, section III-C)",
+        {"upload": "outputs", "sharing": {"name": "mixed-seeds"}, "server_step": {"name": "distill-to-model"}},
+    ),
     "noise-mix": (
         "control: NaiveMix with random noise for means (FedMix, Table 9)",
         {"sharing": {"name": "noise"}, "objective": {"name": "naivemix"}},

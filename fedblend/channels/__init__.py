@@ -16,6 +16,8 @@ __all__ = ["Channel", "Ideal", "Link", "Sent", "Wireless"]
 class Ideal(Channel):
     """Everything arrives, at once."""
 
+    loses = False
+
     def transmit(
         self, direction: str, sizes: np.ndarray, rng: np.random.Generator, clients: np.ndarray | None = None
     ) -> Sent:

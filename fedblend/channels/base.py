@@ -20,7 +20,12 @@ class Sent(NamedTuple):
 
 
 class Channel:
-    """Base of all channels. One defines :meth:`transmit`, or, where time is of no interest, ``delivers`` alone."""
+    """Base of all channels. One defines :meth:`transmit`, or, where time is of no interest, ``delivers`` alone.
+
+    ``loses`` is false where everything always arrives.
+    """
+
+    loses: bool = True
 
     def transmit(
         self, direction: str, sizes: np.ndarray, rng: np.random.Generator, clients: np.ndarray | None = None

@@ -204,10 +204,12 @@ def _train(engine: LoopEngine, trial: Trial) -> int:
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
     train = engine.world.experiment.train
-    return sum(train.epochs * math.ceil(task.sizes[client] / train.batch_size) for client in clients)
+    return sum(train.steps_of(int(task.sizes[client])) for client in clients)
 
 
 def _steps_a_round(world: World) -> float:
     """Steps of all clients in a round, on average."""
     train, sizes = world.experiment.train, world.population.sizes
+    if train.steps:
+        return float(train.cohort * train.steps)
     return float(train.cohort * train.epochs * np.ceil(sizes[sizes > 0] / train.batch_size).mean())

@@ -91,6 +91,16 @@ def against_epsilon(
     return figure.update_xaxes(type="log")
 
 
+def clock(frame: pd.DataFrame, column: str, looks: Mapping[str, Look]) -> go.Figure:
+    """A measure against the seconds of a federation whose clients compute side by side over their channel."""
+    figure = go.Figure(layout=_layout("time on the air and in computing (s)", AXES[column], _height(looks)))
+    for line in lines(frame, column):
+        _add(figure, line, line.clock, looks[line.method], _factor(column), "%{x:,.4g} s")
+    figure.update_layout(hovermode="closest")
+    figure.update_xaxes(exponentformat="none", separatethousands=True)
+    return figure
+
+
 AXES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss (mean of the cohort)"}
 """What the axis of a measure is called, with its unit."""
 

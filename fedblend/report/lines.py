@@ -17,7 +17,8 @@ BAND_TEXT = "Line: mean over seeds. Band: from the lowest to the highest seed (n
 class Line:
     """One line of a figure, a point a round: the mean over ``seeds`` and the range they span.
 
-    ``megabytes`` sent up and down, all clients together, from the beginning to each round. An unfinished run
+    ``megabytes`` sent up and down, all clients together, and ``clock``, the seconds of clients that compute side by
+    side over their channel, from the beginning to each round. An unfinished run
     is a line of its own with one seed.
     """
 
@@ -29,6 +30,7 @@ class Line:
     low: list[float]
     high: list[float]
     megabytes: list[float]
+    clock: list[float]
 
     @property
     def name(self) -> str:
@@ -60,6 +62,7 @@ def _line(method: str, points: pd.DataFrame, column: str, unfinished: bool) -> L
         low=(column, "min"),
         high=(column, "max"),
         megabytes=("megabytes", "mean"),
+        clock=("clock", "mean"),
         seeds=("seed", "nunique"),
     )
     by_round = by_round[by_round["seeds"] == seeds]
@@ -68,5 +71,5 @@ def _line(method: str, points: pd.DataFrame, column: str, unfinished: bool) -> L
         tuple(sorted(points["seed"].unique().tolist())),
         unfinished,
         by_round.index.tolist(),
-        *(by_round[name].tolist() for name in ("mean", "low", "high", "megabytes")),
+        *(by_round[name].tolist() for name in ("mean", "low", "high", "megabytes", "clock")),
     )

@@ -103,6 +103,8 @@ def _figures(chapter: Chapter) -> dict[str, go.Figure]:
         made["cost"] = figures.cost(curves, "accuracy", looks)
     elif len(curves):
         made["cost"] = figures.cost(curves, "loss", looks)
+    if len(curves) and curves["clock"].max() > 0:
+        made["clock"] = figures.clock(curves, "accuracy" if "accuracy" in made else "loss", looks)
     for column in ("loss", "train_loss"):
         if curves[column].notna().any():
             made[column] = figures.curve(curves, column, looks)
@@ -118,7 +120,8 @@ def _titles(drawn: Collection[str]) -> list[tuple[str, str]]:
     """The curves in order, with their titles; without accuracies the loss takes their place."""
     cost = ("cost", f"{'Accuracy' if 'accuracy' in drawn else 'Loss'} against what was sent")
     loss = ("loss", "Loss on the test samples")
-    first = [("accuracy", "Accuracy by round"), cost, loss] if "accuracy" in drawn else [loss, cost]
+    clock = ("clock", f"{'Accuracy' if 'accuracy' in drawn else 'Loss'} against time")
+    first = [("accuracy", "Accuracy by round"), cost, clock, loss] if "accuracy" in drawn else [loss, cost, clock]
     return [*first, ("train_loss", "Loss in local training")]
 
 

@@ -58,8 +58,10 @@ class Outcome:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were made and recorded."""
-        return self.status.get("state") == "done" and bool(self.records) and self.round >= self.rounds
+        """Whether all rounds were made and recorded, or all until training had converged."""
+        if self.status.get("state") != "done" or not self.records:
+            return False
+        return self.round >= self.rounds or bool(self.records[-1].get("converged"))
 
     @property
     def evaluated(self) -> list[dict[str, Any]]:

@@ -101,11 +101,11 @@ def _run(directory: RunDirectory, federation: Federation, choice: Choice, listen
             else:
                 facts = facts_of(federation.world) | {"engine": choice.table()}
                 directory.create(experiment, facts, split_of(federation.world))
-            state = _begin(directory, federation, choice, listener)
+            state, record = _begin(directory, federation, choice, listener)
             kept = state.round
-            while state.round < experiment.rounds:
-                state = _round(directory, federation, state, listener)
-                kept = state.round if _is_kept(experiment, state.round) else kept
+            while state.round < experiment.rounds and not record.get("converged"):
+                state, record = _round(directory, federation, state, listener)
+                kept = state.round if _is_kept(experiment, record) else kept
         except KeyboardInterrupt:
             directory.set_status("stopped", kept, "interrupted")
             raise Stopped(f"stopped; kept up to round {kept}. Go on with: fedblend resume {directory.path}") from None
@@ -141,8 +141,10 @@ def difference(directory: RunDirectory, experiment: Experiment) -> str:
     return ""
 
 
-def _begin(directory: RunDirectory, federation: Federation, choice: Choice, listener: Listener | None) -> State:
-    """The state to go on from: the last checkpoint's, or a fresh one."""
+def _begin(
+    directory: RunDirectory, federation: Federation, choice: Choice, listener: Listener | None
+) -> tuple[State, Record]:
+    """The state to go on from, the last checkpoint's or a fresh one, and the last record."""
     state = checkpoint.read(directory.path)
     if state is None:
         directory.cut_metrics(-1)
@@ -163,21 +165,24 @@ def _begin(directory: RunDirectory, federation: Federation, choice: Choice, list
             if listener:
                 listener(record)
     directory.set_status("running", state.round)
-    return state
+    return state, record
 
 
-def _round(directory: RunDirectory, federation: Federation, state: State, listener: Listener | None) -> State:
+def _round(
+    directory: RunDirectory, federation: Federation, state: State, listener: Listener | None
+) -> tuple[State, Record]:
     experiment = federation.experiment
     state, record = federation.round(state)
     _keep(directory, record, listener)
-    if _is_kept(experiment, state.round):
+    if _is_kept(experiment, record):
         checkpoint.write(directory.path, state)
-    return state
+    return state, record
 
 
-def _is_kept(experiment: Experiment, round: int) -> bool:
+def _is_kept(experiment: Experiment, record: Record) -> bool:
     """Whether a checkpoint is written after this round."""
-    return round % experiment.checkpoint_every == 0 or round == experiment.rounds
+    round = record["round"]
+    return round % experiment.checkpoint_every == 0 or round == experiment.rounds or bool(record.get("converged"))
 
 
 def _keep(directory: RunDirectory, record: Record, listener: Listener | None) -> None:

@@ -29,7 +29,8 @@ def curves(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     Columns: ``study`` and ``run`` (folders), ``method``, ``seed``, ``finished`` (the run, not the round),
     ``round``, ``accuracy`` (missing in regression), ``loss``, ``train_loss``. Totals from the beginning
     to this round: ``bytes_up``, ``bytes_down`` and each kind's, such as ``bytes_up.weights``;
-    ``seconds`` and each phase's, such as ``seconds.train``.
+    ``seconds`` and each phase's, such as ``seconds.train``; ``clock``, the seconds of a federation whose clients
+    compute side by side, on the air and in computing (0 where the channel takes no time and none is fixed).
     """
     return curves_of(group(runs))
 
@@ -40,7 +41,7 @@ def curves_of(groups: Sequence[Group]) -> pd.DataFrame:
 
     rows = [row for g in groups for o in g.outcomes for row in _rounds(g, o)]
     first = ["study", "run", "method", "seed", "finished", "round", "accuracy", "loss", "train_loss"]
-    first += ["bytes_up", "bytes_down", "seconds"]
+    first += ["bytes_up", "bytes_down", "seconds", "clock"]
     later = sorted({name for row in rows for name in row} - set(first))
     frame = pd.DataFrame(rows, columns=[*first, *later])
     # A kind of bytes or a phase that a run does not know cost it nothing.
@@ -71,8 +72,11 @@ def costs(record: dict[str, Any]) -> dict[str, float]:
         "bytes_down": record.get("bytes_down", {}),
         "seconds": record.get("machine", {}).get("seconds", {}),
     }
+    # The time that a federation of real clients would take, side by side: on the air and computing.
+    clock = sum(record.get("channel", {}).values())
+    clock += record.get("computing", record.get("machine", {}).get("computing", 0.0))
     named = {f"{name}.{kind}": number for name, kinds in parts.items() for kind, number in kinds.items()}
-    return {name: sum(kinds.values()) for name, kinds in parts.items()} | named
+    return {name: sum(kinds.values()) for name, kinds in parts.items()} | {"clock": clock} | named
 
 
 def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
@@ -132,7 +136,7 @@ def _row(g: Group) -> dict[str, Any]:
     for name in ("mean", "std", "p10"):
         row[f"client_{name}"] = _mean([clients[name] for clients in over_clients])
     totals = [_totals(o) for o in counted]
-    for name in dict.fromkeys(chain(("bytes_up", "bytes_down", "seconds"), *totals)):
+    for name in dict.fromkeys(chain(("bytes_up", "bytes_down", "seconds", "clock"), *totals)):
         row[name] = _mean([total.get(name, 0.0) for total in totals])
     peaks = [r["machine"]["peak_memory"] for o in counted for r in o.records if "peak_memory" in r.get("machine", {})]
     row["peak_memory"] = max(peaks, default=math.nan)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from fedblend.parts import part
 from fedblend.server_steps.aggenhance import AggEnhance, SecureAggEnhance
 from fedblend.server_steps.base import Known, Refined, Server, ServerStep, Tensors
+from fedblend.server_steps.distill import DistillToModel
 from fedblend.server_steps.prior import PriorSamples
 
-__all__ = ["AggEnhance", "Known", "NoStep", "PriorSamples", "SecureAggEnhance", "Server", "ServerStep"]
+__all__ = ["AggEnhance", "DistillToModel", "Known", "NoStep", "PriorSamples", "SecureAggEnhance", "Server", "ServerStep"]
 
 
 @part("server_step", "none")

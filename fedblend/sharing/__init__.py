@@ -4,17 +4,20 @@ from fedblend.parts import part
 from fedblend.sharing.base import Local, Payload, Pool, Sharing
 from fedblend.sharing.means import HiddenMeans, LocalMeans, Means, Noise
 from fedblend.sharing.raw import Raw
+from fedblend.sharing.seeds import MixedSeeds, RawSeeds
 
 __all__ = [
     "HiddenMeans",
     "Local",
     "LocalMeans",
     "Means",
+    "MixedSeeds",
     "NoSharing",
     "Noise",
     "Payload",
     "Pool",
     "Raw",
+    "RawSeeds",
     "Sharing",
 ]
 
