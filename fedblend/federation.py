@@ -141,7 +141,7 @@ class Federation:
             got, facts = self._train(task, part, account)
             weights, said = self._aggregate(task, got, len(part), account)
             own = state.own | self._kept_by_clients(task, got)
-        weights, kept = self._refine(replace(state, said=said), weights, got.uploads, pool, account)
+        weights, kept = self._refine(replace(state, said=said), weights, pool, account)
         facts |= self._change(state, weights, said)
         state = replace(state, round=state.round + 1, weights=weights, server=kept, said=said, own=own)
         return state, self._record(state, account, {**facts, **shared})
@@ -169,7 +169,7 @@ class Federation:
         return {c: named("weights/", w) | named("said/", task.said_to(c)) for c, w in got.own.items()}
 
     def _refine(
-        self, state: State, weights: dict[str, torch.Tensor], uploads: Sequence[Weighed], pool: Pool, account: Account
+        self, state: State, weights: dict[str, torch.Tensor], pool: Pool, account: Account
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """What the server makes of the aggregate, and what it keeps for the next round."""
         step, world = self.method.server_step, self.world
@@ -181,7 +181,6 @@ class Federation:
                 round=state.round,
                 lr=self.experiment.train.lr_in(state.round),
                 rng=stream(self.experiment.seed, "server", state.round),
-                uploads=uploads,
                 ask=lambda question: self._ask(question, account),
                 state=state.server,
                 prior=world.prior,
@@ -194,8 +193,9 @@ class Federation:
         """A server step's question to the clients whose uploads were good; answers that are not finite are dropped."""
         answers = []
         for _, answer in self.engine.ask(question):
-            account.count("down", "questions", bytes_of(question))
-            account.count("up", "answers", bytes_of(answer))
+            if self.method.server_step.asks_clients:
+                account.count("down", "questions", bytes_of(question))
+                account.count("up", "answers", bytes_of(answer))
             if self._fault_of_payload(answer) is None:
                 answers.append(answer)
         return answers

@@ -73,9 +73,8 @@ class Collected:
     """What a round's training gave: of good uploads the client, its samples and its loss, and why others were not.
 
     ``partial`` is what the aggregator kept of the good uploads, ``sent`` the bytes of all uploads, ``seconds`` the
-    time that training them took. ``uploads`` are the good ones with their weights, in order of client, where the
-    server step looks at them; ``held`` are those of this process by client, where it will ask the clients. ``own``
-    are the weights of clients that go on from their own, by client.
+    time that training them took. ``held`` are the good uploads of this process by client, where the server step looks
+    at them. ``own`` are the weights of clients that go on from their own, by client.
     """
 
     good: list[tuple[int, int, float]] = field(default_factory=list)
@@ -83,7 +82,6 @@ class Collected:
     sent: int = 0
     seconds: float = 0.0
     partial: Any = None
-    uploads: list[Weighed] = field(default_factory=list)
     held: dict[int, Tensors] = field(default_factory=dict)
     own: dict[int, Tensors] = field(default_factory=dict)
 
@@ -106,7 +104,7 @@ class Engine(Protocol):
         ...
 
     def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
-        """Put the server step's question to the clients whose uploads the last :meth:`collect` found good."""
+        """Put the server step's question to the holders of the uploads that the last :meth:`collect` found good."""
         ...
 
     def score(self, weights: Tensors, held: bool = False) -> Scores:

@@ -34,9 +34,7 @@ def collect(world: World, task: TrainTask, results: Iterable[Trained], lost: Col
                 collected.refused.append({"client": result.client, "reason": fault})
                 continue
             collected.good.append((result.client, result.samples, result.loss))
-            if experiment.method.server_step.needs_uploads:
-                collected.uploads.append((upload, float(result.samples)))
-            if experiment.method.server_step.asks_clients:
+            if experiment.method.server_step.looks_at_uploads:
                 collected.held[result.client] = upload
             yield upload, float(result.samples)
 

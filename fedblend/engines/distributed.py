@@ -134,10 +134,8 @@ def _in_order(collected: Collected, uploads: list[Weighed], clients: Sequence[in
     order = sorted(range(len(collected.good)), key=lambda i: place[collected.good[i][0]])
     collected.good = [collected.good[i] for i in order]
     collected.refused.sort(key=lambda one: place[one["client"]])
-    if uploads:
-        collected.uploads = [uploads[i] for i in order]
     if not isinstance(collected.partial, Sums):
-        collected.partial = collected.uploads
+        collected.partial = [uploads[i] for i in order]
     return collected
 
 

@@ -211,8 +211,7 @@ class LoopEngine:
     def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Put the server step's question to the clients that have just sent a good upload."""
         step, known = self.world.experiment.method.server_step, known_of(self.world, self.server_model())
-        for client, upload in self._held.items():
-            yield client, step.answer(upload, question, known)
+        yield from step.answers(self._held, question, known).items()
 
     def server_model(self) -> nn.Module:
         """A module for functional calls with any weights, in evaluation mode, for the server step."""

@@ -17,8 +17,8 @@ from fedblend.sharing.base import Payload, Pool
 
 
 def kept_uploads(collected: Collected) -> list[Weighed]:
-    """The uploads that a process kept, for its aggregator or for the server step."""
-    return list(collected.uploads if isinstance(collected.partial, Sums) else collected.partial)
+    """The uploads that a process kept for an aggregator that needs them all."""
+    return [] if isinstance(collected.partial, Sums) else list(collected.partial)
 
 
 def upload_tensors(uploads: Sequence[Weighed]) -> dict[str, torch.Tensor]:

@@ -20,8 +20,8 @@ class Distill(Term):
 
     uses_outputs = True
 
-    beta: NonNegative = 0.1
-    """Weight of the term; the paper gives none."""
+    beta: NonNegative = 0.01
+    """Weight of the term."""
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """The mean over the batch."""

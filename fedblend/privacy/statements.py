@@ -79,7 +79,7 @@ def weights_noise(experiment: Experiment) -> Mechanism | str:
             "noise at the server is sized for a plain mean of uploads; "
             'method.aggregator = {name = "mean", by = "clients"} is one'
         )
-    if noise.at_server and (method.server_step.needs_uploads or method.server_step.asks_clients):
+    if noise.at_server and method.server_step.looks_at_uploads:
         return f"the server step '{method.server_step.name}' looks at uploads before there is noise on them"
     return noise
 

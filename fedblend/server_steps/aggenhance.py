@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
 from fedblend.parts import Count, Positive, part
-from fedblend.server_steps.base import Known, Refined, Server, Tensors
+from fedblend.server_steps.base import Answer, Known, Refined, Server, Tensors
 from fedblend.server_steps.points import Stacked, ballot, beginning, elect, require_classes, search
 from fedblend.server_steps.tuning import Tuning
 
@@ -23,7 +24,7 @@ class AggEnhance(Tuning):
     on all of S. Points live in [0, 1], the unit scale of pictures; models are in evaluation mode throughout.
     """
 
-    needs_uploads = True
+    looks_at_uploads = True
 
     steps: Count = 100
     """Steps down the loss that each point takes."""
@@ -49,10 +50,26 @@ class AggEnhance(Tuning):
 
     def best(self, begin: torch.Tensor, server: Server) -> torch.Tensor | None:
         """The round's points [C, ...], from ``begin`` [C, ...]; ``None`` if there is no model to make them of."""
-        models = {n: torch.stack([upload[n] for upload, _ in server.uploads]) for n in server.uploads[0][0]}
-        found = search(models, begin, server, self.steps, self.step_size)
-        score = torch.stack([ballot(upload, found, server) for upload, _ in server.uploads]).sum(0)
-        return elect(found, score)
+        # Answers may come from clients, who are not trusted: only points of the right form, within the box, and votes
+        # of at most 1.
+        made = [a["points"].clamp(0, 1) for a in server.ask({"begin": begin}) if _like(a.get("points"), begin)]
+        if not made:
+            return None
+        found = torch.stack(made)
+        empty = torch.zeros(found.shape[:2])
+        said = [a["scores"].clamp(0, 1) for a in server.ask({"points": found}) if _like(a.get("scores"), empty)]
+        return elect(found, sum(said, empty))
+
+    def answers(self, uploads: Mapping[int, Tensors], question: Tensors, known: Known) -> dict[int, Answer]:
+        """Of each model its points [C, ...], or what it says of all models' points [K, C, ...]."""
+        if not uploads:
+            return {}
+        if "points" in question:
+            return {client: {"scores": ballot(one, question["points"], known)} for client, one in uploads.items()}
+        first = next(iter(uploads.values()))
+        models = {name: torch.stack([one[name] for one in uploads.values()]) for name in first}
+        found = search(models, question["begin"], known, self.steps, self.step_size)
+        return {client: {"points": points} for client, points in zip(uploads, found, strict=True)}
 
     def _joined(self, state: Stacked, best: torch.Tensor, round: int) -> Stacked:
         """The set of points with the new ones at its end, and the oldest gone where there are too many."""
@@ -75,26 +92,7 @@ class SecureAggEnhance(AggEnhance):
     (epsilon, delta) there earns it here too.
     """
 
-    needs_uploads = False
     asks_clients = True
-
-    def answer(self, upload: Tensors, question: Tensors, known: Known) -> Stacked:
-        """At a client: the points of its model [C, ...], or what that says of all clients' points [K, C, ...]."""
-        if "begin" in question:
-            one = {name: tensor.unsqueeze(0) for name, tensor in upload.items()}
-            return {"points": search(one, question["begin"], known, self.steps, self.step_size)[0]}
-        return {"scores": ballot(upload, question["points"], known)}
-
-    def best(self, begin: torch.Tensor, server: Server) -> torch.Tensor | None:
-        """The round's points [C, ...], as the clients make and judge them."""
-        # What clients say is not trusted: only points of the right form, within the box, and votes of at most 1.
-        made = [a["points"].clamp(0, 1) for a in server.ask({"begin": begin}) if _like(a.get("points"), begin)]
-        if not made:
-            return None
-        found = torch.stack(made)
-        empty = torch.zeros(found.shape[:2])
-        said = [a["scores"].clamp(0, 1) for a in server.ask({"points": found}) if _like(a.get("scores"), empty)]
-        return elect(found, sum(said, empty))
 
 
 def _like(tensor: torch.Tensor | None, like: torch.Tensor) -> bool:

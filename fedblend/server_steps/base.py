@@ -17,7 +17,10 @@ Tensors = Mapping[str, torch.Tensor]
 Refined = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
-def _nobody(question: Tensors) -> list[dict[str, torch.Tensor]]:
+Answer = dict[str, torch.Tensor]
+
+
+def _nobody(question: Tensors) -> list[Answer]:
     """The answers where there are no clients to ask."""
     return []
 
@@ -41,8 +44,7 @@ class Known:
 class Server(Known):
     """What a server step may use beside the aggregate.
 
-    ``uploads`` are the round's good ones with their weights, in order of client, if the step needs them; ``ask`` puts
-    a question to the clients that sent these, and gives their answers in the same order, if the step asks them.
+    ``ask`` puts a question to the holders of the round's good uploads, and gives their answers in order of client.
     ``state`` is what the step kept in the round before; ``lr`` the clients' learning rate of the round; ``rng`` is
     keyed by seed and round. ``said`` is the aggregate of uploads that are no models (mean outputs by label), ``pool``
     what was made of what clients shared. ``prior(n)`` gives n real samples of each class, as stored, the same ones in all rounds.
@@ -51,8 +53,7 @@ class Server(Known):
     round: int
     lr: float
     rng: np.random.Generator
-    uploads: Sequence[tuple[Tensors, float]] = ()
-    ask: Callable[[Tensors], list[dict[str, torch.Tensor]]] = _nobody
+    ask: Callable[[Tensors], list[Answer]] = _nobody
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     said: Tensors = field(default_factory=dict)
     pool: Pool | None = None
@@ -62,12 +63,13 @@ class Server(Known):
 class ServerStep:
     """Base of all server steps.
 
-    ``needs_uploads`` is true where a step looks at the clients' models themselves, not only at the aggregate;
-    ``asks_clients`` where it puts questions to the clients, which these answer with :meth:`answer`.
-    ``breaks_privacy`` is true where it uses raw samples.
+    ``looks_at_uploads`` is true where a step works with single uploads, not only with the aggregate: it then puts
+    questions to whoever holds them, which are answered by :meth:`answers`, on the rank that trained the client.
+    Questions and answers travel only where ``asks_clients`` says that it is the clients who answer, and the server
+    never sees their uploads. ``breaks_privacy`` is true where a step uses raw samples.
     """
 
-    needs_uploads: bool = False
+    looks_at_uploads: bool = False
     asks_clients: bool = False
     breaks_privacy: bool = False
     active: bool = True
@@ -79,6 +81,6 @@ class ServerStep:
         """The weights that the next round begins with, from the aggregate; and what the step keeps till then."""
         raise TypeError(f"{type(self).__name__} defines no refine")
 
-    def answer(self, upload: Tensors, question: Tensors, known: Known) -> dict[str, torch.Tensor]:
-        """At a client: what it says to a question of the server, given what it has just sent."""
-        raise TypeError(f"{type(self).__name__} defines no answer")
+    def answers(self, uploads: Mapping[int, Tensors], question: Tensors, known: Known) -> dict[int, Answer]:
+        """What is said to a question by each of the clients whose uploads these are; of each by its upload alone."""
+        raise TypeError(f"{type(self).__name__} defines no answers")

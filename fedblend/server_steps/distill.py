@@ -25,8 +25,8 @@ class DistillToModel(ServerStep):
     """Steps a round, K_s."""
     batch_size: Count = 1
     """Seeds a step."""
-    beta: NonNegative = 0.1
-    """Weight of the teacher; the paper gives none."""
+    beta: NonNegative = 0.01
+    """Weight of the teacher."""
     lr: Positive | None = None
     """Learning rate; unless given, the clients' in that round."""
 
