@@ -216,6 +216,7 @@ def read(name: str) -> dict[str, Any]:
 
 SECTIONS = {
     "job A": lambda: job_section("A"),
+    "job A again": lambda: job_section("A again"),
     "job B": lambda: job_section("B"),
     "job C": lambda: job_section("C"),
     "same work": same_work_section,

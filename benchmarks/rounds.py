@@ -364,7 +364,7 @@ def main() -> None:
         if out:
             keep(out, kind, job, found)
     if out == RESULTS and page.PAGE.exists():
-        page.PAGE.write_text(page.fill(page.PAGE.read_text()))
+        page.PAGE.write_text(page.fill(page.PAGE.read_text(), page.SECTIONS))
     console.print(f"{(time.perf_counter() - begun) / 60:.1f} minutes")
 
 
