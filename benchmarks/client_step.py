@@ -59,7 +59,7 @@ def fedblend_client(method: str, data: Dataset) -> Callable[[], dict[str, torch.
     everyone = range(CLIENTS)
     pool = gather(dict(engine.share(0, weights, everyone, sizes))) if world.experiment.method.sharing.active else None
     task = TrainTask(0, weights, pool, sizes)
-    return lambda: next(iter(engine.train(task, [0]))).upload
+    return lambda: next(iter(engine.train(task, [0]))).weights
 
 
 def bare_client(data: Dataset) -> Callable[[], dict[str, torch.Tensor]]:

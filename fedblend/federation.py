@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedblend.aggregators.base import Weighed
 from fedblend.engines import Engine, TrainTask
 from fedblend.engines.base import Collected
 from fedblend.errors import FedblendError, by_reason, listed
@@ -166,7 +165,9 @@ class Federation:
 
     def _kept_by_clients(self, task: TrainTask, got: Collected) -> dict[int, dict[str, torch.Tensor]]:
         """What the round's clients know from now on, where they may go on from it."""
-        return {c: named("weights/", w) | named("said/", task.said_to(c)) for c, w in got.own.items()}
+        tables = {c: named("weights/", w) | named("said/", task.said_to(c)) for c, w in got.own.items()}
+        # Copies: a client's may be a view of all clients of a stack, which would live as long as it.
+        return {c: {name: t.clone() for name, t in table.items()} for c, table in tables.items()}
 
     def _refine(
         self, state: State, weights: dict[str, torch.Tensor], pool: Pool, account: Account
@@ -358,7 +359,9 @@ class Federation:
         if bound is None:
             return {}
         if self.method.upload.is_model:
-            old, new = (torch.cat([t.flatten().double() for t in one.values()])[None] for one in (state.weights, weights))
+            old, new = (
+                torch.cat([t.flatten().double() for t in one.values()])[None] for one in (state.weights, weights)
+            )
         else:
             old, new = (one.get("outputs", torch.zeros(1, 1)).double() for one in (state.said, said))
         change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())

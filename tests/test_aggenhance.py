@@ -27,8 +27,10 @@ CLASSES = 3
 UNIT = Scaler("unit", False, *(torch.tensor([[[v]]]) for v in (1 / 255, 0.0, 1 / 255, 0.0)))
 
 
-def server(models: list[dict[str, torch.Tensor]], model: nn.Module, **changes: Any) -> Server:
-    """A server step's view of a round, on points of 1 x 2 x 2."""
+def server(
+    models: list[dict[str, torch.Tensor]], model: nn.Module, step: AggEnhance | None = None, **changes: Any
+) -> Server:
+    """A server step's view of a round, on points of 1 x 2 x 2, with the clients' models."""
     made = Server(
         round=0,
         model=model.eval(),
@@ -38,9 +40,10 @@ def server(models: list[dict[str, torch.Tensor]], model: nn.Module, **changes: A
         task=Task("classification", CLASSES),
         lr=0.1,
         rng=np.random.default_rng(0),
-        uploads=[(one, 1.0) for one in models],
     )
-    return replace(made, **changes)
+    uploads = dict(enumerate(models))
+    ask = lambda question: list((step or AggEnhance()).answers(uploads, question, made).values())  # noqa: E731
+    return replace(made, **{"ask": ask, **changes})
 
 
 def linear() -> nn.Module:
@@ -62,7 +65,8 @@ def stacked(models: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 def test_zero_epochs_leave_the_average_to_the_last_bit() -> None:
     models, mean = [weights(1), weights(2)], weights(3)
 
-    refined, kept = AggEnhance(steps=3, epochs=0).refine(mean, server(models, linear()))
+    step = AggEnhance(steps=3, epochs=0)
+    refined, kept = step.refine(mean, server(models, linear(), step))
 
     assert same(refined, mean)
     assert len(kept["points"]) == CLASSES
@@ -225,7 +229,8 @@ def test_a_point_weighs_less_with_every_round() -> None:
             seen["worth"] = worth
             return dict(weights)
 
-    Spy(steps=1, decay=0.5).refine(weights(1), server([weights(1)], linear(), round=2, state=state))
+    step = Spy(steps=1, decay=0.5)
+    step.refine(weights(1), server([weights(1)], linear(), step, round=2, state=state))
 
     assert seen["worth"].tolist() == [0.25] * CLASSES + [1.0] * CLASSES
 

@@ -561,7 +561,7 @@ def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None
 
     state, _ = run(fed, 1)
 
-    uploads = [(one.upload, float(one.samples)) for one in seen]
+    uploads = [(one.weights, float(one.samples)) for one in seen]
     assert len(uploads) == 6
     assert same(state.weights, aggregator.finish(uploads, made.weights()))
     assert state.weights["norm.num_batches_tracked"].dtype == torch.int64

@@ -14,7 +14,10 @@ flower = pytest.importorskip("flwr.server.strategy.aggregate", reason="Flower (e
 def uploads(clients: int, seed: int) -> list[list[np.ndarray]]:
     """Arrays of two shapes for each client, with an outlier among them."""
     rng = np.random.default_rng(seed)
-    made = [[rng.standard_normal((7, 5)).astype(np.float32), rng.standard_normal(11).astype(np.float32)] for _ in range(clients)]
+    made = [
+        [rng.standard_normal((7, 5)).astype(np.float32), rng.standard_normal(11).astype(np.float32)]
+        for _ in range(clients)
+    ]
     made[0] = [10 * array for array in made[0]]
     return made
 

@@ -110,7 +110,7 @@ def test_clients_of_one_stack_do_not_touch_each_other() -> None:
     alone = {t.client: t for k in range(6) for t in StackedEngine(made, stack=1).train(task, [k])}
 
     for trained in StackedEngine(made, stack=6).train(task, [4, 0, 5, 3, 1, 2]):
-        assert difference(trained.upload, alone[trained.client].upload) < 1e-6
+        assert difference(trained.weights, alone[trained.client].weights) < 1e-6
         assert trained.samples == alone[trained.client].samples
 
 
@@ -120,13 +120,13 @@ def test_a_client_that_diverges_leaves_its_neighbours_alone() -> None:
     poisoned[34:] = torch.inf  # the samples of the last client
     data = replace(made.data, train=replace(made.data.train, x=poisoned))
     task = TrainTask(0, made.weights(), None, made.sizes(0))
-    clean = {t.client: t.upload for t in StackedEngine(made, stack=6).train(task, range(6))}
+    clean = {t.client: t.weights for t in StackedEngine(made, stack=6).train(task, range(6))}
 
     for trained in StackedEngine(replace(made, data=data), stack=6).train(task, range(6)):
-        finite = all(bool(t.isfinite().all()) for t in trained.upload.values())
+        finite = all(bool(t.isfinite().all()) for t in trained.weights.values())
         assert finite == (trained.client != 5)
         if finite:
-            assert difference(trained.upload, clean[trained.client]) < 1e-6
+            assert difference(trained.weights, clean[trained.client]) < 1e-6
 
 
 def test_results_come_in_the_order_that_was_asked_for() -> None:

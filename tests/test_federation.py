@@ -97,7 +97,7 @@ def test_a_clients_upload_depends_on_no_other_client(method: str, order: list[in
 
     assert list(permuted) == order
     for client in order:
-        assert same(permuted[client].upload, in_order[client].upload)
+        assert same(permuted[client].weights, in_order[client].weights)
         assert permuted[client].loss == in_order[client].loss
 
 
@@ -233,7 +233,7 @@ def test_a_round_averages_its_cohort_by_number_of_samples() -> None:
 
     uploads = train(made, range(3))
     for name, tensor in state.weights.items():
-        total = sum(uploads[k].upload[name].double() * n for k, n in enumerate((4, 16, 20)))
+        total = sum(uploads[k].weights[name].double() * n for k, n in enumerate((4, 16, 20)))
         torch.testing.assert_close(tensor, (total / 40).float(), rtol=1e-6, atol=1e-7)
     losses = sum(uploads[k].loss * n for k, n in enumerate((4, 16, 20))) / 40
     assert records[0]["train_loss"] == pytest.approx(losses)
@@ -366,7 +366,7 @@ def test_each_client_and_round_has_random_numbers_of_its_own(of: int, changes: d
     engine, weights, pool = engine_of(made), made.weights(), Pool(entries, np.full(50, 9))
 
     uploads = [
-        next(engine.train(TrainTask(round, weights, pool, made.sizes(0)), [client])).upload
+        next(engine.train(TrainTask(round, weights, pool, made.sizes(0)), [client])).weights
         for client, round in ((0, 0), (0, 0), (1, 0), (0, 1))
     ]
 
@@ -416,12 +416,12 @@ def test_sound_uploads_pass_whatever_the_order_of_names() -> None:
 )
 def test_refused_uploads_are_recorded_and_left_out(damage: Callable[[dict], dict]) -> None:
     made = world(train={"cohort": 4})
-    fed = damaging(made, lambda t: replace(t, upload=damage(t.upload)) if t.client == 1 else t)
+    fed = damaging(made, lambda t: replace(t, upload=damage(t.weights)) if t.client == 1 else t)
 
     state, records = run(fed, 1)
 
     good = train(made, [0, 2, 3])
-    expected = WeightedMean().aggregate((t.upload, float(t.samples)) for t in good.values())
+    expected = WeightedMean().aggregate((t.weights, float(t.samples)) for t in good.values())
     assert same(state.weights, expected)
     assert [refused["client"] for refused in records[0]["refused"]] == [1]
     assert records[0]["uploads"] == 3
@@ -468,7 +468,7 @@ def test_the_learning_rate_decays_by_the_round(round: int) -> None:
     made = world(groups=[range(10)], train=settings_)
     before = made.weights()
 
-    upload = train(made, [0], round=round)[0].upload
+    upload = train(made, [0], round=round)[0].weights
 
     made.model.load_state_dict(before)
     x, y = made.samples(0, 10)
@@ -535,7 +535,7 @@ def test_a_client_with_fewer_samples_than_a_batch_trains(method: str) -> None:
 
     assert records[0]["uploads"] == 3
     uploads = train(fed.world, range(3))
-    assert all(not same(uploads[k].upload, fed.world.weights()) for k in range(3))
+    assert all(not same(uploads[k].weights, fed.world.weights()) for k in range(3))
     assert [uploads[k].samples for k in range(3)] == [1, 3, 36]
 
 
@@ -633,7 +633,7 @@ def test_momentum_starts_anew_for_each_client_and_round() -> None:
     first = train(made, [0, 1])
     again = train(made, [1])
 
-    assert same(first[1].upload, again[1].upload)
+    assert same(first[1].weights, again[1].weights)
 
 
 # Bytes -----------------------------------------------------------------------------------------------------
@@ -673,7 +673,7 @@ def test_refused_uploads_are_counted_as_they_were_sent() -> None:
     made = world(train={"cohort": 4})
     fed = damaging(
         made,
-        lambda t: replace(t, upload={n: w.double() for n, w in t.upload.items()}) if t.client == 0 else t,
+        lambda t: replace(t, upload={n: w.double() for n, w in t.weights.items()}) if t.client == 0 else t,
     )
 
     _, records = run(fed, 1)
@@ -725,7 +725,7 @@ def test_what_a_channel_loses_is_left_out(direction: str) -> None:
     state, records = run(with_parts(made, channel=channel), 1)
 
     good = train(made, [0, 1, 3])
-    assert same(state.weights, WeightedMean().aggregate((t.upload, float(t.samples)) for t in good.values()))
+    assert same(state.weights, WeightedMean().aggregate((t.weights, float(t.samples)) for t in good.values()))
     assert records[0]["uploads"] == 3
     assert state.holders.tolist() == [True, True, direction == "up", True]
     weights, means = bytes_of(state.weights), 4 * bytes_of(state.entries.tensors) // 4
@@ -777,7 +777,7 @@ def test_batch_norms_buffers_are_averaged() -> None:
 
     uploads = train(made, [0, 1])
     for name in ("norm.running_mean", "norm.running_var"):
-        expected = (8 * uploads[0].upload[name].double() + 12 * uploads[1].upload[name].double()) / 20
+        expected = (8 * uploads[0].weights[name].double() + 12 * uploads[1].weights[name].double()) / 20
         torch.testing.assert_close(state.weights[name], expected.float())
         assert not torch.equal(state.weights[name], made.weights()[name])
     # Batches of 4: two for the first client, three for the second, (8 * 2 + 12 * 3) / 20 = 2.6.
@@ -791,7 +791,7 @@ def test_each_client_starts_from_the_rounds_buffers() -> None:
 
     uploads = train(made, range(4))
 
-    assert [uploads[k].upload["norm.num_batches_tracked"].item() for k in range(4)] == [3, 3, 3, 3]
+    assert [uploads[k].weights["norm.num_batches_tracked"].item() for k in range(4)] == [3, 3, 3, 3]
     assert isinstance(made.model, BatchNormNet)
 
 

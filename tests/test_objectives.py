@@ -582,7 +582,7 @@ def test_fedmix_in_the_engine_takes_the_steps_of_its_formula() -> None:
     loss = loss_of(FedMix(), made.model, batch, made.task, 0.3, pool.tensors)
     gradients = torch.autograd.grad(loss, list(made.model.parameters()))
     for (name, start), gradient in zip(made.model.named_parameters(), gradients, strict=True):
-        torch.testing.assert_close(trained.upload[name], start.detach() - 0.5 * gradient, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(trained.weights[name], start.detach() - 0.5 * gradient, rtol=1e-5, atol=1e-6)
     assert trained.loss == pytest.approx(loss.item(), rel=1e-5)
 
 
@@ -606,7 +606,7 @@ def test_the_engine_tells_a_client_its_own_entries(method: str) -> None:
 
     trained = next(iter(train_all(made, pool)))
 
-    assert all(bool(t.isfinite().all()) for t in trained.upload.values())
+    assert all(bool(t.isfinite().all()) for t in trained.weights.values())
 
 
 def train_all(made: World, pool: Pool | None) -> Iterable[Trained]:
@@ -687,7 +687,7 @@ def test_hidden_mixing_steps_on_the_tail_and_then_on_all() -> None:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter -= 0.5 * gradient
     for name, parameter in made.model.named_parameters():
-        torch.testing.assert_close(trained.upload[name], parameter.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(trained.weights[name], parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
 # The proximal term -----------------------------------------------------------------------------------------

@@ -350,7 +350,7 @@ def test_local_means_make_a_client_mix_with_itself() -> None:
     for made in (here, nowhere):
         pool = gather(dict(engine_of(made).share(0, made.weights(), range(len(made.population)), made.sizes(0))))
         task = TrainTask(0, made.weights(), pool, made.sizes(0))
-        results.append(next(engine_of(made).train(task, [0])).upload)
+        results.append(next(engine_of(made).train(task, [0])).weights)
 
     assert same(*results)
 
@@ -619,7 +619,7 @@ def test_a_client_without_means_of_its_own_trains_plainly() -> None:
     def lone(fed: Any) -> dict[str, torch.Tensor]:
         state = run(fed, 1)[0]
         task = TrainTask(1, plain.world.weights(), state.entries, fed.world.sizes(0))
-        return next(fed.engine.train(task, [2])).upload
+        return next(fed.engine.train(task, [2])).weights
 
     assert same(lone(mixed), lone(plain))
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.aggregators.base import Weighed
 from fedblend.prefixes import under
 from fedblend.sharing.base import Payload, Pool
 

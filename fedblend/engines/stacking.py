@@ -151,7 +151,7 @@ class Step:
             return self._of_one_client(Inputs(*tensors, shared))  # type: ignore[call-arg]
 
         losses, *noted = torch.vmap(one)(*stacked)
-        gradients = list(torch.autograd.grad(losses.sum(), params, allow_unused=True))
+        gradients: list[torch.Tensor | None] = [*torch.autograd.grad(losses.sum(), params, allow_unused=True)]
         return gradients, [values.detach() for values in noted]
 
     def _of_one_client(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:

@@ -68,7 +68,9 @@ def _rows(one: Mixtures, classes: Sequence[str], lam: float) -> list[list[Tile]]
             i, j = one.mixed[mixture].tolist()
             a, b = classes[one.y[i]], classes[one.y[j]]
             tiles += [Tile(one.raw[i], a), Tile(one.raw[j], b)]
-            tiles.append(Tile(mixed[mixture], f"{lam:g} {a} + {1 - lam:g} {b}\nd = {_nearest(one, mixed[mixture])[1]:.0f}"))
+            tiles.append(
+                Tile(mixed[mixture], f"{lam:g} {a} + {1 - lam:g} {b}\nd = {_nearest(one, mixed[mixture])[1]:.0f}")
+            )
         row, distance = _nearest(one, made[k])
         own = " (its own)" if row in one.contributors[k] else ""
         tiles.append(Tile(made[k], f"{classes[one.labels[s, 0]]}\nd = {distance:.0f}"))

@@ -8,7 +8,16 @@ from fedblend.server_steps.base import Known, Refined, Server, ServerStep, Tenso
 from fedblend.server_steps.distill import DistillToModel
 from fedblend.server_steps.prior import PriorSamples
 
-__all__ = ["AggEnhance", "DistillToModel", "Known", "NoStep", "PriorSamples", "SecureAggEnhance", "Server", "ServerStep"]
+__all__ = [
+    "AggEnhance",
+    "DistillToModel",
+    "Known",
+    "NoStep",
+    "PriorSamples",
+    "SecureAggEnhance",
+    "Server",
+    "ServerStep",
+]
 
 
 @part("server_step", "none")

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from fedblend.aggregators import Aggregator
-from fedblend.aggregators.base import Tensors
-from fedblend.aggregators.base import Weighed
+from fedblend.aggregators.base import Tensors, Weighed
 from fedblend.objectives.task import Task
 from fedblend.parts import part
 from fedblend.uploads.base import Upload
