@@ -227,7 +227,8 @@ class Experiment(_Table):
             for field, made in (("protection", self.protection), ("adversary", self.adversary)):
                 if made.name != "none":
                     raise ValueError(
-                        f"{field}: '{made.name}' changes models, but method.upload '{upload.name}' sends none; valid: none"
+                        f"{field}: '{made.name}' changes models, but method.upload '{upload.name}' sends none; "
+                        "valid: none"
                     )
         if method.keep_weights and upload.is_model:
             raise ValueError(

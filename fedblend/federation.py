@@ -131,7 +131,7 @@ class Federation:
                 f"so that '{self.method.objective.name}' has nothing to mix with; let clients make larger means "
                 f"(samples_per_mean, split), or lower policy.min_mean: {self.experiment.policy.min_mean}"
             )
-        got, facts = Collected(), {}
+        facts: Record = {}
         weights, said, own = state.weights, state.said, state.own
         if self.method.upload.trains:
             cohort = self._cohort(state.round)
@@ -344,7 +344,7 @@ class Federation:
         return under("weights/", state.own.get(self.device, named("weights/", state.weights)))
 
     def _clock(self, state: State, account: Account) -> Record:
-        """Seconds that a round takes where clients compute side by side: on the air, and in computing if it is fixed."""
+        """Seconds of a round whose clients compute side by side: on the air, and in computing if that is fixed."""
         told: Record = {"channel": dict(account.channel)} if account.channel else {}
         if self.experiment.compute_seconds is not None and state.round:
             told["computing"] = self.experiment.compute_seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_mean_outputs_are_those_of_each_step_before_its_own_update(engine: Any, 
         x = made.scale(x).flatten(1)
         weight, bias = (t.clone() for t in made.weights().values())
         sums, counts = torch.zeros(CLASSES, CLASSES), torch.zeros(CLASSES)
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True):
+        for a, b in pairwise(bounds):
             rows = torch.from_numpy(order[a:b])
             given = (x[rows] @ weight.T + bias).softmax(1)
             sums.index_add_(0, y[rows], given)

@@ -11,7 +11,7 @@ from fedblend.parts import NonNegative, part
 
 @part("term", "distill")
 class Distill(Term):
-    """beta psi(F, G_n) with psi = -sum_m G_{n,m} log F_m: cross-entropy with the global mean output for a sample's label.
+    """beta psi(F, G_n), psi = -sum_m G_{n,m} log F_m: cross-entropy with the global mean output for a sample's label.
 
     Mix2FLD, equation 3, whose psi lacks the minus (Oh et al. 2020): a cross-entropy needs it, and with it the gradient
     at the logits is (F - L) + beta (F - G_n). Nothing is added before the server has outputs to give, nor for a label

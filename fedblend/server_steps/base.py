@@ -47,7 +47,8 @@ class Server(Known):
     ``ask`` puts a question to the holders of the round's good uploads, and gives their answers in order of client.
     ``state`` is what the step kept in the round before; ``lr`` the clients' learning rate of the round; ``rng`` is
     keyed by seed and round. ``said`` is the aggregate of uploads that are no models (mean outputs by label), ``pool``
-    what was made of what clients shared. ``prior(n)`` gives n real samples of each class, as stored, the same ones in all rounds.
+    what was made of what clients shared. ``prior(n)`` gives n real samples of each class, as stored, the same ones in
+    all rounds.
     """
 
     round: int
