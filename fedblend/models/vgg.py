@@ -54,7 +54,7 @@ class VGG16(Normed):
 
 @part("model", "convnet")
 class ConvNet(Normed):
-    """The 8-convolution ConvNet that gradient inversion is shown on (Geiping et al. 2020; Fed-AugMix, appendix A).
+    """The ConvNet of 8 convolutions that gradient inversion is shown on (Geiping et al. 2020; Fed-AugMix).
 
     3x3 convolutions of w, 2w, 2w, 4w, 4w, 4w channels, a 3x3 max pool, two of 4w, a 3x3 max pool, one dense layer.
     Width 64 and batch norm are those of Geiping et al.'s published code.
