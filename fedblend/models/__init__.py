@@ -10,12 +10,31 @@ from torch import nn
 
 from fedblend import parts
 from fedblend.errors import FedblendError
+from fedblend.models.blocks import CNN, CNN1d
+from fedblend.models.digits import Mix2FLDCNN, XorMixFLCNN
 from fedblend.models.images import MLP, FedMixVGG, LeNet5
+from fedblend.models.residual import ResNet18, ResNet50
 from fedblend.models.staged import Staged
 from fedblend.models.text import LSTM
+from fedblend.models.vgg import VGG16, ConvNet
 from fedblend.parts import part
 
-__all__ = ["LSTM", "MLP", "FedMixVGG", "LeNet5", "Staged", "UserModule"]
+__all__ = [
+    "CNN",
+    "LSTM",
+    "MLP",
+    "VGG16",
+    "CNN1d",
+    "ConvNet",
+    "FedMixVGG",
+    "LeNet5",
+    "Mix2FLDCNN",
+    "ResNet18",
+    "ResNet50",
+    "Staged",
+    "UserModule",
+    "XorMixFLCNN",
+]
 
 
 @part("model", "module")
