@@ -416,7 +416,7 @@ def test_sound_uploads_pass_whatever_the_order_of_names() -> None:
 )
 def test_refused_uploads_are_recorded_and_left_out(damage: Callable[[dict], dict]) -> None:
     made = world(train={"cohort": 4})
-    fed = damaging(made, lambda t: replace(t, upload=damage(t.weights)) if t.client == 1 else t)
+    fed = damaging(made, lambda t: replace(t, weights=damage(t.weights)) if t.client == 1 else t)
 
     state, records = run(fed, 1)
 
@@ -432,7 +432,7 @@ def test_refused_uploads_are_recorded_and_left_out(damage: Callable[[dict], dict
 @pytest.mark.parametrize(("bad", "enough"), [(0, True), (1, True), (2, False), (4, False)])
 def test_too_few_good_uploads_stop_the_run(bad: int, enough: bool) -> None:
     made = world(train={"cohort": 4}, min_uploads=3)
-    fed = damaging(made, lambda t: replace(t, upload={}) if t.client < bad else t)
+    fed = damaging(made, lambda t: replace(t, weights={}) if t.client < bad else t)
 
     if enough:
         assert run(fed, 1)[1][0]["uploads"] == 4 - bad
@@ -673,7 +673,7 @@ def test_refused_uploads_are_counted_as_they_were_sent() -> None:
     made = world(train={"cohort": 4})
     fed = damaging(
         made,
-        lambda t: replace(t, upload={n: w.double() for n, w in t.weights.items()}) if t.client == 0 else t,
+        lambda t: replace(t, weights={n: w.double() for n, w in t.weights.items()}) if t.client == 0 else t,
     )
 
     _, records = run(fed, 1)

@@ -84,6 +84,9 @@ def _parts(spec: Mapping[str, Any]) -> str:
     """A preset's parts with the options that it sets: ``sharing `means`, terms `proximal```."""
     words = []
     for field, given in spec.items():
+        if not isinstance(given, (Mapping, list)):
+            words.append(f"{field} `{given}`")
+            continue
         for part in given if isinstance(given, list) else [given]:
             options = "".join(f", {name} = {value}" for name, value in part.items() if name != "name")
             words.append(f"{field} `{part['name']}{options}`")
