@@ -168,7 +168,19 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_privacy_samples_tells_and_draws() -> None:
     file = write(Path("tiny.toml"))
-    words = ("privacy", "samples", file, "--lambdas", "0.1,0.4", "--samples", "30", "--repeats", "2", "--out", "seen/here")
+    words = (
+        "privacy",
+        "samples",
+        file,
+        "--lambdas",
+        "0.1,0.4",
+        "--samples",
+        "30",
+        "--repeats",
+        "2",
+        "--out",
+        "seen/here",
+    )
     shown = succeeded(here(*words)).out
     assert "digits: 30 samples, 2 devices" in shown
     rows = [line.split() for line in shown.splitlines() if line.startswith(("   0.1", "   0.4"))]

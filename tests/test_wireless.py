@@ -314,7 +314,9 @@ def test_what_arrives_takes_part_and_nothing_else() -> None:
 
 def test_too_few_uploads_stop_the_run() -> None:
     fed = federation(channel={**LOSSY, "power_down": 90.0}, train={"cohort": 4}, min_uploads=4)
-    with pytest.raises(FedblendError, match=r"round \d+: [0-3] good uploads of 4, but min_uploads is 4 \(none arrived\)"):
+    with pytest.raises(
+        FedblendError, match=r"round \d+: [0-3] good uploads of 4, but min_uploads is 4 \(none arrived\)"
+    ):
         run(fed, 8)
 
 
@@ -375,7 +377,9 @@ def cells(out: str) -> dict[tuple[str, str], list[str]]:
 
 
 def test_channel_tells_what_becomes_of_each_payload() -> None:
-    file = write(Path("tiny.toml"), {"channel": "wireless", "train": {"cohort": 10}, "partition": {"name": "iid", "clients": 10}})
+    file = write(
+        Path("tiny.toml"), {"channel": "wireless", "train": {"cohort": 10}, "partition": {"name": "iid", "clients": 10}}
+    )
     shown = succeeded(here("channel", file, "--samples", "10,1")).out
     assert "10 devices share the uplink, at 1000 m; up to 100 slots of 1 ms each way" in shown
     told = cells(shown)
@@ -406,7 +410,9 @@ def test_channel_refuses_what_it_cannot_tell() -> None:
     succeeded(here(*lossy))
     refused(here(*lossy, "--samples", "ten"), "--samples 'ten' is not valid")
     refused(here(*lossy, "--samples", "0"), "--samples '0' is not valid")
-    refused(here("channel", file, "--set", "channel.name=wireles"), "unknown channel 'wireles' (did you mean 'wireless'?)")
+    refused(
+        here("channel", file, "--set", "channel.name=wireles"), "unknown channel 'wireles' (did you mean 'wireless'?)"
+    )
     refused(here("channel", "none.toml"), "none.toml: no such file")
 
 

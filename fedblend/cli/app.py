@@ -17,7 +17,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
-privacy_app = typer.Typer(help="Measure what can be told from what is shared.", no_args_is_help=True, rich_markup_mode=None)
+privacy_app = typer.Typer(
+    help="Measure what can be told from what is shared.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(privacy_app, name="privacy")
 
 File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]

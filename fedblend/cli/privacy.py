@@ -59,7 +59,7 @@ def show_samples(
     repeated = sum(one.pairs.repeated for one in drawn)
     if repeated:
         console.print(
-            f"Of {samples * repeats} inversely mixed-up samples {repeated} repeat a pair, since too few mixtures match.",
+            f"Of {samples * repeats} inversely mixed-up samples {repeated} repeat a pair: too few mixtures match.",
             highlight=False,
         )
     if out is not None:
@@ -89,7 +89,9 @@ def _draw(out: Path, one: Mixtures, data: Dataset, lambdas: Sequence[float]) -> 
     from fedblend.privacy.pictures import draw_samples
 
     if data.kind != "image":
-        raise FedblendError(f"--out {out}: '{data.name}' holds {data.kind}, of which there are no pictures; leave it out")
+        raise FedblendError(
+            f"--out {out}: '{data.name}' holds {data.kind}, of which there are no pictures; leave it out"
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
         for lam in lambdas:

@@ -108,7 +108,7 @@ def nearest_of_all(samples: torch.Tensor, raw: torch.Tensor) -> np.ndarray:
 
 
 def recognised(samples: torch.Tensor, raw: torch.Tensor, contributors: np.ndarray) -> float:
-    """The share of samples whose nearest raw sample is one of their contributors, int64 [n, k] as in :func:`nearest`."""
+    """The share of samples whose nearest raw sample is one of their contributors (as in :func:`nearest`)."""
     return float((nearest_of_all(samples, raw)[:, None] == contributors).any(1).mean())
 
 
@@ -117,8 +117,8 @@ def draw(
 ) -> Mixtures:
     """Mixtures of ``devices`` clients, ``samples`` (N_S) of each, and as many inversely mixed-up samples.
 
-    Everything follows from ``seed`` and ``repeat``. Raises :class:`FedblendError` for data that cannot be mixed, too few
-    clients with two labels, or clients whose mixtures do not match.
+    Everything follows from ``seed`` and ``repeat``. Raises :class:`FedblendError` for data that cannot be mixed,
+    too few clients with two labels, or clients whose mixtures do not match.
     """
     if data.task != "classification" or data.kind == "text":
         what = "text" if data.kind == "text" else "regression"
