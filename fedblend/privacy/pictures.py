@@ -69,7 +69,10 @@ def _rows(one: Mixtures, classes: Sequence[str], lam: float) -> list[list[Tile]]
             a, b = classes[one.y[i]], classes[one.y[j]]
             tiles += [Tile(one.raw[i], a), Tile(one.raw[j], b)]
             tiles.append(
-                Tile(mixed[mixture], f"{100 * lam:g}% {a}, {100 * (1 - lam):g}% {b}\nd = {_nearest(one, mixed[mixture])[1]:.0f}")
+                Tile(
+                    mixed[mixture],
+                    f"{100 * lam:g}% {a}, {100 * (1 - lam):g}% {b}\nd = {_nearest(one, mixed[mixture])[1]:.0f}",
+                )
             )
         row, distance = _nearest(one, made[k])
         own = " (its own)" if row in one.contributors[k] else ""
