@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LARGEST = 700.0
-"""Largest theta / SNR that is told from others: success is then of probability 1e-304, and exp does not overflow."""
+LARGEST = 600.0
+"""Largest theta / SNR that is told from others: success is then of probability 1e-261, and nothing overflows."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,15 @@ class Link:
         """The distribution of the slots T that a payload takes, within the limit.
 
         T = t int64 [k] from the slots needed to T_max, and P(T = t) float64 [k]: a negative binomial distribution,
-        C(t - 1, n - 1) p^n (1 - p)^(t - n) for n slots needed. What is missing to 1 is :meth:`outage`. A payload of
-        no bits takes no slot.
+        C(t - 1, n - 1) p^n (1 - p)^(t - n) for n slots needed. What is missing to 1 is :meth:`outage`: all
+        of it, and no t, where n > T_max. A payload of no bits takes no slot.
         """
         n = int(self.needed(bits))
         if n == 0:
             return np.zeros(1, np.int64), np.ones(1)
         t = np.arange(n, self.limit + 1)
+        if not len(t):
+            return t, np.empty(0)
         return t, np.exp(_log_choose(t - 1, n - 1) - n * self._ratio + (t - n) * self._log_failure)
 
     def outage(self, bits: float) -> float:

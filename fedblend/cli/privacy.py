@@ -59,7 +59,7 @@ def show_samples(
     repeated = sum(one.pairs.repeated for one in drawn)
     if repeated:
         console.print(
-            f"Of {samples * repeats} inversely mixed-up samples {repeated} repeat a pair, since too few mixtures match.",
+            f"Of {samples * repeats} inversely mixed-up samples {repeated} repeat a pair: too few mixtures match.",
             highlight=False,
         )
     if out is not None:

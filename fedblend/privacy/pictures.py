@@ -49,8 +49,8 @@ def draw_samples(one: Mixtures, classes: Sequence[str], lam: float, path: Path, 
     for place, tiles in enumerate(rows):
         _draw_row(figure, place, len(rows), tiles)
     figure.supxlabel(
-        "Below each: its label; d: Euclidean distance to the nearest raw sample that these devices hold, pixels from 0 to "
-        f"255. Inverse ratio {inverse_ratio(lam):.3f}.",
+        "Below each: its label; d: Euclidean distance to the nearest raw sample that these devices hold, "
+        f"pixels from 0 to 255 (others are shown cut off). Inverse ratio {inverse_ratio(lam):.3f}.",
         fontsize=9,
         color=MUTED,
         x=0.01,
@@ -69,7 +69,10 @@ def _rows(one: Mixtures, classes: Sequence[str], lam: float) -> list[list[Tile]]
             a, b = classes[one.y[i]], classes[one.y[j]]
             tiles += [Tile(one.raw[i], a), Tile(one.raw[j], b)]
             tiles.append(
-                Tile(mixed[mixture], f"{lam:g} {a} + {1 - lam:g} {b}\nd = {_nearest(one, mixed[mixture])[1]:.0f}")
+                Tile(
+                    mixed[mixture],
+                    f"{100 * lam:g}% {a}, {100 * (1 - lam):g}% {b}\nd = {_nearest(one, mixed[mixture])[1]:.0f}",
+                )
             )
         row, distance = _nearest(one, made[k])
         own = " (its own)" if row in one.contributors[k] else ""

@@ -4,8 +4,10 @@ Mix2FLD (section IV, Tables II and III) defines it for a mixture as log(min{||s^
 logarithm of the smaller Euclidean distance to its two raw samples, on pixels from 0 to 255. For Mix2up the sample is
 inversely mixed up from two mixtures, and the smallest distance is that to the four raw samples of these.
 
-The paper gives one number for N_S = 100 samples and does not say how they become one. Its numbers are minima, not
-means: they lie far below any mean of the data it names. Both are measured here.
+The paper gives one number for N_S = 100 samples and does not say how they become one, so that both the smallest
+distance of these samples and the mean of their logarithms are measured. Its Table II grows with lambda exactly as the
+definition says (as log lambda), but from a distance between raw samples, e^6.768 = 869 for MNIST, that is below the
+smallest of 100 samples there (about 1,760) and a third of the mean.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ def nearest_of_all(samples: torch.Tensor, raw: torch.Tensor) -> np.ndarray:
 
 
 def recognised(samples: torch.Tensor, raw: torch.Tensor, contributors: np.ndarray) -> float:
-    """The share of samples whose nearest raw sample is one of their contributors, int64 [n, k] as in :func:`nearest`."""
+    """The share of samples whose nearest raw sample is one of their contributors (as in :func:`nearest`)."""
     return float((nearest_of_all(samples, raw)[:, None] == contributors).any(1).mean())
 
 
@@ -117,8 +119,8 @@ def draw(
 ) -> Mixtures:
     """Mixtures of ``devices`` clients, ``samples`` (N_S) of each, and as many inversely mixed-up samples.
 
-    Everything follows from ``seed`` and ``repeat``. Raises :class:`FedblendError` for data that cannot be mixed, too few
-    clients with two labels, or clients whose mixtures do not match.
+    Everything follows from ``seed`` and ``repeat``. Raises :class:`FedblendError` for data that cannot be mixed,
+    too few clients with two labels, or clients whose mixtures do not match.
     """
     if data.task != "classification" or data.kind == "text":
         what = "text" if data.kind == "text" else "regression"

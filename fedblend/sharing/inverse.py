@@ -123,10 +123,10 @@ def mixing_matrix(ratios: Sequence[float] | np.ndarray) -> np.ndarray:
 def inverse_ratios(ratios: Sequence[float] | np.ndarray) -> np.ndarray:
     """Inverse mixing ratios of N mixtures (Proposition 1): float64 [N, N], column n for the target label n.
 
-    Entry (d, n) weighs mixture d, so that the superposition of soft labels is one-hot in n; each column sums to 1. They
-    lie outside [0, 1] in general: samples leave the range of pixels, and are not clipped. The matrix is singular exactly
-    where the discrete Fourier transform of ``ratios`` has a zero. Raises :class:`FedblendError` then, and for ratios
-    that are not at least two shares with the sum 1.
+    Entry (d, n) weighs mixture d, so that the superposition of soft labels is one-hot in n; each column sums to 1.
+    They lie outside [0, 1] in general: samples leave the range of pixels, and are not clipped. The matrix is singular
+    exactly where the discrete Fourier transform of ``ratios`` has a zero. Raises :class:`FedblendError` then, and for
+    ratios that are not at least two shares with the sum 1.
     """
     given = np.asarray(ratios, np.float64)
     if given.ndim != 1 or len(given) < 2 or given.min() < 0 or not abs(given.sum() - 1) < 1e-9:
