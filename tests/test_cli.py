@@ -47,7 +47,7 @@ def words_of(text: str) -> str:
 
 # Help ------------------------------------------------------------------------------------------------------
 
-COMMANDS = ("run", "resume", "report", "compare", "list", "new", "inspect", "data show")
+COMMANDS = ("run", "resume", "report", "compare", "list", "new", "inspect", "points", "boundaries", "data show")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

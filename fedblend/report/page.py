@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedblend.errors import FedblendError
-from fedblend.report import figures, pictures, still
+from fedblend.report import figures, pictures, points, still
 from fedblend.report.chapters import Chapter, chapters
 from fedblend.report.lines import BAND_TEXT
 from fedblend.report.splits import splits
@@ -86,6 +86,7 @@ def _filled(chapter: Chapter, mark: str) -> dict[str, Any]:
         "curves": [(name, title) for name, title in _titles(drawn) if name in drawn],
         "splits": pictured,
         "galleries": pictures.galleries(chapter.groups),
+        "sheets": points.sheets(chapter.groups),
         "figures": {f"{name}{mark}": figure for name, figure in drawn.items()},
     }
 
