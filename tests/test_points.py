@@ -28,8 +28,8 @@ from fedblend.engines import LoopEngine
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation, State
 from fedblend.probes import Points, Subject, alignment, distance
-from fedblend.probes.alignment import gradient
 from fedblend.probes.boundaries import GRID, lead_of
+from fedblend.probes.gradients import gradient
 from fedblend.probes.training import accuracy, train
 from fedblend.probes.vae import Vae
 from fedblend.report import points as sheets_of_points
@@ -212,12 +212,12 @@ def test_the_loss_of_the_autoencoder_by_hand() -> None:
             parameter.zero_()
     unit, noise = torch.rand(6, 1, 2, 2), torch.randn(6, 2)
     # All outputs are 1/2 whatever the input; the code is standard normal.
-    assert float(model.loss(unit, noise)) == pytest.approx(4 * math.log(2), rel=1e-6)
+    assert model.loss(unit, noise).item() == pytest.approx(4 * math.log(2), rel=1e-6)
     with torch.no_grad():
         model.mean.bias.fill_(3.0)
         model.spread.bias.fill_(math.log(4.0))
     divergence = 2 * 0.5 * (9 + 4 - 1 - math.log(4))
-    assert float(model.loss(unit, noise)) == pytest.approx(4 * math.log(2) + divergence, rel=1e-6)
+    assert model.loss(unit, noise).item() == pytest.approx(4 * math.log(2) + divergence, rel=1e-6)
 
 
 def test_distances_are_those_of_each_rounds_points(subject: Subject) -> None:
@@ -432,7 +432,7 @@ def test_boundaries_are_those_of_the_runs_models(toy: Path, tmp_path: Path) -> N
         assert model.accuracy == pytest.approx(run.metrics()[-1]["accuracy"])
         made, state = World.of(run.experiment()), checkpoint.read(run.path)
         assert state is not None
-        weight, bias = state.weights.values()
+        weight, bias = sorted(state.weights.values(), key=lambda tensor: -tensor.dim())
         at = made.scale(torch.tensor([[plane.axes[0][7], plane.axes[1][31]]]))
         lead = (at @ weight.T + bias)[0]
         # Rows of the grid are the second feature, as contours take them.

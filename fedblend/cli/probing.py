@@ -20,7 +20,7 @@ from fedblend import probes
 from fedblend.cli.progress import LINE_EVERY
 from fedblend.errors import FedblendError
 from fedblend.probes import figures
-from fedblend.probes.replay import Row
+from fedblend.probes.replaying import Row
 from fedblend.report import boundaries
 from fedblend.report.points import spread
 from fedblend.runs.directory import find_runs
@@ -78,10 +78,10 @@ def show_points(
     out: Path | None,
 ) -> None:
     """Measure a run's points, print the tables, and write them with figures into a folder if one is given."""
-    if out is not None:
-        _make_folder(out)
     subject = probes.read(path)
     chosen = probes.Settings.of(subject, *settings)
+    if out is not None:
+        _make_folder(out)  # before anything that takes long
     rows: list[Row] = []
     with _steps() as steps, one_thread():
         evidence = probes.look(subject, chosen, vae_epochs, steps)

@@ -6,12 +6,12 @@ Of AggEnhance's points (Ou et al. 2022, sections 3 and 5.2): :func:`fresh_accura
 
 from __future__ import annotations
 
-from fedblend.probes.alignment import alignment, by_round
 from fedblend.probes.boundaries import Plane, plane
-from fedblend.probes.distance import Distances, distance, distances
 from fedblend.probes.evidence import Evidence, look
+from fedblend.probes.features import Distances, distance, distances
 from fedblend.probes.fresh import Settings, fresh_accuracy, fresh_model
-from fedblend.probes.replay import replay, replay_run
+from fedblend.probes.gradients import alignment, by_round
+from fedblend.probes.replaying import replay, replay_run
 from fedblend.probes.subject import Points, Subject, read
 from fedblend.probes.vae import Vae, train_vae
 

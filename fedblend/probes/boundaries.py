@@ -77,11 +77,9 @@ def plane(runs: Sequence[RunDirectory], most_clients: int = 5) -> Plane:
     first = _world(shown[0][1])
     axes = _axes(first)
     models = [_of_run(g, run, axes) for g, run in shown]
-    order, count = first.population.order, len(first.population)
+    count = len(first.population)
     clients = [] if count > most_clients else [_holding(first, axes, k) for k in range(count)]
-    whole = _holding(first, axes, None) if len(order) else None
-    assert whole is not None
-    return Plane(axes, first.data.name, first.data.classes, whole, clients, models)
+    return Plane(axes, first.data.name, first.data.classes, _holding(first, axes, None), clients, models)
 
 
 def _world(run: RunDirectory) -> World:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fedblend.probes.alignment import by_round
-from fedblend.probes.distance import distances
+from fedblend.probes.features import distances
 from fedblend.probes.fresh import Settings, fresh_accuracy
+from fedblend.probes.gradients import by_round
 from fedblend.probes.subject import Subject
 from fedblend.probes.training import accuracy
 from fedblend.probes.vae import train_vae

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedblend.probes.evidence import Evidence
-from fedblend.probes.replay import Row
+from fedblend.probes.replaying import Row
 from fedblend.report.still import DPI, dress
 from fedblend.report.style import DASHES, INK, METHODS, MUTED
 
@@ -71,9 +71,7 @@ def of_replay(rows: Sequence[Row], title: str) -> bytes:
     )
 
 
-def curves(
-    lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tuple[str, str], title: str
-) -> bytes:
+def curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tuple[str, str], title: str) -> bytes:
     """A PNG of curves by round, and of levels across it; a level without a name is a mark on the axis only."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -136,7 +136,7 @@ def _one_with_points(path: Path) -> RunDirectory:
             where = f"none of its {len(runs)} runs holds points"
         raise FedblendError(
             f"{path}: {where}; give a run whose server step makes class interior points, such as one of "
-            "method = \"aggenhance\""
+            'method = "aggenhance"'
         )
     if len(holders) > 1:
         raise FedblendError(f"{path}: several runs hold points; name one: {listed([r.path.name for r in holders])}")

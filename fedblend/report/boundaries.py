@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedblend.report.still import DPI, dress
-from fedblend.report.style import INK, METHODS, MUTED, PHASES, looks
+from fedblend.report.style import INK, MUTED, PHASES, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,9 +123,7 @@ def _legend(figure: Any, plane: Plane) -> None:
     for model in plane.models:
         if len(model.labels):
             edge = by_method[model.name].colour
-            handles.append(
-                Line2D([], [], linestyle="", marker="^", markersize=8, color="white", markeredgecolor=edge)
-            )
+            handles.append(Line2D([], [], linestyle="", marker="^", markersize=8, color="white", markeredgecolor=edge))
             texts.append(f"points made by {model.name}")
     texts, handles = _with_clients(texts, handles, plane.clients)
     made = figure.legend(

@@ -52,7 +52,7 @@ class Toy:
 
 def _draw(rng: np.random.Generator, count: int) -> list[np.ndarray]:
     """Samples of each class, float64 [count, 2]."""
-    return [rng.standard_normal((count, 2)) + (centre, 0.0) for centre in (-APART, APART)]
+    return [rng.standard_normal((count, 2)) + np.array([centre, 0.0]) for centre in (-APART, APART)]
 
 
 def _clients(rng: np.random.Generator, height: np.ndarray, label: int) -> np.ndarray:

@@ -14,9 +14,7 @@ from fedblend.probes.subject import CHUNK, Subject
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def alignment(
-    model: nn.Module, points: torch.Tensor, labels: torch.Tensor, x: torch.Tensor, y: torch.Tensor
-) -> float:
+def alignment(model: nn.Module, points: torch.Tensor, labels: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> float:
     """The cosine, from -1 to 1, between the gradients of the loss on points and on real samples.
 
     AggEnhance, equation 9: tuning on the points lowers the loss on the samples, to first order, where it is not

@@ -11,7 +11,7 @@ from fedblend import engines
 from fedblend.engines import Choice
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation
-from fedblend.probes.alignment import chunks, cosine, gradient
+from fedblend.probes.gradients import chunks, cosine, gradient
 from fedblend.probes.subject import POINTS, Points, Subject, client_batches, with_weights
 from fedblend.runs.runner import one_thread
 from fedblend.server_steps import Server
