@@ -288,8 +288,8 @@ def test_a_new_model_sees_only_points_until_a_round_and_begins_afresh(subject: S
         assert not torch.equal(fresh, first), name
 
 
-def test_settings_come_from_the_server_step_unless_given(subject: Subject) -> None:
-    assert probes.Settings.of(subject) == probes.Settings(2, subject.world.experiment.train.lr, 32)
+def test_learning_rate_and_batch_come_from_the_server_step_unless_given(subject: Subject) -> None:
+    assert probes.Settings.of(subject) == probes.Settings(100, subject.world.experiment.train.lr, 32)
     assert probes.Settings.of(subject, epochs=7, lr=0.5, batch_size=3) == probes.Settings(7, 0.5, 3)
 
 

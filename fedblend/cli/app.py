@@ -113,7 +113,7 @@ def inspect(runs: Runs) -> None:
 @app.command(epilog="Example: fedblend points runs/digits/aggenhance-seed0 --replay --out points")
 def points(
     run: Annotated[Path, typer.Argument(help="A run of aggenhance, or the folder of a study with just one.")],
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of a new model (default: the method's).")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of a new model (default: 100).")] = None,
     lr: Annotated[float | None, typer.Option(help="Its learning rate (default: the method's).")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Its points a batch (default: the method's).")] = None,
     vae_epochs: Annotated[int, typer.Option(min=0, help="Epochs of the autoencoder; 0 leaves distances out.")] = 10,

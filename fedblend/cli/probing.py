@@ -158,8 +158,10 @@ def show_boundaries(paths: list[Path], out: Path) -> None:
     """Draw the boundaries of runs' models and print the accuracies."""
     if out.suffix.lower() != ".png":
         raise FedblendError(f"--out {out}: is not valid; name a file that ends in .png")
-    with one_thread():
-        plane = probes.plane(find_runs(paths))
+    with _steps() as steps, one_thread():
+        plane = probes.plane(
+            find_runs(paths), tick=lambda done, total: steps("models of clients' samples", done, total)
+        )
     _make_folder(out.parent)
     write_atomically(out, boundaries.draw(plane))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedblend.errors import FedblendError
 from fedblend.probes.subject import Points, with_weights
-from fedblend.probes.training import accuracy, new_model, train
+from fedblend.probes.training import Tick, accuracy, new_model, silent, train
 from fedblend.random import stream
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
@@ -20,6 +20,9 @@ from fedblend.world import World
 
 GRID = 160
 """Places along each axis at which a model is asked."""
+
+LEAST_EPOCHS = 100
+"""Epochs that the models on a client's samples and on all at once are trained for at least, to come near their best."""
 
 MARGIN = 0.05
 """Share of the data's span that is added on each side."""
@@ -62,13 +65,13 @@ class Plane:
     models: list[Boundary]
 
 
-def plane(runs: Sequence[RunDirectory], most_clients: int = 5) -> Plane:
+def plane(runs: Sequence[RunDirectory], most_clients: int = 5, tick: Tick = silent) -> Plane:
     """The boundaries of the runs' last models, and of models trained on one client's samples or on all at once.
 
     The latter are of the first run's architecture, trained by plain SGD at its learning rate and batch size, for as
-    many epochs as a client makes in all rounds: the best that the clients could have done alone, or by giving their
-    samples away. Clients are left out where there are more than ``most_clients``. Of several seeds the first is
-    shown. Raises :class:`FedblendError` unless the runs are on one data set, of two features and with classes.
+    many epochs as a client makes in all rounds and for 100 at least: what the clients could have done alone, or by
+    giving their samples away. Clients are left out where there are more than ``most_clients``. Of several seeds the
+    first is shown. Raises :class:`FedblendError` unless the runs are on one data set, of two features, with classes.
     """
     sets = by_data(runs)
     if len(sets) > 1:
@@ -78,8 +81,12 @@ def plane(runs: Sequence[RunDirectory], most_clients: int = 5) -> Plane:
     axes = _axes(first)
     models = [_of_run(g, run, axes) for g, run in shown]
     count = len(first.population)
-    clients = [] if count > most_clients else [_holding(first, axes, k) for k in range(count)]
-    return Plane(axes, first.data.name, first.data.classes, _holding(first, axes, None), clients, models)
+    wanted = [None, *(range(count) if count <= most_clients else ())]
+    holdings = []
+    for done, client in enumerate(wanted):
+        tick(done, len(wanted))
+        holdings.append(_holding(first, axes, client))
+    return Plane(axes, first.data.name, first.data.classes, holdings[0], holdings[1:], models)
 
 
 def _world(run: RunDirectory) -> World:
@@ -121,12 +128,12 @@ def _holding(world: World, axes: tuple[np.ndarray, np.ndarray], client: int | No
     rows = torch.from_numpy(population.order if client is None else population.indices(client))
     x, y = data.train.x[rows], data.train.y[rows]
     local = settings.train
-    epochs = max(1, settings.rounds) * local.epochs
+    epochs = max(settings.rounds * local.epochs, LEAST_EPOCHS)
     rng = stream(settings.seed, "boundary", client=0 if client is None else client + 1)
     model = new_model(world, "boundary")
     if len(rows):
         train(model, world.scale(x), y, epochs, local.lr, local.batch_size, rng)
-    name = "all samples at once" if client is None else _name(world, client)
+    name = "all clients" if client is None else _name(world, client)
     return Holding(name, x.numpy(), y.numpy(), _boundary(name, world, model.eval(), axes))
 
 

@@ -12,6 +12,10 @@ from fedblend.probes.training import Tick, accuracy, new_model, silent, train
 from fedblend.random import stream
 
 
+EPOCHS = 100
+"""Epochs of a new model; the paper gives none."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a model is trained on points: plain SGD with these epochs, learning rate and points a batch."""
@@ -24,13 +28,15 @@ class Settings:
     def of(
         subject: Subject, epochs: int | None = None, lr: float | None = None, batch_size: int | None = None
     ) -> Settings:
-        """What is given, and for the rest what the run's server step tunes the aggregate with.
+        """What is given; else 100 epochs, at the learning rate and batch size of the run's server step.
 
+        The step's own epochs (10) begin at a trained aggregate. A new model begins from nothing, and on a few points
+        makes few steps in so many: on 120 points of digits it reached 33 % in 10 epochs, 74 % in 100, 75 % in 500.
         Raises :class:`FedblendError` for values that are not above 0.
         """
         step, train = subject.world.experiment.method.server_step, subject.world.experiment.train
         made = Settings(
-            (getattr(step, "epochs", 0) or 10) if epochs is None else epochs,
+            EPOCHS if epochs is None else epochs,
             (getattr(step, "lr", None) or train.lr) if lr is None else lr,
             getattr(step, "batch_size", 32) if batch_size is None else batch_size,
         )

@@ -32,7 +32,11 @@ class Vae(nn.Module):
         self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, inputs))
 
     def features(self, unit: torch.Tensor) -> torch.Tensor:
-        """What the encoder makes of inputs [n, ...] in [0, 1]: the hidden layer that code and spread are read from."""
+        """What the encoder makes of inputs [n, ...] in [0, 1]: the hidden layer [n, hidden], before the code.
+
+        The paper does not say which features it takes. The code itself lies around zero in all directions, so that
+        the cosines of any two sets average to about 0: on digits all distances lay between 0.98 and 1.03.
+        """
         made: torch.Tensor = self.encoder(unit)
         return made
 

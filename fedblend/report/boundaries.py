@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedblend.report.still import DPI, dress
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
     from fedblend.probes.boundaries import Boundary, Holding, Plane
 
-PANEL = (4.1, 3.7)
+PANEL = (4.1, 3.35)
 """Inches of a panel."""
 
 CLASSES = tuple(PHASES.values())
@@ -39,7 +38,7 @@ def draw(plane: Plane) -> bytes:
     panels = [*plane.clients, plane.whole]
     columns = math.ceil(math.sqrt(len(panels))) if len(panels) != 2 else 2
     rows = math.ceil(len(panels) / columns)
-    legend = 0.25 * (len(plane.models) + len(panels) + 2) / 2 + 0.4
+    legend = 0.25 * (len(plane.models) + len(plane.classes) + 2) / 2 + 0.4
     size = (max(PANEL[0] * columns, 6.4), PANEL[1] * rows + legend)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
@@ -76,7 +75,8 @@ def _panel(axes: Axes, holding: Holding, plane: Plane) -> None:
             linewidths=0, alpha=0.75,
         )  # fmt: skip
     counts = " + ".join(str(int((holding.y == c).sum())) for c in range(len(plane.classes)))
-    axes.set_title(f"{holding.name}: {counts} samples", loc="left", fontsize=9.5, color=MUTED, parse_math=False)
+    title = f"{holding.name}, {counts} samples: {_percent(holding.best)}"
+    axes.set_title(title, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
     _line(axes, plane, holding.best, INK, "-", 1.6)
     by_method = looks([model.name for model in plane.models])
     for i, model in enumerate(plane.models):
@@ -88,6 +88,7 @@ def _panel(axes: Axes, holding: Holding, plane: Plane) -> None:
                 edgecolors=by_method[model.name].colour, linewidths=1.4, zorder=5, clip_on=False,
             )  # fmt: skip
     dress(axes, "first feature", "second feature")
+    axes.label_outer()
     axes.set_xlim(plane.axes[0][0], plane.axes[0][-1])
     axes.set_ylim(plane.axes[1][0], plane.axes[1][-1])
     axes.set_aspect("equal")
@@ -113,7 +114,7 @@ def _legend(figure: Any, plane: Plane) -> None:
 
     by_method = looks([model.name for model in plane.models])
     handles: list[Line2D] = [Line2D([], [], color=INK, linewidth=1.6)]
-    texts = [f"trained on all samples at once (in a client's panel: on these alone): {_percent(plane.whole.best)}"]
+    texts = ["trained on the panel's samples alone"]
     for i, model in enumerate(plane.models):
         stroke = STROKES[i % len(STROKES)]
         handles.append(Line2D([], [], color=by_method[model.name].colour, linestyle=stroke, linewidth=2.2))
@@ -125,25 +126,13 @@ def _legend(figure: Any, plane: Plane) -> None:
             edge = by_method[model.name].colour
             handles.append(Line2D([], [], linestyle="", marker="^", markersize=8, color="white", markeredgecolor=edge))
             texts.append(f"points made by {model.name}")
-    texts, handles = _with_clients(texts, handles, plane.clients)
     made = figure.legend(
         handles, texts, loc="outside lower left", fontsize=9, frameon=False, labelcolor=INK, ncols=2,
-        title="accuracy on the test samples", title_fontsize=8, alignment="left",
+        title="Per cent: accuracy on the test samples.", title_fontsize=8, alignment="left",
     )  # fmt: skip
     made.get_title().set_color(MUTED)
     for text in made.get_texts():
         text.set_parse_math(False)
-
-
-def _with_clients(texts: list[str], handles: list[Any], clients: Sequence[Holding]) -> tuple[list[str], list[Any]]:
-    """What each client's model comes to alone, without a mark: its line is the whole one of its panel."""
-    from matplotlib.lines import Line2D
-
-    blank = Line2D([], [], linestyle="")
-    return (
-        [*texts, *(f"{client.name} alone: {_percent(client.best)}" for client in clients)],
-        [*handles, *(blank for _ in clients)],
-    )
 
 
 def _percent(model: Boundary) -> str:
