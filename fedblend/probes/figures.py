@@ -35,7 +35,12 @@ def of_points(evidence: Evidence, title: str) -> dict[str, bytes]:
     accuracy = frame.dropna(subset="accuracy")
     made = {
         "accuracy.png": curves(
-            {"new model, trained on the points alone": (accuracy["round"].tolist(), _percent(accuracy["accuracy"]))},
+            {
+                "new model, trained on the points alone": (
+                    accuracy["round"].tolist(),
+                    _percent(accuracy["accuracy"].tolist()),
+                )
+            },
             {LEVELS["accuracy"]: 100 * levels["accuracy"]},
             ("points made until round", "test accuracy (%)"),
             title,

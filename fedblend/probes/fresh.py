@@ -11,7 +11,6 @@ from fedblend.probes.subject import Subject
 from fedblend.probes.training import Tick, accuracy, new_model, silent, train
 from fedblend.random import stream
 
-
 EPOCHS = 100
 """Epochs of a new model; the paper gives none."""
 

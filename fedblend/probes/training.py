@@ -53,7 +53,7 @@ def train(
                 slopes = torch.autograd.grad(F.cross_entropy(model(x[rows]), y[rows]), trained)
                 with torch.no_grad():
                     for parameter, slope in zip(trained, slopes, strict=True):
-                        parameter -= lr * slope
+                        parameter.sub_(slope, alpha=lr)
             tick(epoch + 1, epochs)
     if not all(bool(torch.isfinite(parameter).all()) for parameter in trained):
         raise FedblendError(f"lr: {lr:g}: the weights became NaN or infinite in training; take a smaller one")
