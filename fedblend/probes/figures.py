@@ -32,7 +32,8 @@ Curve = tuple[Sequence[float], Sequence[float]]
 def of_points(evidence: Evidence, title: str) -> dict[str, bytes]:
     """A PNG for each measure there is, by the name of its file."""
     frame, levels = evidence.rounds, evidence.levels
-    accuracy = frame.dropna(subset="accuracy")
+    trained = frame.dropna(subset="accuracy")
+    percent = [100 * value for value in trained["accuracy"].tolist()]
     made = {
         "accuracy.png": curves(
             {
@@ -80,9 +81,11 @@ def curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tupl
     """A PNG of curves by round, and of levels across it; a level without a name is a mark on the axis only."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained", facecolor="white")
+    spacing = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
+    figure = Figure(figsize=SIZE, dpi=DPI, layout=spacing, facecolor="white")
     FigureCanvasAgg(figure)
     axes: Axes = figure.add_subplot()
     figure.suptitle(title, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
@@ -109,7 +112,3 @@ def curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tupl
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
-
-
-def _percent(values: Sequence[float]) -> list[float]:
-    return [100 * value for value in values]

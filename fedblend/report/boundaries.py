@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fedblend.probes.boundaries import Boundary, Holding, Plane
 
-PANEL = (4.1, 3.35)
+PANEL = (4.1, 3.5)
 """Inches of a panel."""
 
 CLASSES = tuple(PHASES.values())
@@ -34,13 +34,15 @@ def draw(plane: Plane) -> bytes:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     panels = [*plane.clients, plane.whole]
     columns = math.ceil(math.sqrt(len(panels))) if len(panels) != 2 else 2
     rows = math.ceil(len(panels) / columns)
     legend = 0.25 * (len(plane.models) + len(plane.classes) + 2) / 2 + 0.4
     size = (max(PANEL[0] * columns, 6.4), PANEL[1] * rows + legend)
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
+    spacing = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    figure = Figure(figsize=size, dpi=DPI, layout=spacing, facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(
         f"{plane.title}: decision boundaries", x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK,
