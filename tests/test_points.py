@@ -334,7 +334,7 @@ def test_the_command_without_autoencoder_and_replay(study: Path, tmp_path: Path)
     ("words", "told"),
     [
         (["plain"], ("plain: no points in its checkpoint", 'method = "aggenhance"')),
-        (["nowhere"], ("nowhere: no such run",)),
+        (["nowhere", "--out", "left-empty"], ("nowhere: no such run",)),
         (["enhanced", "--lr", "-1"], ("lr: -1.0 is not valid", "above 0")),
         (["enhanced", "--lr", "inf"], ("lr: inf is not valid",)),
         (["enhanced", "--out", "enhanced/config.toml"], ("--out", "config.toml", "cannot be used as a folder")),
@@ -345,6 +345,7 @@ def test_bad_input_ends_in_one_message(
 ) -> None:
     monkeypatch.chdir(study)
     refused(here("points", *words), *told)
+    assert not (study / "left-empty").exists()
 
 
 def test_a_folder_of_several_runs_with_points_or_of_none_is_told_so(study: Path, tmp_path: Path) -> None:

@@ -36,12 +36,7 @@ def of_points(evidence: Evidence, title: str) -> dict[str, bytes]:
     percent = [100 * value for value in trained["accuracy"].tolist()]
     made = {
         "accuracy.png": curves(
-            {
-                "new model, trained on the points alone": (
-                    accuracy["round"].tolist(),
-                    _percent(accuracy["accuracy"].tolist()),
-                )
-            },
+            {"new model, trained on the points alone": (trained["round"].tolist(), percent)},
             {LEVELS["accuracy"]: 100 * levels["accuracy"]},
             ("points made until round", "test accuracy (%)"),
             title,
