@@ -27,7 +27,7 @@ from fedblend.data.loaders.toy import Toy
 from fedblend.engines import LoopEngine
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation, State
-from fedblend.probes import Points, Subject, alignment, distance
+from fedblend.probes import Plane, Points, Subject, alignment, distance
 from fedblend.probes.boundaries import GRID, lead_of
 from fedblend.probes.gradients import gradient
 from fedblend.probes.training import accuracy, train
@@ -66,6 +66,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("toy") / "runs"
     succeeded(here("run", ROOT / "examples" / "toy.toml", "--out", folder, "--jobs", 1))
     return folder
+
+
+@pytest.fixture(scope="module")
+def plane(toy: Path) -> Plane:
+    return probes.plane(find_runs([toy]))
 
 
 # Alignment -------------------------------------------------------------------------------------------------
@@ -308,7 +313,7 @@ def test_the_command_prints_and_writes_what_python_gives(study: Path, subject: S
     assert frame["round"].tolist() == [1, 2, 3]
     assert frame["points"].tolist() == [10, 20, 30]
     assert frame.notna().all().all()
-    levels = dict(pd.read_csv(out / "levels.csv").itertuples(index=False))
+    levels: dict[str, float] = pd.read_csv(out / "levels.csv").set_index("name")["value"].to_dict()
     assert levels == pytest.approx(evidence.levels)
     assert levels["accuracy"] == pytest.approx(subject.directory.metrics()[-1]["accuracy"])
     assert pd.read_csv(out / "replay.csv")["points"].tolist() == [10, 20, 30]
@@ -423,8 +428,7 @@ def test_the_toy_is_always_the_same_and_its_clients_hold_what_it_says() -> None:
     assert right == pytest.approx(0.5 * (1 + math.erf(0.74 / math.sqrt(2))), abs=3 * math.sqrt(0.77 * 0.23 / 4000))
 
 
-def test_boundaries_are_those_of_the_runs_models(toy: Path, tmp_path: Path) -> None:
-    plane = probes.plane(find_runs([toy]))
+def test_boundaries_are_those_of_the_runs_models(toy: Path, plane: Plane, tmp_path: Path) -> None:
     assert [model.name for model in plane.models] == ["fedavg", "aggenhance"]
     assert [(h.name, len(h.y)) for h in plane.clients] == [("D1", 360), ("D2", 320), ("D3", 120)]
     assert len(plane.whole.y) == 800
@@ -450,8 +454,7 @@ def test_boundaries_are_those_of_the_runs_models(toy: Path, tmp_path: Path) -> N
         assert re.search(rf"{name} +{100 * value:.1f}", told), told
 
 
-def test_the_best_boundary_is_trained_on_all_samples_at_once(toy: Path) -> None:
-    plane = probes.plane(find_runs([toy]))
+def test_the_best_boundary_is_trained_on_all_samples_at_once(plane: Plane) -> None:
     accuracies = [holding.best.accuracy for holding in plane.clients]
     assert plane.whole.best.accuracy > max(accuracies[:2])
     assert plane.whole.best.accuracy == pytest.approx(0.77, abs=0.02)

@@ -28,8 +28,8 @@ class Toy:
     Here each class is normal with deviation 1 around (-0.74, 0) or (0.74, 0), so that the best boundary is the line
     x = 0 and right for 77 %. Client D1 holds 80 % of the first class and of the second the tenth that lies highest;
     D2 holds 70 % of the second class and of the first the tenth that lies lowest; D3 holds the rest. So the
-    boundaries of D1 and D2 are off in place and direction. This division is fedblend's own choice. Every number is drawn from a fixed seed. The partition
-    ``natural`` gives these clients; any other may be used.
+    boundaries of D1 and D2 are off in place and direction. This division is fedblend's own choice. Every number is
+    drawn from a fixed seed. The partition ``natural`` gives these clients; any other may be used.
     """
 
     def load(self) -> Dataset:
