@@ -47,7 +47,10 @@ def words_of(text: str) -> str:
 
 # Help ------------------------------------------------------------------------------------------------------
 
-COMMANDS = ("run", "resume", "report", "compare", "list", "new", "inspect", "channel", "data show", "privacy samples")
+COMMANDS = (
+    *("run", "resume", "report", "compare", "list", "new", "inspect", "channel", "points", "boundaries"),
+    *("data show", "privacy samples"),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

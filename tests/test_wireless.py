@@ -293,23 +293,21 @@ LOSSY = {"name": "wireless", "t_max": 0.001, "power_up": 25.0, "power_down": 28.
 """One slot each way, for models that fit into one: five of six arrive."""
 
 
-def test_what_arrives_takes_part_and_nothing_else() -> None:
-    fed = federation(channel=LOSSY, train={"cohort": 4}, rounds=8, method="fedmix", seed=3)
+def test_what_arrives_is_aggregated_and_nothing_else() -> None:
+    fed = federation(channel=LOSSY, train={"cohort": 4}, rounds=8, seed=3)
     channel, weights = fed.experiment.channel, bytes_of(fed.world.weights())
     assert channel.link("up", 4).needed(8 * weights) == channel.link("down", 4).needed(8 * weights) == 1
     state, lost = fed.start()[0], []
     for round in range(8):
-        held = state.holders.copy()
         state, record = fed.round(state)
-        pool = bytes_of(state.entries.tensors)
-        down = channel.delivers("down", weights + pool * ~held, stream(3, "downlink", round))
-        up = channel.delivers("up", np.full(down.sum(), weights), stream(3, "uplink", round))
-        assert record["cohort"] == np.flatnonzero(down).tolist()
-        assert record["uploads"] == up.sum()
-        assert record["bytes_down"]["weights"] == 4 * weights
-        assert record["bytes_up"]["weights"] == down.sum() * weights
-        assert state.holders.tolist() == (held | down).tolist()
-        lost.append((4 - down.sum(), (~up).sum()))
+        down = channel.transmit("down", np.full(4, weights), stream(3, "downlink", round))
+        up = channel.transmit("up", np.full(4, weights), stream(3, "uplink", round))
+        assert record["cohort"] == [0, 1, 2, 3]
+        assert record["uploads"] == up.arrives.sum()
+        assert record.get("lost", []) == np.flatnonzero(~up.arrives).tolist()
+        assert record["bytes_down"]["weights"] == record["bytes_up"]["weights"] == 4 * weights
+        assert record["channel"] == {"down": down.seconds.max(), "up": up.seconds.max()}
+        lost.append(((~down.arrives).sum(), (~up.arrives).sum()))
     assert min(np.sum(lost, 0)) > 0
 
 

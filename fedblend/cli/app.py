@@ -114,6 +114,37 @@ def inspect(runs: Runs) -> None:
     showing.inspect(runs)
 
 
+@app.command(epilog="Example: fedblend points runs/digits/aggenhance-seed0 --replay --out points")
+def points(
+    run: Annotated[Path, typer.Argument(help="A run of aggenhance, or the folder of a study with just one.")],
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of a new model (default: 100).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Its learning rate (default: the method's).")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Its points a batch (default: the method's).")] = None,
+    vae_epochs: Annotated[int, typer.Option(min=0, help="Epochs of the autoencoder; 0 leaves distances out.")] = 10,
+    replay: Annotated[bool, typer.Option("--replay", help="Run again, for the alignment in every round.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for tables (CSV) and figures (PNG).")] = None,
+) -> None:
+    """Say what a run's class interior points are worth.
+
+    By the round they were made in: how well they align with the gradient on clients' data, how far they are from
+    the training samples in an autoencoder's features, and what a new model learns from them alone.
+    """
+    from fedblend.cli import probing
+
+    probing.show_points(run, (epochs, lr, batch_size), vae_epochs, replay, out)
+
+
+@app.command(epilog="Example: fedblend boundaries runs/toy --out toy.png")
+def boundaries(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("boundaries.png"),
+) -> None:
+    """Draw where runs' models divide a plane, for data of two features, and print their accuracies."""
+    from fedblend.cli import probing
+
+    probing.show_boundaries(runs, out)
+
+
 @data_app.command("show", epilog="Example: fedblend data show examples/quickstart.toml --out split.png")
 def data_show(
     file: File,

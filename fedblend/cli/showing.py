@@ -21,6 +21,7 @@ from fedblend.runs.groups import Group, read
 USUAL_PARTITION = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
     "npz": 'name = "iid"\nclients = 20',
+    "toy": 'name = "natural"   # the data\'s own clients: D1, D2 and D3',
 }
 DATA_OPTIONS = {
     "shakespeare": "roles = 20\nmax_samples = 250    # of each role: minutes, not hours\n",
@@ -31,7 +32,9 @@ USUAL_MODEL = {
     "shakespeare": 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run',
     "npz": 'name = "mlp"',
     "digits": 'name = "mlp"',
+    "toy": 'name = "mlp"\nhidden = []           # a linear model: its boundary is a line',
 }
+USUAL_COHORT = {"toy": 3}
 USUAL_LEARNING = {
     "shakespeare": "lr = 4.0             # text needs large steps, with clipped gradients\nclip_norm = 1.0"
 }
@@ -65,7 +68,7 @@ name = "{dataset}"
 {USUAL_MODEL.get(dataset, 'name = "lenet5"')}
 
 [train]              # local SGD at lr * lr_decay^round
-cohort = 5           # clients a round
+cohort = {USUAL_COHORT.get(dataset, 5)}           # clients a round
 epochs = 2
 batch_size = 10
 {learning}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedblend.errors import FedblendError
 from fedblend.privacy.statements import SCOPE
-from fedblend.report import figures, pictures, still
+from fedblend.report import figures, pictures, points, still
 from fedblend.report.chapters import Chapter, chapters
 from fedblend.report.guarantees import drawable
 from fedblend.report.lines import BAND_TEXT
@@ -90,6 +90,7 @@ def _filled(chapter: Chapter, mark: str) -> dict[str, Any]:
         "guarantees": chapter.guarantees,
         "scope": SCOPE,
         "galleries": pictures.galleries(chapter.groups),
+        "sheets": points.sheets(chapter.groups),
         "figures": {f"{name}{mark}": figure for name, figure in drawn.items()},
     }
 

@@ -66,9 +66,9 @@ def _draw_chapter(figure: SubFigure, chapter: Chapter, legend: Sequence[str]) ->
         _draw(by_round, line, line.rounds, chapter.looks[line.method], factor)
         _draw(by_bytes, line, line.megabytes, chapter.looks[line.method], factor)
     by_round.set_title(chapter.about.short, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
-    _dress(by_round, "round", "test accuracy (%)" if column == "accuracy" else "test loss")
+    dress(by_round, "round", "test accuracy (%)" if column == "accuracy" else "test loss")
     by_round.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    _dress(by_bytes, "sent up and down since the beginning, all clients (MB)", "")
+    dress(by_bytes, "sent up and down since the beginning, all clients (MB)", "")
     for target in chapter.targets if column == "accuracy" else ():
         for axes in (by_round, by_bytes):
             axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
@@ -88,7 +88,8 @@ def _draw(axes: Axes, line: Line, x: Sequence[float], look: Look, factor: float)
     axes.plot(x, values, color=look.colour, linestyle=stroke, linewidth=1.2 if line.unfinished else 1.8)
 
 
-def _dress(axes: Axes, x: str, y: str) -> None:
+def dress(axes: Axes, x: str, y: str) -> None:
+    """Label a still figure's axes, and give them the house's grid and colours."""
     axes.set_xlabel(x, fontsize=9.5, color=INK)
     axes.set_ylabel(y, fontsize=9.5, color=INK)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")

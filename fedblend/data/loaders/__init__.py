@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fedblend.data.loaders import digits, image_folder, mnist, mnist5k, npz, shakespeare
+from fedblend.data.loaders import digits, image_folder, mnist, mnist5k, npz, shakespeare, toy
 
-__all__ = ["digits", "image_folder", "mnist", "mnist5k", "npz", "shakespeare"]
+__all__ = ["digits", "image_folder", "mnist", "mnist5k", "npz", "shakespeare", "toy"]

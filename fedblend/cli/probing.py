@@ -1,0 +1,181 @@
+"""What the commands that look into a run's points and boundaries do."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from fedblend import probes
+from fedblend.cli.progress import LINE_EVERY
+from fedblend.errors import FedblendError
+from fedblend.probes import figures
+from fedblend.probes.replaying import Row
+from fedblend.report import boundaries
+from fedblend.report.points import spread
+from fedblend.runs.directory import find_runs
+from fedblend.runs.files import write_atomically
+from fedblend.runs.runner import one_thread
+
+ROWS = 8
+"""Rounds of a replay in the terminal, evenly chosen; the file has all."""
+
+
+class Steps:
+    """Shows how far each of several things is: bars in a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self.live = console.is_terminal
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+        )
+        self.tasks: dict[str, TaskID] = {}
+        self.told = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """So many steps of something are done."""
+        if self.live:
+            if what not in self.tasks:
+                self.tasks[what] = self.bars.add_task(what, total=total)
+            self.bars.update(self.tasks[what], completed=done)
+        elif time.monotonic() - self.told > LINE_EVERY:
+            self.told = time.monotonic()
+            sys.stderr.write(f"{what}: {done}/{total}\n")
+            sys.stderr.flush()
+
+
+@contextmanager
+def _steps() -> Iterator[Steps]:
+    steps = Steps()
+    if not steps.live:
+        yield steps
+        return
+    with steps.bars:
+        yield steps
+
+
+def show_points(
+    path: Path,
+    settings: tuple[int | None, float | None, int | None],
+    vae_epochs: int,
+    replay: bool,
+    out: Path | None,
+) -> None:
+    """Measure a run's points, print the tables, and write them with figures into a folder if one is given."""
+    subject = probes.read(path)
+    chosen = probes.Settings.of(subject, *settings)
+    if out is not None:
+        _make_folder(out)  # before anything that takes long
+    rows: list[Row] = []
+    with _steps() as steps, one_thread():
+        evidence = probes.look(subject, chosen, vae_epochs, steps)
+        if replay:
+            total = subject.state.round
+            steps("rounds", 0, total)
+            rows = probes.replay_run(subject, lambda row: steps("rounds", int(row["round"]), total))
+    console = Console()
+    _print_points(console, evidence)
+    if rows:
+        _print_replay(console, rows)
+    if out is not None:
+        _write_points(out, evidence, rows, subject.directory.path.name)
+        console.print(f"Tables and figures: {out}", highlight=False, soft_wrap=True)
+
+
+def _print_points(console: Console, evidence: probes.Evidence) -> None:
+    """The table by round, of those in which a model was trained, and below it what its columns compare with."""
+    levels, settings = evidence.levels, evidence.settings
+    table = _table("round", "points\nuntil then", "alignment", "distance", "new model\naccuracy %")
+    for row in evidence.rounds.dropna(subset="accuracy").to_dict("records"):
+        distance = "" if math.isnan(row["distance"]) else f"{row['distance']:.4f}"
+        numbers = (f"{row['alignment']:.3f}", distance, f"{100 * row['accuracy']:.1f}")
+        table.add_row(str(row["round"]), f"{row['points']:,}", *numbers)
+    console.print(table)
+    lines = [
+        "alignment: cosine of the gradients on the round's points and on clients' data, at the last model (equation 9)",
+        f"new model: trained on the points until then alone, {settings.epochs} epochs, lr {settings.lr:g}, "
+        f"batch {settings.batch_size}; the run's own last model: {100 * levels['accuracy']:.1f} %",
+    ]
+    if "noise" in levels:
+        compared = ", ".join(f"{figures.LEVELS[name]} {levels[name]:.4f}" for name in ("noise", "test", "train"))
+        lines.insert(1, f"distance: of the round's points to the training samples (equation 19); {compared}")
+    for line in lines:
+        console.print(Text(line), style="dim")
+
+
+def _print_replay(console: Console, rows: Sequence[Row]) -> None:
+    """The alignment in each round of the run."""
+    chosen = set(spread([int(row["round"]) for row in rows], ROWS))
+    table = _table("round", "points\nso far", "alignment\nall points", "alignment\nnew points", "accuracy %")
+    for row in rows:
+        if int(row["round"]) in chosen:
+            accuracy = f"{100 * row['accuracy']:.1f}" if "accuracy" in row else ""
+            numbers = [f"{row[name]:.3f}" for name in ("alignment", "alignment_new")]
+            table.add_row(str(int(row["round"])), f"{int(row['points']):,}", *numbers, accuracy)
+    console.print()
+    console.print(table)
+    text = "the run made again: both gradients at each round's aggregate, before it was tuned; accuracy after that"
+    console.print(Text(text), style="dim")
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
+    return table
+
+
+def _write_points(out: Path, evidence: probes.Evidence, rows: Sequence[Row], title: str) -> None:
+    """Tables as CSV and figures as PNG."""
+    levels = pd.DataFrame({"name": list(evidence.levels), "value": list(evidence.levels.values())})
+    write_atomically(out / "points.csv", evidence.rounds.to_csv(index=False))
+    write_atomically(out / "levels.csv", levels.to_csv(index=False))
+    drawn = figures.of_points(evidence, title)
+    if rows:
+        write_atomically(out / "replay.csv", pd.DataFrame(rows).to_csv(index=False))
+        drawn["replay.png"] = figures.of_replay(rows, title)
+    for name, png in drawn.items():
+        write_atomically(out / name, png)
+
+
+def show_boundaries(paths: list[Path], out: Path) -> None:
+    """Draw the boundaries of runs' models and print the accuracies."""
+    if out.suffix.lower() != ".png":
+        raise FedblendError(f"--out {out}: is not valid; name a file that ends in .png")
+    with _steps() as steps, one_thread():
+        plane = probes.plane(
+            find_runs(paths), tick=lambda done, total: steps("models of clients' samples", done, total)
+        )
+    _make_folder(out.parent)
+    write_atomically(out, boundaries.draw(plane))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("boundary")
+    table.add_column("accuracy %", justify="right")
+    for name, accuracy in boundaries.words(plane):
+        table.add_row(Text(name), f"{100 * accuracy:.1f}")
+    console = Console()
+    console.print(table)
+    console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedblendError(f"--out {path}: cannot be used as a folder: {error.strerror}; name another") from None
