@@ -29,6 +29,10 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         "FedAvg, enhanced by class interior points of the clients' models (AggEnhance, Ou et al. 2022)",
         {"server_step": {"name": "aggenhance"}},
     ),
+    "fed-augmix": (
+        "augmented views of each image, held to the image's own outputs (Fed-AugMix)",
+        {"objective": {"name": "augmix"}},
+    ),
     "noise-mix": (
         "control: NaiveMix with random noise for means (FedMix, Table 9)",
         {"sharing": {"name": "noise"}, "objective": {"name": "naivemix"}},

@@ -1,5 +1,6 @@
 """Objectives: what loss a client minimises on a batch, and terms that add to any of them."""
 
+from fedblend.objectives.augmix import AugMix
 from fedblend.objectives.base import Batch, Context, Net, Objective, Plan, Term
 from fedblend.objectives.means import FedMix, HiddenMix, NaiveMix
 from fedblend.objectives.mixup import GlobalMixup, LocalMix
@@ -8,6 +9,7 @@ from fedblend.objectives.proximal import Proximal
 from fedblend.objectives.task import Task
 
 __all__ = [
+    "AugMix",
     "Batch",
     "Context",
     "FedMix",
