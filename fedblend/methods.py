@@ -56,6 +56,9 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
     "mix2fld": (
         "outputs up, a model down, distilled on inversely mixed-up seeds (Mix2FLD, section III-C)",
         {"upload": "outputs", "sharing": {"name": "mixed-seeds"}, "server_step": {"name": "distill-to-model"}},
+    "fed-augmix": (
+        "augmented views of each image, held to the image's own outputs (Fed-AugMix)",
+        {"objective": {"name": "augmix"}},
     ),
     "noise-mix": (
         "control: NaiveMix with random noise for means (FedMix, Table 9)",

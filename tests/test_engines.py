@@ -30,6 +30,16 @@ RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list
 
 LENET = {"model": "lenet5", "scale": "standard"}
 MLP = {"model": {"name": "mlp", "hidden": [7, 5]}}
+LENET_METHODS = [
+    "fedavg",
+    "naivemix",
+    "fedmix",
+    "global-mixup",
+    "fedmix-hidden",
+    "fedprox+fedmix",
+    "fed-augmix",
+    "fedprox+fed-augmix",
+]
 HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5, "lr_decay": 0.9}
 
 
@@ -62,7 +72,7 @@ def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_siz
         assert (a["cohort"], a["bytes_up"], a["bytes_down"]) == (b["cohort"], b["bytes_up"], b["bytes_down"])
 
 
-@pytest.mark.parametrize("method", ["fedavg", "naivemix", "fedmix", "global-mixup", "fedmix-hidden", "fedprox+fedmix"])
+@pytest.mark.parametrize("method", LENET_METHODS)
 def test_stacked_gives_the_loops_weights_after_three_rounds_of_lenet(method: str) -> None:
     made = ragged(method, LENET)
 

@@ -1,5 +1,6 @@
 """Objectives: what loss a client minimises on a batch, and terms that add to any of them."""
 
+from fedblend.objectives.augmix import AugMix
 from fedblend.objectives.base import Batch, Context, Net, Objective, Plan, Term
 from fedblend.objectives.distill import Distill
 from fedblend.objectives.means import FedMix, HiddenMix, NaiveMix
@@ -9,6 +10,7 @@ from fedblend.objectives.proximal import Proximal
 from fedblend.objectives.task import Task
 
 __all__ = [
+    "AugMix",
     "Batch",
     "Context",
     "Distill",

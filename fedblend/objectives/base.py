@@ -38,6 +38,22 @@ class Net(Protocol):
         ...
 
 
+class Scale(Protocol):
+    """What turns stored samples into inputs, with the way to pictures and back (:mod:`fedblend.data.scale`)."""
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+        """Inputs of stored samples."""
+        ...
+
+    def to_unit(self, scaled: torch.Tensor, /) -> torch.Tensor:
+        """Pictures of inputs: [0, 1], ink as 1."""
+        ...
+
+    def from_unit(self, unit: torch.Tensor, /) -> torch.Tensor:
+        """Inputs of pictures."""
+        ...
+
+
 @dataclass(frozen=True)
 class Context:
     """What an objective may use beside the batch; the same for all steps of a client's round.
@@ -47,7 +63,7 @@ class Context:
     """
 
     task: Task
-    scale: Callable[[torch.Tensor], torch.Tensor]
+    scale: Scale
     pool: Tensors = field(default_factory=dict)
     start: Tensors = field(default_factory=dict)
     said: Tensors = field(default_factory=dict)

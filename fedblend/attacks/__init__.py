@@ -1,0 +1,26 @@
+"""Attacks that rebuild a client's images from what it sent, and measures of how well they did."""
+
+from fedblend.attacks.inversion import ATTACKS, Rebuilt, invert
+from fedblend.attacks.labels import infer_labels, read_off
+from fedblend.attacks.metrics import Likeness, compare, mse, psnr, ssim
+from fedblend.attacks.search import DLG, IDLG, Attack, InvGrad
+from fedblend.attacks.victim import Steps, Victim
+
+__all__ = [
+    "ATTACKS",
+    "DLG",
+    "IDLG",
+    "Attack",
+    "InvGrad",
+    "Likeness",
+    "Rebuilt",
+    "Steps",
+    "Victim",
+    "compare",
+    "infer_labels",
+    "invert",
+    "mse",
+    "psnr",
+    "read_off",
+    "ssim",
+]
