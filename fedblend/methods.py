@@ -56,6 +56,7 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
     "mix2fld": (
         "outputs up, a model down, distilled on inversely mixed-up seeds (Mix2FLD, section III-C)",
         {"upload": "outputs", "sharing": {"name": "mixed-seeds"}, "server_step": {"name": "distill-to-model"}},
+    ),
     "fed-augmix": (
         "augmented views of each image, held to the image's own outputs (Fed-AugMix)",
         {"objective": {"name": "augmix"}},
@@ -78,7 +79,7 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-PROXIMAL = {"terms": [{"name": "proximal"}]}
+PROXIMAL = {"name": "proximal"}
 
 
 def presets() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -86,7 +87,7 @@ def presets() -> dict[str, tuple[str, dict[str, Any]]]:
     with_prox = {
         "fedprox" if name == "fedavg" else f"fedprox+{name}": (
             "FedAvg with a proximal term (Li et al. 2020)" if name == "fedavg" else f"FedProx with: {text}",
-            {**spec, **PROXIMAL},
+            {**spec, "terms": [*spec.get("terms", []), PROXIMAL]},
         )
         for name, (text, spec) in SINGLE.items()
     }
