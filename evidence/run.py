@@ -17,6 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from fedblend.report.guarantees import of_run
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import read
 from fedblend.runs.summary import costs
@@ -34,8 +35,16 @@ STUDIES: dict[str, list[str]] = {
     "fedmix-search": ["evidence/fedmix-search.toml"],
     "fedmix-scale": ["evidence/fedmix-scale.toml"],
     "fedmix-lr": ["evidence/fedmix-lr.toml"],
+    "aggenhance-mnist5k": ["evidence/aggenhance-mnist5k.toml"],
+    "aggenhance-fashion": ["evidence/aggenhance-fashion.toml"],
+    "robustness": ["evidence/robustness.toml"],
+    "private": ["examples/private.toml"],
+    "mix2fld-small": ["evidence/mix2fld-small.toml"],
 }
 """Arguments of ``fedblend run`` by the name of the study."""
+
+MAY_FAIL = {"robustness"}
+"""Studies of which some runs are expected to break off."""
 
 
 def main(names: list[str]) -> None:
@@ -51,7 +60,8 @@ def main(names: list[str]) -> None:
         folder = RUNS / name
         filled = [a.replace("$FEDBLEND_DATA", DATA) for a in arguments]
         command = [str(Path(sys.executable).with_name("fedblend")), "run", *filled, "--out", str(folder), "--resume"]
-        subprocess.run(command, cwd=ROOT, check=True)
+        # Runs that break down are results too: where an adversary wins, for one.
+        subprocess.run(command, cwd=ROOT, check=name not in MAY_FAIL)
         results = HERE / "results" / f"{name}.json"
         results.parent.mkdir(exist_ok=True)
         shown = shlex.join(["fedblend", "run", *arguments])
@@ -60,8 +70,13 @@ def main(names: list[str]) -> None:
 
 
 def results_of(folder: Path, command: str) -> dict[str, Any]:
-    """A study's results: each finished run's curve and costs, with the command, versions and data checksums."""
-    runs = [run for run in find_runs([folder]) if read(run).finished]
+    """A study's results: each finished run's curve and costs, with the command, versions and data checksums.
+
+    Of runs that failed, what broke them off and in which round.
+    """
+    everything = find_runs([folder])
+    runs = [run for run in everything if read(run).finished]
+    failed = [outcome for outcome in map(read, everything) if outcome.state == "failed"]
     facts = runs[0].facts()
     data = {k: v for k, v in facts["data"].items() if k != "source"}
     return {
@@ -71,6 +86,9 @@ def results_of(folder: Path, command: str) -> dict[str, Any]:
         "scale": facts["scale"],
         "clients": facts["clients"],
         "runs": [row_of(run) for run in runs],
+        "failed": [
+            {"method": o.label, "seed": o.seed, "failed": o.round + 1, "reason": o.status.get("reason")} for o in failed
+        ],
     }
 
 
@@ -92,7 +110,22 @@ def row_of(run: RunDirectory) -> dict[str, Any]:
         "peak_memory": max(r["machine"]["peak_memory"] for r in outcome.records),
         "refused": sum(len(r.get("refused", [])) for r in outcome.records),
     }
+    claims = {one.what: one.by_round for one in of_run(outcome)}
+    if claims:
+        row["epsilon"] = claims
+    if outcome.evaluated and "channel" in outcome.evaluated[-1]:
+        row["clock"] = clock_of(outcome.records)
     return row | {name: evaluated[-1][name] for name in ("clients", "per_class") if name in evaluated[-1]}
+
+
+def clock_of(records: list[dict[str, Any]]) -> list[float]:
+    """Seconds from the beginning to each evaluated round, on the air and in computing side by side."""
+    total, times = 0.0, []
+    for record in records:
+        total += costs(record)["clock"]
+        if "loss" in record:
+            times.append(round(total, 4))
+    return times
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def fedmix(**options: Any) -> dict[str, Any]:
         ({"ruonds": 3}, ("ruonds: unknown key", "did you mean 'rounds'?", "valid: ")),
         ({"sedes": [3]}, ("sedes: unknown key", "did you mean 'seeds'?", "methods, seeds, grid")),
         ({"train": {"bacth_size": 4}}, ("train.bacth_size: unknown key", "did you mean 'batch_size'?")),
-        ({"train": {"zzz": 4}}, ("train.zzz: unknown key", "valid: cohort, epochs, batch_size")),
+        ({"train": {"zzz": 4}}, ("train.zzz: unknown key", "valid: cohort, epochs, steps, batch_size")),
         ({"policy": {"min_means": 4}}, ("policy.min_means", "'min_mean'")),
         ({"model": {"name": "mlp", "hiden": [3]}}, ("model.hiden", "'hidden'", "dropout")),
         (fedmix(objective={"lamda": 0.1}), ("objective.lamda", "'lambda'", "taylor")),

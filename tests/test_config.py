@@ -171,7 +171,7 @@ def test_every_method_exists_with_the_proximal_term(name: str) -> None:
     with_term = preset("fedprox" if name == "fedavg" else f"fedprox+{name}").method
 
     alone = preset(name).method
-    assert with_term.terms == (Proximal(),)
+    assert with_term.terms == (*alone.terms, Proximal())
     assert (with_term.sharing, with_term.objective) == (alone.sharing, alone.objective)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,15 @@ USUAL_LEARNING = {
 }
 
 
+def _is_unsafe(method: Mapping[str, Any]) -> bool:
+    """Whether a part of a method gives raw samples away."""
+    found = [parts.find(kind, spec["name"]) for kind, spec in method.items() if isinstance(spec, Mapping)]
+    return any(getattr(cls, flag, False) for cls in found for flag in ("unsafe", "breaks_privacy"))
+
+
 def new_file(method: str, dataset: str) -> str:
     """A commented experiment file for a method and a data set. Raises on unknown names."""
-    methods.expand({"name": method}, "method")
+    made = methods.expand({"name": method}, "method")
     parts.find("dataset", dataset, "dataset")
     unsafe = "unsafe = true   # this method gives raw samples away: an upper bound, not for real data\n"
     partition = USUAL_PARTITION.get(
@@ -57,7 +63,7 @@ rounds = 20
 seed = 0             # or several: seeds = [0, 1, 2]
 eval_every = 1
 target = 0.7         # "rounds to reach" in tables
-{unsafe if "global-mixup" in method else ""}
+{unsafe if _is_unsafe(made) else ""}
 [data]               # fedblend list datasets
 name = "{dataset}"
 {options}
