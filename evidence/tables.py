@@ -132,7 +132,7 @@ def epsilons(name: str) -> str:
 
 
 def crossed(name: str, heading: str) -> str:
-    """Final accuracy by method and by what a grid set, a row a method and a column a setting; or how a run broke off."""
+    """Final accuracy, a row a method and a column a setting of the grid; or in which round a run broke off."""
     results = json.loads((HERE / "results" / f"{name}.json").read_text())
     cells: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for run in [*results["runs"], *results.get("failed", [])]:
