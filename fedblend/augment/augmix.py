@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedblend.augment.kernels import blend
-from fedblend.augment.operations import NOTHING, OPERATIONS, apply
+from fedblend.augment.operations import NOTHING, OPERATIONS, blended
 
 VIEWS = 2
 """Augmented views of each image: more cost time and gain little (section IV-C)."""
@@ -55,17 +55,3 @@ def augmix(unit: torch.Tensor, drawn: Mapping[str, torch.Tensor]) -> torch.Tenso
         greys = greys + (greys.round() - greys).detach()
         return blended(greys, drawn["operation"], drawn["level"], drawn["mix"]).to(unit.dtype)
     return blend((unit * 255).round().to(torch.uint8), drawn["operation"], drawn["level"], drawn["mix"])
-
-
-def blended(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
-    """The views in plain PyTorch, on any device: whole levels float64 [..., B, C, H, W] to [..., 2, B, C, H, W]."""
-    depth = operation.shape[-1]
-    picture = greys.shape[-3:]
-    # [..., B, 2, chains, C, H, W], one image for each chain, then all of them in a row.
-    copies = greys[..., None, None, :, :, :].expand(*operation.shape[:-1], *picture)
-    images = copies.reshape(-1, *picture)
-    for step in range(depth):
-        images = apply(images, operation[..., step].flatten(), level[..., step].flatten())
-    weights = mix.to(images.dtype)[..., None, None, None] / 255
-    chain_sum = (images.view(copies.shape) * weights[..., 1:, :, :, :]).sum(-4)
-    return (chain_sum + weights[..., 0, :, :, :] * greys[..., None, :, :, :]).movedim(-4, -5)

@@ -30,7 +30,7 @@ def blend_images(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tens
     ``operation`` int8 [..., B, V, chains, depth], ``level`` float32 alike, ``mix`` float32 [..., B, V, 1 + chains].
     """
     if greys.device.type != "cpu" or library() is None:
-        from fedblend.augment.augmix import blended
+        from fedblend.augment.operations import blended
 
         return blended(greys.double(), operation, level, mix).float()
     *leading, batch, channels, height, width = greys.shape

@@ -178,3 +178,17 @@ def resample(images: Tensor, matrices: Tensor) -> Tensor:
     # The cut counts as nothing for gradients.
     cut = value + (value.floor() - value).detach() if value.requires_grad else value.floor()
     return torch.where(inside[:, None], cut, 0.0)
+
+
+def blended(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+    """The views in plain PyTorch, on any device: whole levels float64 [..., B, C, H, W] to [..., 2, B, C, H, W]."""
+    depth = operation.shape[-1]
+    picture = greys.shape[-3:]
+    # [..., B, 2, chains, C, H, W], one image for each chain, then all of them in a row.
+    copies = greys[..., None, None, :, :, :].expand(*operation.shape[:-1], *picture)
+    images = copies.reshape(-1, *picture)
+    for step in range(depth):
+        images = apply(images, operation[..., step].flatten(), level[..., step].flatten())
+    weights = mix.to(images.dtype)[..., None, None, None] / 255
+    chain_sum = (images.view(copies.shape) * weights[..., 1:, :, :, :]).sum(-4)
+    return (chain_sum + weights[..., 0, :, :, :] * greys[..., None, :, :, :]).movedim(-4, -5)

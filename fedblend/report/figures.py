@@ -60,9 +60,21 @@ def cost(frame: pd.DataFrame, column: str, looks: Mapping[str, Look]) -> go.Figu
     figure = go.Figure(layout=_layout("sent so far, up and down (MB)", AXES[column], _height(looks)))
     for line in lines(frame, column):
         _add(figure, line, line.megabytes, looks[line.method], _factor(column), "%{x:,.1f} MB")
+    return _along_amounts(figure)
+
+
+def clock(frame: pd.DataFrame, column: str, looks: Mapping[str, Look]) -> go.Figure:
+    """A measure against the seconds of a federation whose clients compute side by side over their channel."""
+    figure = go.Figure(layout=_layout("time on the air and in computing (s)", AXES[column], _height(looks)))
+    for line in lines(frame, column):
+        _add(figure, line, line.clock, looks[line.method], _factor(column), "%{x:,.4g} s")
+    return _along_amounts(figure)
+
+
+def _along_amounts(figure: go.Figure) -> go.Figure:
+    """An axis of large numbers, at which methods do not meet."""
     figure.update_layout(hovermode="closest")
-    figure.update_xaxes(exponentformat="none", separatethousands=True)
-    return figure
+    return figure.update_xaxes(exponentformat="none", separatethousands=True)
 
 
 def against_epsilon(
@@ -89,16 +101,6 @@ def against_epsilon(
         return None
     figure.update_layout(hovermode="closest")
     return figure.update_xaxes(type="log")
-
-
-def clock(frame: pd.DataFrame, column: str, looks: Mapping[str, Look]) -> go.Figure:
-    """A measure against the seconds of a federation whose clients compute side by side over their channel."""
-    figure = go.Figure(layout=_layout("time on the air and in computing (s)", AXES[column], _height(looks)))
-    for line in lines(frame, column):
-        _add(figure, line, line.clock, looks[line.method], _factor(column), "%{x:,.4g} s")
-    figure.update_layout(hovermode="closest")
-    figure.update_xaxes(exponentformat="none", separatethousands=True)
-    return figure
 
 
 AXES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss (mean of the cohort)"}
