@@ -136,7 +136,7 @@ def crossed(name: str, heading: str) -> str:
     results = json.loads((HERE / "results" / f"{name}.json").read_text())
     cells: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for run in [*results["runs"], *results.get("failed", [])]:
-        method, _, setting = run["method"].partition(" name=")
+        method, _, setting = run["method"].partition(" adversary=")
         broke = run.get("failed")
         cells[method][setting].append(f"broke off in round {broke}" if broke else f"{100 * run['accuracy'][-1]:.1f}")
     settings = list(dict.fromkeys(setting for row in cells.values() for setting in row))
