@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cli_helpers import here, succeeded, write
 from helpers import examples, experiment, federation, images, local, numbers, run, same, same_state, world
 from hypothesis import given
 from hypothesis import strategies as st
@@ -415,3 +418,34 @@ def test_mechanisms_say_what_they_are() -> None:
     assert ClipAndNoise(clip=2.0, multiplier=3.0).mechanism() == Mechanism("gaussian", 1.5, at_server=False)
     assert ClipAndNoise(clip=2.0, scale=1.0, side="server").mechanism() == Mechanism("gaussian", 0.25, at_server=True)
     assert Means(multiplier=2.0).mechanism() == Mechanism("gaussian", 2.0 / math.sqrt(2), at_server=False)
+
+
+# What is told of it ----------------------------------------------------------------------------------------
+
+
+def test_the_report_and_inspect_tell_what_was_earned_and_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dp_accounting")
+    monkeypatch.chdir(tmp_path)
+    study = {
+        "methods": [
+            {"label": "noisy"},
+            {"label": "weighed", "aggregator": {"name": "mean", "by": "samples"}},
+            {"name": "naivemix", "label": "shared"},
+        ],
+        "protection": {**NOISY, "side": "server"},
+        "rounds": 2,
+    }
+    study["methods"][0]["aggregator"] = {"name": "mean", "by": "clients"}
+    file = write(Path("private.toml"), study)
+    succeeded(here("run", file, "--out", "runs/private", "--jobs", 1))
+    page = Path("runs/private/report.html").read_text()
+
+    epsilons = re.findall(r"<td>weights</td><td>a client</td><td>\((\d+\.?\d*), 1e-05\)</td>", page)
+    assert len(epsilons) == 1
+    assert "Accuracy against epsilon" in page
+    assert "none: noise at the server is sized for a plain mean of uploads" in page
+    assert "none: clients train on what others shared, and means leave without noise" in page
+    told = succeeded(here("inspect", "runs/private/noisy-seed0")).out
+    assert f"weights, for a client: ({epsilons[0]}, 1e-05)" in told
