@@ -312,3 +312,17 @@ def test_augmentation_needs_pictures() -> None:
     with pytest.raises(FedblendError, match=r"server_step.augment: true moves pictures; these data are of shape \[4\]"):
         PriorSamples(augment=True).require_possible(known)
     PriorSamples().require_possible(known)
+
+
+def test_one_clients_vote_counts_one_at_most() -> None:
+    bad, good = torch.zeros(CLASSES, 1, 2, 2), torch.ones(CLASSES, 1, 2, 2)
+    honest = {"scores": torch.stack([torch.zeros(CLASSES), torch.full((CLASSES,), 0.6)])}
+    liar = {"scores": torch.stack([torch.full((CLASSES,), 1e9), torch.full((CLASSES,), -1e9)])}
+
+    def ask(question: Any) -> list[dict[str, torch.Tensor]]:
+        return [{"points": bad}, {"points": good}] if "begin" in question else [liar, honest, honest]
+
+    best = SecureAggEnhance().best(good, server([], linear(), ask=ask))
+
+    assert best is not None
+    assert torch.equal(best, good)
