@@ -39,6 +39,8 @@ STUDIES: dict[str, list[str]] = {
     "aggenhance-fashion": ["evidence/aggenhance-fashion.toml"],
     "robustness": ["evidence/robustness.toml"],
     "private": ["examples/private.toml"],
+    "private-means": ["evidence/private-means.toml"],
+    "private-base": ["evidence/private-base.toml"],
     "mix2fld-small": ["evidence/mix2fld-small.toml"],
 }
 """Arguments of ``fedblend run`` by the name of the study."""

@@ -120,14 +120,17 @@ def clients(name: str) -> str:
     return "\n".join(lines)
 
 
-def epsilons(name: str) -> str:
-    """Final accuracy and epsilon of each method."""
+def epsilons(name: str, what: str, beside: str = "") -> str:
+    """Final accuracy, and epsilon of ``what`` left the clients, of each method; those of ``beside`` first."""
     results = json.loads((HERE / "results" / f"{name}.json").read_text())
-    lines = [f"`{results['command']}`", "", "| method | accuracy % | epsilon |", "|---|---|---|"]
+    if beside:
+        results["runs"] = json.loads((HERE / "results" / f"{beside}.json").read_text())["runs"] + results["runs"]
+    lines = [f"`{results['command']}`", "", "| method | accuracy % | mean of last 10 % | epsilon |", "|---|---|---|---|"]
     for run in results["runs"]:
-        spent = run.get("epsilon", {}).get("weights")
+        spent = run.get("epsilon", {}).get(what)
+        last = 100 * statistics.mean(run["accuracy"][-10:])
         shown = f"{spent[-1][1]:.2f}" if spent else "none"
-        lines.append(f"| {run['method']} | {100 * run['accuracy'][-1]:.1f} | {shown} |")
+        lines.append(f"| {run['method']} | {100 * run['accuracy'][-1]:.1f} | {last:.1f} | {shown} |")
     return "\n".join(lines)
 
 
@@ -187,7 +190,8 @@ TABLES = {
     "aggenhance-mnist5k": lambda: study("aggenhance-mnist5k"),
     "aggenhance-fashion": lambda: study("aggenhance-fashion"),
     "robustness": lambda: crossed("robustness", "accuracy % after 20 rounds"),
-    "private": lambda: epsilons("private"),
+    "private": lambda: epsilons("private", "weights"),
+    "private-means": lambda: epsilons("private-means", "means", "private-base"),
 }
 
 
