@@ -56,7 +56,7 @@ class Emnist:
         ]
         place, paths = _find(self.folder, stems)
         classes = CLASSES[self.split]
-        halves = [_read(*paths[i : i + 2], len(classes), self.split == "letters") for i in (0, 2)]
+        halves = [_read(paths[i], paths[i + 1], len(classes), self.split == "letters") for i in (0, 2)]
         facts = {
             "source": f"Cohen et al. 2017: EMNIST, '{self.split}' (NIST Special Database 19, public domain)",
             "files": fingerprints(paths, place),

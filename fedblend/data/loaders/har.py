@@ -70,7 +70,7 @@ class Har:
     inputs: Literal["windows", "features"] = "windows"
     """Channels x time (for the model "cnn1d"), or the publisher's 561 features of each window, if they are there."""
     split: Literal["recordings", "file"] = "recordings"
-    """Whether recordings are drawn, or the file's own split is taken (the publisher's tests on 9 people of their own)."""
+    """Whether recordings are drawn, or the file's own split is taken (the publisher tests on nine people apart)."""
     test_share: TestShare = 0.25
     """Share of the recordings of each person and activity that is test."""
     person: Count | None = None

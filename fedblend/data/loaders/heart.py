@@ -67,10 +67,11 @@ class Heart:
     ``$FEDBLEND_DATA/heart-disease``. Each hospital is a client. Disease is a diagnosis (``num``) above 0.
 
     A column of codes becomes one feature a code (all 0 where it is missing), a number stays one feature: where it is
-    missing, its mean over all hospitals' training patients that have it. A further feature a column, ``... missing``, is 1 where
-    it was. Blood pressure and cholesterol of 0, which stand for no measurement (all of Switzerland's cholesterol), are
-    missing as well. Test are ``test_share`` of the patients of each hospital with and without disease, drawn by the
-    data set's name. Raises :class:`FedblendError` that names file, line and column for values that cannot be.
+    missing, its mean over all hospitals' training patients that have it. A further feature a column, ``... missing``,
+    is 1 where it was. Blood pressure and cholesterol of 0, which stand for no measurement (all of Switzerland's
+    cholesterol), are missing as well. Test are ``test_share`` of the patients of each hospital with and without
+    disease, drawn by the data set's name. Raises :class:`FedblendError` that names file, line and column for values
+    that cannot be.
     """
 
     folder: FilePath | None = None
