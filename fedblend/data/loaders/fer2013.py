@@ -100,7 +100,6 @@ def _picture(text: str, where: str) -> np.ndarray:
     if numbers is None or len(numbers) != SIDE * SIDE:
         found = "other than numbers" if numbers is None else f"{len(numbers)} pixels"
         raise FedblendError(f"{where} is truncated or damaged: it holds {found}; expected {SIDE * SIDE} pixels")
-    pixels = numbers.astype(np.uint8)
-    if not np.array_equal(pixels, numbers):
+    if not np.isin(numbers, np.arange(256)).all():
         raise FedblendError(f"{where} holds pixels that are no whole numbers from 0 to 255")
-    return pixels
+    return numbers.astype(np.uint8)
