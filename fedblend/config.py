@@ -149,9 +149,10 @@ class Experiment(_Table):
     """Rounds to make; 0 evaluates the untrained model."""
     eval_every: Count = 1
     """Rounds from one evaluation on the test samples to the next; the last round is always evaluated."""
-    judge: Literal["server", "device"] | None = None
-    """Whose model is evaluated: the server's, or that of one device, drawn by the seed, after its training; unless
-    given, the server's, or the device's where clients keep their own weights.
+    judge: Literal["server", "device", "each"] | None = None
+    """Whose model is evaluated: the server's; that of one device, drawn by the seed, after its training; or each
+    client's own, on the client's own test samples. Unless given, the server's, or the device's where clients keep
+    their own weights.
     """
     stop_change: Positive | None = None
     """Relative change of the model (or of the mean outputs of every label) below which a run ends early."""
@@ -241,8 +242,12 @@ class Experiment(_Table):
                     f"method.terms: '{term.name}' needs mean outputs, which method.upload '{upload.name}' does not "
                     'send; valid: upload = "outputs"'
                 )
+        if self.judge == "each" and not method.keep_weights:
+            raise ValueError(
+                "judge: 'each' needs clients that keep their own weights (method.keep_weights); valid: server, device"
+            )
         if method.keep_weights and self.judge == "server":
-            raise ValueError("judge: 'server' has no model to evaluate where clients keep theirs; valid: device")
+            raise ValueError("judge: 'server' has no model to evaluate where clients keep theirs; valid: device, each")
         return self
 
     @pydantic.model_validator(mode="after")

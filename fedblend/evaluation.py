@@ -2,29 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedblend.engines.base import Engine, Scores, Tensors
+from fedblend.errors import FedblendError
 from fedblend.world import World
 
 SIZE_CLASSES = ((0, 100, "<100"), (100, 200, "100-199"), (200, None, ">199"))
 """Clients by samples held, as FedMix's Table 13 groups them."""
 
+NAMED = 50
+"""The data's own clients that are told one by one, at most: hospitals and people, not thousands of writers."""
 
-def evaluate(engine: Engine, weights: Tensors, world: World) -> dict[str, Any]:
-    """Loss and accuracy on the test half; accuracy by class, and over clients that have tests of their own."""
-    scores = engine.score(weights)
+
+def evaluate(
+    engine: Engine, weights: Tensors, world: World, own: Mapping[int, Tensors] | None = None
+) -> dict[str, Any]:
+    """Loss and accuracy on the test half; accuracy by class, by the data's own clients where these are few, and over
+    clients that have tests of their own. With ``own`` weights of clients, each is tested with its own (or with
+    ``weights``, if it has none yet) on its own samples.
+    """
+    scores = engine.score(weights) if own is None else _each_its_own(engine, weights, own, world)
     result: dict[str, Any] = {"loss": float(scores.loss.mean())}
     if scores.right is not None:
         result["accuracy"] = float(scores.right.mean())
         labels = world.data.test.y.numpy()
         result["per_class"] = _means_by(labels, scores.right, len(world.data.classes))
+        result |= _by_site(world, scores.right)
     groups = _client_tests(engine, weights, world, scores)
     if groups is not None:
         result["clients"] = over_clients(*groups, world.population.sizes)
     return result
+
+
+def require_own_tests(world: World) -> np.ndarray:
+    """The client of each test sample, int64 [n], where every one belongs to a client of the run.
+
+    Raises :class:`FedblendError` where it does not.
+    """
+    natural, of = world.natural_clients(), world.data.test.client
+    if natural is None or of is None or not np.isin(of, natural).all():
+        raise FedblendError(
+            "judge: 'each' needs test samples that all belong to a client of the run; valid with data that have "
+            "clients of their own, all of which the partition 'natural' takes"
+        )
+    return np.searchsorted(natural, of)
+
+
+def _each_its_own(engine: Engine, weights: Tensors, own: Mapping[int, Tensors], world: World) -> Scores:
+    """Scores of each test sample by the model of the client that it belongs to."""
+    owner = require_own_tests(world)
+    first = engine.score(weights)
+    loss, right = first.loss.copy(), None if first.right is None else first.right.copy()
+    for client, its in own.items():
+        rows, scores = owner == client, engine.score(its)
+        loss[rows] = scores.loss[rows]
+        if right is not None and scores.right is not None:
+            right[rows] = scores.right[rows]
+    return replace(first, loss=loss, right=right)
+
+
+def _by_site(world: World, right: np.ndarray) -> dict[str, Any]:
+    """Accuracy on the test samples of each of the data's own clients, by name, whoever holds what in training."""
+    client, names = world.data.test.client, world.data.client_names
+    if client is None or not 0 < len(names) <= NAMED:
+        return {}
+    means = _means_by(client, right, len(names))
+    return {"sites": {name: mean for name, mean in zip(names, means, strict=True) if mean is not None}}
 
 
 def _client_tests(

@@ -20,7 +20,7 @@ import torch
 from fedblend.engines import Engine, TrainTask
 from fedblend.engines.base import Collected
 from fedblend.errors import FedblendError, by_reason, listed
-from fedblend.evaluation import evaluate
+from fedblend.evaluation import evaluate, require_own_tests
 from fedblend.prefixes import named, under
 from fedblend.protection import Round
 from fedblend.random import stream
@@ -104,6 +104,8 @@ class Federation:
                 f"train.cohort: {cohort} clients a round, but only {holding} of {len(world.population)} clients "
                 f"hold samples; valid: 1 to {holding}"
             )
+        if self.experiment.judge == "each":
+            require_own_tests(world)
         self.method.aggregator.require_possible(cohort)
         self.method.server_step.require_possible(known_of(world, engine.server_model()))
         # One of those that hold samples, the same in all rounds.
@@ -343,6 +345,12 @@ class Federation:
             return state.weights
         return under("weights/", state.own.get(self.device, named("weights/", state.weights)))
 
+    def _own_models(self, state: State) -> dict[int, Tensors] | None:
+        """The weights that clients have of their own, where each is judged by its own."""
+        if self.experiment.judge != "each":
+            return None
+        return {client: under("weights/", table) for client, table in state.own.items()}
+
     def _clock(self, state: State, account: Account) -> Record:
         """Seconds of a round whose clients compute side by side: on the air, and in computing if that is fixed."""
         told: Record = {"channel": dict(account.channel)} if account.channel else {}
@@ -373,7 +381,7 @@ class Federation:
         last = state.round >= self.experiment.rounds or facts.get("converged")
         if state.round % self.experiment.eval_every == 0 or last:
             with account.time("evaluate"):
-                record |= evaluate(self.engine, self._judged(state), self.world)
+                record |= evaluate(self.engine, self._judged(state), self.world, self._own_models(state))
         record |= facts
         if account.channel or self.experiment.compute_seconds is not None:
             record |= self._clock(state, account)

@@ -12,8 +12,9 @@ from typing import Any
 from fedblend import parts
 from fedblend.config import Experiment, check_keys, resolve, set_field
 from fedblend.errors import FedblendError
+from fedblend.methods import overlay
 
-STUDY_KEYS = ("methods", "seeds", "grid")
+STUDY_KEYS = ("methods", "seeds", "grid", "variants")
 """Keys of a file that make it a study; every other key belongs to each of its experiments."""
 
 
@@ -26,7 +27,7 @@ class Study:
 
 
 def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Study:
-    """All experiments of a file: methods x grid x seeds.
+    """All experiments of a file: methods x grid x seeds, and those of its variants.
 
     ``seeds`` replaces the file's. Raises :class:`FedblendError` with one message that names the field.
     """
@@ -56,7 +57,31 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
         if slug in experiments:
             raise FedblendError(f"methods: two runs would both be called '{slug}'; give them labels of their own")
         experiments[slug] = experiment
+    for variant in _variants(table, base):
+        more = expand(variant, chosen).experiments
+        if both := sorted(set(more) & set(experiments)):
+            raise FedblendError(f"variants: two runs would both be called '{both[0]}'; give them labels of their own")
+        experiments |= more
     return Study(str(base.get("name", "experiment")), experiments)
+
+
+def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The table of each variant: the file's without its methods and grid, and the variant's own laid over it."""
+    given = table.get("variants", [])
+    if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
+        raise FedblendError(f"variants: {given!r} is not valid: write a table [[variants]] for each")
+    for key in ("name", "seeds", "variants"):
+        if any(key in one for one in given):
+            raise FedblendError(f"variants.{key}: is the whole file's; write it at the top of the file")
+    plain = {key: value for key, value in base.items() if key != "method"}
+    return [{**copy.deepcopy(plain), **{key: _over(plain.get(key), one[key]) for key in one}} for one in given]
+
+
+def _over(below: Any, given: Any) -> Any:
+    """A variant's value laid over the file's: options over a part's or a table's, else in its place."""
+    if isinstance(below, str) and isinstance(given, Mapping):
+        below = {"name": below}
+    return overlay(below, given)
 
 
 def _require_in_all(field: str, base: Mapping[str, Any], methods: Sequence[Mapping[str, Any] | None]) -> None:

@@ -76,11 +76,14 @@ def report(
 
 
 @app.command(epilog="Example: fedblend compare runs/quickstart")
-def compare(runs: Runs) -> None:
+def compare(
+    runs: Runs,
+    sites: Annotated[bool, typer.Option("--sites", help="Accuracy at each of the data's own clients.")] = False,
+) -> None:
     """Compare runs in a table in the terminal."""
     from fedblend.cli import running
 
-    running.show_table(runs)
+    running.show_table(runs, sites)
 
 
 @app.command("list", epilog="Example: fedblend list methods")

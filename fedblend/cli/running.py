@@ -14,6 +14,7 @@ from fedblend.config import Experiment, parse_value, resolve
 from fedblend.engines.ranks import rank_here
 from fedblend.engines.serving import serve_environment
 from fedblend.errors import FedblendError
+from fedblend.report.sites import sites_table
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, has_runs, read_study
 from fedblend.runs.several import in_one_message, run_all
@@ -133,6 +134,7 @@ def write_report(paths: list[Path], out: Path) -> None:
     Console().print(f"Report: {out} and {out.with_suffix('.png')}", highlight=False, soft_wrap=True)
 
 
-def show_table(paths: list[Path]) -> None:
-    """Print the table of runs."""
-    Console().print(report.compare(find_runs(paths)))
+def show_table(paths: list[Path], sites: bool = False) -> None:
+    """Print the table of runs, or their accuracy at each of the data's own clients."""
+    runs = find_runs(paths)
+    Console().print(sites_table(runs) if sites else report.compare(runs))

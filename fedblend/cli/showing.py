@@ -22,22 +22,40 @@ USUAL_PARTITION = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
     "npz": 'name = "iid"\nclients = 20',
     "toy": 'name = "natural"   # the data\'s own clients: D1, D2 and D3',
+    "femnist": 'name = "natural"   # one client a writer',
+    "leaf-shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
+    "har": 'name = "natural"   # one client a person',
+    "heart": 'name = "natural"   # one client a hospital',
 }
 DATA_OPTIONS = {
     "shakespeare": "roles = 20\nmax_samples = 250    # of each role: minutes, not hours\n",
     "npz": 'path = "data.npz"    # beside this file; arrays x, y and, if the data has them, client and split\n',
     "image-folder": 'path = "pictures"    # beside this file: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png\n',
+    **dict.fromkeys(
+        ("cifar10", "cifar100", "emnist", "fer2013", "voc2007", "heart", "leaf-shakespeare"),
+        '# folder = "DATA"    # where the files lie, beside this file; else they are looked for under $FEDBLEND_DATA\n',
+    ),
+    **dict.fromkeys(
+        ("femnist", "har"),
+        '# path = "DATA"    # where the data lie, beside this file; else they are looked for under $FEDBLEND_DATA\n',
+    ),
 }
 USUAL_MODEL = {
     "shakespeare": 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run',
+    "leaf-shakespeare": 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run',
     "npz": 'name = "mlp"',
+    "heart": 'name = "mlp"\nhidden = [16]',
+    "har": 'name = "cnn1d"',
+    "cifar10": 'name = "cnn"',
+    "cifar100": 'name = "cnn"',
+    "voc2007": 'name = "cnn"\nchannels = [16, 64, 256]    # AggEnhance, section 4.2',
+    "fer2013": 'name = "cnn"\nchannels = [16, 32, 64, 64]    # AggEnhance, section 4.2\nnorm = "group"',
     "digits": 'name = "mlp"',
     "toy": 'name = "mlp"\nhidden = []           # a linear model: its boundary is a line',
 }
-USUAL_COHORT = {"toy": 3}
-USUAL_LEARNING = {
-    "shakespeare": "lr = 4.0             # text needs large steps, with clipped gradients\nclip_norm = 1.0"
-}
+USUAL_COHORT = {"toy": 3, "heart": 4}
+TEXT = "lr = 4.0             # text needs large steps, with clipped gradients\nclip_norm = 1.0"
+USUAL_LEARNING = {"shakespeare": TEXT, "leaf-shakespeare": TEXT}
 
 
 def _is_unsafe(method: Mapping[str, Any]) -> bool:

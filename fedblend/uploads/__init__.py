@@ -11,8 +11,9 @@ from fedblend.parts import part
 from fedblend.uploads.base import Upload
 from fedblend.uploads.checks import bytes_of, fault_of, is_finite
 from fedblend.uploads.outputs import Nothing, Outputs
+from fedblend.uploads.silent import Silent
 
-__all__ = ["Model", "Nothing", "Outputs", "Upload", "bytes_of", "fault_of", "is_finite"]
+__all__ = ["Model", "Nothing", "Outputs", "Silent", "Upload", "bytes_of", "fault_of", "is_finite"]
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -2,6 +2,38 @@
 
 from __future__ import annotations
 
-from fedblend.data.loaders import digits, image_folder, mnist, mnist5k, npz, shakespeare, toy
+from fedblend.data.loaders import (
+    cifar,
+    digits,
+    emnist,
+    femnist,
+    fer2013,
+    har,
+    heart,
+    image_folder,
+    leaf_shakespeare,
+    mnist,
+    mnist5k,
+    npz,
+    shakespeare,
+    toy,
+    voc,
+)
 
-__all__ = ["digits", "image_folder", "mnist", "mnist5k", "npz", "shakespeare", "toy"]
+__all__ = [
+    "cifar",
+    "digits",
+    "emnist",
+    "femnist",
+    "fer2013",
+    "har",
+    "heart",
+    "image_folder",
+    "leaf_shakespeare",
+    "mnist",
+    "mnist5k",
+    "npz",
+    "shakespeare",
+    "toy",
+    "voc",
+]

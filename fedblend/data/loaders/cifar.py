@@ -1,0 +1,157 @@
+"""CIFAR10 and CIFAR100 in their binary form, or in their Python form read without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.data.loaders.places import Home, fingerprints
+from fedblend.errors import FedblendError
+from fedblend.parts import FilePath, part
+
+SHAPE = (3, 32, 32)
+"""Channels, height and width: a record holds 1,024 bytes of red, then of green, then of blue, row by row."""
+PIXELS = 3 * 32 * 32
+
+TEN = Home(
+    name="cifar10",
+    files=(*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
+    folders=("cifar-10-batches-bin", "cifar10"),
+    address="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+)
+HUNDRED = Home(
+    name="cifar100",
+    files=("train.bin", "test.bin", "fine_label_names.txt", "coarse_label_names.txt"),
+    folders=("cifar-100-binary", "cifar100"),
+    address="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+)
+TEN_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+NOTES = "the publisher's own split"
+ORIGIN = "Krizhevsky 2009: Learning multiple layers of features from tiny images; research use with citation"
+
+
+@part("dataset", "cifar10")
+class Cifar10:
+    """CIFAR10: 50,000 training and 10,000 test colour pictures, 32 x 32, 10 classes; binary form (Krizhevsky 2009).
+
+    ``folder`` holds ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``. Without it they are looked
+    for in ``$FEDBLEND_DATA/cifar-10-batches-bin``. A record is a label and 3,072 pixels. Raises
+    :class:`FedblendError` for files that are missing, cut short, twice the same, or hold other labels than 0 to 9.
+    """
+
+    folder: FilePath | None = None
+    """The folder with the six .bin files; without it they are looked for under $FEDBLEND_DATA."""
+
+    def load(self) -> Dataset:
+        """The data set: x uint8 [n, 3, 32, 32], y int64 [n]."""
+        place = _find(TEN, self.folder)
+        paths = [place / name for name in TEN.files]
+        names = place / "batches.meta.txt"
+        if names.exists():
+            _require_names(names, TEN_CLASSES)
+        facts: dict[str, Any] = {"source": f"CIFAR10, {ORIGIN}", "files": fingerprints(paths, place), "notes": NOTES}
+        read = [read_records(path, {"label": 10}) for path in paths]
+        train, test = _samples(read[:-1], 0), _samples(read[-1:], 0)
+        return check(Dataset("cifar10", "image", train, test, TEN_CLASSES, facts=facts))
+
+
+@part("dataset", "cifar100")
+class Cifar100:
+    """CIFAR100: 50,000 training and 10,000 test colour pictures, 32 x 32, 100 classes or 20; binary form.
+
+    ``folder`` holds ``train.bin``, ``test.bin`` and the names of labels. Without it they are looked for in
+    ``$FEDBLEND_DATA/cifar-100-binary``. A record is a coarse label, a fine label and 3,072 pixels. Raises
+    :class:`FedblendError` for files that are missing or cut short, for labels out of range, and for a fine label that
+    comes with two coarse ones.
+    """
+
+    folder: FilePath | None = None
+    """The folder with train.bin, test.bin and the two .txt files; without it it is looked for under $FEDBLEND_DATA."""
+    labels: Literal["fine", "coarse"] = "fine"
+    """Whether to tell 100 classes apart, or the 20 groups of five of them."""
+
+    def load(self) -> Dataset:
+        """The data set: x uint8 [n, 3, 32, 32], y int64 [n]."""
+        place = _find(HUNDRED, self.folder)
+        paths = [place / name for name in HUNDRED.files]
+        facts: dict[str, Any] = {"source": f"CIFAR100, {ORIGIN}", "files": fingerprints(paths, place), "notes": NOTES}
+        read = [read_records(path, {"coarse label": 20, "fine label": 100}) for path in paths[:2]]
+        _require_nested(np.concatenate([labels for labels, _ in read]), place)
+        column, names = (1, _names(paths[2], 100)) if self.labels == "fine" else (0, _names(paths[3], 20))
+        train, test = (_samples([half], column) for half in read)
+        return check(Dataset("cifar100", "image", train, test, names, facts=facts))
+
+
+def read_records(path: Path, labels: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Labels uint8 [n, len(labels)] and pictures uint8 [n, 3, 32, 32] of a file; ``labels`` are their numbers of
+    classes by name, in the order of the record.
+
+    Raises :class:`FedblendError` if the file is no whole number of records, or a label is out of range.
+    """
+    raw = np.fromfile(path, np.uint8)
+    width = len(labels) + PIXELS
+    if not len(raw) or len(raw) % width:
+        raise FedblendError(
+            f"{path}: is truncated or another file: {len(raw)} bytes are no whole number of records of {width}; "
+            "fetch it anew"
+        )
+    records = raw.reshape(-1, width)
+    for column, (name, classes) in enumerate(labels.items()):
+        bad = np.flatnonzero(records[:, column] >= classes)
+        if len(bad):
+            raise FedblendError(
+                f"{path}: record {bad[0]} holds the {name} {records[bad[0], column]}; valid: 0 to {classes - 1}"
+            )
+    return records[:, : len(labels)], records[:, len(labels) :].reshape(-1, *SHAPE)
+
+
+def _samples(read: list[tuple[np.ndarray, np.ndarray]], column: int) -> Samples:
+    x = np.concatenate([pictures for _, pictures in read])
+    y = np.concatenate([labels[:, column] for labels, _ in read]).astype(np.int64)
+    return Samples(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def _find(home: Home, folder: str | None) -> Path:
+    """The folder with the binary files. Raises, with a word on the Python form if it is that which lies there."""
+    python = ("data_batch_1", "train")
+    if folder is not None and not (Path(folder) / home.files[0]).exists():
+        there = [name for name in python if (Path(folder) / name).is_file()]
+        if there:
+            raise FedblendError(
+                f"data.folder: '{folder}' holds the Python form ({there[0]}), whose pickles could run any code and "
+                f"are not read; take the binary form from {home.address}"
+            )
+    return home.find(folder)
+
+
+def _names(path: Path, number: int) -> tuple[str, ...]:
+    """The names of labels, one a line. Raises if there are not ``number`` of them."""
+    try:
+        names = tuple(path.read_text(encoding="ascii").split())
+    except UnicodeDecodeError:
+        raise FedblendError(f"{path}: is no list of names in plain text; fetch it anew") from None
+    if len(set(names)) != number or len(names) != number:
+        raise FedblendError(f"{path}: holds {len(set(names))} different names in {len(names)}; expected {number}")
+    return names
+
+
+def _require_names(path: Path, names: tuple[str, ...]) -> None:
+    """Raise unless a file tells these names in this order: another order would be another meaning of labels."""
+    found = _names(path, len(names))
+    if found != names:
+        wrong = next(i for i, pair in enumerate(zip(found, names, strict=True)) if pair[0] != pair[1])
+        raise FedblendError(f"{path}: calls label {wrong} '{found[wrong]}'; in CIFAR10 it is '{names[wrong]}'")
+
+
+def _require_nested(labels: np.ndarray, place: Path) -> None:
+    """Raise unless every fine label always comes with one coarse label."""
+    pairs = np.unique(labels, axis=0)
+    fine, times = np.unique(pairs[:, 1], return_counts=True)
+    if len(fine) < len(pairs):
+        bad = int(fine[times > 1][0])
+        groups = pairs[pairs[:, 1] == bad][:, 0].tolist()
+        raise FedblendError(f"{place}: the fine label {bad} comes with the coarse labels {groups}; each belongs to one")
