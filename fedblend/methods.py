@@ -99,7 +99,7 @@ PROXIMAL = {"name": "proximal"}
 
 
 def presets() -> dict[str, tuple[str, dict[str, Any]]]:
-    """All named methods: name -> (what it is, its parts). Each in which clients train exists with FedProx's term too."""
+    """All named methods: name -> (what it is, its parts). Those that train clients exist with FedProx's term too."""
     with_prox = {
         "fedprox" if name == "fedavg" else f"fedprox+{name}": (
             "FedAvg with a proximal term (Li et al. 2020)" if name == "fedavg" else f"FedProx with: {text}",

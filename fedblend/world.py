@@ -97,7 +97,7 @@ class World:
         if server >= len(sizes) or not self.population.sizes[server]:
             why = "it holds no samples" if server < len(sizes) else f"there are {len(sizes)} clients"
             raise FedblendError(
-                f"method.sharing.server: {server}: {why}; valid: a client that holds samples, which is the server then, "
+                f"method.sharing.server: {server}: {why}; valid: a client that holds samples, to be the server, "
                 f"such as {int(self.population.sizes.argmax())}"
             )
         return self.samples(server, int(sizes[server]))

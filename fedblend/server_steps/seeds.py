@@ -13,7 +13,7 @@ from fedblend.server_steps.points import require_classes
 
 @part("server_step", "train-on-seeds")
 class TrainOnSeeds(ServerStep):
-    """The server's model is trained on its own and the shared samples, from the round's weights (XorMixFL, Algorithm 2).
+    """The server trains its model on its own and the shared samples, from the round's weights (XorMixFL, Algorithm 2).
 
     With Adam, which begins anew in each round; the model is in evaluation mode. After ``rounds`` rounds the step does
     nothing more, so that rounds of any other kind can go on from there. Without samples the model stays as it is.

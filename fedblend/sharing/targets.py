@@ -25,8 +25,9 @@ Inside = Annotated[float, Field(gt=0, lt=1)]
 class Drawn(NamedTuple):
     """Which samples of a device make its seeds.
 
-    ``labels`` int64 [n] are the seeds' target labels, ``hidden`` int64 [n, k] the labels of their k dummies; ``targets``
-    int64 [n, p] are the device's samples that are blended into a target, ``dummies`` those of each dummy (-1: none).
+    ``labels`` int64 [n] are the seeds' target labels, ``hidden`` int64 [n, k] the labels of their k dummies;
+    ``targets`` int64 [n, p] are the device's samples that are blended into a target, ``dummies`` those of each dummy
+    (-1: none).
     """
 
     labels: np.ndarray
@@ -103,7 +104,7 @@ class _TargetSeeds(Seeds):
         return self._known("targets", self.targets, len(counts))
 
     def _dummies(self, counts: np.ndarray) -> np.ndarray:
-        """The dummy labels in order, int64; of those that are given by their number, the ones the server has most of."""
+        """The dummy labels in order, int64; given their number, those of which the server has most."""
         if isinstance(self.dummies, tuple):
             chosen = self._known("dummies", self.dummies, len(counts))
         else:
@@ -234,15 +235,15 @@ class XorSeeds(_TargetSeeds):
 class MixedTargetSeeds(_TargetSeeds):
     """MixFL's seeds: samples of target labels mixed up with dummies, used as they are with soft labels (section 1).
 
-    Once. What travels of a seed is the mixture, rounded to 8 bits, its label, and its dummies' labels. A server needs no
-    samples of a dummy label.
+    Once. What travels of a seed is the mixture, rounded to 8 bits, its label, and its dummies' labels. A server needs
+    no samples of a dummy label.
     """
 
     lam: Inside | None = None
     """Share of the target; unless given, as much as of each dummy: 0.5 with one."""
     equal_parts: bool = False
-    """Mix the target with one sample of each of the M dummy labels, not of one of them; a device that lacks one of these
-    labels sends nothing.
+    """Mix the target with one sample of each of the M dummy labels, not of one of them; a device that lacks one of
+    these labels sends nothing.
     """
 
     _decodes = False
@@ -263,7 +264,7 @@ class MixedTargetSeeds(_TargetSeeds):
         return superpose(x, [drawn.targets, *drawn.dummies], self.shares(len(drawn.dummies)), self.alpha)
 
     def pool_beside(self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator) -> Pool:
-        """The server's samples and the mixtures: x uint8 [n, ...], y float [n, C]; C: one more than the largest label."""
+        """The server's samples and the mixtures: x uint8 [n, ...], y float [n, C], up to the largest label C - 1."""
         x, y = base
         if not len(entries):
             return Pool({"x": x, "y": y}, np.full(len(y), self.server))

@@ -2,13 +2,15 @@
 
 Samples are uint8 [n, ...] throughout. p samples of one label are *blended* into one, b <- alpha b + (1 - alpha) x_t for
 t = 1 .. p - 1 from b = x_0 (equation 1), rounded half to even at each step, so that p = 1 blends nothing. A blended
-target sample is *encoded* by the bit-wise XOR with a blended dummy sample of another label (equation 2) and *decoded* by
-the XOR with another blended sample of the dummy's label (equation 3): with the same one the target comes back exactly.
+target sample is *encoded* by the bit-wise XOR with a blended dummy sample of another label (equation 2) and *decoded*
+by the XOR with another blended sample of the dummy's label (equation 3): the same one gives the target back exactly.
 
 Where a dummy's pixel is 0 the encoded pixel *is* the target's.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from fedblend.errors import FedblendError
 WHITE = 255
 """The largest pixel."""
 
-CHUNK = 1 << 17
+CHUNK = 1 << 16
 """Pixels that are worked on at a time: what stands between gathering and the result stays in a processor's cache."""
 
 
@@ -63,10 +65,10 @@ def shortages(counts: np.ndarray, targets: np.ndarray) -> np.ndarray:
 def blend(x: torch.Tensor, places: np.ndarray, alpha: float) -> torch.Tensor:
     """g^p of equation 1: uint8 [count, ...] of samples x uint8 [n, ...] at ``places`` int64 [count, p] (-1: none)."""
     made = torch.empty((len(places), *x.shape[1:]), dtype=torch.uint8)
-    flat, out, step = x.flatten(1), made.flatten(1), _rows_a_chunk(x)
+    flat, out, (step, space) = x.flatten(1), made.flatten(1), _chunks(x, len(made))
     for start in range(0, len(places), step):
         rows = slice(start, start + step)
-        _blended(flat, places[rows], alpha, out[rows])
+        _blended(flat, places[rows], alpha, out[rows], space)
     return made
 
 
@@ -86,17 +88,17 @@ def encode(
 ) -> torch.Tensor:
     """Equation 2: the XOR of blended targets with blended dummies, uint8 [count, ...].
 
-    ``targets`` and ``dummies`` int64 [count, p] are rows of x uint8 [n, ...] (-1: none). ``noise`` uint8 [count, ...] is
-    added to the dummies first; what would pass 255 stays there.
+    ``targets`` and ``dummies`` int64 [count, p] are rows of x uint8 [n, ...] (-1: none). ``noise`` uint8 [count, ...]
+    is added to the dummies first; what would pass 255 stays there.
     """
     made = torch.empty((len(targets), *x.shape[1:]), dtype=torch.uint8)
-    flat, out, step = x.flatten(1), made.flatten(1), _rows_a_chunk(x)
+    flat, out, (step, space) = x.flatten(1), made.flatten(1), _chunks(x, len(made))
     held = torch.empty_like(out[:step])
     for start in range(0, len(targets), step):
         rows = slice(start, start + step)
         target, dummy = out[rows], held[: len(out[rows])]
-        _blended(flat, targets[rows], alpha, target)
-        _blended(flat, dummies[rows], alpha, dummy)
+        _blended(flat, targets[rows], alpha, target, space)
+        _blended(flat, dummies[rows], alpha, dummy, space)
         if noise is not None:
             lift(dummy, noise.flatten(1)[rows])
         target.bitwise_xor_(dummy)
@@ -109,10 +111,10 @@ def decode(encoded: torch.Tensor, x: torch.Tensor, dummies: np.ndarray, alpha: f
     ``dummies`` int64 [count, p] are rows of x (-1: none).
     """
     made = torch.empty_like(encoded)
-    flat, given, out, step = x.flatten(1), encoded.flatten(1), made.flatten(1), _rows_a_chunk(x)
+    flat, given, out, (step, space) = x.flatten(1), encoded.flatten(1), made.flatten(1), _chunks(x, len(made))
     for start in range(0, len(encoded), step):
         rows = slice(start, start + step)
-        _blended(flat, dummies[rows], alpha, out[rows])
+        _blended(flat, dummies[rows], alpha, out[rows], space)
         out[rows].bitwise_xor_(given[rows])
     return made
 
@@ -123,14 +125,14 @@ def superpose(x: torch.Tensor, parts: list[np.ndarray], shares: list[float], alp
     ``parts`` are places int64 [count, p] in x uint8 [n, ...], ``shares`` their weights, with the sum 1.
     """
     made = torch.empty((len(parts[0]), *x.shape[1:]), dtype=torch.uint8)
-    flat, out, step = x.flatten(1), made.flatten(1), _rows_a_chunk(x)
+    flat, out, (step, space) = x.flatten(1), made.flatten(1), _chunks(x, len(made))
     held = torch.empty_like(out[:step])
     for start in range(0, len(out), step):
         rows = slice(start, start + step)
         total = torch.zeros(out[rows].shape)
         for places, share in zip(parts, shares, strict=True):
             blended = held[: len(total)]
-            _blended(flat, places[rows], alpha, blended)
+            _blended(flat, places[rows], alpha, blended, space)
             total.add_(blended.float().mul_(share))
         out[rows] = total.round_().clamp_(0, WHITE)
     return made
@@ -141,17 +143,26 @@ def lift(dummy: torch.Tensor, noise: torch.Tensor) -> None:
     dummy.add_(torch.minimum(noise, WHITE - dummy))
 
 
-def _blended(flat: torch.Tensor, places: np.ndarray, alpha: float, out: torch.Tensor) -> None:
-    """Blend rows of x uint8 [n, pixels] into ``out`` uint8 [count, pixels]."""
+def _blended(flat: torch.Tensor, places: np.ndarray, alpha: float, out: torch.Tensor, space: torch.Tensor) -> None:
+    """Blend rows of x uint8 [n, pixels] into ``out`` uint8 [count, pixels]; ``space`` float [2, count, pixels]."""
     rows = torch.from_numpy(places)
     torch.index_select(flat, 0, rows[:, 0].contiguous(), out=out)
     for k in range(1, rows.shape[1]):
-        there = rows[:, k] >= 0
-        others = torch.index_select(flat, 0, rows[:, k].clamp(min=0))
+        there = torch.from_numpy(np.flatnonzero(places[:, k] >= 0))
+        all_there = len(there) == len(out)
+        first, second = space[:, : len(there)]
+        first.copy_(out if all_there else out[there])
+        second.copy_(torch.index_select(flat, 0, rows[there, k]))
         # Two products and a sum, each rounded alone: an operation that fuses them gives other results in its last rows.
-        mixed = out.float().mul_(alpha).add_(others.float().mul_(1 - alpha)).round_().to(torch.uint8)
-        out.copy_(torch.where(there[:, None], mixed, out))
+        first.mul_(alpha).add_(second.mul_(1 - alpha)).round_()
+        if all_there:
+            out.copy_(first)
+        else:
+            out[there] = first.to(torch.uint8)
 
 
-def _rows_a_chunk(x: torch.Tensor) -> int:
-    return max(1, CHUNK // max(1, x[0].numel() if len(x) else 1))
+def _chunks(x: torch.Tensor, count: int) -> tuple[int, torch.Tensor]:
+    """How many of ``count`` samples like those of x to work on at a time, and room for blending so many."""
+    pixels = max(1, math.prod(x.shape[1:]))
+    step = min(max(1, CHUNK // pixels), max(1, count))
+    return step, torch.empty(2, step, pixels)
