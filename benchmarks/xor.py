@@ -65,7 +65,9 @@ def main() -> None:
             if turn:
                 seconds[name].append(time.perf_counter() - start)
     size = given.samples * SIDE * SIDE / 1e9
-    table = Table("what", "GB/s", "times as long as a copy", title=f"{given.samples} pictures, {given.threads} thread(s)")
+    table = Table(
+        "what", "GB/s", "times as long as a copy", title=f"{given.samples} pictures, {given.threads} thread(s)"
+    )
     rows = []
     for name, times in seconds.items():
         ratio = statistics.median(a / b for a, b in zip(times, seconds["copy"], strict=True))
