@@ -458,8 +458,12 @@ def test_a_resumed_one_shot_run_makes_the_same_pool() -> None:
 )
 def test_settings_that_make_no_sense(sharing: dict[str, Any], message: str) -> None:
     with pytest.raises(FedblendError, match=message):
-        made = one_shot({"name": "xormixfl", "sharing": sharing})
-        Federation(made, LoopEngine(made))
+        _begin({"name": "xormixfl", "sharing": sharing})
+
+
+def _begin(method: Any) -> Federation:
+    made = one_shot(method)
+    return Federation(made, LoopEngine(made))
 
 
 def test_a_server_that_could_not_decode_is_refused_before_anything_is_sent() -> None:
@@ -470,7 +474,7 @@ def test_a_server_that_could_not_decode_is_refused_before_anything_is_sent() -> 
     fine = one_shot({"name": "mixfl", "sharing": {"targets": [2], "dummies": [1]}}, rows=rows)
     assert len(pool_of(fine)[0]) == 8 + 4
     empty = one_shot(rows=[[0, 0, 0], [6, 6, 5], [6, 6, 3]], train={"cohort": 2})
-    with pytest.raises(FedblendError, match="method.sharing.server: 0: it holds no samples"):
+    with pytest.raises(FedblendError, match=r"method\.sharing\.server: 0: it holds no samples"):
         Federation(empty, LoopEngine(empty))
 
 
