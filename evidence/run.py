@@ -34,6 +34,10 @@ STUDIES: dict[str, list[str]] = {
     "fedmix-search": ["evidence/fedmix-search.toml"],
     "fedmix-scale": ["evidence/fedmix-scale.toml"],
     "fedmix-lr": ["evidence/fedmix-lr.toml"],
+    "xormixfl-mnist5k": ["evidence/xormixfl-mnist5k.toml"],
+    "xormixfl-offset": ["evidence/xormixfl-offset.toml"],
+    "xormixfl-dummies": ["evidence/xormixfl-dummies.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
+    "xormixfl-mnist": ["evidence/xormixfl-mnist.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
 }
 """Arguments of ``fedblend run`` by the name of the study."""
 
