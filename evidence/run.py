@@ -42,6 +42,10 @@ STUDIES: dict[str, list[str]] = {
     "private-means": ["evidence/private-means.toml"],
     "private-base": ["evidence/private-base.toml"],
     "mix2fld-small": ["evidence/mix2fld-small.toml"],
+    "xormixfl-mnist5k": ["evidence/xormixfl-mnist5k.toml"],
+    "xormixfl-offset": ["evidence/xormixfl-offset.toml"],
+    "xormixfl-dummies": ["evidence/xormixfl-dummies.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
+    "xormixfl-mnist": ["evidence/xormixfl-mnist.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
 }
 """Arguments of ``fedblend run`` by the name of the study."""
 

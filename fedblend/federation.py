@@ -108,6 +108,7 @@ class Federation:
             require_own_tests(world)
         self.method.aggregator.require_possible(cohort)
         self.method.server_step.require_possible(known_of(world, engine.server_model()))
+        world.requests(world.sizes(0))
         # One of those that hold samples, the same in all rounds.
         self.device = int(stream(self.experiment.seed, "device").choice(self._holding))
         if self.method.objective.needs:
@@ -135,7 +136,7 @@ class Federation:
             )
         facts: Record = {}
         weights, said, own = state.weights, state.said, state.own
-        if self.method.upload.trains:
+        if self.method.upload.trains_in(state.round):
             cohort = self._cohort(state.round)
             heard, state = self._download(state, cohort, pool, informed, account)
             task, part = self._task(state, cohort, heard, pool, sizes)
@@ -221,7 +222,7 @@ class Federation:
         payloads: dict[int, Payload] = {}
         refused = []
         with account.time("share"):
-            asked = np.flatnonzero(new)
+            asked = np.flatnonzero(new & (np.arange(len(new)) != sharing.server))
             given = dict(self.engine.share(round, state.weights, asked.tolist(), sizes))
             bytes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.travels
             arrives = self._sent("up", "share-uplink", bytes_given, np.array([*given], np.int64), round, account)
@@ -263,7 +264,9 @@ class Federation:
         """What the server makes of the entries; kept until they are others."""
         if self._pool is None or self._pool[0] is not state.entries:
             rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
-            self._pool = (state.entries, self.method.sharing.pool(state.entries, rng))
+            sharing, base = self.method.sharing, self.world.base(state.shared_sizes)
+            made = sharing.pool(state.entries, rng) if base is None else sharing.pool_beside(state.entries, base, rng)
+            self._pool = (state.entries, made)
         return self._pool[1]
 
     def _cohort(self, round: int) -> np.ndarray:

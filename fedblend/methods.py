@@ -57,6 +57,22 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         "outputs up, a model down, distilled on inversely mixed-up seeds (Mix2FLD, section III-C)",
         {"upload": "outputs", "sharing": {"name": "mixed-seeds"}, "server_step": {"name": "distill-to-model"}},
     ),
+    "xormixfl": (
+        "one shot: the server levels its labels with decoded XOR-encoded samples, and trains (XorMixFL)",
+        {"upload": "nothing", "sharing": {"name": "xor-seeds"}, "server_step": {"name": "train-on-seeds"}},
+    ),
+    "mixfl": (
+        "one shot: the server levels its labels with mixed-up samples, and trains (XorMixFL, section 1)",
+        {"upload": "nothing", "sharing": {"name": "mixed-target-seeds"}, "server_step": {"name": "train-on-seeds"}},
+    ),
+    "vanilla-fl": (
+        "one shot: FedAvg, for one round of training until convergence (XorMixFL, section 4)",
+        {},
+    ),
+    "standalone": (
+        "the server trains on its own samples alone (XorMixFL, section 4)",
+        {"upload": "nothing", "sharing": {"name": "base-samples"}, "server_step": {"name": "train-on-seeds"}},
+    ),
     "fed-augmix": (
         "augmented views of each image, held to the image's own outputs (Fed-AugMix)",
         {"objective": {"name": "augmix"}},
@@ -83,13 +99,14 @@ PROXIMAL = {"name": "proximal"}
 
 
 def presets() -> dict[str, tuple[str, dict[str, Any]]]:
-    """All named methods: name -> (what it is, its parts). Each also exists with FedProx's proximal term."""
+    """All named methods: name -> (what it is, its parts). Those that train clients exist with FedProx's term too."""
     with_prox = {
         "fedprox" if name == "fedavg" else f"fedprox+{name}": (
             "FedAvg with a proximal term (Li et al. 2020)" if name == "fedavg" else f"FedProx with: {text}",
             {**spec, "terms": [*spec.get("terms", []), PROXIMAL]},
         )
         for name, (text, spec) in SINGLE.items()
+        if spec.get("upload") != "nothing"
     }
     return SINGLE | with_prox
 

@@ -19,6 +19,7 @@ from fedblend.errors import FedblendError
 from fedblend.objectives.task import Task
 from fedblend.random import lent_generator, stream
 from fedblend.server_steps import Known
+from fedblend.sharing.base import Request
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,30 @@ class World:
     def natural_clients(self) -> np.ndarray | None:
         """The data set's own number of each client (writer, role) where the split keeps them, int64 [clients]."""
         return self.population.natural
+
+    def base(self, sizes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The samples (x, y) of the client that is the server, as stored; ``None`` where the server has no data.
+
+        Raises :class:`FedblendError` if there is no such client, or if it holds nothing.
+        """
+        server = self.experiment.method.sharing.server
+        if server is None:
+            return None
+        if server >= len(sizes) or not self.population.sizes[server]:
+            why = "it holds no samples" if server < len(sizes) else f"there are {len(sizes)} clients"
+            raise FedblendError(
+                f"method.sharing.server: {server}: {why}; valid: a client that holds samples, to be the server, "
+                f"such as {int(self.population.sizes.argmax())}"
+            )
+        return self.samples(server, int(sizes[server]))
+
+    def requests(self, sizes: np.ndarray) -> dict[int, Request]:
+        """What a server with data of its own asks of each of the others that hold samples."""
+        base, sharing = self.base(sizes), self.experiment.method.sharing
+        if base is None:
+            return {}
+        others = [client for client in np.flatnonzero(sizes).tolist() if client != sharing.server]
+        return sharing.requests(base[1].numpy(), self.task.outputs, others)
 
     def samples(self, client: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first ``size`` samples of a client, as stored."""

@@ -191,6 +191,26 @@ def privacy_samples(
     privacy.show_samples(file, changes, privacy.parse_lambdas(lambdas), samples, devices, repeats, out)
 
 
+@privacy_app.command("xor", epilog="Example: fedblend privacy xor xormixfl.toml --blended 1,2,3 --mds --out pictures")
+def privacy_xor(
+    file: File,
+    set_: Set = None,
+    blended: Annotated[str | None, typer.Option(help="Values of p, with commas; replace the method's own.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Draws that are averaged.")] = 1,
+    mds: Annotated[
+        bool, typer.Option("--mds", help="Distances after scaling to two dimensions, as in Table 3.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="A folder for pictures of the samples.")] = None,
+) -> None:
+    """Measure what XOR-encoded and mixed-up samples tell of raw ones (XorMixFL, Table 3)."""
+    from fedblend.cli import leaks, running
+    from fedblend.cli.channel import parse_counts
+
+    changes = [running.parse_change(text) for text in set_ or []]
+    values = None if blended is None else parse_counts(blended, "--blended")
+    leaks.show_xor(file, changes, values, repeats, mds, out)
+
+
 @app.callback(invoke_without_command=True)
 def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,

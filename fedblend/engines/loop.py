@@ -98,11 +98,12 @@ class LoopEngine:
         experiment = self.world.experiment
         self._load(weights)
         self.model.eval()
+        requests = self.world.requests(sizes)
         for client in clients:
             x, y = self.world.samples(client, int(sizes[client]))
             rng = stream(experiment.seed, "share", round, client)
             minimum = 1 if experiment.unsafe else experiment.policy.min_mean
-            local = Local(x, y, self.world.task, self.world.scale, self._hidden, rng, minimum)
+            local = Local(x, y, self.world.task, self.world.scale, self._hidden, rng, minimum, requests.get(client))
             payload = experiment.method.sharing.share(local)
             if payload is not None:
                 yield client, payload

@@ -7,6 +7,7 @@ from fedblend.server_steps.aggenhance import AggEnhance, SecureAggEnhance
 from fedblend.server_steps.base import Known, Refined, Server, ServerStep, Tensors
 from fedblend.server_steps.distill import DistillToModel
 from fedblend.server_steps.prior import PriorSamples
+from fedblend.server_steps.seeds import TrainOnSeeds
 
 __all__ = [
     "AggEnhance",
@@ -17,6 +18,7 @@ __all__ = [
     "SecureAggEnhance",
     "Server",
     "ServerStep",
+    "TrainOnSeeds",
 ]
 
 

@@ -5,13 +5,16 @@ from fedblend.sharing.base import Local, Payload, Pool, Sharing
 from fedblend.sharing.means import HiddenMeans, LocalMeans, Means, Noise
 from fedblend.sharing.raw import Raw
 from fedblend.sharing.seeds import MixedSeeds, RawSeeds
+from fedblend.sharing.targets import BaseSamples, MixedTargetSeeds, XorSeeds
 
 __all__ = [
+    "BaseSamples",
     "HiddenMeans",
     "Local",
     "LocalMeans",
     "Means",
     "MixedSeeds",
+    "MixedTargetSeeds",
     "NoSharing",
     "Noise",
     "Payload",
@@ -19,6 +22,7 @@ __all__ = [
     "Raw",
     "RawSeeds",
     "Sharing",
+    "XorSeeds",
 ]
 
 

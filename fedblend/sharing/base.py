@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,22 @@ Payload = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
+class Request:
+    """What a server with data of its own asks of one client (XorMixFL, section 3).
+
+    ``wanted`` int64 [C] are samples by target label, ``dummies`` int64 [M] the labels to hide them with.
+    """
+
+    wanted: np.ndarray
+    dummies: np.ndarray
+
+
+@dataclass(frozen=True)
 class Local:
     """What a client sees when it is asked to share: its samples as stored, and how to read them.
 
     ``hidden`` gives the global model's hidden states after k layers; ``minimum`` is the client's policy:
-    it shares no mean of fewer samples.
+    it shares no mean of fewer samples. ``request`` is what a server with data of its own asks for.
     """
 
     x: torch.Tensor
@@ -30,6 +41,7 @@ class Local:
     hidden: Callable[[torch.Tensor, int], torch.Tensor]
     rng: np.random.Generator
     minimum: int = 1
+    request: Request | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,7 @@ class Sharing:
     ``bytes_kind`` is the word under which bytes are counted; ``travels`` is false where nothing leaves a
     client; ``own_only`` is true where a client may use nothing of another; ``each_round`` where it happens again
     every round. ``for_server`` is true where what is shared is for the server step and does not go out to clients.
+    ``server`` is the client that plays the server, where that has data of its own: it shares nothing with itself.
     """
 
     bytes_kind: str = "shared"
@@ -57,6 +70,7 @@ class Sharing:
     own_only: bool = False
     each_round: bool = False
     for_server: bool = False
+    server: int | None = None
     active: bool = True
     refresh: float | None = None
 
@@ -77,6 +91,14 @@ class Sharing:
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
         """At the server: what is made of all entries that were sent, in order of client."""
         return entries
+
+    def requests(self, base: np.ndarray, classes: int, clients: Sequence[int]) -> dict[int, Request]:
+        """At a server with data of its own, labels ``base`` int64 [n]: what it asks of each of ``clients``."""
+        return {}
+
+    def pool_beside(self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator) -> Pool:
+        """At a server with samples of its own, ``base`` = (x, y) as stored: what is made of these and the entries."""
+        return self.pool(entries, rng)
 
     def view(self, pool: Pool, client: int) -> Pool:
         """The part of the pool that a client may use: all of it, unless a sharing says otherwise."""

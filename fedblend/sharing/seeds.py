@@ -19,12 +19,12 @@ PIXELS = 255
 BYTE = 256
 
 
-def _short(labels: torch.Tensor, classes: int) -> torch.Tensor:
+def short_labels(labels: torch.Tensor, classes: int) -> torch.Tensor:
     """Labels in as few bytes as hold them all."""
     return labels.to(torch.uint8 if classes <= BYTE else torch.int32)
 
 
-class _Seeds(Sharing):
+class Seeds(Sharing):
     """Base of sharings whose samples stay at the server."""
 
     bytes_kind = "seeds"
@@ -35,7 +35,7 @@ class _Seeds(Sharing):
 
 
 @part("sharing", "raw-seeds")
-class RawSeeds(_Seeds):
+class RawSeeds(Seeds):
     """FLD's seeds: every device sends raw samples, once (Mix2FLD, section III-A). It breaks privacy.
 
     Entries are x [n, ...] and y [n, C], on the model's input scale at the server; as stored on the way.
@@ -51,11 +51,11 @@ class RawSeeds(_Seeds):
         if not len(local.y):
             return None
         rows = torch.from_numpy(np.sort(local.rng.permutation(len(local.y))[: self.samples]))
-        return {"x": local.x[rows], "y": _short(local.y[rows], local.task.outputs)}
+        return {"x": local.x[rows], "y": short_labels(local.y[rows], local.task.outputs)}
 
 
 @part("sharing", "mixed-seeds")
-class MixedSeeds(_Seeds):
+class MixedSeeds(Seeds):
     """MixFLD's and Mix2FLD's seeds: every device mixes pairs of its samples with different labels, once (equation 6).
 
     What travels of a seed is the mixture lambda x_i + (1 - lambda) x_j, rounded to the type that pixels are stored in
@@ -88,7 +88,7 @@ class MixedSeeds(_Seeds):
         mixed = mix(local.x, pairs, self.lam)
         if not local.x.is_floating_point():
             mixed = mixed.round().clamp(0, PIXELS).to(local.x.dtype)
-        return {"x": mixed, "y": _short(torch.from_numpy(labels[pairs]), local.task.outputs)}
+        return {"x": mixed, "y": short_labels(torch.from_numpy(labels[pairs]), local.task.outputs)}
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
         """Samples x on the scale they are stored in, in float, and labels: y int64 [n], or soft ones float [n, C].

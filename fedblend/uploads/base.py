@@ -26,6 +26,10 @@ class Upload:
     trains: bool = True
     watches: bool = False
 
+    def trains_in(self, round: int) -> bool:
+        """Whether clients train and send something in a round, counted from 0."""
+        return self.trains
+
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """At a client: what it sends, of its weights after training and its mean outputs by label [C, C]."""
         raise TypeError(f"{type(self).__name__} defines no payload")
