@@ -128,7 +128,7 @@ def test_unrolled_steps_are_what_a_client_really_sends(method: str) -> None:
         {name: torch.from_numpy(array) for name, array in one.drawn.items()},
         Steps(0.02, order, momentum=0.9, weight_decay=1e-2, clip_norm=0.5),
     )
-    sent, observed = victim.observe(made.scale(x), y), victim.update_of(trained.upload)
+    sent, observed = victim.observe(made.scale(x), y), victim.update_of(trained.weights)
 
     assert cosine(sent, observed).item() < 1e-6
     for name, tensor in observed.items():

@@ -236,7 +236,7 @@ def test_the_proximal_term_adds_to_it() -> None:
         start = made.weights()
         task = TrainTask(0, start, None, made.sizes(0))
         (sent,) = LoopEngine(made).train(task, [0])
-        return {name: sent.upload[name] - start[name] for name in start}
+        return {name: sent.weights[name] - start[name] for name in start}
 
     def length(update: dict[str, torch.Tensor]) -> float:
         return math.sqrt(sum(float(t.square().sum()) for t in update.values()))
