@@ -173,6 +173,21 @@ def attack(
     attacking.show_attack(run, (round, client), attack, (images, steps, attacker, labels), options, out)
 
 
+@app.command(epilog="Example: fedblend leaks runs/quickstart --out leaks")
+def leaks(
+    runs: Runs,
+    out: Annotated[Path | None, typer.Option(help="Folder for the table (CSV, JSON) and the figure (PNG).")] = None,
+) -> None:
+    """Say what left the clients of runs, and what was rebuilt from it: a leak report card.
+
+    Of weights what attacks rebuilt (fedblend attack), of means and mixed-up seeds how near they are to raw samples.
+    The figure shows privacy against accuracy.
+    """
+    from fedblend.cli import leaking
+
+    leaking.show_leaks(runs, out)
+
+
 @data_app.command("show", epilog="Example: fedblend data show examples/quickstart.toml --out split.png")
 def data_show(
     file: File,
