@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from fedblend.attacks.metrics import Likeness, compare
 from fedblend.attacks.moment import Moment, Watch
 from fedblend.attacks.pictures import draw
 from fedblend.attacks.scene import Attacker, Scene, stage
+from fedblend.attacks.search import Attack
 from fedblend.errors import FedblendError
 from fedblend.random import stream
 from fedblend.runs.directory import RunDirectory
@@ -37,7 +37,7 @@ class Attacked:
     scene: Scene
     attack: str
     labels: Labels
-    options: Mapping[str, Any]
+    options: Attack
     rebuilt: Rebuilt
     likeness: Likeness
     seconds: float
@@ -59,7 +59,7 @@ class Attacked:
             "attacker": scene.attacker,
             "attack": self.attack,
             "labels": self.labels,
-            "options": dict(self.options),
+            "options": asdict(self.options),
             "iterations": len(self.rebuilt.curve) - 1,
             "stopped": self.rebuilt.stopped,
             "cost": _number(self.rebuilt.cost),
@@ -149,7 +149,7 @@ def attack_run(
     rebuilt = invert(scene.victim, scene.observed, scene.x.shape, attack=made, labels=known, rng=rng, progress=progress)
     seconds = time.perf_counter() - start
     likeness = compare(scene.x, rebuilt.x, moment.world.scale)
-    return Attacked(scene, attack, labels, options, rebuilt, likeness, seconds)
+    return Attacked(scene, attack, labels, made, rebuilt, likeness, seconds)
 
 
 def attacks_on(run: RunDirectory) -> list[dict[str, Any]]:
