@@ -3,10 +3,9 @@
 As in the paper: LeNet-5, 100 clients by Dirichlet(0.1), a tenth of them a round, a quarter of each client's samples
 held out, batches of 4 and 5 local epochs; one batch of 4 and 5 local steps are attacked through the weight update, with
 labels known, signed Adam at 0.1 and total variation 1e-6. Smaller than there: 5,000 digits of MNIST in place of 70,000,
-300 iterations in place of 2,500, two clients (eight images) in place of 100, severities 0, 2, 6 and 10, and a "trained" model is one
-after 30 rounds. The paper gives no learning rate (0.05 here), and does not say what its attacker knows of the
-augmentation, so that at severity 6 each update is attacked three times, at the
-others once (plain):
+300 iterations in place of 2,500, two clients (eight images) in place of 100, severities 0, 2, 6 and 10, and a "trained"
+model is one after 30 rounds. The paper gives no learning rate (0.05 here), and does not say what its attacker knows of
+the augmentation, so that at severity 6 each update is attacked three times, at the others once (plain):
 
     plain      the attacker minimises as if the loss were cross-entropy alone
     guesses    it knows the loss, and draws the augmentation's numbers itself

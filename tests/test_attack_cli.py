@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import TINY, changed, contents, here, refused, succeeded
+from helpers import run as after_rounds
 from helpers import same
 
 from fedblend import api
@@ -18,9 +20,12 @@ from fedblend.attacks import Moment, attack_run, attacks_on, stage
 from fedblend.attacks.costs import cosine
 from fedblend.cli import attacking
 from fedblend.config import resolve
+from fedblend.engines import LoopEngine
 from fedblend.errors import FedblendError
+from fedblend.federation import Federation
 from fedblend.privacy.leaks import NOT_ATTACKED, Leak, card
 from fedblend.privacy.rebuilt import _shared, by_chance, of_means, sizes_of
+from fedblend.probes.scaling import Noting, switches
 from fedblend.report.leaks import strongest
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
@@ -342,3 +347,45 @@ def test_a_damaged_attack_is_told(study: Path, tmp_path: Path) -> None:
 
     with pytest.raises(FedblendError, match=r"attack.json: is damaged"):
         attacks_on(RunDirectory(tmp_path))
+
+
+# When loss scaling switched --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("threshold", "share"), [(0.0, 1), (1e30, 0), (None, None)])
+def test_batches_that_took_the_large_lambda_are_counted(
+    threshold: float | None, share: int | None, tmp_path: Path
+) -> None:
+    objective = {"large_lambda": 20.0, **({} if threshold is None else {"threshold": threshold})}
+    path = run(tmp_path / "a", method={"name": "fed-augmix", "objective": objective})
+    sizes = World.of(RunDirectory(path).experiment()).sizes(0)
+    told: list[int] = []
+
+    rows = switches(path, lambda of_round: told.append(len(of_round)))
+
+    cohorts = [record["cohort"] for record in RunDirectory(path).metrics()[1:]]
+    assert [(row.round, row.client) for row in rows] == [(r, c) for r, them in enumerate(cohorts, 1) for c in them]
+    assert [row.batches for row in rows] == [-(-int(sizes[row.client]) // 40) for row in rows]
+    assert told == [2, 2]
+    if share is not None:
+        assert [row.large for row in rows] == [share * row.batches for row in rows]
+    else:  # an untrained model's outputs hardly differ
+        assert rows[0].large == rows[0].batches
+
+
+def test_the_run_that_is_made_again_is_the_run(tmp_path: Path) -> None:
+    path = run(tmp_path / "a", method={"name": "fed-augmix", "objective": {"large_lambda": 20.0}})
+    world = World.of(RunDirectory(path).experiment())
+    noting = Noting(world.experiment.method.objective)
+    method = world.experiment.method.model_copy(update={"objective": noting})
+    watched = replace(world, experiment=world.experiment.model_copy(update={"method": method}))
+
+    state = after_rounds(Federation(watched, LoopEngine(watched)), 2)[0]
+
+    assert same(state.weights, weights(path))
+    assert noting.flags
+
+
+def test_runs_that_switch_nothing_are_refused(made: Path) -> None:
+    with pytest.raises(FedblendError, match=r"'plain' of .* switches no lambda"):
+        switches(made)
