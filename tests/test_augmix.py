@@ -17,10 +17,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend.augment import augmix
-from fedblend.engines import LoopEngine, TrainTask, choose
+from fedblend.engines import LoopEngine, StackedEngine, TrainTask
 from fedblend.engines.choosing import unstackable
 from fedblend.engines.loop import EagerNet
 from fedblend.errors import FedblendError
+from fedblend.federation import Federation
 from fedblend.objectives import AugMix, Batch, Context, Plain, Plan, Task
 from fedblend.objectives.augmix import jensen_shannon
 
@@ -245,11 +246,19 @@ def test_the_proximal_term_adds_to_it() -> None:
     assert same(trained(0.0), trained(0.0))
 
 
-def test_a_model_with_dropout_trains_in_the_loop() -> None:
-    made = world(method="fed-augmix", model={"name": "mlp", "hidden": [6], "dropout": 0.3})
+@pytest.mark.parametrize("severity", [0.0, 3.0])
+def test_a_model_with_dropout_is_stacked_with_the_loops_masks(severity: float) -> None:
+    method = {"name": "fed-augmix", "objective": {"severity": severity}}
+    model = {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}
+    made = world(method=method, model=model, train={"cohort": 4, "epochs": 2, "lr": 0.01})
+    assert not unstackable(made)
 
-    assert unstackable(made)
-    assert choose(made, 1, 1).engine == "loop"
+    loop, stacked = (
+        run(Federation(made, engine), 2)[0].weights for engine in (LoopEngine(made), StackedEngine(made, stack=3))
+    )
+
+    for name, weight in loop.items():
+        torch.testing.assert_close(stacked[name], weight, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from fedblend.attacks.inversion import ATTACKS, Rebuilt, invert
 from fedblend.attacks.labels import infer_labels, read_off
 from fedblend.attacks.metrics import Likeness, compare, mse, psnr, ssim
+from fedblend.attacks.moment import Moment
+from fedblend.attacks.outcome import Attacked, attack_run, attacks_on
+from fedblend.attacks.scene import Scene, stage
 from fedblend.attacks.search import DLG, IDLG, Attack, InvGrad
 from fedblend.attacks.victim import Steps, Victim
 
@@ -11,11 +14,16 @@ __all__ = [
     "DLG",
     "IDLG",
     "Attack",
+    "Attacked",
     "InvGrad",
     "Likeness",
+    "Moment",
     "Rebuilt",
+    "Scene",
     "Steps",
     "Victim",
+    "attack_run",
+    "attacks_on",
     "compare",
     "infer_labels",
     "invert",
@@ -23,4 +31,5 @@ __all__ = [
     "psnr",
     "read_off",
     "ssim",
+    "stage",
 ]

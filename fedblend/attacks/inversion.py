@@ -87,7 +87,7 @@ def invert(
 
     Raises :class:`FedblendError` for unknown attacks and options, and for observations or labels that do not fit.
     """
-    made = _made(attack, options)
+    made = named_attack(attack, options)
     start = victim.start()
     _require_fitting(observed, start, shape, labels)
     like = next(iter(start.values()))
@@ -116,7 +116,8 @@ def invert(
     return _best(trials, stopped)
 
 
-def _made(attack: str | Attack, options: dict[str, Any]) -> Attack:
+def named_attack(attack: str | Attack, options: Mapping[str, Any]) -> Attack:
+    """An attack by its name with its options, or one made already. Raises :class:`FedblendError` for unknown ones."""
     if isinstance(attack, Attack):
         if options:
             raise FedblendError(f"attack: options {', '.join(options)} belong to a name; this attack is made already")

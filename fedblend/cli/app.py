@@ -148,6 +148,49 @@ def boundaries(
     probing.show_boundaries(runs, out)
 
 
+@app.command(epilog="Example: fedblend attack runs/quickstart/fedavg-seed0 --round 0 --client 3 --images 4 --steps 5")
+def attack(
+    run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study with one run.")],
+    round: Annotated[int, typer.Option(min=0, help="Rounds made before; 0 is the untrained model.")],
+    client: Annotated[int, typer.Option(min=0, help="The client that is attacked.")],
+    attack: Annotated[str, typer.Option(help="invgrad, dlg or idlg.")] = "invgrad",
+    images: Annotated[int | None, typer.Option(min=1, help="Train on so many of its samples (default: all).")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps on these images (default: the run's epochs).")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Iterations (default: 2500; dlg, idlg: 300).")] = None,
+    restarts: Annotated[int, typer.Option(min=1, help="Starting points; the best result is kept.")] = 1,
+    labels: Annotated[str, typer.Option(help="true: the attacker knows them; inferred: it does not.")] = "true",
+    attacker: Annotated[
+        str,
+        typer.Option(help="guesses: it draws the objective's random numbers itself; plain: cross-entropy; knows: all."),
+    ] = "guesses",
+    out: Annotated[Path | None, typer.Option(help="Folder for images and numbers (default: in the run's).")] = None,
+) -> None:
+    """Rebuild a client's images from what it sent in a round of a run, and measure how well that works.
+
+    The update is made again as the run made it: objective, terms, protection, settings of training. Of rounds before
+    the last the run is made again up to there. Ctrl-C ends the attack with the best images so far.
+    """
+    from fedblend.cli import attacking
+
+    options = {"restarts": restarts} | ({} if iterations is None else {"iterations": iterations})
+    attacking.show_attack(run, (round, client), attack, (images, steps, attacker, labels), options, out)
+
+
+@app.command(epilog="Example: fedblend leaks runs/quickstart --out leaks")
+def leaks(
+    runs: Runs,
+    out: Annotated[Path | None, typer.Option(help="Folder for the table (CSV, JSON) and the figure (PNG).")] = None,
+) -> None:
+    """Say what left the clients of runs, and what was rebuilt from it: a leak report card.
+
+    Of weights what attacks rebuilt (fedblend attack), of means and mixed-up seeds how near they are to raw samples.
+    The figure shows privacy against accuracy.
+    """
+    from fedblend.cli import leaking
+
+    leaking.show_leaks(runs, out)
+
+
 @data_app.command("show", epilog="Example: fedblend data show examples/quickstart.toml --out split.png")
 def data_show(
     file: File,

@@ -41,6 +41,7 @@ class Steps:
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
@@ -48,20 +49,21 @@ class Steps:
         self.tasks: dict[str, TaskID] = {}
         self.told = time.monotonic()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """So many steps of something are done."""
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        """So many steps of something are done; ``note`` is what there is to say of it now."""
         if self.live:
             if what not in self.tasks:
-                self.tasks[what] = self.bars.add_task(what, total=total)
-            self.bars.update(self.tasks[what], completed=done)
+                self.tasks[what] = self.bars.add_task(what, total=total, note=note)
+            self.bars.update(self.tasks[what], completed=done, note=note)
         elif time.monotonic() - self.told > LINE_EVERY:
             self.told = time.monotonic()
-            sys.stderr.write(f"{what}: {done}/{total}\n")
+            sys.stderr.write(f"{what}: {done}/{total}  {note}".rstrip() + "\n")
             sys.stderr.flush()
 
 
 @contextmanager
-def _steps() -> Iterator[Steps]:
+def steps_shown() -> Iterator[Steps]:
+    """Show steps while inside."""
     steps = Steps()
     if not steps.live:
         yield steps
@@ -83,7 +85,7 @@ def show_points(
     if out is not None:
         _make_folder(out)  # before anything that takes long
     rows: list[Row] = []
-    with _steps() as steps, one_thread():
+    with steps_shown() as steps, one_thread():
         evidence = probes.look(subject, chosen, vae_epochs, steps)
         if replay:
             total = subject.state.round
@@ -158,7 +160,7 @@ def show_boundaries(paths: list[Path], out: Path) -> None:
     """Draw the boundaries of runs' models and print the accuracies."""
     if out.suffix.lower() != ".png":
         raise FedblendError(f"--out {out}: is not valid; name a file that ends in .png")
-    with _steps() as steps, one_thread():
+    with steps_shown() as steps, one_thread():
         plane = probes.plane(
             find_runs(paths), tick=lambda done, total: steps("models of clients' samples", done, total)
         )

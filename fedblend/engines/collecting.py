@@ -23,7 +23,7 @@ def collect(world: World, task: TrainTask, results: Iterable[Trained], lost: Col
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         for result in _timed(results, collected):
-            upload = _leaving(world, task, result)
+            upload = leaving(world, task, result)
             collected.sent += experiment.protection.sent_bytes(upload, task.weights)
             if experiment.keeps_weights:
                 collected.own[result.client] = result.weights
@@ -42,7 +42,7 @@ def collect(world: World, task: TrainTask, results: Iterable[Trained], lost: Col
     return collected
 
 
-def _leaving(world: World, task: TrainTask, result: Trained) -> dict[str, torch.Tensor]:
+def leaving(world: World, task: TrainTask, result: Trained) -> dict[str, torch.Tensor]:
     """What a client sends: its upload with the protection on it, or what an adversary makes of it."""
     experiment, client = world.experiment, result.client
     payload = experiment.method.upload.payload(result.weights, result.outputs)

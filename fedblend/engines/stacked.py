@@ -137,7 +137,8 @@ class Stack:
             name: self._stacked([torch.from_numpy(one.drawn[name]) for one in clients]) for name in clients[0].drawn
         }
         method = engine.world.experiment.method
-        self.phases = (Plain() if clients[0].plain else method.objective).phases()
+        objective = Plain() if clients[0].plain else method.objective
+        self.phases, self.copies = objective.phases(), objective.copies
         begun = [named("start/", task.start_of(one.client)) if method.terms else {} for one in clients]
         said = [named("said/", task.said_to(one.client)) for one in clients]
         self.shared: dict[str, torch.Tensor] = {}
@@ -197,7 +198,7 @@ class Stack:
         params = [p[rows] for p in self.params]
         for number, phase in enumerate(self.phases):
             terms = self.engine.world.experiment.method.terms if number == len(self.phases) - 1 else ()
-            masks = self.masks.draw(first, size, active[rows])
+            masks = self.masks.draw(first, size * self.copies, active[rows])
             inputs = Inputs(params, x, y, drawn, masks, own, self.shared)
             context = Context(self.engine.world.task, self.engine.scale)
             precision = self.engine.world.experiment.precision

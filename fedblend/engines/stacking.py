@@ -54,7 +54,10 @@ class Inputs:
 
 
 class MaskedDropout(nn.Module):
-    """Dropout whose mask is given: float32 with the input's shape, 0 or 1 / (1 - p)."""
+    """Dropout whose mask is given: float32 with the input's shape, 0 or 1 / (1 - p).
+
+    A mask may have rows for a larger pass; a smaller one takes the first.
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -63,7 +66,9 @@ class MaskedDropout(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x * mask; x itself where no mask is set."""
-        return x if self.mask is None else x * self.mask
+        if self.mask is None:
+            return x
+        return x * (self.mask if len(self.mask) == len(x) else self.mask[: len(x)])
 
 
 def prepare(model: nn.Module, device: torch.device) -> nn.Module:

@@ -53,6 +53,11 @@ class AugMix(Objective):
     alpha: Positive = 1.0
     """Parameter of the Dirichlet and Beta distributions of the mixing weights."""
 
+    @property
+    def copies(self) -> int:
+        """The image and its views go through the model at once."""
+        return 1 + VIEWS if self.severity else 1
+
     def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
         """What :func:`~fedblend.augment.draw_augmix` draws, one row a step: [steps, width, 2, ...]."""
         if not self.severity:

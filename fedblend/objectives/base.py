@@ -92,6 +92,14 @@ class Objective:
     needs: tuple[str, ...] = ()
     breaks_privacy: bool = False
 
+    @property
+    def copies(self) -> int:
+        """How many times a batch's samples go through the model in the largest forward pass.
+
+        Dropout draws a mask for each of them.
+        """
+        return 1
+
     def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
         """The random half: arrays with one row a step, drawn from the client's stream of the round."""
         return {}

@@ -1,7 +1,8 @@
 """Probes: what is found out about a run afterwards, from its checkpoint. They change nothing in its folder.
 
 Of AggEnhance's points (Ou et al. 2022, sections 3 and 5.2): :func:`fresh_accuracy`, :func:`distances` and
-:func:`alignment`; :func:`look` does all three. Of data in a plane: :func:`plane`, the models' decision boundaries.
+:func:`alignment`; :func:`look` does all three. Of data in a plane: :func:`plane`, the models' decision boundaries. Of
+Fed-AugMix: :func:`switches`, when loss scaling switched lambda.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from fedblend.probes.features import Distances, distance, distances
 from fedblend.probes.fresh import Settings, fresh_accuracy, fresh_model
 from fedblend.probes.gradients import alignment, by_round
 from fedblend.probes.replaying import replay, replay_run
+from fedblend.probes.scaling import Switched, switches
 from fedblend.probes.subject import Points, Subject, read
 from fedblend.probes.vae import Vae, train_vae
 
@@ -22,6 +24,7 @@ __all__ = [
     "Points",
     "Settings",
     "Subject",
+    "Switched",
     "Vae",
     "alignment",
     "by_round",
@@ -34,5 +37,6 @@ __all__ = [
     "read",
     "replay",
     "replay_run",
+    "switches",
     "train_vae",
 ]

@@ -1,0 +1,83 @@
+"""The figure of leak report cards: privacy against accuracy."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedblend.report.still import DPI, dress
+from fedblend.report.style import INK, MUTED, looks
+
+if TYPE_CHECKING:
+    from fedblend.privacy.leaks import Leak
+
+MARKERS = {"weights": "o", "means": "s", "seeds": "^"}
+OTHER = "D"
+"""Markers of what left the clients."""
+
+SIZE = (8.2, 5.0)
+"""Inches of the figure."""
+
+RAW_AT = 1.08
+"""Where raw samples, whose PSNR is infinite, are drawn: beyond the largest by this factor."""
+
+
+def draw(leaks: Sequence[Leak]) -> bytes:
+    """A PNG: of each run its accuracy against the PSNR of what was rebuilt, one mark for each kind that left.
+
+    Of several measures of one kind the largest PSNR is drawn: the most that anyone got out of it.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    shown = strongest(leaks)
+    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    look = looks([leak.run for leak in leaks])
+    finite = [leak.psnr for leak in shown if math.isfinite(leak.psnr)]
+    edge = RAW_AT * max([*finite, 10.0])
+    for leak in shown:
+        x = leak.psnr if math.isfinite(leak.psnr) else edge
+        marker = MARKERS.get(leak.kind, OTHER)
+        axes.plot([x], [100 * leak.accuracy], marker, color=look[leak.run].colour, markersize=8, alpha=0.9)
+        if math.isinf(leak.psnr):
+            axes.annotate(
+                "raw: infinite",
+                (x, 100 * leak.accuracy),
+                xytext=(0, 7),
+                textcoords="offset points",
+                fontsize=8,
+                ha="center",
+            )
+    dress(axes, "PSNR of what is rebuilt, dB (further right: more leaks)", "test accuracy (%)")
+    axes.margins(0.06)
+    runs = [Line2D([], [], color=one.colour, linewidth=4) for one in look.values()]
+    kinds = list(dict.fromkeys(leak.kind for leak in shown))
+    marks = [Line2D([], [], color=MUTED, marker=MARKERS.get(kind, OTHER), linestyle="") for kind in kinds]
+    legend = figure.legend(
+        [*runs, *marks], [*look, *(f"from {kind}" for kind in kinds)], loc="outside right upper", fontsize=8,
+        frameon=False, labelcolor=INK,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    drawn = {(leak.run, leak.kind) for leak in shown}
+    missing = [f"{k} of {r}" for r, k in dict.fromkeys((m.run, m.kind) for m in leaks) if (r, k) not in drawn]
+    if missing:
+        figure.supxlabel(f"Not measured: {', '.join(missing)}", fontsize=8, color=MUTED, x=0.01, ha="left", wrap=True)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def strongest(leaks: Sequence[Leak]) -> list[Leak]:
+    """Of each run and kind that was measured, the measure with the largest PSNR."""
+    best: dict[tuple[str, str], Leak] = {}
+    for leak in leaks:
+        if leak.measured:
+            kept = best.setdefault((leak.run, leak.kind), leak)
+            best[leak.run, leak.kind] = leak if leak.psnr > kept.psnr else kept
+    return list(best.values())
