@@ -71,6 +71,8 @@ class Assignment:
 class LoopEngine:
     """One resident model; each client's weights are copied in, trained, and copied out."""
 
+    secret_noise = False
+
     def __init__(self, world: World, device: str = "cpu", memory_format: str = "contiguous") -> None:
         self.world = world
         self.device = torch.device(device)
@@ -96,16 +98,23 @@ class LoopEngine:
     ) -> Iterator[tuple[int, Payload]]:
         """Ask each client to share."""
         experiment = self.world.experiment
-        self._load(weights)
-        self.model.eval()
+        self.prepare(weights)
+        minimum = 1 if experiment.unsafe else experiment.policy.min_mean
         for client in clients:
-            x, y = self.world.samples(client, int(sizes[client]))
             rng = stream(experiment.seed, "share", round, client)
-            minimum = 1 if experiment.unsafe else experiment.policy.min_mean
-            local = Local(x, y, self.world.task, self.world.scale, self._hidden, rng, minimum)
-            payload = experiment.method.sharing.share(local)
+            payload = experiment.method.sharing.share(self.local(client, int(sizes[client]), rng, minimum))
             if payload is not None:
                 yield client, payload
+
+    def prepare(self, weights: Tensors) -> None:
+        """Give the model these weights, to be used rather than trained (for hidden states that are shared)."""
+        self._load(weights)
+        self.model.eval()
+
+    def local(self, client: int, size: int, rng: np.random.Generator, minimum: int) -> Local:
+        """What a client sees that is asked to share its first ``size`` samples, no mean of fewer than ``minimum``."""
+        x, y = self.world.samples(client, size)
+        return Local(x, y, self.world.task, self.world.scale, self._hidden, rng, minimum)
 
     @torch.no_grad()
     def _hidden(self, x: torch.Tensor, layer: int) -> torch.Tensor:
