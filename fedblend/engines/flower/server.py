@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedblend.engines.base import Engine
 from fedblend.engines.flower.engine import FlowerEngine
 from fedblend.engines.flower.site import about_world
 from fedblend.engines.flower.sites import Sites, Wire
+from fedblend.engines.flower.terms import DEADLINE, Terms
 from fedblend.errors import FedblendError
 from fedblend.federation import Record
 from fedblend.paths import from_file
@@ -27,17 +28,6 @@ from fedblend.world import World
 
 app = ServerApp()
 log = logging.getLogger("flwr")
-
-DEADLINE = 600.0
-"""Seconds that any one exchange with the sites may take, unless told otherwise."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """On what terms a federation goes on: ``min_sites`` connected (0: all clients), ``deadline`` seconds to answer."""
-
-    min_sites: int = 0
-    deadline: float = DEADLINE
 
 
 @app.main()
