@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.engines.flower import client as at_site
-from fedblend.uploads import bytes_of
 from fedblend.engines.flower.messages import unpack
+from fedblend.uploads import bytes_of
 
 
 def through(message: Message) -> Message:
@@ -61,7 +61,10 @@ class Nodes:
         found = self.spoil(self.client(node), message, reply)
         if found is None:
             return
-        down, up = bytes_of(unpack(message.content)[1]), bytes_of(unpack(found.content)[1]) if found.has_content() else 0
+        down, up = (
+            bytes_of(unpack(message.content)[1]),
+            bytes_of(unpack(found.content)[1]) if found.has_content() else 0,
+        )
         self.sent.append((self.client(node), message.metadata.message_type, down, up))
         found = through(found)
         found.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id

@@ -60,8 +60,8 @@ def execute(
     """Run an experiment in ``path``; with ``resume`` go on from its checkpoint.
 
     Calls ``listener`` with every record, those of an earlier part of the run first. Up to ``processors`` ranks are
-    started where the experiment leaves their number open; ``federate`` gives another engine in place of these. Ctrl-C raises :class:`Stopped` after marking the run; any
-    :class:`FedblendError` marks it failed.
+    started where the experiment leaves their number open; ``federate`` gives another engine in place of these. Ctrl-C
+    raises :class:`Stopped` after marking the run; any :class:`FedblendError` marks it failed.
     """
     directory = RunDirectory(path)
     exists = RunDirectory.is_run(path)
@@ -92,8 +92,8 @@ def _choice(directory: RunDirectory, world: World, processors: int) -> Choice:
     asked, earlier = world.experiment, directory.facts().get("engine")
     if earlier and earlier["engine"] == "flower":
         raise FedblendError(
-            f"{directory.path}: is a run of a real federation; go on with it by: fedblend federation run FILE --out "
-            f"{directory.path}"
+            f"{directory.path}: is a run of a real federation; go on with it as it was begun, by flwr run or "
+            "fedblend federation up"
         )
     if earlier and asked.engine == "auto":
         return replace(Choice(**earlier), ranks=asked.ranks or earlier["ranks"])
@@ -252,7 +252,10 @@ def facts_of(world: World) -> dict[str, Any]:
 
 
 def split_of(world: World) -> dict[str, Any]:
-    """Classes by clients and the split's non-IID measures (AggEnhance, section 4.3); empty in regression and at real sites."""
+    """Classes by clients and the split's non-IID measures (AggEnhance, section 4.3).
+
+    Empty in regression, and where samples lie at sites of their own.
+    """
     if not world.data.classes or world.population.elsewhere:
         return {
             "classes": [],

@@ -1,4 +1,4 @@
-"""The Flower app that ``flwr run`` submits: a folder with one file, since all code is fedblend's, installed everywhere."""
+"""The Flower app that ``flwr run`` submits: a folder with one file, since all code is fedblend's and installed."""
 
 from __future__ import annotations
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedblend.engines.flower.messages import Tensors, digest_of
+import torch
+
 from fedblend.runs.files import append_line, read_lines
 from fedblend.uploads import bytes_of
+
+Tensors = Mapping[str, torch.Tensor]
 
 
 class Audit:
@@ -43,3 +48,13 @@ class Audit:
         if self.path:
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             append_line(self.path, {"time": when, "run": run, "round": round, "client": client, "kind": kind, **facts})
+
+
+def digest_of(tensors: Tensors) -> str:
+    """SHA-256 of tensors with their names, shapes and types, in order of name; hexadecimal."""
+    made = hashlib.sha256()
+    for name in sorted(tensors):
+        array = tensors[name].detach().cpu().contiguous().numpy()
+        made.update(f"{name}\0{array.dtype.str}\0{list(array.shape)}\0".encode())
+        made.update(array.tobytes())
+    return made.hexdigest()

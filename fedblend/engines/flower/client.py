@@ -129,4 +129,3 @@ def plain(said: dict[str, Any]) -> dict[str, Any]:
 
 def _held(engine: LoopEngine, client: int) -> int:
     return len(engine.world.population.held(client))
-

@@ -1,4 +1,4 @@
-"""Certificates and keys of a trial: a certificate authority of its own, the SuperLink's certificate, the sites' keys."""
+"""Certificates and keys of a trial: an authority of its own, the SuperLink's certificate, the sites' keys."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from fedblend.aggregators.base import Weighed
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
-from fedblend.engines.flower.messages import arrays, digest_of
+from fedblend.engines.flower.audit import digest_of
+from fedblend.engines.flower.messages import arrays
 from fedblend.engines.flower.sites import Order, Reply, Sites
 from fedblend.engines.flower.soundness import unlike
 from fedblend.engines.flower.work import LACKS, runs_of
@@ -190,7 +191,9 @@ class FlowerEngine:
             tables.append(arrays(named("said/", said)))
         if task.pool is not None:
             words |= {"pool": self._version(task.pool), "owners": runs_of(task.pool.owner)}
-            if method.sharing.travels and ("pool" in anew or self._told.get(client) != (self.sites.nodes.get(client), words["pool"])):
+            if method.sharing.travels and (
+                "pool" in anew or self._told.get(client) != (self.sites.nodes.get(client), words["pool"])
+            ):
                 tables.append(shared["pool"])
         return Order(words, tuple(tables))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -47,13 +46,3 @@ def unpack(content: RecordDict) -> Spoken:
     if not isinstance(words, dict):
         raise FedblendError("a message that is none of fedblend's: its words are no table")
     return words, tensors
-
-
-def digest_of(tensors: Tensors) -> str:
-    """SHA-256 of tensors with their names, shapes and types, in order of name; hexadecimal."""
-    made = hashlib.sha256()
-    for name in sorted(tensors):
-        array = tensors[name].detach().cpu().contiguous().numpy()
-        made.update(f"{name}\0{array.dtype.str}\0{list(array.shape)}\0".encode())
-        made.update(array.tobytes())
-    return made.hexdigest()

@@ -53,7 +53,9 @@ class Site(BaseModel):
     def _known(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
         for kind in allow:
             if kind not in KINDS:
-                raise ValueError(f"'{kind}' is no kind of payload{did_you_mean(kind, KINDS)}; valid: {', '.join(KINDS)}")
+                raise ValueError(
+                    f"'{kind}' is no kind of payload{did_you_mean(kind, KINDS)}; valid: {', '.join(KINDS)}"
+                )
         return allow
 
 

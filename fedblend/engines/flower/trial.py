@@ -1,4 +1,4 @@
-"""A federation on this machine, for a trial: a SuperLink and SuperNodes on loopback, with TLS and authenticated nodes."""
+"""A trial federation on this machine: SuperLink and SuperNodes on loopback, with TLS and authenticated nodes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,9 @@ def tool(name: str) -> str:
     """Flower's command beside this Python. Raises :class:`FedblendError` if it is not installed."""
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise FedblendError(f"{name} is not installed beside {sys.executable}; install it: pip install 'fedblend[flower]'")
+        raise FedblendError(
+            f"{name} is not installed beside {sys.executable}; install it: pip install 'fedblend[flower]'"
+        )
     return str(path)
 
 

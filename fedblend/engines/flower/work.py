@@ -182,7 +182,7 @@ def _kept(here: Here, mark: str) -> dict[str, torch.Tensor] | None:
     return here.memory.recall("own", mark) or here.memory.recall("own-before", mark)
 
 
-def _pool(here: Here, words: dict[str, Any], tensors: Tensors) -> Pool | None | str:
+def _pool(here: Here, words: dict[str, Any], tensors: Tensors) -> Pool | str | None:
     """What the client may mix with; the word for what it lacks where that was sent before and is gone."""
     sharing = here.world.experiment.method.sharing
     if words["pool"] is None:
