@@ -130,7 +130,9 @@ def test_a_digest_is_of_names_shapes_types_and_numbers() -> None:
 
 def test_a_site_refuses_kinds_that_its_file_does_not_allow(tmp_path: Path) -> None:
     grid = Nodes(site_files(tmp_path, 4, allow=["weights"]))
-    with pytest.raises(FedblendError, match=r"no site shares anything \(clients 0, 1, 2, 3: this site's policy lets no"):
+    with pytest.raises(
+        FedblendError, match=r"no site shares anything \(clients 0, 1, 2, 3: this site's policy lets no"
+    ):
         run(grid, experiment("fedmix"), tmp_path / "run", Terms(deadline=5))
     assert [(line["kind"], "lets no means out" in line["refused"]) for line in audit(tmp_path, 0)] == [("means", True)]
     assert not any(up for _, _, _, up in grid.sent)
