@@ -104,7 +104,8 @@ def world_at(site: Site, experiment: Experiment, client: int, told: dict[str, An
     after = told["clients"] - client - 1
     offsets = np.concatenate([before, np.full(1 + after, len(mine.order))])
     held = np.concatenate([before, np.full(1 + after, len(mine.held_order))]) if mine.held_offsets is not None else None
-    population = Population(mine.order, offsets, mine.held_order, held)
+    # In the order in which they lie in the site's file, not in that of the split into one.
+    population = Population(np.sort(mine.order), offsets, np.sort(mine.held_order), held)
     return replace(world, experiment=experiment, population=population, scale=scale_of(told["scale"]))
 
 
