@@ -59,6 +59,7 @@ def up(
     """Run an experiment in a trial federation, show its rounds, and end all processes."""
     _require_flower()
     from fedblend.engines.flower.appfolder import write_app
+    from fedblend.engines.flower.site import read_site
     from fedblend.engines.flower.terms import DEADLINE, Terms
     from fedblend.engines.flower.trial import Trial
 
@@ -71,8 +72,8 @@ def up(
             console.print(f"SuperLink and {sites} SuperNodes on 127.0.0.1, logs in {folder / 'logs'}", highlight=False)
             trial.begin()
             write_app(folder / "app", experiment, run, Terms(min_sites, deadline or DEADLINE))
-            for site in range(sites):
-                path = files[site] if files else _site_file(folder / f"site-{site}", experiment)
+            paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
+            for site, path in enumerate(paths):
                 trial.start_node(site, {"site": str(path.absolute())})
             process, seen = trial.submit(folder / "app"), 0
             while process.poll() is None or seen < len(RunDirectory(run).metrics()):
@@ -82,10 +83,7 @@ def up(
             raise Stopped(f"stopped; go on by the same command with --out {folder}") from None
         _require_done(run, trial.log_of("run"))
     console.print(report.compare([RunDirectory(run)]))
-    logs = [
-        str((path.absolute().parent if files else folder / f"site-{i}") / "audit.jsonl")
-        for i, path in enumerate(files or [folder] * sites)
-    ]
+    logs = [str(read_site(path).audit) for path in paths]
     console.print(f"Run: {run}\nWhat left the sites: {listed(logs)}", highlight=False, soft_wrap=True)
 
 

@@ -17,6 +17,7 @@ from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import arrays, pack, unpack
 from fedblend.engines.flower.site import Site, site_of, world_at
 from fedblend.engines.loop import LoopEngine
+from fedblend.engines.precision import allow_tf32
 from fedblend.errors import FedblendError
 from fedblend.runs.runner import one_thread
 
@@ -119,6 +120,7 @@ def client_of(context: Context) -> int:
 def engine_of(site: Site, client: int, experiment: str, told: str) -> LoopEngine:
     """The engine of a client; a simulation, whose clients share a process, makes it once for each."""
     asked = resolve(json.loads(experiment)).model_copy(update={"device": site.device})
+    allow_tf32(asked.precision)
     return LoopEngine(world_at(site, asked, client, json.loads(told)), site.device)
 
 

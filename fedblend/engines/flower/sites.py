@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +23,9 @@ JOIN = 0.5
 
 GREETING = 60.0
 """Seconds that a node has to say which client it is, within the deadline."""
+
+GREETINGS = 3
+"""How often a node that does not answer is asked."""
 
 HELLO = "query.hello"
 
@@ -81,6 +85,7 @@ class Sites:
         self.nodes: dict[int, int] = {}
         self.facts: dict[int, dict[str, Any]] = {}
         self._asked: set[int] = set()
+        self._silent: Counter[int] = Counter()
         self.about = about
 
     def meet(self, wanted: int | None = None) -> None:
@@ -133,6 +138,10 @@ class Sites:
     def _enter(self, node: int, reply: Reply) -> None:
         client = reply.words.get("client")
         if reply.fault is not None:
+            if not reply.words and self._silent[node] < GREETINGS - 1:
+                # Perhaps its machine is busy: it is asked again at the next look.
+                self._silent[node] += 1
+                self._asked.discard(node)
             log.warning("fedblend: node %s takes no part: %s", node, reply.fault)
         elif type(client) is not int or not 0 <= client < self.clients:
             log.warning("fedblend: node %s says partition-id %r; valid: 0 to %s", node, client, self.clients - 1)

@@ -51,6 +51,8 @@ class Trial:
         """Make the credentials, start the SuperLink, and register the sites' keys with it."""
         for folder in (self.logs, self.home):
             folder.mkdir(parents=True, exist_ok=True)
+        # A new authority and new keys: what an earlier trial here had registered is of no use.
+        (self.folder / "superlink.db").unlink(missing_ok=True)
         make_credentials(self.keys, self.sites)
         link = {"address": f"127.0.0.1:{self.port}", "root-certificates": str(self.keys / "ca.crt")}
         (self.home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": LINK, LINK: link}}))
