@@ -65,6 +65,8 @@ def up(
 
     if len(files) not in (0, sites):
         raise FedblendError(f"--site-file: {len(files)} files for {sites} sites; give one for each site, or none")
+    for path in files:
+        read_site(path)
     folder = out or api.free_folder(api.RUNS / f"{slugify(experiment.name)}-federation")
     console, run = Console(), folder / "run"
     with Trial(folder, sites) as trial:

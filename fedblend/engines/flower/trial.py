@@ -75,11 +75,11 @@ class Trial:
         """Let the SuperNode with this public key take part."""
         self.flwr("supernode", "register", str(key), LINK)
 
-    def start_node(self, site: int, config: Mapping[str, Any], key: Path | None = None) -> None:
-        """Start a site's SuperNode; ``config`` becomes its ``--node-config``."""
+    def start_node(self, site: int, config: Mapping[str, Any], key: Path | None = None, name: str = "") -> None:
+        """Start a site's SuperNode; ``config`` becomes its ``--node-config``, and ``name`` that of its log."""
         told = " ".join(f"{name}={_toml(value)}" for name, value in {"partition-id": site, **config}.items())
         self._start(
-            f"site-{site}",
+            name or f"site-{site}",
             [
                 "flower-supernode",
                 *("--root-certificates", str(self.keys / "ca.crt")),
