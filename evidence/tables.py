@@ -125,7 +125,12 @@ def epsilons(name: str, what: str, beside: str = "") -> str:
     results = json.loads((HERE / "results" / f"{name}.json").read_text())
     if beside:
         results["runs"] = json.loads((HERE / "results" / f"{beside}.json").read_text())["runs"] + results["runs"]
-    lines = [f"`{results['command']}`", "", "| method | accuracy % | mean of last 10 % | epsilon |", "|---|---|---|---|"]
+    lines = [
+        f"`{results['command']}`",
+        "",
+        "| method | accuracy % | mean of last 10 % | epsilon |",
+        "|---|---|---|---|",
+    ]
     for run in results["runs"]:
         spent = run.get("epsilon", {}).get(what)
         last = 100 * statistics.mean(run["accuracy"][-10:])

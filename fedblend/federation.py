@@ -110,7 +110,7 @@ class Federation:
         self.method.server_step.require_possible(known_of(world, engine.server_model()))
         world.requests(world.sizes(0))
         # One of those that hold samples, the same in all rounds.
-        self.device = int(stream(self.experiment.seed, "device").choice(self._holding))
+        self.device = reference_device(world)
         if self.method.objective.needs:
             minimum = 1 if self.experiment.unsafe else self.experiment.policy.min_mean
             self.method.sharing.require_possible(world.sizes(0), minimum)
@@ -338,7 +338,9 @@ class Federation:
             made = kind.aggregator(self.method.aggregator).finish(got.partial, task.weights)
             if not kind.is_model:
                 return weights, made
-            rng = stream(self.experiment.seed, "release", task.round)
+            # Whoever knows the experiment knows all its streams: real sites must not be able to take noise off again.
+            keyed = stream(self.experiment.seed, "release", task.round)
+            rng = np.random.default_rng() if self.engine.secret_noise else keyed
             drawn = Round(asked, len(got.good), self.experiment.train.lr_in(task.round), rng)
             return self.experiment.protection.release(made, task.weights, drawn), said
 
@@ -396,6 +398,11 @@ class Federation:
             alone = account.seconds["train"] / max(1, len(facts.get("cohort", ())))
             record["machine"]["computing"] = round(alone + account.seconds["server"] + account.seconds["aggregate"], 4)
         return record
+
+
+def reference_device(world: World) -> int:
+    """The client whose model is evaluated where clients keep theirs: one that holds samples, by the seed."""
+    return int(stream(world.experiment.seed, "device").choice(np.flatnonzero(world.population.sizes)))
 
 
 def _in_one_line(refused: list[Record]) -> str:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedblend.cli.federation_app import federation_app, site_app
+
 app = typer.Typer(
     name="fedblend",
     help="Federated learning with blended data: run, compare and report experiments.",
@@ -21,6 +23,8 @@ privacy_app = typer.Typer(
     help="Measure what can be told from what is shared.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(privacy_app, name="privacy")
+app.add_typer(federation_app, name="federation")
+app.add_typer(site_app, name="site")
 
 File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders of studies.")]

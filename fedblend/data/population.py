@@ -43,6 +43,11 @@ class Population:
         sizes.flags.writeable = False
         return sizes
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the samples lie at the clients' own sites, so that only their numbers are known here."""
+        return len(self.order) != self.offsets[-1]
+
     def indices(self, client: int) -> np.ndarray:
         """The training samples of a client."""
         return self.order[self.offsets[client] : self.offsets[client + 1]]

@@ -86,7 +86,12 @@ class Collected:
 
 
 class Engine(Protocol):
-    """Runs tasks on clients. Results come in the order in which the clients were given."""
+    """Runs tasks on clients. Results come in the order in which the clients were given.
+
+    ``secret_noise`` is true where clients are real: noise that protects them is then drawn from the system's entropy.
+    """
+
+    secret_noise: bool
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray

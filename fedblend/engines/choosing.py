@@ -46,7 +46,7 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 class Choice:
     """How a run is computed; ``why`` is one sentence for the user."""
 
-    engine: Literal["loop", "stacked"]
+    engine: Literal["loop", "stacked", "flower"]
     stack: int | None
     ranks: int
     memory_format: MemoryFormat

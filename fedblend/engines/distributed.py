@@ -31,6 +31,8 @@ class DistributedEngine:
     needs every upload, they are gathered one by one.
     """
 
+    secret_noise = False
+
     def __init__(self, world: World, inner: LoopEngine, ranks: Ranks, choice: dict[str, Any], others: Others) -> None:
         self.world, self.inner, self.ranks, self.others = world, inner, ranks, others
         self._told: Pool | None = None

@@ -19,7 +19,7 @@ from fedblend.errors import FedblendError
 from fedblend.objectives import Batch, Context, Objective, Plain, Plan
 from fedblend.objectives.watching import Means, Watching
 from fedblend.random import lent_generator, stream
-from fedblend.sharing.base import Local, Payload, Pool
+from fedblend.sharing.base import Local, Payload, Pool, Request
 from fedblend.world import World, known_of
 
 SCORE_BATCH = 500
@@ -71,6 +71,8 @@ class Assignment:
 class LoopEngine:
     """One resident model; each client's weights are copied in, trained, and copied out."""
 
+    secret_noise = False
+
     def __init__(self, world: World, device: str = "cpu", memory_format: str = "contiguous") -> None:
         self.world = world
         self.device = torch.device(device)
@@ -96,17 +98,30 @@ class LoopEngine:
     ) -> Iterator[tuple[int, Payload]]:
         """Ask each client to share."""
         experiment = self.world.experiment
-        self._load(weights)
-        self.model.eval()
+        self.prepare(weights)
+        minimum = 1 if experiment.unsafe else experiment.policy.min_mean
         requests = self.world.requests(sizes)
         for client in clients:
-            x, y = self.world.samples(client, int(sizes[client]))
             rng = stream(experiment.seed, "share", round, client)
-            minimum = 1 if experiment.unsafe else experiment.policy.min_mean
-            local = Local(x, y, self.world.task, self.world.scale, self._hidden, rng, minimum, requests.get(client))
+            local = self.local(client, int(sizes[client]), rng, minimum, requests.get(client))
             payload = experiment.method.sharing.share(local)
             if payload is not None:
                 yield client, payload
+
+    def prepare(self, weights: Tensors) -> None:
+        """Give the model these weights, to be used rather than trained (for hidden states that are shared)."""
+        self._load(weights)
+        self.model.eval()
+
+    def local(
+        self, client: int, size: int, rng: np.random.Generator, minimum: int, request: Request | None = None
+    ) -> Local:
+        """What a client sees that is asked to share its first ``size`` samples, no mean of fewer than ``minimum``.
+
+        ``request`` is what a server with data of its own asks of it in particular.
+        """
+        x, y = self.world.samples(client, size)
+        return Local(x, y, self.world.task, self.world.scale, self._hidden, rng, minimum, request)
 
     @torch.no_grad()
     def _hidden(self, x: torch.Tensor, layer: int) -> torch.Tensor:

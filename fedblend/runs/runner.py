@@ -19,7 +19,7 @@ import torch
 from fedblend import engines, parts
 from fedblend.config import Experiment, as_table
 from fedblend.data.measures import class_counts, noniid_measures
-from fedblend.engines import Choice
+from fedblend.engines import Choice, Engine
 from fedblend.errors import FedblendError, Stopped
 from fedblend.federation import Federation, Record, State
 from fedblend.runs import checkpoint
@@ -28,6 +28,8 @@ from fedblend.runs.groups import flatten
 from fedblend.world import World
 
 Listener = Callable[[Record], None]
+Federate = Callable[[World], tuple[World, Engine, Choice]]
+"""Gives the engine of a federation whose clients are real, and the world with the clients that take part in it."""
 
 SPLIT_CLIENTS = 500
 """Clients whose class counts a run directory keeps for the picture of the split."""
@@ -53,12 +55,13 @@ def execute(
     resume: bool = False,
     listener: Listener | None = None,
     processors: int = 1,
+    federate: Federate | None = None,
 ) -> Finished:
     """Run an experiment in ``path``; with ``resume`` go on from its checkpoint.
 
     Calls ``listener`` with every record, those of an earlier part of the run first. Up to ``processors`` ranks are
-    started where the experiment leaves their number open. Ctrl-C raises :class:`Stopped` after marking the run; any
-    :class:`FedblendError` marks it failed.
+    started where the experiment leaves their number open; ``federate`` gives another engine in place of these. Ctrl-C
+    raises :class:`Stopped` after marking the run; any :class:`FedblendError` marks it failed.
     """
     directory = RunDirectory(path)
     exists = RunDirectory.is_run(path)
@@ -72,8 +75,11 @@ def execute(
     world = World.of(experiment)
     engines.require_device(experiment.device)
     with one_thread():
-        choice = _choice(directory, world, processors)
-        engine = engines.make(world, choice)
+        if federate is not None:
+            world, engine, choice = federate(world)
+        else:
+            choice = _choice(directory, world, processors)
+            engine = engines.make(world, choice)
         try:
             state = _run(directory, Federation(world, engine), choice, listener)
         finally:
@@ -84,6 +90,11 @@ def execute(
 def _choice(directory: RunDirectory, world: World, processors: int) -> Choice:
     """How the run is computed: as before where it goes on, so that its rounds come out the same to the last bit."""
     asked, earlier = world.experiment, directory.facts().get("engine")
+    if earlier and earlier["engine"] == "flower":
+        raise FedblendError(
+            f"{directory.path}: is a run of a real federation; go on with it as it was begun, by flwr run or "
+            "fedblend federation up"
+        )
     if earlier and asked.engine == "auto":
         return replace(Choice(**earlier), ranks=asked.ranks or earlier["ranks"])
     return engines.choose(world, processors, asked.rounds)
@@ -241,8 +252,11 @@ def facts_of(world: World) -> dict[str, Any]:
 
 
 def split_of(world: World) -> dict[str, Any]:
-    """Classes by clients and the split's non-IID measures (AggEnhance, section 4.3); empty in regression."""
-    if not world.data.classes:
+    """Classes by clients and the split's non-IID measures (AggEnhance, section 4.3).
+
+    Empty in regression, and where samples lie at sites of their own.
+    """
+    if not world.data.classes or world.population.elsewhere:
         return {
             "classes": [],
             "counts": [],

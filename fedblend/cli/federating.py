@@ -1,0 +1,165 @@
+"""What the commands of a real federation do."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fedblend import api, report
+from fedblend.cli.running import parse_change
+from fedblend.config import Experiment, as_table, resolve
+from fedblend.errors import FedblendError, Stopped, did_you_mean, listed
+from fedblend.parts import has_option
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.files import write_atomically
+from fedblend.study import slugify
+
+LOOK = 0.5
+"""Seconds between two looks at how a run stands."""
+
+
+def one_experiment(file: Path, changes: list[str], run: str | None) -> Experiment:
+    """The experiment of a file, or the one that ``run`` names among several."""
+    runs = api.expand_file(file, [parse_change(text) for text in changes], None).experiments
+    if run is None and len(runs) > 1:
+        raise FedblendError(f"{file}: has {len(runs)} runs; name one with --run: {listed(list(runs))}")
+    if run is not None and run not in runs:
+        raise FedblendError(f"--run {run}: no such run{did_you_mean(run, runs)}; valid: {listed(list(runs))}")
+    return runs[run] if run is not None else next(iter(runs.values()))
+
+
+def for_sites(experiment: Experiment, sites: int) -> Experiment:
+    """The experiment with as many clients as there are sites, where its split can have any number; told if changed."""
+    table = as_table(experiment)
+    if has_option(experiment.partition, "clients"):
+        table["partition"]["clients"] = sites
+    table["train"]["cohort"] = min(experiment.train.cohort, sites)
+    made = resolve(table)
+    if made != experiment:
+        text = f"{sites} clients, of which {made.train.cohort} train in a round, so that each site is one client"
+        Console(stderr=True).print(text, highlight=False)
+    return made
+
+
+def write(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:
+    """Write the Flower app of an experiment."""
+    from fedblend.engines.flower.appfolder import write_app
+    from fedblend.engines.flower.terms import DEADLINE, Terms
+
+    write_app(out, experiment, folder, Terms(min_sites, deadline or DEADLINE))
+    Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME", highlight=False)
+
+
+def up(
+    experiment: Experiment, sites: int, files: list[Path], min_sites: int, deadline: float | None, out: Path | None
+) -> None:
+    """Run an experiment in a trial federation, show its rounds, and end all processes."""
+    _require_flower()
+    from fedblend.engines.flower.appfolder import write_app
+    from fedblend.engines.flower.site import read_site
+    from fedblend.engines.flower.terms import DEADLINE, Terms
+    from fedblend.engines.flower.trial import Trial
+
+    if len(files) not in (0, sites):
+        raise FedblendError(f"--site-file: {len(files)} files for {sites} sites; give one for each site, or none")
+    for path in files:
+        read_site(path)
+    folder = out or api.free_folder(api.RUNS / f"{slugify(experiment.name)}-federation")
+    console, run = Console(), folder / "run"
+    with Trial(folder, sites) as trial:
+        try:
+            console.print(f"SuperLink and {sites} SuperNodes on 127.0.0.1, logs in {folder / 'logs'}", highlight=False)
+            trial.begin()
+            write_app(folder / "app", experiment, run, Terms(min_sites, deadline or DEADLINE))
+            paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
+            for site, path in enumerate(paths):
+                trial.start_node(site, {"site": str(path.absolute())})
+            process, seen = trial.submit(folder / "app"), 0
+            while process.poll() is None or seen < len(RunDirectory(run).metrics()):
+                seen = _show_rounds(console, run, seen)
+                time.sleep(LOOK)
+        except KeyboardInterrupt:
+            raise Stopped(f"stopped; go on by the same command with --out {folder}") from None
+        _require_done(run, trial.log_of("run"))
+    console.print(report.compare([RunDirectory(run)]))
+    logs = [str(read_site(path).audit) for path in paths]
+    console.print(f"Run: {run}\nWhat left the sites: {listed(logs)}", highlight=False, soft_wrap=True)
+
+
+def _site_file(folder: Path, experiment: Experiment) -> Path:
+    """A site file for a trial, which allows what the method sends, kept if there is one already."""
+    from fedblend.engines.flower.site import KINDS, SAFE
+    from fedblend.engines.flower.sitefile import site_text
+
+    path = folder / "site.toml"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        kind = experiment.method.sharing.bytes_kind
+        asked = (kind,) if kind in KINDS and kind not in SAFE and experiment.method.sharing.active else ()
+        write_atomically(path, site_text(path, None, SAFE + asked))
+    return path
+
+
+def _show_rounds(console: Console, run: Path, seen: int) -> int:
+    """Print the rounds that were made since the last look; how many there are now."""
+    records = RunDirectory(run).metrics()
+    for record in records[seen:]:
+        score = "".join(f"  {name} {record[name]:.4f}" for name in ("loss", "accuracy") if name in record)
+        refused = "".join(f"  client {one['client']} refused: {one['reason']}" for one in record.get("refused", ()))
+        console.print(f"round {record['round']}{score}{refused}", highlight=False, soft_wrap=True)
+    return len(records)
+
+
+def _require_done(run: Path, log: str) -> None:
+    """Raise :class:`FedblendError` that says why a run has not come to its end."""
+    told = RunDirectory(run).status() if RunDirectory.is_run(run) else {"state": "not begun"}
+    if told["state"] == "done":
+        return
+    marked = [line.partition("fedblend: error: ")[2] for line in log.splitlines() if "fedblend: error: " in line]
+    reason = told.get("reason") or (marked[-1] if marked else "the log says more")
+    raise FedblendError(f"the federation's run is {told['state']}: {reason} (logs in {run.parent / 'logs'})")
+
+
+def _require_flower() -> None:
+    import fedblend.flower  # noqa: F401  (raises where Flower is missing)
+
+
+def init_site(path: Path, data: Path | None, min_mean: int) -> None:
+    """Write a new site file."""
+    from fedblend.engines.flower.site import read_site
+    from fedblend.engines.flower.sitefile import site_text
+
+    if path.exists():
+        raise FedblendError(f"{path}: exists already; edit it, or give another name")
+    if data is not None and not data.is_file():
+        raise FedblendError(f"--data {data}: no such file; give this site's samples (.npz)")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedblendError(f"{path.parent}: cannot be made: {error.strerror}") from None
+    write_atomically(path, site_text(path, data, min_mean=min_mean))
+    read_site(path)
+    Console().print(f"Site file: {path}; read it and decide what may leave", highlight=False, soft_wrap=True)
+
+
+def show_audit(path: Path, last: int | None) -> None:
+    """Print a site's audit log as a table."""
+    from fedblend.engines.flower.audit import Audit
+    from fedblend.engines.flower.site import read_site
+    from fedblend.engines.flower.sitefile import audit_rows
+
+    site = read_site(path)
+    lines = Audit(site.audit).lines()
+    table = Table("time", "run", "round", "kind", "what", "bytes", "sha256")
+    for row in audit_rows(lines[-last:] if last else lines):
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    total = sum(line.get("bytes", 0) for line in lines)
+    refused = sum("refused" in line for line in lines)
+    console.print(
+        f"{len(lines) - refused} payloads, {total:,} bytes, {refused} refusals in {site.audit}", soft_wrap=True
+    )

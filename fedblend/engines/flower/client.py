@@ -1,0 +1,133 @@
+"""The ClientApp: each message is answered for the site's own client, as far as the site's policy allows."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedblend.config import resolve
+from fedblend.engines.flower import work
+from fedblend.engines.flower.audit import Audit
+from fedblend.engines.flower.memory import Memory
+from fedblend.engines.flower.messages import arrays, pack, unpack
+from fedblend.engines.flower.site import Site, site_of, world_at
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.precision import allow_tf32
+from fedblend.errors import FedblendError
+from fedblend.runs.runner import one_thread
+
+app = ClientApp()
+
+UPLOAD, SHARING, ANSWERS, SCORES = "upload", "sharing", "answers", "scores"
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Which client this node is, and how many samples it holds where they are its own."""
+    try:
+        words, _ = unpack(message.content)
+        client, site = client_of(context), site_of(context.node_config)
+        said = {"client": client, "samples": None}
+        if site.data is not None:
+            engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["told"]))
+            said |= {"samples": int(engine.world.population.sizes[client]), "holds_out": _held(engine, client)}
+    except FedblendError as error:
+        said = {"fault": str(error)}
+    return Message(pack(said), reply_to=message)
+
+
+@app.query("share")
+def share(message: Message, context: Context) -> Message:
+    """What this client shares before training."""
+    return answered(message, context, SHARING, work.share)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """This client's upload after a round's training."""
+    return answered(message, context, UPLOAD, work.train)
+
+
+@app.query("ask")
+def ask(message: Message, context: Context) -> Message:
+    """This client's answer to the server step."""
+    return answered(message, context, ANSWERS, work.ask)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """How well weights do on samples that this site has for tests."""
+    return answered(message, context, SCORES, work.score)
+
+
+def answered(message: Message, context: Context, what: str, do: work.Work) -> Message:
+    """The reply of ``do``, or why there is none; what leaves is in the audit log before it does."""
+    try:
+        words, tensors = unpack(message.content)
+        site, client = site_of(context.node_config), client_of(context)
+        if words["client"] != client:
+            raise FedblendError(f"this is client {client}, not {words['client']}")
+        engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["told"]))
+        here = work.Here(engine, site, client, int(words["round"]), Memory(context))
+        record = Audit(site.audit)
+        run, kind = f"{words['experiment']['name']}/{context.run_id}", kind_of(engine, what)
+        reason = refusal(site, kind, record if what == UPLOAD else None, run, here.round)
+        if reason:
+            record.refused(run, here.round, client, kind, reason)
+            raise FedblendError(reason)
+        with one_thread():
+            said, leaving = do(here, words, tensors)
+        if leaving or said.get("right") is not None:
+            record.sent(run, here.round, client, kind, leaving, what == UPLOAD)
+        reply = pack(plain(said), arrays(leaving))
+    except FedblendError as error:
+        reply = pack({"fault": str(error)})
+    return Message(reply, reply_to=message)
+
+
+def refusal(site: Site, kind: str, record: Audit | None, run: str, round: int) -> str:
+    """Why the site's policy forbids to send this; empty where it does not. ``record`` is given for training."""
+    if kind not in site.allow:
+        return f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})"
+    if record is not None and site.rounds is not None:
+        made = record.rounds_trained() - {(run, round)}
+        if len(made) >= site.rounds:
+            return f"this site has trained in {len(made)} rounds, and takes part in no more (rounds in its site file)"
+    return ""
+
+
+def kind_of(engine: LoopEngine, what: str) -> str:
+    """The word for a payload: that under which its bytes are counted."""
+    method = engine.world.experiment.method
+    words = {UPLOAD: method.upload.bytes_kind, SHARING: method.sharing.bytes_kind}
+    return str(words.get(what, what))
+
+
+def client_of(context: Context) -> int:
+    """The client that a node is: its ``partition-id``. Raises :class:`FedblendError` if it was started without."""
+    client = context.node_config.get("partition-id")
+    if type(client) is not int:
+        raise FedblendError(f"partition-id: {client!r}; start the SuperNode with --node-config 'partition-id=0', say")
+    return client
+
+
+@functools.lru_cache(maxsize=8)
+def engine_of(site: Site, client: int, experiment: str, told: str) -> LoopEngine:
+    """The engine of a client; a simulation, whose clients share a process, makes it once for each."""
+    asked = resolve(json.loads(experiment)).model_copy(update={"device": site.device})
+    allow_tf32(asked.precision)
+    return LoopEngine(world_at(site, asked, client, json.loads(told)), site.device)
+
+
+def plain(said: dict[str, Any]) -> dict[str, Any]:
+    """Words in which every number can be written as JSON: a loss that is not finite is told as ``null``."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in said.items()}
+
+
+def _held(engine: LoopEngine, client: int) -> int:
+    return len(engine.world.population.held(client))

@@ -1,0 +1,247 @@
+"""The engine of a real federation: each client is a site, which is reached by Flower's messages."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from torch import nn
+
+from fedblend.aggregators.base import Weighed
+from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
+from fedblend.engines.flower.audit import digest_of
+from fedblend.engines.flower.messages import arrays
+from fedblend.engines.flower.sites import Order, Reply, Sites
+from fedblend.engines.flower.soundness import unlike
+from fedblend.engines.flower.work import LACKS, runs_of
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.orders import pool_tensors
+from fedblend.errors import FedblendError, by_reason, listed
+from fedblend.federation import reference_device
+from fedblend.prefixes import named
+from fedblend.sharing.base import Payload, Pool
+from fedblend.uploads import bytes_of
+from fedblend.world import World, known_of
+
+log = logging.getLogger("flwr")
+
+MARK = "kept"
+"""The one tensor that stands for a client's own weights at the server: the round that they are of."""
+
+
+class FlowerEngine:
+    """Sends a round's work to the sites, and brings their answers together in order of client.
+
+    Weights that clients go on from (federated distillation, a lost downlink) never leave them: here stands only the
+    round that they are of, which a checkpoint keeps too.
+    """
+
+    secret_noise = True
+
+    def __init__(self, world: World, sites: Sites) -> None:
+        self.world, self.sites = world, sites
+        self.inner = LoopEngine(world, world.experiment.device)
+        self._told: dict[int, tuple[int, str]] = {}
+        self._digest: tuple[Pool | None, str] = (None, "")
+        self._informed: tuple[int, frozenset[int]] = (-1, frozenset())
+        self._held: dict[int, Tensors] = {}
+        self._good: tuple[int, list[int]] = (0, [])
+
+    def share(
+        self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
+    ) -> Iterator[tuple[int, Payload]]:
+        """Ask clients to share; those whose sites refuse or fail are left out, with a warning.
+
+        Raises :class:`FedblendError` if none of them gives anything and one of them has failed.
+        """
+        asked = list(clients)
+        sharing = self.world.experiment.method.sharing
+        tables = (arrays(named("weights/", weights)),) if sharing.each_round else ()
+        replies = self.sites.exchange("query.share", round, dict.fromkeys(asked, Order({}, tables)))
+        faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
+        payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
+        faults |= unlike(payloads, rows=True)
+        for client, reason in faults.items():
+            log.warning("fedblend: round %s: client %s shares nothing: %s", round + 1, client, reason)
+        good = {client: payload for client, payload in payloads.items() if client not in faults}
+        if faults and not good:
+            raise FedblendError(f"round {round + 1}: no site shares anything ({_in_one_line(faults)})")
+        if sharing.each_round:
+            self._informed = (round, frozenset(c for c in asked if replies[c].fault is None))
+        yield from good.items()
+
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+        """Train clients in this process; a round's cohort goes through :meth:`collect`."""
+        return self.inner.train(task, clients)
+
+    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
+        """Have the clients' sites train, check what they send, and keep of it what the aggregator needs."""
+        collected, kind = Collected(), self.world.experiment.method.upload
+        begin = time.perf_counter()
+        replies = self._trained(task, clients)
+        collected.seconds = time.perf_counter() - begin
+        server_step = self.world.experiment.method.server_step
+        like = kind.like(task.weights, self.world.task)
+
+        def uploads() -> Iterator[Weighed]:
+            for client in clients:
+                reply = replies.pop(client)
+                collected.sent += bytes_of(reply.tensors)
+                fault = reply.fault
+                if fault is None and self.world.experiment.keeps_weights:
+                    collected.own[client] = {MARK: torch.tensor(task.round)}
+                if client in lost:
+                    continue
+                fault = fault or kind.fault(reply.tensors, task.weights, self.world.task)
+                fault = fault or self._fault_of_words(reply.words, int(task.sizes[client]))
+                if fault:
+                    collected.refused.append({"client": client, "reason": fault})
+                    continue
+                upload = {name: reply.tensors[name] for name in like}
+                collected.good.append((client, reply.words["samples"], reply.words["loss"]))
+                if server_step.looks_at_uploads and not server_step.asks_clients:
+                    collected.held[client] = upload
+                yield upload, float(reply.words["samples"])
+
+        collected.partial = kind.aggregator(self.world.experiment.method.aggregator).partial(uploads())
+        self._held, self._good = collected.held, (task.round, [client for client, _, _ in collected.good])
+        return collected
+
+    def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
+        """Put the server step's question to the sites, if it is they who answer; else to the uploads that are here."""
+        step = self.world.experiment.method.server_step
+        if not step.asks_clients:
+            yield from step.answers(self._held, question, known_of(self.world, self.server_model())).items()
+            return
+        round, good = self._good
+        replies = self.sites.exchange("query.ask", round, dict.fromkeys(good, Order({}, (arrays(question),))))
+        faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
+        payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults}
+        faults |= unlike(payloads, rows=False)
+        for client, reason in faults.items():
+            log.warning("fedblend: round %s: client %s does not answer: %s", round + 1, client, reason)
+        if faults and len(faults) == len(good):
+            raise FedblendError(f"round {round + 1}: no site answers the server step ({_in_one_line(faults)})")
+        yield from ((client, payload) for client, payload in payloads.items() if client not in faults)
+
+    def score(self, weights: Tensors, held: bool = False) -> Scores:
+        """Score the server's test samples here; those that clients hold out, and weights that a client keeps, there."""
+        own = str(int(weights[MARK])) if set(weights) == {MARK} else None
+        if held:
+            return self._score_held(weights, own)
+        if own is None:
+            return self.inner.score(weights)
+        device = self._device
+        order = Order({"own": own, "held": False})
+        reply = self.sites.exchange("evaluate", int(own), {device: order})[device]
+        loss = reply.tensors.get("loss", torch.empty(0))
+        right = reply.tensors.get("right")
+        samples = np.arange(len(self.world.data.test))
+        alike = loss.shape == samples.shape and (right is None or right.shape == loss.shape)
+        if reply.fault is not None or not alike:
+            why = reply.fault or "its scores are not of this experiment's test samples"
+            raise FedblendError(f"judge: the model of client {device} could not be evaluated: {why}")
+        return Scores(loss.numpy(), None if right is None else right.numpy().astype(bool), samples)
+
+    def server_model(self) -> nn.Module:
+        """A module for functional calls with any weights, in evaluation mode, for the server step."""
+        return self.inner.server_model()
+
+    def close(self) -> None:
+        """Nothing to let go of: sites wait for the next run."""
+
+    @property
+    def _device(self) -> int:
+        """The client whose model is evaluated where clients keep theirs."""
+        return reference_device(self.world)
+
+    def _trained(self, task: TrainTask, clients: Sequence[int]) -> dict[int, Reply]:
+        """Every client's reply; those that lack what they were sent before get it again."""
+        shared = {"weights": arrays(named("weights/", task.weights)), "pool": self._pool_table(task)}
+        orders = {client: self._order(task, client, shared, set()) for client in clients}
+        replies = self.sites.exchange("train", task.round, orders)
+        lacking = {c: reply.words[LACKS] for c, reply in replies.items() if LACKS in reply.words}
+        if lacking:
+            again = {c: self._order(task, c, shared, {"model", "pool"}) for c in lacking}
+            replies |= self.sites.exchange("train", task.round, again)
+        if task.pool is not None:
+            version = self._version(task.pool)
+            nodes = self.sites.nodes
+            self._told |= {c: (nodes[c], version) for c in clients if c in nodes and replies[c].fault is None}
+        still = {c: Reply(fault="it lacks what it was sent twice") for c in lacking if LACKS in replies[c].words}
+        return {client: still.get(client) or replies[client] for client in clients}
+
+    def _order(self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], anew: set[str]) -> Order:
+        """What one client is told for a round; ``anew`` is what it is sent though it was before."""
+        method = self.world.experiment.method
+        words: dict[str, Any] = {"begins": "round", "mark": None, "pool": None}
+        tables = []
+        if client in task.own:
+            words |= {"begins": "own", "mark": _mark(task.start_of(client))}
+        elif task.round == self._informed[0] and client in self._informed[1] and "model" not in anew:
+            words["begins"] = "shared"
+        else:
+            tables.append(shared["weights"])
+        if said := task.said_to(client) if any(term.uses_outputs for term in method.terms) else {}:
+            tables.append(arrays(named("said/", said)))
+        if task.pool is not None:
+            words |= {"pool": self._version(task.pool), "owners": runs_of(task.pool.owner)}
+            if method.sharing.travels and (
+                "pool" in anew or self._told.get(client) != (self.sites.nodes.get(client), words["pool"])
+            ):
+                tables.append(shared["pool"])
+        return Order(words, tuple(tables))
+
+    def _pool_table(self, task: TrainTask) -> ArrayRecord:
+        travels = self.world.experiment.method.sharing.travels
+        return arrays(named("pool/", task.pool.tensors) if task.pool is not None and travels else {})
+
+    def _version(self, pool: Pool) -> str:
+        """A word for a pool that changes with what is in it."""
+        if self._digest[0] is not pool:
+            self._digest = (pool, digest_of(pool_tensors(pool)))
+        return self._digest[1]
+
+    def _fault_of_words(self, words: Mapping[str, Any], size: int) -> str | None:
+        """What is wrong with what a site says beside its upload."""
+        samples, loss = words.get("samples"), words.get("loss")
+        if type(samples) is not int or samples != size:
+            return f"it says that it trained on {samples!r} samples, and holds {size}"
+        if loss is not None and type(loss) not in (int, float):
+            return f"its loss is {loss!r}"
+        if loss is None:
+            return "its loss is NaN or infinite (a learning rate too large?)"
+        return None
+
+    def _score_held(self, weights: Tensors, own: str | None) -> Scores:
+        """How many of each client's own test samples are right, as the counts that the sites tell."""
+        if own is not None:
+            raise FedblendError("judge: a device's model cannot be tested at other clients; valid: holdout = 0")
+        population = self.world.population
+        clients = np.unique(population.owners(held=True)).tolist()
+        order = Order({"own": None, "held": True}, (arrays(named("weights/", weights)),))
+        replies = self.sites.exchange("evaluate", 0, dict.fromkeys(clients, order))
+        right = []
+        for client, reply in replies.items():
+            held, count = len(population.held(client)), reply.words.get("right")
+            if reply.fault is not None or reply.words.get("samples") != held or type(count) is not int:
+                why = reply.fault or f"it tells of {reply.words.get('samples')!r} samples, and holds {held} out"
+                raise FedblendError(f"holdout: client {client} does not say how well the model does: {why}")
+            right.append(np.arange(held) < count)
+        flags = np.concatenate(right) if right else np.empty(0, bool)
+        return Scores(np.full(len(flags), np.nan, np.float32), flags, population.held_order)
+
+
+def _mark(start: Tensors) -> str | None:
+    """The round that a client's own weights are of; ``None`` where it has only the first ones, which all know."""
+    return str(int(start[MARK])) if set(start) == {MARK} else None
+
+
+def _in_one_line(faults: Mapping[int, str]) -> str:
+    reasons = by_reason(faults.items())
+    return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())

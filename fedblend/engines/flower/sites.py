@@ -1,0 +1,199 @@
+"""The sites of a federation: which node is which client, and one exchange of messages with some of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from flwr.app import ArrayRecord, Message
+
+from fedblend.engines.flower.messages import pack, unpack
+from fedblend.errors import FedblendError, listed
+
+POLL = (0.05, 1.0)
+"""Seconds between two looks for answers: at first, and at most; Flower's own loop looks every 3."""
+
+JOIN = 0.5
+"""Seconds between two looks at which nodes are connected, while too few are."""
+
+GREETING = 60.0
+"""Seconds that a node has to say which client it is, within the deadline."""
+
+GREETINGS = 3
+"""How often a node that does not answer is asked."""
+
+HELLO = "query.hello"
+
+log = logging.getLogger("flwr")
+
+Refusal = str
+
+
+class Wire(Protocol):
+    """What is used of Flower's Grid."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes that are connected."""
+        ...
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; gives their ids in order, ``None`` for one that could not be sent."""
+        ...
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The answers to these messages that have come."""
+        ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one client is told: words, and tables of tensors."""
+
+    words: Mapping[str, Any]
+    tables: tuple[ArrayRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client answered, or why there is no answer (``fault``)."""
+
+    words: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    fault: Refusal | None = None
+
+
+class Sites:
+    """The nodes of a federation by the client that each of them is.
+
+    Node ids are random and change when a node of an open federation restarts; a node is asked for its client once.
+    ``about`` goes with every message,
+    since a process at a site knows nothing of those before it: the experiment, and what :func:`about_world` tells.
+    ``deadline`` is how many seconds any one exchange may take, ``fewest`` the sites without which none begins.
+    """
+
+    def __init__(self, wire: Wire, clients: int, fewest: int, deadline: float, about: dict[str, Any]) -> None:
+        if not 1 <= fewest <= clients:
+            raise FedblendError(f"min_sites: {fewest}: the experiment has {clients} clients; valid: 1 to {clients}")
+        if not deadline > 0:
+            raise FedblendError(f"deadline: {deadline} is not valid: a number of seconds above 0")
+        self.wire, self.clients, self.fewest, self.deadline = wire, clients, fewest, deadline
+        self.nodes: dict[int, int] = {}
+        self.facts: dict[int, dict[str, Any]] = {}
+        self._asked: set[int] = set()
+        self._silent: Counter[int] = Counter()
+        self.about = about
+
+    def meet(self, wanted: int | None = None) -> None:
+        """Wait until ``wanted`` sites are connected (default: the fewest), or the deadline has passed.
+
+        Raises :class:`FedblendError` if fewer than the fewest are connected then.
+        """
+        wanted, end = wanted or self.fewest, time.monotonic() + self.deadline
+        self._look()
+        while len(self.nodes) < wanted and time.monotonic() < end:
+            time.sleep(min(JOIN, self.deadline / 4))
+            self._look()
+        if len(self.nodes) < self.fewest:
+            missing = [client for client in range(self.clients) if client not in self.nodes]
+            raise FedblendError(
+                f"min_sites: {self.fewest}, but only {len(self.nodes)} of {self.clients} sites are connected after "
+                f"{self.deadline:g} seconds (deadline); missing: {listed(missing)}. Start their SuperNodes, and go on "
+                "by running the same command again"
+            )
+
+    def exchange(self, kind: str, round: int, orders: Mapping[int, Order]) -> dict[int, Reply]:
+        """Send each client its order and wait for the answers until the deadline; one reply a client, in their order.
+
+        Raises :class:`FedblendError` if too few sites are connected to begin.
+        """
+        self.meet()
+        to_nodes, absent = {}, {}
+        for client, order in orders.items():
+            if client in self.nodes:
+                words = {**self.about, "round": round, "client": client, **order.words}
+                to_nodes[self.nodes[client]] = Order(words, order.tables)
+            else:
+                absent[client] = Reply(fault="its site is not connected")
+        replies = self._send(kind, round, to_nodes, self.deadline)
+        return {client: absent.get(client) or replies[self.nodes[client]] for client in orders}
+
+    def _look(self) -> None:
+        """Note which nodes are there, and ask those that are new which client they are."""
+        there = set(self.wire.get_node_ids())
+        self.nodes = {client: node for client, node in self.nodes.items() if node in there}
+        self._asked &= there
+        new = sorted(there - self._asked)
+        if not new:
+            return
+        self._asked |= set(new)
+        replies = self._send(HELLO, 0, dict.fromkeys(new, Order(self.about)), min(self.deadline, GREETING))
+        for node, reply in replies.items():
+            self._enter(node, reply)
+
+    def _enter(self, node: int, reply: Reply) -> None:
+        client = reply.words.get("client")
+        if reply.fault is not None:
+            if not reply.words and self._silent[node] < GREETINGS - 1:
+                # Perhaps its machine is busy: it is asked again at the next look.
+                self._silent[node] += 1
+                self._asked.discard(node)
+            log.warning("fedblend: node %s takes no part: %s", node, reply.fault)
+        elif type(client) is not int or not 0 <= client < self.clients:
+            log.warning("fedblend: node %s says partition-id %r; valid: 0 to %s", node, client, self.clients - 1)
+        else:
+            if client in self.nodes:
+                # A site that was restarted has a new node; the old one is listed until its heartbeat is missed.
+                log.warning("fedblend: client %s is now node %s, in place of %s", client, node, self.nodes[client])
+            self.nodes[client] = node
+            self.facts[client] = reply.words
+
+    def _send(self, kind: str, round: int, orders: Mapping[int, Order], seconds: float) -> dict[int, Reply]:
+        """One reply for each node; what has not come after so many seconds has a fault that says so."""
+        if not orders:
+            return {}
+        messages = [
+            Message(pack(order.words, *order.tables), node, kind, ttl=seconds, group_id=str(round))
+            for node, order in orders.items()
+        ]
+        ids = list(self.wire.push_messages(messages))
+        # Flower answers with nothing where all messages together are too large for it.
+        ids += [None] * (len(messages) - len(ids))  # type: ignore[list-item]
+        waiting = {id: node for id, node in zip(ids, orders, strict=True) if id}
+        replies = {node: Reply(fault="the message could not be sent") for node in orders}
+        replies |= {node: Reply(fault=f"no answer within {seconds:g} seconds (deadline)") for node in waiting.values()}
+        for answer in answers(self.wire.pull_messages, waiting, seconds):
+            replies[waiting.pop(answer.metadata.reply_to_message_id)] = read(answer)
+        return replies
+
+
+def answers(pull: Callable[[list[str]], Iterable[Message]], waiting: Mapping[str, int], seconds: float) -> Any:
+    """Answers to the messages that are waited for, as they come; none after so many seconds."""
+    end, pause = time.monotonic() + seconds, POLL[0]
+    while waiting:
+        for answer in list(pull(list(waiting))):
+            if answer.metadata.reply_to_message_id in waiting:
+                pause = POLL[0]
+                yield answer
+        if time.monotonic() > end:
+            return
+        if waiting:
+            time.sleep(pause)
+            pause = min(1.5 * pause, POLL[1])
+
+
+def read(answer: Message) -> Reply:
+    """An answer as a reply: a site's refusal, a failure in its app and a message that is none all have a fault."""
+    if answer.has_error():
+        reason = (answer.error.reason or "").strip().splitlines()
+        return Reply(fault=f"its app failed (code {answer.error.code}): {reason[-1] if reason else 'no reason given'}")
+    try:
+        words, tensors = unpack(answer.content)
+    except FedblendError as error:
+        return Reply(fault=f"it sent {error}")
+    fault = words.get("fault")
+    return Reply(words, tensors, None if fault is None else str(fault))

@@ -1,0 +1,220 @@
+"""What a site does for its own client: share, train, answer, score. Plain functions of what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedblend.engines.base import TrainTask
+from fedblend.engines.flower.memory import Memory
+from fedblend.engines.flower.messages import Spoken, Tensors
+from fedblend.engines.flower.site import Site
+from fedblend.engines.loop import LoopEngine
+from fedblend.errors import FedblendError
+from fedblend.prefixes import named, under
+from fedblend.protection import Mechanism
+from fedblend.random import stream
+from fedblend.sharing import Sharing
+from fedblend.sharing.base import Payload, Pool, gather
+from fedblend.world import World, known_of
+
+LACKS = "lacks"
+"""The word with which a client says that it no longer has what it was sent before (its SuperNode was restarted)."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """A client at its site, in one round: its world and engine, what it remembers, and what the site allows."""
+
+    engine: LoopEngine
+    site: Site
+    client: int
+    round: int
+    memory: Memory
+
+    @property
+    def world(self) -> World:
+        """What the engine works on."""
+        return self.engine.world
+
+    @property
+    def size(self) -> int:
+        """Samples that the client holds in this round."""
+        return int(self.world.sizes(self.round)[self.client])
+
+
+def share(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+    """What the client shares. Of what does not travel only the number of entries is told, and the client keeps it."""
+    sharing = here.world.experiment.method.sharing
+    if sharing.each_round:
+        here.memory.keep("model", str(here.round), tensors)
+    weights = _in_order(here, tensors) if tensors else here.world.weights()
+    payload = shared(here, weights, here.client, here.round)
+    if payload is None:
+        return {"nothing": True}, {}
+    if sharing.travels:
+        return {}, payload
+    here.memory.keep("shared", "", payload)
+    return {}, {name: t.new_zeros(len(t), 0) for name, t in payload.items()}
+
+
+def shared(here: Here, weights: Tensors, owner: int, round: int) -> Payload | None:
+    """What the sharing makes of the client's samples with the random numbers of ``owner``.
+
+    Noise that is to protect samples is drawn from the system's entropy: whoever knows the experiment knows all keyed
+    streams, and could take keyed noise off again.
+    """
+    experiment, engine = here.world.experiment, here.engine
+    minimum = max(1 if experiment.unsafe else experiment.policy.min_mean, here.site.min_mean)
+    noisy = hides(experiment.method.sharing)
+    rng = np.random.default_rng() if noisy else stream(experiment.seed, "share", round, owner)
+    engine.prepare(weights)
+    made: Payload | None = experiment.method.sharing.share(engine.local(here.client, here.size, rng, minimum))
+    return made
+
+
+def hides(sharing: Sharing) -> bool:
+    """Whether a sharing adds noise to what it makes of samples."""
+    return bool(getattr(sharing, "noise", 0)) or isinstance(sharing.mechanism(), Mechanism)
+
+
+def train(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+    """The client's upload after its training, with its samples and its loss; or what it lacks to begin."""
+    start = _start(here, words, tensors)
+    pool = _pool(here, words, tensors)
+    if start is None or isinstance(pool, str):
+        return {LACKS: "model" if start is None else pool}, {}
+    own = {here.client: named("weights/", start) | {n: t for n, t in tensors.items() if n.startswith("said/")}}
+    task = TrainTask(here.round, start, pool, here.world.sizes(here.round), {}, own)
+    (trained,) = here.engine.train(task, [here.client])
+    experiment = here.world.experiment
+    if experiment.keeps_weights:
+        if words["mark"] is not None:
+            # The server may not hear of this round: it then asks for the next one from the same weights.
+            here.memory.keep("own-before", words["mark"], start)
+        here.memory.keep("own", str(here.round), trained.weights)
+    upload = leaving(here, experiment.method.upload.payload(trained.weights, trained.outputs), start)
+    if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.asks_clients:
+        here.memory.keep("upload", str(here.round), upload)
+    return {"samples": trained.samples, "loss": trained.loss}, upload
+
+
+def leaving(here: Here, payload: dict[str, torch.Tensor], start: Tensors) -> dict[str, torch.Tensor]:
+    """The upload as it leaves: with the experiment's protection on it, and then the site's.
+
+    Noise is drawn from the system's entropy, not from the run's streams, which everybody knows.
+    """
+    experiment, round = here.world.experiment, here.round
+    if here.world.adversaries[here.client]:
+        rng = stream(experiment.seed, "adversary", round, here.client)
+        payload = experiment.adversary.corrupt(payload, start, rng)
+    else:
+        payload = experiment.protection.protect(payload, start, experiment.train.lr_in(round), np.random.default_rng())
+    if here.site.protection is None or not experiment.method.upload.is_model:
+        return payload
+    lr = experiment.train.lr_in(round)
+    protected: dict[str, torch.Tensor] = here.site.protection.protect(payload, start, lr, np.random.default_rng())
+    return protected
+
+
+def ask(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+    """The client's answer to the server step's question about the upload that it has just sent."""
+    upload = here.memory.recall("upload", str(here.round))
+    if upload is None:
+        raise FedblendError("it no longer has its upload (its SuperNode was restarted)")
+    known = known_of(here.world, here.engine.server_model())
+    answers = here.world.experiment.method.server_step.answers({here.client: upload}, tensors, known)
+    return {}, answers[here.client]
+
+
+def score(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+    """Of the samples that the client holds out (or of all test samples): how many, how many are right, their loss."""
+    if words["own"] is not None:
+        weights = _kept(here, words["own"])
+        if weights is None:
+            raise FedblendError(f"it no longer has its weights of round {words['own']}; begin a new run")
+    else:
+        weights = _in_order(here, tensors)
+    made = here.engine.score(weights, words["held"])
+    if words["held"]:
+        mine = here.world.population.owners(held=True) == here.client
+        right = None if made.right is None else made.right[mine]
+        return {"right": None if right is None else int(right.sum()), "samples": int(mine.sum())}, {}
+    found = {"loss": torch.from_numpy(made.loss)}
+    return {}, found | ({} if made.right is None else {"right": torch.from_numpy(made.right)})
+
+
+Work = Callable[[Here, dict[str, Any], Tensors], Spoken]
+
+
+def _in_order(here: Here, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The model's tensors among those of a message, in the model's order."""
+    weights = under("weights/", tensors)
+    return {name: weights[name] for name in here.world.model.state_dict()}
+
+
+def _start(here: Here, words: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor] | None:
+    """The weights that training begins with: the round's, sent now or with the request to share, or the client's own.
+
+    ``None`` where they were sent before and are gone. Raises :class:`FedblendError` where its own are gone.
+    """
+    if words["begins"] == "round":
+        return _in_order(here, tensors)
+    if words["begins"] == "shared":
+        kept = here.memory.recall("model", str(here.round))
+        return None if kept is None else _in_order(here, kept)
+    if words["mark"] is None:
+        return here.world.weights()
+    own = _kept(here, words["mark"])
+    if own is None:
+        raise FedblendError(
+            f"it no longer has its own weights of round {words['mark']} (they live as long as the Flower run and the "
+            "SuperNode), and nobody else has them; begin a new run"
+        )
+    return {name: own[name] for name in here.world.model.state_dict()}
+
+
+def _kept(here: Here, mark: str) -> dict[str, torch.Tensor] | None:
+    return here.memory.recall("own", mark) or here.memory.recall("own-before", mark)
+
+
+def _pool(here: Here, words: dict[str, Any], tensors: Tensors) -> Pool | str | None:
+    """What the client may mix with; the word for what it lacks where that was sent before and is gone."""
+    sharing = here.world.experiment.method.sharing
+    if words["pool"] is None:
+        return None
+    owners = np.repeat(*np.array(words["owners"], np.int64).reshape(-1, 2).T)
+    if not sharing.travels:
+        return _made_here(here, sharing, owners)
+    sent = under("pool/", tensors)
+    if sent:
+        here.memory.keep("pool", words["pool"], sent)
+    table = sent or here.memory.recall("pool", words["pool"])
+    return "pool" if table is None else Pool(table, owners)
+
+
+def runs_of(owner: np.ndarray) -> list[list[int]]:
+    """The owners of a pool's entries, int64 [n], as [owner, entries] for each run of the same one.
+
+    >>> runs_of(np.array([0, 0, 2]))
+    [[0, 2], [2, 1]]
+    """
+    first = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1))
+    return np.stack([owner[first], np.diff(first, append=len(owner))], 1).tolist()
+
+
+def _made_here(here: Here, sharing: Sharing, owners: np.ndarray) -> Pool:
+    """The pool of a sharing that does not travel: the client's own entries, or those that hold nothing of anyone.
+
+    Entries that a client may use of others, though they never travel, hold nothing of samples (the control with
+    noise), so that they can be made anywhere.
+    """
+    if sharing.own_only:
+        kept = here.memory.recall("shared", "")
+        return gather({here.client: kept} if kept is not None and here.client in owners else {})
+    made = {owner: shared(here, here.world.weights(), owner, 0) for owner in np.unique(owners).tolist()}
+    return gather({owner: payload for owner, payload in made.items() if payload is not None})

@@ -1,0 +1,75 @@
+"""A federation in one process: messages go through Flower's own serialisation to the real ClientApp and back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedblend.engines.flower import client as at_site
+from fedblend.engines.flower.messages import unpack
+from fedblend.uploads import bytes_of
+
+
+def through(message: Message) -> Message:
+    """A message as the other side gets it: written as objects and read from their bytes."""
+    objects = {name: thing.deflate() for name, thing in get_all_nested_objects(message).items()}
+    return inflate_object_from_contents(message.object_id, objects)
+
+
+class Nodes:
+    """A grid whose nodes are contexts; ``spoil`` may change, drop or break what a node answers."""
+
+    def __init__(self, configs: Iterable[dict[str, Any]], run_id: int = 1) -> None:
+        # Unlike the partition, and not in its order.
+        self.contexts = {
+            1000 - 7 * i: Context(run_id, 1000 - 7 * i, config, RecordDict(), {}) for i, config in enumerate(configs)
+        }
+        self.ids = itertools.count()
+        # Flower sets these in the processes that it starts; a message says who sends it.
+        TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = run_id, 1, 1
+        self.ready: dict[str, Message] = {}
+        self.sent: list[tuple[int, str, int, int]] = []
+        self.spoil: Callable[[int, Message, Message], Message | None] = lambda client, message, reply: reply
+        self.down: set[int] = set()
+
+    def client(self, node: int) -> int:
+        return self.contexts[node].node_config["partition-id"]
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.contexts if self.client(node) not in self.down]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            ids.append(str(next(self.ids)))
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self._answer(message.metadata.dst_node_id, message)
+        return ids
+
+    def _answer(self, node: int, message: Message) -> None:
+        context = self.contexts[node]
+        try:
+            reply = at_site.app(through(message), context)
+        except Exception as error:
+            reply = Message(Error(0, str(error)), reply_to=message)
+        found = self.spoil(self.client(node), message, reply)
+        if found is None:
+            return
+        down, up = (
+            bytes_of(unpack(message.content)[1]),
+            bytes_of(unpack(found.content)[1]) if found.has_content() else 0,
+        )
+        self.sent.append((self.client(node), message.metadata.message_type, down, up))
+        found = through(found)
+        found.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
+        self.ready[message.metadata.message_id] = found
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        # The last first, as a federation's answers may come.
+        return [self.ready.pop(i) for i in reversed(list(message_ids)) if i in self.ready]

@@ -1,0 +1,53 @@
+"""One federation of real processes: SuperLink and SuperNodes on loopback, TLS, authenticated nodes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from test_flower import audit, by_loop, experiment, site_files
+
+from fedblend.engines.flower.appfolder import write_app
+from fedblend.engines.flower.credentials import make_site_key
+from fedblend.engines.flower.terms import Terms
+from fedblend.engines.flower.trial import Trial
+from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory
+
+LIMIT = 200
+"""Seconds after which the run is given up; a site's every message starts a process that imports PyTorch."""
+
+
+def test_real_sites_give_the_loops_weights_and_a_stranger_is_turned_away(tmp_path: Path) -> None:
+    asked = experiment(partition={"name": "iid", "clients": 2}, train={"cohort": 2, "lr": 0.1}, rounds=1)
+    configs = site_files(tmp_path, 2)
+    with Trial(tmp_path / "trial", 2) as trial:
+        trial.begin()
+        write_app(tmp_path / "app", asked, tmp_path / "run", Terms(deadline=LIMIT / 2))
+        for client, config in enumerate(configs):
+            trial.start_node(client, {"site": config["site"]})
+        # It says that it is client 1, with a key that nobody registered.
+        make_site_key(tmp_path / "stranger")
+        shutil.copy(configs[1]["site"], tmp_path / "stranger.toml")
+        trial.start_node(1, {"site": str(tmp_path / "stranger.toml")}, tmp_path / "stranger.key", "stranger")
+        trial.submit(tmp_path / "app").wait(LIMIT)
+        listed = trial.flwr("supernode", "list", "trial", "--format", "json")
+        stranger = trial.log_of("stranger")
+
+    directory = RunDirectory(tmp_path / "run")
+    assert directory.status()["state"] == "done", trial.log_of("run")
+    state = checkpoint.read(directory.path)
+    assert state is not None
+    loop, records = by_loop(asked)
+    for name, tensor in loop.weights.items():
+        assert (state.weights[name] - tensor).norm() <= 1e-5 * tensor.norm(), name
+    assert directory.metrics()[1]["bytes_up"] == records[1]["bytes_up"]
+    for client in range(2):
+        (line,) = audit(tmp_path, client)
+        assert (line["kind"], line["round"], line["client"]) == ("weights", 0, client)
+    assert listed.count('"node-id"') == 2, listed
+    assert "message" not in stranger
