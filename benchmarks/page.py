@@ -208,6 +208,51 @@ def profile_facts(found: Table) -> str:
     )
 
 
+def server_step_section() -> str:
+    """What AggEnhance's server step takes, by clients and classes."""
+    lines = [
+        [
+            one["model"],
+            f"{one['clients']}",
+            f"{one['classes']}",
+            f"{one['train_s']:.3f}",
+            f"{one['server_s']:.3f}",
+            f"{one['server_s'] / (one['server_s'] + one['train_s']):.0%}",
+        ]
+        for one in read("server_step")["rows"]
+    ]
+    return markdown(("model", "clients", "classes", "training s", "server step s", "its share of both"), lines)
+
+
+def aggregators_section() -> str:
+    """How fast uploads are read while they are aggregated, beside a copy."""
+    found = read("aggregators")
+    lines = [
+        [one["aggregator"], one["way"], f"{one['gb_s']:.1f}", f"{one['x_copy']:.1f}", f"{one['extra_mb']:.0f}"]
+        for one in found["rows"]
+    ]
+    head = f"{found['clients']} uploads of {found['parameters']:,} float32 numbers, one thread, medians of turns."
+    return (
+        f"{head}\n\n{markdown(('aggregator', 'way', 'GB/s', 'x the time of a copy', 'MB beside the uploads'), lines)}"
+    )
+
+
+def population_section() -> str:
+    """What many clients cost at the start and in a round."""
+    lines = [
+        [
+            f"{one['clients']:,}",
+            one["partition"],
+            f"{one['start_s']:.2f}",
+            f"{one['beyond_data_mb'] - one['libraries_mb']:.0f}",
+            f"{1000 * one['round_s']:.0f}",
+        ]
+        for one in read("population")["rows"]
+    ]
+    head = ("clients", "partition", "start s", "MB beyond data and libraries", "ms a round of 50 clients")
+    return markdown(head, lines)
+
+
 def read(name: str) -> dict[str, Any]:
     """One file of results; empty where there is none."""
     path = RESULTS / f"{name}.json"
@@ -221,6 +266,9 @@ SECTIONS = {
     "job C": lambda: job_section("C"),
     "same work": same_work_section,
     "profile": profile_section,
+    "server step": server_step_section,
+    "aggregators": aggregators_section,
+    "population": population_section,
 }
 
 
