@@ -88,6 +88,30 @@ def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: s
         assert records(tmp_path / "out" / SLUG) == records(one_rank)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "aggenhance", "server_step": {"steps": 5, "epochs": 2}},
+        {"name": "fd", "terms": [{"name": "distill", "beta": 0.5}]},
+    ],
+    ids=["aggenhance", "fd"],
+)
+def test_what_is_asked_of_uploads_and_what_clients_keep_is_the_same_on_two_ranks(method: Any, tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "file.toml", {**SETTINGS, "rounds": 2, "method": {**method, "label": "one"}, "engine": "loop"}
+    )
+
+    succeeded(call("run", file, "--ranks", 2, "--out", tmp_path / "two"))
+    succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
+
+    one, two = (load_file(tmp_path / name / "one-seed0" / CHECKPOINT) for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=1e-4)
+    sent = [json.loads(records(tmp_path / name / "one-seed0")[-1])["bytes_up"] for name in ("one", "two")]
+    assert sent[0] == sent[1]
+
+
 def test_more_ranks_than_clients_in_a_round(one_rank: Path, tmp_path: Path) -> None:
     settings = {**SETTINGS, "rounds": 2, "train": {"cohort": 1}, "ranks": 3}
     file = write(tmp_path / "file.toml", settings)

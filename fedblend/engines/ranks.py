@@ -98,7 +98,12 @@ def is_about_connection(error: RuntimeError) -> bool:
 
 def _encode(words: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """As one safetensors file in memory: no pickle, also between our own processes."""
-    named = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    named, seen = {}, set()
+    for name, tensor in tensors.items():
+        flat = tensor.detach().contiguous().cpu()
+        # What is told to several clients is one tensor under several names, which the format does not have.
+        named[name] = flat.clone() if flat.data_ptr() in seen else flat
+        seen.add(flat.data_ptr())
     # An empty file is no file.
     named[""] = torch.zeros(1)
     return torch.frombuffer(bytearray(save(named, {"words": json.dumps(words)})), dtype=torch.uint8)
