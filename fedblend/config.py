@@ -150,10 +150,7 @@ class Experiment(_Table):
     eval_every: Count = 1
     """Rounds from one evaluation on the test samples to the next; the last round is always evaluated."""
     judge: Literal["server", "device", "each"] | None = None
-    """Whose model is evaluated: the server's; that of one device, drawn by the seed, after its training; or each
-    client's own, on the client's own test samples. Unless given, the server's, or the device's where clients keep
-    their own weights.
-    """
+    """Whose model is evaluated: the server's, one drawn device's after training, or each client's on its own tests."""
     stop_change: Positive | None = None
     """Relative change of the model (or of the mean outputs of every label) below which a run ends early."""
     compute_seconds: NonNegative | None = None
