@@ -142,6 +142,15 @@ def test_cifar10_mislabelled(tmp_path):
     refused("test_batch.bin: is the same file as data_batch_2.bin", "cifar10", folder=tmp_path)
 
 
+@pytest.mark.parametrize(("name", "file"), [("cifar10", "data_batch_1"), ("cifar100", "train")])
+def test_cifars_python_form_is_refused_unread(tmp_path, name, file):
+    # A pickle that would make a file if it were loaded.
+    (tmp_path / file).write_bytes(f"cos\nmkdir\n(S'{tmp_path / 'run'}'\ntR.".encode())
+    told = refused("holds the Python form .* could run any code and are not read", name, folder=tmp_path)
+    assert "binary.tar.gz" in told
+    assert not (tmp_path / "run").exists()
+
+
 def test_cifar100_mislabelled(tmp_path):
     cifar(tmp_path, hundred=True)
     change(tmp_path / "test.bin", lambda raw: b"\x07" + raw[1:])
