@@ -47,8 +47,8 @@ class Nodes:
         self.spoil: Callable[[int, Message, Message], Message | None] = lambda client, message, reply: reply
         self.down: set[int] = set()
 
-    def client(self, node: int) -> int:
-        return self.contexts[node].node_config["partition-id"]
+    def client(self, node: int) -> Any:
+        return self.contexts[node].node_config.get("partition-id")
 
     def get_node_ids(self) -> list[int]:
         return [node for node in self.contexts if self.client(node) not in self.down]
@@ -62,16 +62,16 @@ class Nodes:
         return ids
 
     def _answer(self, node: int, message: Message) -> None:
-        context = self.contexts[node]
+        context, who = self.contexts[node], self.client(node)
         try:
             reply = at_site.app(through(message), context)
         except Exception as error:
             reply = Message(Error(0, str(error)), reply_to=message)
-        found = self.spoil(self.client(node), message, reply)
+        found = self.spoil(who, message, reply)
         if found is None:
             return
         down, up = size(message), size(found)
-        self.sent.append((self.client(node), message.metadata.message_type, down, up))
+        self.sent.append((who, message.metadata.message_type, down, up))
         found = through(found)
         found.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
         self.ready[message.metadata.message_id] = found
