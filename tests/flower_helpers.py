@@ -13,6 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.engines.flower import client as at_site
 from fedblend.engines.flower.messages import unpack
+from fedblend.errors import FedblendError
 from fedblend.uploads import bytes_of
 
 
@@ -20,6 +21,14 @@ def through(message: Message) -> Message:
     """A message as the other side gets it: written as objects and read from their bytes."""
     objects = {name: thing.deflate() for name, thing in get_all_nested_objects(message).items()}
     return inflate_object_from_contents(message.object_id, objects)
+
+
+def size(message: Message) -> int:
+    """Bytes of the tensors in a message; none in one that cannot be read."""
+    try:
+        return bytes_of(unpack(message.content)[1]) if message.has_content() else 0
+    except FedblendError:
+        return 0
 
 
 class Nodes:
@@ -38,8 +47,8 @@ class Nodes:
         self.spoil: Callable[[int, Message, Message], Message | None] = lambda client, message, reply: reply
         self.down: set[int] = set()
 
-    def client(self, node: int) -> int:
-        return self.contexts[node].node_config["partition-id"]
+    def client(self, node: int) -> Any:
+        return self.contexts[node].node_config.get("partition-id")
 
     def get_node_ids(self) -> list[int]:
         return [node for node in self.contexts if self.client(node) not in self.down]
@@ -53,19 +62,16 @@ class Nodes:
         return ids
 
     def _answer(self, node: int, message: Message) -> None:
-        context = self.contexts[node]
+        context, who = self.contexts[node], self.client(node)
         try:
             reply = at_site.app(through(message), context)
         except Exception as error:
             reply = Message(Error(0, str(error)), reply_to=message)
-        found = self.spoil(self.client(node), message, reply)
+        found = self.spoil(who, message, reply)
         if found is None:
             return
-        down, up = (
-            bytes_of(unpack(message.content)[1]),
-            bytes_of(unpack(found.content)[1]) if found.has_content() else 0,
-        )
-        self.sent.append((self.client(node), message.metadata.message_type, down, up))
+        down, up = size(message), size(found)
+        self.sent.append((who, message.metadata.message_type, down, up))
         found = through(found)
         found.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
         self.ready[message.metadata.message_id] = found

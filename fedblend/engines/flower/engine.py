@@ -162,6 +162,8 @@ class FlowerEngine:
 
     def _trained(self, task: TrainTask, clients: Sequence[int]) -> dict[int, Reply]:
         """Every client's reply; those that lack what they were sent before get it again."""
+        # First, since a node that was restarted has lost what it was sent before.
+        self.sites.meet()
         shared = {"weights": arrays(named("weights/", task.weights)), "pool": self._pool_table(task)}
         orders = {client: self._order(task, client, shared, set()) for client in clients}
         replies = self.sites.exchange("train", task.round, orders)

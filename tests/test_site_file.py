@@ -1,0 +1,60 @@
+"""The site file and its audit log, which need no Flower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedblend.cli.federating import init_site, show_audit
+from fedblend.engines.flower.audit import Audit
+from fedblend.engines.flower.site import SAFE, Site, read_site
+from fedblend.engines.flower.sitefile import audit_rows
+from fedblend.errors import FedblendError
+
+
+def test_a_new_site_file_reads_back_to_what_it_says(tmp_path: Path) -> None:
+    data = tmp_path / "a b.npz"
+    data.write_bytes(b"")
+    init_site(tmp_path / "s" / "site.toml", data, 20)
+    site = read_site(tmp_path / "s" / "site.toml")
+    assert (site.allow, site.min_mean, site.rounds, site.protection, site.device) == (SAFE, 20, None, None, "cpu")
+    assert (site.data.name, site.data.path) == ("npz", str(data))
+    assert site.audit == str(tmp_path / "s" / "audit.jsonl")
+    with pytest.raises(FedblendError, match="exists already"):
+        init_site(tmp_path / "s" / "site.toml", None, 2)
+
+
+def test_what_is_wrong_in_a_site_file_is_named_with_what_would_be_valid(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    for text, message in (
+        (
+            'allow = ["wieghts"]',
+            r"allow: .*'wieghts' is no kind of payload \(did you mean 'weights'\?\); valid: weights",
+        ),
+        ("min_means = 3", r"min_means: unknown key \(did you mean 'min_mean'\?\); valid: data"),
+        ("min_mean = 0", "min_mean: 0 is not valid: input should be greater than or equal to 1"),
+        ('[data]\nname = "npx"', "unknown dataset 'npx'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(FedblendError, match=message):
+            read_site(path)
+
+
+def test_single_samples_do_not_leave_unless_a_site_says_so() -> None:
+    assert not {"raw", "seeds", "shared"} & set(Site().allow)
+
+
+def test_an_audit_log_in_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text("")
+    record = Audit(read_site(path).audit)
+    record.sent("trial/1", 0, 3, "weights", {"w": torch.zeros(2, 3), "n": torch.tensor(7)}, True)
+    record.refused("trial/1", 1, 3, "raw", "no")
+    assert record.rounds_trained() == {("trial/1", 0)}
+    first, second = audit_rows(record.lines())
+    assert first[1:6] == ("trial/1", "1", "weights", "w 2x3, n 1", "32")
+    assert second[1:] == ("trial/1", "2", "raw", "refused: no", "", "")
+    show_audit(path, None)
+    assert "1 payloads, 32 bytes, 1 refusals" in " ".join(capsys.readouterr().out.split())
