@@ -109,7 +109,7 @@ def draw(
     if not found:
         raise FedblendError("method.sharing: no device holds what the server asks for; give devices the target labels")
     raw = data.train.x[torch.from_numpy(np.concatenate([*(population.indices(c) for c in clients), rows]))]
-    seeds, blended = (torch.cat([one[k] for one in found]) for k in (2, 3))
+    seeds, blended = torch.cat([one[2] for one in found]), torch.cat([one[3] for one in found])
     targets = np.concatenate([one[1][0] for one in found])
     dummies = np.concatenate([np.concatenate(one[1][1:], axis=1) for one in found])
     made, used, guessed, blind = seeds, np.empty((len(seeds), 0), np.int64), None, None

@@ -32,7 +32,7 @@ def hello(message: Message, context: Context) -> Message:
     try:
         words, _ = unpack(message.content)
         client, site = client_of(context), site_of(context.node_config)
-        said = {"client": client, "samples": None}
+        said: dict[str, Any] = {"client": client, "samples": None}
         if site.data is not None:
             engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["told"]))
             said |= {"samples": int(engine.world.population.sizes[client]), "holds_out": _held(engine, client)}

@@ -65,7 +65,7 @@ def site_text(path: Path, data: Path | None, allow: tuple[str, ...] = SAFE, min_
 
 def audit_rows(lines: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """An audit log as rows of text: time, run, round, kind, what, bytes, digest."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for line in lines:
         if "refused" in line:
             what, size, digest = f"refused: {line['refused']}", "", ""
