@@ -125,7 +125,7 @@ def main() -> None:
     for round in range(max(ROUNDS) + 1):
         if round in ROUNDS:
             task = TrainTask(state.round, state.weights, None, world.sizes(0))
-            drifted = {t.client: t.upload for t in engine.train(task, CLIENTS)}
+            drifted = {t.client: t.weights for t in engine.train(task, CLIENTS)}
             result["rounds"][round] = {
                 "at the global weights": table(gradients, lambda client: state.weights),  # noqa: B023
                 "after local training": table(gradients, lambda client: drifted[client]),  # noqa: B023
