@@ -366,10 +366,6 @@ def test_batches_that_took_the_large_lambda_are_counted(threshold: float, share:
     assert [row.batches for row in rows] == [-(-int(sizes[row.client]) // 40) for row in rows]
     assert [row.large for row in rows] == [share * row.batches for row in rows]
     assert told == [2, 2]
-<<<<<<< HEAD
-    assert [row.large for row in rows] == [share * row.batches for row in rows]
-=======
->>>>>>> attackcli
 
 
 def test_the_run_that_is_made_again_is_the_run(tmp_path: Path) -> None:
