@@ -120,6 +120,23 @@ def clients(name: str) -> str:
     return "\n".join(lines)
 
 
+def channels(name: str) -> str:
+    """Final accuracy and best, bits sent up by a device, and seconds of the run over its channel."""
+    results = json.loads((HERE / "results" / f"{name}.json").read_text())
+    lines = [
+        f"`{results['command']}`",
+        "",
+        "| method | final % | mean of last 4 % | kbit up a device | seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for run in results["runs"]:
+        sent = 8 * run["costs"]["bytes_up"] / results["clients"]["number"] / 1000
+        last = 100 * statistics.mean(run["accuracy"][-4:])
+        cells = [f"{100 * run['accuracy'][-1]:.1f}", f"{last:.1f}", f"{sent:,.0f}", f"{run['clock'][-1]:.1f}"]
+        lines.append(f"| {run['method']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def epsilons(name: str, what: str, beside: str = "") -> str:
     """Final accuracy, and epsilon of ``what`` left the clients, of each method; those of ``beside`` first."""
     results = json.loads((HERE / "results" / f"{name}.json").read_text())
@@ -195,6 +212,7 @@ TABLES = {
     "aggenhance-mnist5k": lambda: study("aggenhance-mnist5k"),
     "aggenhance-fashion": lambda: study("aggenhance-fashion"),
     "robustness": lambda: crossed("robustness", "accuracy % after 20 rounds"),
+    "mix2fld-small": lambda: channels("mix2fld-small"),
     "private": lambda: epsilons("private", "weights"),
     "private-means": lambda: epsilons("private-means", "means", "private-base"),
 }
