@@ -30,12 +30,14 @@ lr = 0.05
 - **Paths** of data are relative to the file; in Python and in `--set` to the current folder. A part or a model of your
   own is named by `module:Class`, with the module beside the file.
 
-Three fields make one file a study of several runs, all combinations of them:
+Four fields make one file a study of several runs: all combinations of the first three, and the variants:
 
 - **`methods`** in place of `method`: a list of names and tables, before the first `[table]`, or a table `[[methods]]`
   for each. Of two with one name each needs a `label` of its own, or is called by its options.
 - **`seeds`** in place of `seed`: every choice that is random in a run follows from its seed, the split among them.
 - **`[grid]`**: lists of values by field, the field's path in quotes. Every method of the file must have the field.
+- **`[[variants]]`**: further runs, each a table of fields that are laid over the file's, with `methods` or `grid` of
+  its own; for runs that differ in more than a grid can say (`examples/heart.toml`).
 
 ```toml
 rounds = 20
