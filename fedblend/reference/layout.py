@@ -36,8 +36,8 @@ Four fields make one file a study of several runs: all combinations of the first
   for each. Of two with one name each needs a `label` of its own, or is called by its options.
 - **`seeds`** in place of `seed`: every choice that is random in a run follows from its seed, the split among them.
 - **`[grid]`**: lists of values by field, the field's path in quotes. Every method of the file must have the field.
-- **`[[variants]]`**: further runs, each a table of fields that are laid over the file's, with `methods` or `grid` of
-  its own; for runs that differ in more than a grid can say (`examples/heart.toml`).
+- **`[[variants]]`**: further runs for each seed, each a table of fields that are laid over the file's, without its
+  methods and grid; for runs that differ in more than a grid can say (`examples/heart.toml`).
 
 ```toml
 rounds = 20
