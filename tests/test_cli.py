@@ -49,7 +49,8 @@ def words_of(text: str) -> str:
 
 COMMANDS = (
     *("run", "resume", "report", "compare", "list", "new", "inspect", "channel", "points", "boundaries"),
-    *("data show", "privacy samples"),
+    *("attack", "leaks", "data show", "privacy samples", "privacy xor"),
+    *("site init", "site audit", "federation up", "federation app"),
 )
 
 
