@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
+from cli_helpers import call, status, succeeded, write
 from test_flower import audit, by_loop, experiment, site_files
 
 from fedblend.engines.flower.appfolder import write_app
@@ -51,3 +53,19 @@ def test_real_sites_give_the_loops_weights_and_a_stranger_is_turned_away(tmp_pat
         assert (line["kind"], line["round"], line["client"]) == ("weights", 0, client)
     assert listed.count('"node-id"') == 2, listed
     assert "message" not in stranger
+
+
+def test_the_command_for_a_trial_makes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write(Path("trial.toml"), {"method": "fedmix", "rounds": 1})
+
+    # From a folder of its own, with paths that are relative to it.
+    shown = succeeded(call("federation", "up", file, "--sites", 2)).out
+
+    assert "round 1" in shown
+    run = next(Path("runs").rglob("metrics.jsonl")).parent
+    assert status(run)["state"] == "done"
+    kinds = [
+        json.loads(line)["kind"] for line in next(Path("runs").rglob("site-0/audit.jsonl")).read_text().splitlines()
+    ]
+    assert {"means", "weights"} <= set(kinds)

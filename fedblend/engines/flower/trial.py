@@ -90,7 +90,7 @@ class Trial:
 
     def submit(self, app: Path) -> subprocess.Popen[bytes]:
         """Have the SuperLink run an app; the process ends with the run, whose log it shows."""
-        return self._start("run", ["flwr", "run", str(app), LINK, "--stream"])
+        return self._start("run", ["flwr", "run", str(app.absolute()), LINK, "--stream"])
 
     def flwr(self, *words: str) -> str:
         """What a command of Flower's says. Raises :class:`FedblendError` if it fails."""
