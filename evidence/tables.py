@@ -137,6 +137,21 @@ def channels(name: str) -> str:
     return "\n".join(lines)
 
 
+def attacks(name: str) -> str:
+    """What InvGrad rebuilt, by stage, severity and what the attacker knows."""
+    results = json.loads((HERE / "results" / f"{name}.json").read_text())
+    lines = [
+        f"`{results['command']}`",
+        "",
+        "| model | severity | attacker | MSE | PSNR dB | SSIM % |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        numbers = [f"{row['mse']:.3f}", f"{row['psnr']:.2f}", f"{100 * row['ssim']:.1f}"]
+        lines.append("| " + " | ".join([row["stage"], f"{row['severity']}", row["attacker"], *numbers]) + " |")
+    return "\n".join(lines)
+
+
 def epsilons(name: str, what: str, beside: str = "") -> str:
     """Final accuracy, and epsilon of ``what`` left the clients, of each method; those of ``beside`` first."""
     results = json.loads((HERE / "results" / f"{name}.json").read_text())
@@ -212,6 +227,7 @@ TABLES = {
     "aggenhance-mnist5k": lambda: study("aggenhance-mnist5k"),
     "aggenhance-fashion": lambda: study("aggenhance-fashion"),
     "robustness": lambda: crossed("robustness", "accuracy % after 20 rounds"),
+    "augmix-attack": lambda: attacks("augmix-attack"),
     "mix2fld-small": lambda: channels("mix2fld-small"),
     "private": lambda: epsilons("private", "weights"),
     "private-means": lambda: epsilons("private-means", "means", "private-base"),
