@@ -60,6 +60,9 @@ def serve_environment() -> None:
     except RuntimeError as error:
         if not is_about_connection(error):
             raise
+    finally:
+        # As above: its threads must not be at work when the process ends.
+        part()
 
 
 def serve(ranks: Ranks) -> None:
