@@ -27,8 +27,12 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/client_step.py
 	$(BIN)/python benchmarks/kernels.py
-	$(BIN)/python benchmarks/aggregators.py
-	$(BIN)/python benchmarks/population.py
+	$(BIN)/python benchmarks/augmix.py
+	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/xor.py
+	$(BIN)/python benchmarks/server_step.py --out benchmarks/results/server_step.json
+	$(BIN)/python benchmarks/aggregators.py --out benchmarks/results/aggregators.json
+	$(BIN)/python benchmarks/population.py --out benchmarks/results/population.json
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/profile_step.py --out benchmarks/results/profile.json
 	$(BIN)/python benchmarks/page.py

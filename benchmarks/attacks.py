@@ -12,12 +12,11 @@ from __future__ import annotations
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
+from augmix import timed
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
@@ -32,11 +31,13 @@ SHAPE, CLASSES, ITERATIONS = (1, 28, 28), 10, 10
 
 
 def model() -> nn.Module:
+    """LeNet-5 with first weights that are always the same."""
     with lent_generator(0, "benchmark"):
         return LeNet5().build(SHAPE, CLASSES)
 
 
 def batch(images: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random pictures on the unit scale, and labels."""
     rng = stream(0, "benchmark")
     return torch.from_numpy(rng.random((images, *SHAPE))).float(), torch.from_numpy(rng.integers(0, CLASSES, images))
 
@@ -76,18 +77,13 @@ def bare(images: int) -> Callable[[], None]:
 
 
 def main(turns: int) -> None:
+    """Time the attack and the bare passes in turn, and print how they compare."""
     torch.set_num_threads(1)
     table = Table("images", "steps", "iterations a second", "bare", "x bare")
     for images in (1, 4):
         runs = {"bare": bare(images), **{str(steps): attacked(images, steps) for steps in (0, 1, 5)}}
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        for turn in track(range(turns + 1), "timing", transient=True, console=Console(stderr=True)):
-            for name, run in runs.items():
-                start = time.perf_counter()
-                run()
-                if turn:
-                    times[name].append((time.perf_counter() - start) / ITERATIONS)
-        rate = {name: 1 / statistics.median(values) for name, values in times.items()}
+        times = timed(runs, turns, ITERATIONS)
+        rate = {name: 1000 / statistics.median(values) for name, values in times.items()}
         for name in ("0", "1", "5"):
             ratio = statistics.median(a / b for a, b in zip(times[name], times["bare"], strict=True))
             told = "gradient" if name == "0" else name

@@ -7,16 +7,13 @@ every round:  cohort -> downlink -> client.train -> protection -> uplink -> aggr
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from fedblend.account import Account
 from fedblend.engines import Engine, TrainTask
 from fedblend.engines.base import Collected
 from fedblend.errors import FedblendError, by_reason, listed
@@ -54,34 +51,6 @@ class State:
     server: dict[str, torch.Tensor] = field(default_factory=dict)
     said: dict[str, torch.Tensor] = field(default_factory=dict)
     own: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
-
-
-class Account:
-    """What one round costs: seconds by phase, bytes by direction and kind."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.bytes: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
-        self.channel: dict[str, float] = {}
-
-    @contextmanager
-    def time(self, phase: str) -> Iterator[None]:
-        """Add the time spent inside to ``phase``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] += time.perf_counter() - start
-
-    def wait(self, direction: str, seconds: float) -> None:
-        """Add seconds that a transmission "up" or "down" took."""
-        if seconds:
-            self.channel[direction] = self.channel.get(direction, 0.0) + seconds
-
-    def count(self, direction: str, kind: str, number: int) -> None:
-        """Count bytes sent "up" or "down"."""
-        if number:
-            self.bytes[direction][kind] += int(number)
 
 
 class Federation:

@@ -155,7 +155,7 @@ def test_results_come_in_the_order_that_was_asked_for() -> None:
 
 
 def _account() -> Any:
-    from fedblend.federation import Account
+    from fedblend.account import Account
 
     return Account()
 

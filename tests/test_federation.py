@@ -34,6 +34,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedblend import engines
+from fedblend.account import Account
 from fedblend.aggregators import Aggregator, WeightedMean
 from fedblend.channels import Channel, Ideal
 from fedblend.config import Train
@@ -43,7 +44,7 @@ from fedblend.engines.loop import batches
 from fedblend.engines.sgd import SGD
 from fedblend.errors import FedblendError
 from fedblend.evaluation import evaluate, over_clients
-from fedblend.federation import Account, Federation, State
+from fedblend.federation import Federation, State
 from fedblend.methods import presets
 from fedblend.objectives import Task
 from fedblend.protection import NoProtection, Protection

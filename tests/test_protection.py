@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from fedblend.adversaries import NaNs, NoiseSender, SignFlip
 from fedblend.config import Experiment
+from fedblend.data.scale import Scaler
 from fedblend.engines import LoopEngine, StackedEngine
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation
@@ -400,6 +401,20 @@ def test_a_smaller_last_group_gets_more_noise() -> None:
 
     four, one = (noisy["x"] - quiet["x"]).flatten(1).std(1).tolist()
     assert one / four == pytest.approx(4, rel=0.1)
+
+
+def test_a_sample_beyond_the_scale_moves_a_private_mean_no_further_than_its_edge() -> None:
+    box = Scaler("unit", False, *(torch.tensor([v, v]) for v in (1.0, 0.0, 1.0, 0.0)))
+    y, task = torch.tensor([0, 1]), Task("classification", 2)
+    wild = torch.tensor([[1e6, -1e6], [0.5, 0.5]])
+
+    mean = Means(multiplier=1e-12).share(local(wild, y, task, box))
+    plain = Means().share(local(wild, y, task, box))
+
+    assert mean is not None
+    assert plain is not None
+    torch.testing.assert_close(mean["x"], torch.tensor([[0.75, 0.25]]))
+    assert float(plain["x"].abs().max()) > 1e5
 
 
 def test_means_of_what_has_no_bounds_get_no_such_noise() -> None:

@@ -114,6 +114,9 @@ class Means(Sharing):
         """Means of inputs x [groups, ...] and of targets y [groups, outputs]; ``None`` below the threshold."""
         if self.scale == "unit":
             return self._means(local, lambda x: local.scale.to_unit(local.scale(x)))
+        if self.multiplier:
+            # Within the box that the noise is sized for, also where a site's samples leave the scale it was told.
+            return self._means(local, lambda x: local.scale.from_unit(local.scale.to_unit(local.scale(x))))
         return self._means(local, local.scale)
 
     def _means(self, local: Local, read: Callable[[torch.Tensor], torch.Tensor]) -> Payload | None:
