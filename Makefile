@@ -9,7 +9,7 @@ setup: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[samples,dp,flower,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[samples,dp,flower,hub,dev]"
 	@touch $@
 
 demo: setup
