@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cli_helpers import here, succeeded
+from cli_helpers import refused as refused_by_cli
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -86,12 +88,22 @@ def test_new_files(name, method):
     assert (experiment.data.name, experiment.method.name) == (name, method)
 
 
+def test_a_folder_of_data_sets_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path / "elsewhere"))  # is set anew by the command, and back after it
+    cifar(tmp_path / "sets" / "cifar10")
+    file = tmp_path / "some.toml"
+    file.write_text('rounds = 0\ndata = "cifar10"\npartition = {name = "iid", clients = 2}\ntrain.cohort = 2\n')
+    succeeded(here("run", file, "--data", "sets", "--out", "out"))
+    refused_by_cli(here("run", file, "--data", "nowhere", "--out", "out2"), "--data nowhere: there is no such folder")
+
+
 # CIFAR -----------------------------------------------------------------------------------------------------
 
 
 def cifar(folder: Path, hundred: bool = False) -> np.ndarray:
     """Small files in the binary form; the pictures of the first file."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     rng, first = np.random.default_rng(0), None
     names = ["train.bin", "test.bin"] if hundred else [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
     for name in names:

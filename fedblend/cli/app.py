@@ -29,6 +29,20 @@ app.add_typer(site_app, name="site")
 File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders of studies.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Set a field: --set train.lr=0.05 (repeatable).")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Folder in which data sets are looked for, instead of $FEDBLEND_DATA.",
+        callback=lambda folder: _look_in(folder),
+    ),
+]
+
+
+def _look_in(folder: Path | None) -> Path | None:
+    from fedblend.data.loaders.files import look_in
+
+    return look_in(folder) if folder else None
 
 
 @app.command(epilog="Example: fedblend run examples/quickstart.toml --set rounds=20 --seeds 0,1,2")
@@ -41,6 +55,7 @@ def run(
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/NAME).")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
+    data: Data = None,
 ) -> None:
     """Run the experiments of a file: show progress, end with a table, write a report."""
     from fedblend.cli import running
@@ -60,6 +75,7 @@ def resume(
     run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study.")],
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
+    data: Data = None,
 ) -> None:
     """Go on with runs that were stopped, killed, or failed."""
     from fedblend.cli import running

@@ -128,8 +128,8 @@ def rows_of(table: pd.DataFrame) -> list[Row]:
 def best_of(rows: Sequence[Row], text: Callable[[Row], str], value: Callable[[Row], float], sign: int) -> set[int]:
     """The rows with the best value (largest by ``sign`` 1, smallest by -1), and those that read the same.
 
-    Methods of which no run is finished take no part, nor do those with fewer finished seeds than another; none is best where
-    there is nothing to compare.
+    Methods of which no run is finished take no part, nor do those with fewer finished seeds than another; none is best
+    where there is nothing to compare.
     """
     seeds = max((row["finished"] for row in rows), default=0)
     fair = [i for i, row in enumerate(rows) if row["finished"] == seeds > 0]
