@@ -42,6 +42,8 @@ STUDIES: dict[str, list[str]] = {
     "private-means": ["evidence/private-means.toml"],
     "private-base": ["evidence/private-base.toml"],
     "mix2fld-small": ["evidence/mix2fld-small.toml"],
+    "mix2fld-figure-2": ["evidence/mix2fld-figure-2.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
+    "mix2fld-figure-3": ["evidence/mix2fld-figure-3.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
     "xormixfl-mnist5k": ["evidence/xormixfl-mnist5k.toml"],
     "xormixfl-offset": ["evidence/xormixfl-offset.toml"],
     "xormixfl-dummies": ["evidence/xormixfl-dummies.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
