@@ -348,7 +348,8 @@ class Federation:
         else:
             old, new = (one.get("outputs", torch.zeros(1, 1)).double() for one in (state.said, said))
         change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())
-        return {"change": change if np.isfinite(change) else None, "converged": change < bound and facts.get("uploads") != 0}
+        converged = change < bound and facts.get("uploads") != 0
+        return {"change": change if np.isfinite(change) else None, "converged": converged}
 
     def _record(self, state: State, account: Account, facts: Record) -> Record:
         """One line of metrics; fields that differ between machines stand under ``machine``."""
