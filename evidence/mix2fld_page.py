@@ -247,10 +247,8 @@ def _over(told: Mapping[str, Panel], channel: str) -> list[list[str]]:
 def _seeds(told: Mapping[str, Panel]) -> list[list[str]]:
     """The claims about seeds; the channel is of no account to them."""
     few, many = "Mix2FLD 10, 10", "Mix2FLD 50, 50"
-    pairs = {
-        name: Compared(told, "asymmetric", *name)
-        for name in [(BEST, "MixFLD 50"), ("FD", "MixFLD 50"), ("Mix2FLD 10, 20", few), (BEST, many), (many, few), (few, many)]
-    }  # fmt: skip
+    beside = [(BEST, "MixFLD 50"), ("FD", "MixFLD 50"), ("Mix2FLD 10, 20", few), (BEST, many), (many, few), (few, many)]
+    pairs = {names: Compared(told, "asymmetric", *names) for names in beside}
     return [
         pairs[BEST, "MixFLD 50"].above("inversely mixed seeds beat mixed ones", "most, if uneven"),
         pairs["FD", "MixFLD 50"].above("MixFLD falls behind FD, labels uneven", "fails", uneven=True),
