@@ -38,7 +38,7 @@ def symmetric_rows(folder: Path, rows: list[Row]) -> list[Row]:
 
     What a channel does follows from keyed draws that training has no part in, so that a run of which nothing is lost
     in either trains alike in both, to the last bit; only its time on the air is another. It is drawn again here, for
-    both. Runs that were made in the symmetric channel themselves are left out. Raises :class:`RuntimeError` where the
+    both. Runs that send models, which get lost, are left out, and those made in the symmetric channel too. Raises :class:`RuntimeError` where the
     draw of the run's own channel is not what the run noted, or where anything is lost.
     """
     known = {(row["method"], row["seed"]) for row in rows}
@@ -46,7 +46,8 @@ def symmetric_rows(folder: Path, rows: list[Row]) -> list[Row]:
     for run in find_runs([folder]):
         outcome = read(run)
         label = outcome.label.replace(ASYMMETRIC, SYMMETRIC)
-        if not outcome.finished or label == outcome.label or (label, outcome.seed) in known:
+        sends_models = outcome.config["method"]["upload"]["name"] == "model"
+        if sends_models or not outcome.finished or label == outcome.label or (label, outcome.seed) in known:
             continue
         own = run.experiment().channel
         other = type(own)(**{**vars(own), "power_up": own.power_down})

@@ -197,6 +197,22 @@ def figure_3(name: str = "mix2fld-figure-3") -> str:
     return f"`{told['command']}`\n\n{table(head, cells)}"
 
 
+def sample_privacy() -> str:
+    """Tables II and III: a row a data set, of the paper, of the smallest distances here, and of the mean of all."""
+    told = results("mix2fld-privacy")
+    rows = []
+    for which, name in (("mixup", "II, Mixup"), ("mix2up", "III, Mix2up")):
+        for one in told["sets"]:
+            note = ", labels coordinated" if one["coordinated"] else ""
+            rows.append([name, f"{one['data']}, the paper", *(f"{v:.3f}" for v in one["paper"][which]), "", ""])
+            for kind in ("smallest", "mean"):
+                values = [f"{row[f'{which}_{kind}']:.3f}" for row in one["rows"]]
+                rows.append(["", f"{kind}{note}", *values, f"{one['apart'][which][kind]:+.3f}", ""])
+            rows[-1][-1] = ", ".join(f"{100 * row[f'{which}_recognised']:.0f}" for row in one["rows"])
+    head = ("table", "data", *(f"{lam:g}" for lam in told["lambdas"]), "largest difference", "recognised %, by lambda")
+    return f"`{told['command']}`\n\n{table(head, rows)}"
+
+
 # The paper's claims -----------------------------------------------------------------------------------------
 
 

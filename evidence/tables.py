@@ -235,6 +235,7 @@ TABLES = {
     "mix2fld-literal": mix2fld_page.literal,
     "mix2fld-claims": mix2fld_page.claims,
     "mix2fld-figure-3": mix2fld_page.figure_3,
+    "mix2fld-privacy": mix2fld_page.sample_privacy,
     "private": lambda: epsilons("private", "weights"),
     "private-means": lambda: epsilons("private-means", "means", "private-base"),
 }
