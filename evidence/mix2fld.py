@@ -38,8 +38,8 @@ def symmetric_rows(folder: Path, rows: list[Row]) -> list[Row]:
 
     What a channel does follows from keyed draws that training has no part in, so that a run of which nothing is lost
     in either trains alike in both, to the last bit; only its time on the air is another. It is drawn again here, for
-    both. Runs that send models, which get lost, are left out, and those made in the symmetric channel too. Raises :class:`RuntimeError` where the
-    draw of the run's own channel is not what the run noted, or where anything is lost.
+    both. Runs that send models, which get lost, are left out, and those made in the symmetric channel too. Raises
+    :class:`RuntimeError` where the draw of the run's own channel is not what the run noted, or where anything is lost.
     """
     known = {(row["method"], row["seed"]) for row in rows}
     made = []
