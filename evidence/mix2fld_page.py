@@ -49,12 +49,13 @@ def results(name: str) -> Row:
 
 def panels(name: str) -> dict[str, Panel]:
     """A study's runs by panel and method, a list of seeds each."""
-    told: dict[str, Panel] = {panel: defaultdict(list) for panel in PANELS}
+    told: dict[str, dict[str, list[Row]]] = {panel: defaultdict(list) for panel in PANELS}
     for run in results(name)["runs"]:
         for panel, methods in told.items():
             if run["method"].endswith(" " + panel) and "t_max" not in run["method"]:
                 methods[run["method"].removesuffix(" " + panel)].append(run)
-    return told
+    order = list(told[next(iter(PANELS))])
+    return {panel: {name: methods[name] for name in order if name in methods} for panel, methods in told.items()}
 
 
 # What is measured of a run ----------------------------------------------------------------------------------
@@ -66,8 +67,8 @@ def final(run: Row) -> float:
 
 
 def converged(run: Row) -> int:
-    """The place, among evaluated rounds, of the first that comes near to the final accuracy."""
-    return next(k for k, accuracy in enumerate(run["accuracy"]) if accuracy >= final(run) - NEAR)
+    """The place, among evaluated rounds, of the first after any training that comes near to the final accuracy."""
+    return next(k for k, accuracy in enumerate(run["accuracy"]) if k and accuracy >= final(run) - NEAR)
 
 
 def seconds(run: Row, kind: str = "clock") -> float:
