@@ -2,7 +2,7 @@
 
 Random pictures of 28 x 28 pixels made in memory, 500 samples a device, the paper's network of 12,544 weights, ten
 devices, one thread. Each way makes a few hundred steps, in turns; a round is 6,400 steps of every device, or 3,200 of
-the server. Medians, of the turns after the first, of processor time, which is what one thread takes where nobody else works.
+the server. Medians, of the turns after the first, of processor time: what one thread takes where nobody else works.
 
     python benchmarks/batch_one.py [--steps 300] [--turns 4] [--out FILE.json]
 """
