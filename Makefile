@@ -31,6 +31,7 @@ bench: setup
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/xor.py
 	$(BIN)/python benchmarks/server_step.py --out benchmarks/results/server_step.json
+	$(BIN)/python benchmarks/batch_one.py --out benchmarks/results/batch_one.json
 	$(BIN)/python benchmarks/aggregators.py --out benchmarks/results/aggregators.json
 	$(BIN)/python benchmarks/population.py --out benchmarks/results/population.json
 	$(BIN)/python benchmarks/rounds.py

@@ -17,6 +17,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import mix2fld
+
 from fedblend.report.guarantees import of_run
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import read
@@ -42,6 +44,8 @@ STUDIES: dict[str, list[str]] = {
     "private-means": ["evidence/private-means.toml"],
     "private-base": ["evidence/private-base.toml"],
     "mix2fld-small": ["evidence/mix2fld-small.toml"],
+    "mix2fld-figure-2": ["evidence/mix2fld-figure-2.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
+    "mix2fld-figure-3": ["evidence/mix2fld-figure-3.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
     "xormixfl-mnist5k": ["evidence/xormixfl-mnist5k.toml"],
     "xormixfl-offset": ["evidence/xormixfl-offset.toml"],
     "xormixfl-dummies": ["evidence/xormixfl-dummies.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
@@ -71,7 +75,12 @@ def main(names: list[str]) -> None:
         results = HERE / "results" / f"{name}.json"
         results.parent.mkdir(exist_ok=True)
         shown = shlex.join(["fedblend", "run", *arguments])
-        results.write_text(json.dumps(results_of(ROOT / folder, shown), indent=1) + "\n")
+        told = results_of(ROOT / folder, shown)
+        if name == "mix2fld-figure-2":
+            told["runs"] += mix2fld.symmetric_rows(ROOT / folder, told["runs"])
+        elif name == "mix2fld-figure-3":
+            told["runs"] = mix2fld.device_rows(ROOT / folder, told["runs"])
+        results.write_text(json.dumps(told, indent=1) + "\n")
         print(f"{name}: results written to {results.relative_to(ROOT)}")
 
 
@@ -121,6 +130,10 @@ def row_of(run: RunDirectory) -> dict[str, Any]:
         row["epsilon"] = claims
     if outcome.evaluated and "channel" in outcome.evaluated[-1]:
         row["clock"] = clock_of(outcome.records)
+        row["air"] = mix2fld.air_of(outcome.records)
+        row["lost"] = sum(len(r.get("lost", [])) for r in outcome.records)
+    if any("change" in r for r in outcome.records):
+        row["change"] = [r["change"] and round(r["change"], 5) for r in outcome.records if "change" in r]
     return row | {name: evaluated[-1][name] for name in ("clients", "per_class") if name in evaluated[-1]}
 
 

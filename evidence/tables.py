@@ -11,6 +11,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import mix2fld_page
+
 from fedblend.reference.filling import fill
 
 HERE = Path(__file__).resolve().parent
@@ -229,6 +231,11 @@ TABLES = {
     "robustness": lambda: crossed("robustness", "accuracy % after 20 rounds"),
     "augmix-attack": lambda: attacks("augmix-attack"),
     "mix2fld-small": lambda: channels("mix2fld-small"),
+    "mix2fld-figure-2": mix2fld_page.figure_2,
+    "mix2fld-literal": mix2fld_page.literal,
+    "mix2fld-claims": mix2fld_page.claims,
+    "mix2fld-figure-3": mix2fld_page.figure_3,
+    "mix2fld-privacy": mix2fld_page.sample_privacy,
     "private": lambda: epsilons("private", "weights"),
     "private-means": lambda: epsilons("private-means", "means", "private-base"),
 }

@@ -113,7 +113,7 @@ class Federation:
             weights, said = self._aggregate(task, got, len(part), account)
             own = state.own | self._kept_by_clients(task, got)
         weights, kept = self._refine(replace(state, said=said), weights, pool, account)
-        facts |= self._change(state, weights, said)
+        facts |= self._change(state, weights, said, facts)
         state = replace(state, round=state.round + 1, weights=weights, server=kept, said=said, own=own)
         return state, self._record(state, account, {**facts, **shared})
 
@@ -332,10 +332,11 @@ class Federation:
             told["computing"] = self.experiment.compute_seconds
         return told
 
-    def _change(self, state: State, weights: Tensors, said: Tensors) -> Record:
+    def _change(self, state: State, weights: Tensors, said: Tensors, facts: Record) -> Record:
         """How far a round has moved what it is about, and whether that is little enough to stop.
 
         Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs the largest such number of any label.
+        A round of which nothing got through has moved nothing, and says nothing of convergence.
         """
         bound = self.experiment.stop_change
         if bound is None:
@@ -347,7 +348,8 @@ class Federation:
         else:
             old, new = (one.get("outputs", torch.zeros(1, 1)).double() for one in (state.said, said))
         change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())
-        return {"change": change if np.isfinite(change) else None, "converged": change < bound}
+        converged = change < bound and facts.get("uploads") != 0
+        return {"change": change if np.isfinite(change) else None, "converged": converged}
 
     def _record(self, state: State, account: Account, facts: Record) -> Record:
         """One line of metrics; fields that differ between machines stand under ``machine``."""

@@ -245,13 +245,14 @@ def privacy_samples(
     samples: Annotated[int, typer.Option(min=1, help="Samples that each device mixes (N_S).")] = 100,
     devices: Annotated[int, typer.Option(min=2, help="Devices whose samples are mixed.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Draws that are averaged.")] = 10,
+    coordinated: Annotated[bool, typer.Option("--coordinated", help="Devices mix labels that match.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for pictures of the samples.")] = None,
 ) -> None:
     """Measure how far mixed and inversely mixed samples lie from raw ones (Mix2FLD, Tables II and III)."""
     from fedblend.cli import privacy, running
 
     changes = [running.parse_change(text) for text in set_ or []]
-    privacy.show_samples(file, changes, privacy.parse_lambdas(lambdas), samples, devices, repeats, out)
+    privacy.show_samples(file, changes, privacy.parse_lambdas(lambdas), samples, devices, repeats, out, coordinated)
 
 
 @privacy_app.command("xor", epilog="Example: fedblend privacy xor xormixfl.toml --blended 1,2,3 --mds --out pictures")
