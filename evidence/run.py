@@ -45,6 +45,7 @@ STUDIES: dict[str, list[str]] = {
     "xormixfl-mnist5k": ["evidence/xormixfl-mnist5k.toml"],
     "xormixfl-offset": ["evidence/xormixfl-offset.toml"],
     "xormixfl-dummies": ["evidence/xormixfl-dummies.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
+    "warm-start": ["examples/warm-start.toml"],
     "xormixfl-mnist": ["evidence/xormixfl-mnist.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
 }
 """Arguments of ``fedblend run`` by the name of the study."""
