@@ -39,6 +39,7 @@ def show_xor(
     experiments = _of_first_seed(list(api.expand_file(file, changes, None).experiments.values()))
     loaded: dict[str, Dataset] = {}
     rows: list[tuple[str, int, Row]] = []
+    shown: dict[str, Shared] = {}
     for experiment in experiments:
         which = str(dump(experiment.data))
         data = loaded[which] = loaded.get(which) or experiment.data.load()
@@ -49,7 +50,10 @@ def show_xor(
             drawn = [draw(data, population, sharing, experiment.seed, repeat) for repeat in range(repeats)]
             rows.append((name, p, measure(drawn, mds, experiment.seed)))
             if out is not None:
+                shown[f"{name}, p = {p}"] = drawn[0]
                 _draw(out, f"{name}, p = {p}", drawn[0], data)
+    from fedblend.privacy.seed_pictures import draw_side_by_side
+
     console = Console()
     console.print(
         "Distances between stored pixels (0 to 255) of what the server trains on and the nearest raw sample that it\n"
@@ -61,6 +65,10 @@ def show_xor(
     )
     console.print(_table(rows, mds))
     if out is not None:
+        if len(shown) > 1:
+            draw_side_by_side(
+                shown, out / "side-by-side.png", ", ".join(dict.fromkeys(d.name for d in loaded.values()))
+            )
         console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
     if json is not None:
         _keep(json, rows, repeats)
