@@ -107,7 +107,7 @@ def main() -> None:
     Console().print(table)
     if given.out:
         facts = {"torch": torch.__version__, "threads": given.threads, "machine": platform.machine()}
-        facts |= {"cores": os.cpu_count(), "samples": given.samples, "turns": given.turns}
+        facts |= {"cores": os.cpu_count(), "samples": given.samples, "turns": given.turns, "alpha": ALPHA}
         given.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 
 

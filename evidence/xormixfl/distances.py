@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xormixfl.dummies import DUMMIES
+from xormixfl.dummies import DUMMIES, LEAKS
 from xormixfl.results import NOT_YET, PAPERS, command, markdown, paper, rows_of, settings_of
 
 
@@ -47,6 +47,20 @@ def distance_claims(name: str = "xormixfl-distance") -> str:
         told = [claim(numbers) for numbers in (papers, scaled, plain)]
         rows.append([words, *told])
     return markdown(["claim", "the paper", "ours, MDS", "ours, distance itself"], rows)
+
+
+def leaks(name: str = "xormixfl-distance") -> str:
+    """What can be told of the raw samples, by p, with one dummy label."""
+    measured = rows_of(name)
+    if not measured:
+        return NOT_YET
+    rows = []
+    for method in METHODS[:2]:
+        for p in range(1, 6):
+            one = _measured(measured, method, DUMMIES[0], p)
+            shares = [one[key] for key in LEAKS]
+            rows.append([method, str(p), *("" if share is None else f"{100 * share:.0f}" for share in shares)])
+    return f"{command(name)}, target 9, dummy 3\n\n" + markdown(["method", "p", *LEAKS.values()], rows)
 
 
 METHODS = ("xormixfl", "mixfl", "mixfl, equal parts")

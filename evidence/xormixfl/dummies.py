@@ -132,6 +132,18 @@ def offset(name: str = "xormixfl-offset", leaks: str = "xormixfl-offset-leaks") 
     return f"{words}\n\n" + markdown(["offset", "accuracy %", "target's accuracy %", *LEAKS.values()], rows)
 
 
+def offset_leaks(leaks: str = "xormixfl-offset-leaks") -> str:
+    """What is told in clear by the grey levels that hide black dummy pixels, means over the target labels."""
+    told = rows_of(leaks)
+    if not told:
+        return NOT_YET
+    rows = []
+    for levels in sorted({settings_of(row["method"])[1]["offset"] for row in told}):
+        mine = [row for row in told if settings_of(row["method"])[1]["offset"] == levels]
+        rows.append([str(levels), *(f"{100 * statistics.mean(row[key] for row in mine):.1f}" for key in LEAKS)])
+    return f"{command(leaks)}\n\n" + markdown(["offset", *LEAKS.values()], rows)
+
+
 LEAKS = {
     "clear": "sent in clear %",
     "clear_ink": "of the target's ink %",
