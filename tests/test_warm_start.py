@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import here, records, refused, succeeded, write
-from helpers import experiment, federation, same, same_state
+from helpers import experiment, federation_of, same, same_state
 
 from fedblend.errors import FedblendError
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import execute
+from fedblend.runs.several import waves
+from fedblend.study import expand
+from fedblend.world import World
 
 SMALL = {
     "data": "digits",
@@ -48,7 +51,7 @@ def test_fedavg_and_fedmix_go_on_from_the_one_shot_model(shot: Path, method: obj
     assert lines[0]["accuracy"] == shots[-1]["accuracy"]
     assert lines[0]["loss"] == shots[-1]["loss"]
     # The same rounds as those of a federation with these weights.
-    fed = federation(made.world.data, **{**SMALL, "method": method, "seed": 1})
+    fed = federation_of(made.world)
     state, _ = fed.start({name: begun.weights[name] for name in made.world.weights()})
     for _ in range(2):
         state, _ = fed.round(state)
@@ -72,7 +75,27 @@ def test_a_run_that_cannot_be_begun_with_is_named(shot: Path, tmp_path: Path) ->
     with pytest.raises(FedblendError, match=r"the model of .*xormixfl-seed1 is another"):
         execute(experiment(**other), tmp_path / "other")
     with pytest.raises(FedblendError, match="start"):
-        federation(**SMALL, start=str(shot)).start()
+        federation_of(World.of(experiment(**SMALL, start=str(shot)))).start()
+
+
+def test_a_run_that_is_not_done_is_no_beginning(shot: Path, tmp_path: Path) -> None:
+    execute(experiment(**{**SMALL, "rounds": 1}), tmp_path / "half")
+    RunDirectory(tmp_path / "half").set_status("stopped", 1, "interrupted")
+    with pytest.raises(FedblendError, match="is not done"):
+        execute(experiment(**SMALL, start="half"), tmp_path / "warm")
+
+
+def test_what_others_begin_with_is_run_before_them() -> None:
+    def named(label: str, **more: object) -> dict[str, object]:
+        return {"method": {"name": "fedavg", "label": label}, **more}
+
+    variants = [named("c", start="b-seed{seed}"), named("b", start="a-seed{seed}"), named("d", start="../e/a-seed0")]
+    table = {**SMALL, "seeds": [0, 1], "methods": [{"name": "fedavg", "label": "a"}], "variants": variants}
+    made = [list(wave.experiments) for wave in waves(expand(table))]
+    assert made == [["a-seed0", "a-seed1", "d-seed0", "d-seed1"], ["b-seed0", "b-seed1"], ["c-seed0", "c-seed1"]]
+    round_about = {**table, "variants": [named("b", start="c-seed0"), named("c", start="b-seed{seed}")]}
+    with pytest.raises(FedblendError, match="start: 'c-seed0' begins with itself in the end"):
+        waves(expand(round_about, [0]))
 
 
 def test_a_name_is_kept_and_a_folder_made_absolute() -> None:
