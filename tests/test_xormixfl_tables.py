@@ -105,6 +105,24 @@ def test_table_4_and_the_offset_by_hand(tables: Any, tmp_path: Path) -> None:
     assert row_of(tables.offset(), "0")[2:] == [""] * 6
 
 
+def test_what_leaks_and_the_warm_start_by_hand(tables: Any, tmp_path: Path) -> None:
+    told = {"clear": 0.25, "clear_ink": 0.5, "bits": 0.75, "blind": 0.5, "sent_recognised": 1, "made_recognised": 0}
+    nothing = dict.fromkeys(("clear", "clear_ink", "bits", "blind"))
+    rows = [{"method": "xormixfl dummies=[3]", "p": p, **told} for p in range(1, 6)]
+    rows += [{"method": "mixfl dummies=[3]", "p": p, **told, **nothing} for p in range(1, 6)]
+    (tmp_path / "xormixfl-distance.json").write_text(json.dumps({"command": "it", "rows": rows}))
+    assert row_of(tables.leaks(), "xormixfl | 2")[1:] == ["25", "50", "75", "50", "100", "0"]
+    assert row_of(tables.leaks(), "mixfl | 5")[1:] == ["", "", "", "", "100", "0"]
+    rows = [{"method": f"xormixfl targets=[{t}] offset=15", "p": 1, **told, "clear": 0.1 * t} for t in (1, 3)]
+    (tmp_path / "xormixfl-offset-leaks.json").write_text(json.dumps({"command": "it", "rows": rows}))
+    assert row_of(tables.offset_leaks(), "15")[0] == "20.0"
+
+    run = {"method": "fedavg", "seed": 0, "rounds": [0, 1, 5], "accuracy": [0.1, 0.55, 0.9]}
+    costs = {"costs": {"bytes_up": 1_000_000, "bytes_down": 500_000}}
+    (tmp_path / "warm-start.json").write_text(json.dumps({"command": "it", "runs": [{**run, **costs}]}))
+    assert row_of(tables.warm_start(), "fedavg")[1:] == ["10.0", "55.0", "", "90.0", "", "1.5"]
+
+
 def test_table_3_by_hand(tables: Any, tmp_path: Path) -> None:
     rows = [
         {

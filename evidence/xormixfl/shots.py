@@ -75,7 +75,8 @@ def figure_3_table(name: str = "xormixfl-mnist") -> str:
         return NOT_YET
     numbers = sorted({len(targets) for targets in shots.targets})
     rows = [[m, *(spread(shots.over(m, n, target_of)) for n in numbers)] for m in METHODS]
-    return markdown(["target labels' accuracy %", *(f"N = {n}" for n in numbers)], rows)
+    table = markdown(["target labels' accuracy %", *(f"N = {n}" for n in numbers)], rows)
+    return f"{table}\n\n![Accuracy of each target label, for N = 1, 2 and 4](figures/{name.removesuffix('-mnist')}-figure-3.png)"
 
 
 def shot_claims(name: str = "xormixfl-mnist") -> str:
@@ -135,15 +136,15 @@ def figure_3(name: str = "xormixfl-mnist") -> bytes:
 
     Bars are means over seeds and over the choices of target labels that a label is in; nothing if there are no runs.
     """
+    shots = Shots(name)
+    if not shots.runs:
+        return b""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from fedblend.report.still import DPI
     from fedblend.report.style import INK, MUTED
 
-    shots = Shots(name)
-    if not shots.runs:
-        return b""
     figure = Figure(figsize=(11.0, 7.2), dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(
