@@ -76,7 +76,8 @@ def figure_3_table(name: str = "xormixfl-mnist") -> str:
     numbers = sorted({len(targets) for targets in shots.targets})
     rows = [[m, *(spread(shots.over(m, n, target_of)) for n in numbers)] for m in METHODS]
     table = markdown(["target labels' accuracy %", *(f"N = {n}" for n in numbers)], rows)
-    return f"{table}\n\n![Accuracy of each target label, for N = 1, 2 and 4](figures/{name.removesuffix('-mnist')}-figure-3.png)"
+    picture = f"figures/{name.removesuffix('-mnist')}-figure-3.png"
+    return f"{table}\n\n![Accuracy of each target label, for N = 1, 2 and 4]({picture})"
 
 
 def shot_claims(name: str = "xormixfl-mnist") -> str:
