@@ -94,7 +94,7 @@ def test_what_others_begin_with_is_run_before_them() -> None:
     made = [list(wave.experiments) for wave in waves(expand(table))]
     assert made == [["a-seed0", "a-seed1", "d-seed0", "d-seed1"], ["b-seed0", "b-seed1"], ["c-seed0", "c-seed1"]]
     round_about = {**table, "variants": [named("b", start="c-seed0"), named("c", start="b-seed{seed}")]}
-    with pytest.raises(FedblendError, match="start: 'c-seed0' begins with itself in the end"):
+    with pytest.raises(FedblendError, match="start: 'b-seed0' begins with itself in the end"):
         waves(expand(round_about, [0]))
 
 

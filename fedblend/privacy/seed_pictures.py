@@ -46,14 +46,11 @@ def _row(one: Shared, seed: int) -> Row:
     shown = {"target": one.raw[one.targets[seed, 0]], "dummy": one.raw[one.dummies[seed, 0]]}
     if one.own.size:
         own = one.raw[one.own[seed, 0]]
-        shown |= {"sent": one.seeds[seed], "the server's own": own, "decoded": made}
+        shown |= {"sent": one.seeds[seed], "the server's own": own}
     else:
-        shown |= {"sent": one.seeds[seed], "trained on": made}
+        shown |= {"sent": one.seeds[seed]}
+    shown["trained on"] = made
     return shown | {"nearest raw": one.raw[int(nearest_of_all(made[None], one.raw[: one.private])[0])]}
-
-
-PLACES = {"trained on": "decoded"}
-"""Below which head another one's samples stand, where both are in a picture."""
 
 
 def _draw(rows: Sequence[Row], names: Sequence[str], path: Path, title: str) -> None:
@@ -71,8 +68,10 @@ def _draw(rows: Sequence[Row], names: Sequence[str], path: Path, title: str) -> 
             axes.set_xticks([])
             axes.set_yticks([])
             axes.spines[:].set_visible(False)
+            # Also where there is no sample.
+            axes.set_box_aspect(row["target"].shape[1] / row["target"].shape[2])
         for head, image in row.items():
-            axes = grid[place, heads.index(head if head in heads else PLACES[head])]
+            axes = grid[place, heads.index(head)]
             grey = image.shape[0] == 1
             pixels = image[0] if grey else image.permute(1, 2, 0)
             axes.imshow(pixels.numpy(), cmap="gray" if grey else None, vmin=0, vmax=255)
