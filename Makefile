@@ -29,7 +29,7 @@ bench: setup
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/augmix.py
 	$(BIN)/python benchmarks/attacks.py
-	$(BIN)/python benchmarks/xor.py
+	$(BIN)/python benchmarks/xor.py --out benchmarks/results/xor.json
 	$(BIN)/python benchmarks/server_step.py --out benchmarks/results/server_step.json
 	$(BIN)/python benchmarks/batch_one.py --out benchmarks/results/batch_one.json
 	$(BIN)/python benchmarks/aggregators.py --out benchmarks/results/aggregators.json

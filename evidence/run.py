@@ -49,9 +49,19 @@ STUDIES: dict[str, list[str]] = {
     "xormixfl-mnist5k": ["evidence/xormixfl-mnist5k.toml"],
     "xormixfl-offset": ["evidence/xormixfl-offset.toml"],
     "xormixfl-dummies": ["evidence/xormixfl-dummies.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
+    "warm-start": ["examples/warm-start.toml"],
     "xormixfl-mnist": ["evidence/xormixfl-mnist.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
 }
 """Arguments of ``fedblend run`` by the name of the study."""
+
+MEASURES: dict[str, list[str]] = {
+    "xormixfl-distance": [
+        "evidence/xormixfl-distance.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw",
+        "--blended", "1,2,3,4,5", "--mds",
+    ],
+    "xormixfl-offset-leaks": ["evidence/xormixfl-offset.toml"],
+}  # fmt: skip
+"""Arguments of ``fedblend privacy xor`` by the name of its results."""
 
 MAY_FAIL = {"robustness"}
 """Studies of which some runs are expected to break off."""
@@ -59,13 +69,17 @@ MAY_FAIL = {"robustness"}
 
 def main(names: list[str]) -> None:
     """Run the studies that are named, or all."""
-    unknown = [name for name in names if name not in STUDIES]
+    known = STUDIES | MEASURES
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(STUDIES)}")
-    for name in names or STUDIES:
-        arguments = STUDIES[name]
+        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(known)}")
+    for name in names or known:
+        arguments = known[name]
         if any("$FEDBLEND_DATA" in a for a in arguments) and not DATA:
             print(f"{name}: left out, since FEDBLEND_DATA names no folder with its data")
+            continue
+        if name in MEASURES:
+            measured(name, arguments)
             continue
         folder = RUNS / name
         filled = [a.replace("$FEDBLEND_DATA", DATA) for a in arguments]
@@ -82,6 +96,17 @@ def main(names: list[str]) -> None:
             told["runs"] = mix2fld.device_rows(ROOT / folder, told["runs"])
         results.write_text(json.dumps(told, indent=1) + "\n")
         print(f"{name}: results written to {results.relative_to(ROOT)}")
+
+
+def measured(name: str, arguments: list[str]) -> None:
+    """Measure what seeds tell of raw samples, and keep it with the command that measured it."""
+    results = HERE / "results" / f"{name}.json"
+    command = [str(Path(sys.executable).with_name("fedblend")), "privacy", "xor"]
+    filled = [a.replace("$FEDBLEND_DATA", DATA) for a in arguments]
+    subprocess.run([*command, *filled, "--json", str(results)], cwd=ROOT, check=True)
+    told = {"command": shlex.join(["fedblend", "privacy", "xor", *arguments]), **json.loads(results.read_text())}
+    results.write_text(json.dumps(told, indent=1) + "\n")
+    print(f"{name}: results written to {results.relative_to(ROOT)}")
 
 
 def results_of(folder: Path, command: str) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""The tables of docs/results.md, made from the committed results, so that no number is copied by hand.
+"""The tables of docs/results.md and docs/privacy.md, made from committed results: no number is copied by hand.
 
-python evidence/tables.py          rewrites each table between its two marks in docs/results.md
+python evidence/tables.py          rewrites each table between its two marks in docs, and draws docs/figures
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,12 @@ import mix2fld_page
 from fedblend.reference.filling import fill
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "results.md"
+sys.path.insert(0, str(HERE))
+
+import xormixfl  # noqa: E402 (it lies beside this file, wherever that is read from)
+
+DOCS = HERE.parent / "docs"
+PAGES = (DOCS / "results.md", DOCS / "privacy.md")
 TARGETS = {"femnist": 0.8, "aggenhance-mnist5k": 0.85}
 """Accuracy of "rounds to" where a study's is not 70 %."""
 
@@ -238,8 +244,13 @@ TABLES = {
     "mix2fld-privacy": mix2fld_page.sample_privacy,
     "private": lambda: epsilons("private", "weights"),
     "private-means": lambda: epsilons("private-means", "means", "private-base"),
+    **xormixfl.TABLES,
 }
 
 
 if __name__ == "__main__":
-    PAGE.write_text(fill(PAGE.read_text(), TABLES))
+    for page in PAGES:
+        page.write_text(fill(page.read_text(), TABLES))
+    for name, drawn in xormixfl.FIGURES.items():
+        if picture := drawn():
+            (DOCS / "figures" / f"{name}.png").write_bytes(picture)

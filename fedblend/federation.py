@@ -84,10 +84,15 @@ class Federation:
             minimum = 1 if self.experiment.unsafe else self.experiment.policy.min_mean
             self.method.sharing.require_possible(world.sizes(0), minimum)
 
-    def start(self) -> tuple[State, Record]:
-        """The state before the first round, and the record of the untrained model (round 0)."""
+    def start(self, weights: dict[str, torch.Tensor] | None = None) -> tuple[State, Record]:
+        """The state before the first round, and the record of the model then (round 0).
+
+        ``weights`` are those of another run that this one begins with (:mod:`fedblend.runs.beginning`).
+        """
+        if weights is None and self.experiment.start is not None:
+            raise FedblendError(f"start: '{self.experiment.start}': this is made of a run's own first model only")
         clients = len(self.world.population)
-        state = State(0, self.world.weights(), np.zeros(clients, bool), np.zeros(clients, np.int64))
+        state = State(0, weights or self.world.weights(), np.zeros(clients, bool), np.zeros(clients, np.int64))
         account = Account()
         return state, self._record(state, account, {})
 

@@ -265,6 +265,7 @@ def privacy_xor(
         bool, typer.Option("--mds", help="Distances after scaling to two dimensions, as in Table 3.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for pictures of the samples.")] = None,
+    json: Annotated[Path | None, typer.Option(help="A file for what is measured.")] = None,
 ) -> None:
     """Measure what XOR-encoded and mixed-up samples tell of raw ones (XorMixFL, Table 3)."""
     from fedblend.cli import leaks, running
@@ -272,7 +273,7 @@ def privacy_xor(
 
     changes = [running.parse_change(text) for text in set_ or []]
     values = None if blended is None else parse_counts(blended, "--blended")
-    leaks.show_xor(file, changes, values, repeats, mds, out)
+    leaks.show_xor(file, changes, values, repeats, mds, out, json)
 
 
 @app.callback(invoke_without_command=True)
