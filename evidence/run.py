@@ -40,6 +40,8 @@ STUDIES: dict[str, list[str]] = {
     "aggenhance-mnist5k": ["evidence/aggenhance-mnist5k.toml"],
     "aggenhance-fashion": ["evidence/aggenhance-fashion.toml"],
     "robustness": ["evidence/robustness.toml"],
+    "heart": ["examples/heart.toml", "--set", "data.folder=$FEDBLEND_DATA/heart-disease"],
+    "har": ["examples/har.toml", "--set", "data.path=$FEDBLEND_DATA/uci-har.npz"],
     "private": ["examples/private.toml"],
     "private-means": ["evidence/private-means.toml"],
     "private-base": ["evidence/private-base.toml"],
@@ -159,7 +161,7 @@ def row_of(run: RunDirectory) -> dict[str, Any]:
         row["lost"] = sum(len(r.get("lost", [])) for r in outcome.records)
     if any("change" in r for r in outcome.records):
         row["change"] = [r["change"] and round(r["change"], 5) for r in outcome.records if "change" in r]
-    return row | {name: evaluated[-1][name] for name in ("clients", "per_class") if name in evaluated[-1]}
+    return row | {name: evaluated[-1][name] for name in ("clients", "sites", "per_class") if name in evaluated[-1]}
 
 
 def clock_of(records: list[dict[str, Any]]) -> list[float]:

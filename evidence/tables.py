@@ -219,7 +219,28 @@ def alignment() -> str:
     return "\n".join(lines)
 
 
+def sites(name: str, every: bool = True) -> str:
+    """Final accuracy of each method by site (mean over seeds), their mean and the worst; or these two alone."""
+    results = json.loads((HERE / "results" / f"{name}.json").read_text())
+    by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run in results["runs"]:
+        by_method[run["method"]].append(run)
+    named = list(dict.fromkeys(site for run in results["runs"] for site in run.get("sites", {}))) if every else []
+    heads = ["method", "seeds", "all test samples %", *named, "mean of sites", "worst site"]
+    lines = [f"`{results['command']}`", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for method, runs in by_method.items():
+        told = [[100 * run["sites"][site] for run in runs] for site in runs[0].get("sites", {})]
+        means = [statistics.mean(one) for one in told]
+        cells = [method, str(len(runs)), mean_std([100 * run["accuracy"][-1] for run in runs])]
+        cells += [f"{mean:.1f}" for mean in means] if every and told else [""] * len(named)
+        cells += [f"{statistics.mean(means):.1f}", f"{min(means):.1f}"] if told else ["", ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 TABLES = {
+    "heart": lambda: sites("heart"),
+    "har": lambda: sites("har", every=False),
     "fashion-mnist": lambda: study("fashion-mnist"),
     "fashion-mnist paired": lambda: paired("fashion-mnist"),
     "fashion-mnist curve": lambda: curve("fashion-mnist", 10),

@@ -57,7 +57,7 @@ def _draw(rows: Sequence[Row], names: Sequence[str], path: Path, title: str) -> 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    heads = list(max(rows, key=lambda row: len(row)))
+    heads = max((list(row) for row in rows), key=len)
     size = (1.6 * len(heads) + 0.6 * any(names), 0.9 + SIDE * len(rows))
     figure = Figure(figsize=size, dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
