@@ -15,7 +15,7 @@ from fedblend.engines.flower import work
 from fedblend.engines.flower.audit import Audit
 from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import arrays, pack, unpack
-from fedblend.engines.flower.site import Site, site_of, world_at
+from fedblend.engines.flower.site import Refused, Site, site_of, world_at
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.precision import allow_tf32
 from fedblend.errors import FedblendError
@@ -76,12 +76,13 @@ def answered(message: Message, context: Context, what: str, do: work.Work) -> Me
         here = work.Here(engine, site, client, int(words["round"]), Memory(context))
         record = Audit(site.audit)
         run, kind = f"{words['experiment']['name']}/{context.run_id}", kind_of(engine, what)
-        reason = refusal(site, kind, record if what == UPLOAD else None, run, here.round)
-        if reason:
-            record.refused(run, here.round, client, kind, reason)
-            raise FedblendError(reason)
-        with one_thread():
-            said, leaving = do(here, words, tensors)
+        try:
+            refuse(site, kind, record if what == UPLOAD else None, run, here.round)
+            with one_thread():
+                said, leaving = do(here, words, tensors)
+        except Refused as refusal:
+            record.refused(run, here.round, client, kind, str(refusal))
+            raise
         if leaving or said.get("right") is not None:
             record.sent(run, here.round, client, kind, leaving, what == UPLOAD)
         reply = pack(plain(said), arrays(leaving))
@@ -90,15 +91,16 @@ def answered(message: Message, context: Context, what: str, do: work.Work) -> Me
     return Message(reply, reply_to=message)
 
 
-def refusal(site: Site, kind: str, record: Audit | None, run: str, round: int) -> str:
-    """Why the site's policy forbids to send this; empty where it does not. ``record`` is given for training."""
+def refuse(site: Site, kind: str, record: Audit | None, run: str, round: int) -> None:
+    """Raise :class:`Refused` if the site's policy forbids to send this. ``record`` is given for training."""
     if kind not in site.allow:
-        return f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})"
+        raise Refused(f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})")
     if record is not None and site.rounds is not None:
         made = record.rounds_trained() - {(run, round)}
         if len(made) >= site.rounds:
-            return f"this site has trained in {len(made)} rounds, and takes part in no more (rounds in its site file)"
-    return ""
+            raise Refused(
+                f"this site has trained in {len(made)} rounds, and takes part in no more (rounds in its site file)"
+            )
 
 
 def kind_of(engine: LoopEngine, what: str) -> str:

@@ -18,7 +18,7 @@ from fedblend.engines.flower.audit import digest_of
 from fedblend.engines.flower.messages import arrays
 from fedblend.engines.flower.sites import Order, Reply, Sites
 from fedblend.engines.flower.soundness import unlike
-from fedblend.engines.flower.work import LACKS, runs_of
+from fedblend.engines.flower.work import LACKS, asked_of, runs_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.orders import pool_tensors
 from fedblend.errors import FedblendError, by_reason, listed
@@ -62,7 +62,9 @@ class FlowerEngine:
         asked = list(clients)
         sharing = self.world.experiment.method.sharing
         tables = (arrays(named("weights/", weights)),) if sharing.each_round else ()
-        replies = self.sites.exchange("query.share", round, dict.fromkeys(asked, Order({}, tables)))
+        requests = self.world.requests(sizes)
+        orders = {client: Order(asked_of(requests.get(client)), tables) for client in asked}
+        replies = self.sites.exchange("query.share", round, orders)
         faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
         faults |= unlike(payloads, rows=True)

@@ -28,6 +28,10 @@ SAFE = ("weights", "outputs", "means", "answers", "scores")
 """What a site allows unless its file says otherwise: nothing that holds single samples."""
 
 
+class Refused(FedblendError):
+    """What a site's policy forbids, found out only while it works on an answer; it goes into the audit log."""
+
+
 class Site(BaseModel):
     """What stands in a site file. Without a file a site works on the experiment's data and allows what is safe."""
 
@@ -39,6 +43,8 @@ class Site(BaseModel):
     """Kinds of payload that may leave: weights, outputs, means, seeds, raw, shared, answers, scores."""
     min_mean: Count = 2
     """Fewest samples that a shared mean may cover; the experiment's own minimum holds as well."""
+    max_seeds: Count | None = None
+    """Most seeds that this site gives where a server asks for a number of them (XorMixFL); unless given, no limit."""
     rounds: Count | None = None
     """Rounds that this site trains in, over all runs in its audit log; unless given, no limit."""
     protection: _part("protection") | None = None  # type: ignore[valid-type]

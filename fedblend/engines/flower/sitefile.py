@@ -21,6 +21,9 @@ allow = {allow}
 # Fewest samples that a shared mean may cover; the experiment's own minimum holds as well.
 min_mean = {min_mean}
 
+# Most seeds (single samples, mixed or encoded) that a server may ask for at a time; without this line no limit.
+# max_seeds = 100
+
 # Rounds in which this site trains, over all runs in its audit log; without this line no limit.
 # rounds = 200
 
