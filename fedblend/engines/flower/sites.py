@@ -202,11 +202,16 @@ def answers(pull: Callable[[list[str]], Iterable[Message]], waiting: Mapping[str
 def read(answer: Message) -> Reply:
     """An answer as a reply: a site's refusal, a failure in its app and a message that is none all have a fault."""
     if answer.has_error():
-        reason = (answer.error.reason or "").strip().splitlines()
-        return Reply(fault=f"its app failed (code {answer.error.code}): {reason[-1] if reason else 'no reason given'}")
+        return Reply(fault=read_error(answer))
     try:
         words, tensors = unpack(answer.content)
     except FedblendError as error:
         return Reply(fault=f"it sent {error}")
     fault = words.get("fault")
     return Reply(words, tensors, None if fault is None else str(fault))
+
+
+def read_error(answer: Message) -> str:
+    """Why an app failed, in one line."""
+    reason = (answer.error.reason or "").strip().splitlines()
+    return f"its app failed (code {answer.error.code}): {reason[-1] if reason else 'no reason given'}"

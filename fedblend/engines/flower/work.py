@@ -77,9 +77,7 @@ def request_of(here: Here, words: dict[str, Any]) -> Request | None:
     classes, most = here.world.task.outputs, here.site.max_seeds
     wanted, dummies = (asked.get(word) if isinstance(asked, dict) else None for word in ("wanted", "dummies"))
     if not (_whole(wanted) and _whole(dummies) and len(wanted) == classes and max(dummies, default=0) < classes):
-        raise FedblendError(
-            f"a request that is none: {asked!r}; valid: numbers for {classes} labels, and labels"
-        )
+        raise FedblendError(f"a request that is none: {asked!r}; valid: numbers for {classes} labels, and labels")
     if most is not None and sum(wanted) > most:
         raise Refused(f"it is asked for {sum(wanted)} seeds, and its policy gives {most} (max_seeds in its file)")
     return Request(np.array(wanted, np.int64), np.array(dummies, np.int64))
