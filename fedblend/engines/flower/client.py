@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedblend.config import resolve
-from fedblend.engines.flower import work
+from fedblend.engines.flower import masked_site, work
 from fedblend.engines.flower.audit import Audit
 from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import arrays, pack, unpack
@@ -23,7 +23,7 @@ from fedblend.runs.runner import one_thread
 
 app = ClientApp()
 
-UPLOAD, SHARING, ANSWERS, SCORES = "upload", "sharing", "answers", "scores"
+UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "upload", "sharing", "answers", "scores", "keys"
 
 
 @app.query("hello")
@@ -57,6 +57,24 @@ def train(message: Message, context: Context) -> Message:
 def ask(message: Message, context: Context) -> Message:
     """This client's answer to the server step."""
     return answered(message, context, ANSWERS, work.ask)
+
+
+@app.query("keys")
+def keys(message: Message, context: Context) -> Message:
+    """This client's public keys for a round's masks."""
+    return answered(message, context, KEYS, masked_site.keys)
+
+
+@app.query("shares")
+def shares(message: Message, context: Context) -> Message:
+    """This client's shares for the others, sealed."""
+    return answered(message, context, KEYS, masked_site.shares)
+
+
+@app.query("unmask")
+def unmask(message: Message, context: Context) -> Message:
+    """This client's shares of others' secrets, with which the server takes masks off the sum."""
+    return answered(message, context, KEYS, masked_site.unmask)
 
 
 @app.evaluate()
@@ -106,7 +124,8 @@ def refuse(site: Site, kind: str, record: Audit | None, run: str, round: int) ->
 def kind_of(engine: LoopEngine, what: str) -> str:
     """The word for a payload: that under which its bytes are counted."""
     method = engine.world.experiment.method
-    words = {UPLOAD: method.upload.bytes_kind, SHARING: method.sharing.bytes_kind}
+    upload = "masked" if method.aggregator.hides_uploads else method.upload.bytes_kind
+    words = {UPLOAD: upload, SHARING: method.sharing.bytes_kind}
     return str(words.get(what, what))
 
 

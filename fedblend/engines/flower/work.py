@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedblend.engines.base import TrainTask
+from fedblend.engines.flower.masked_site import masked, secure
 from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import Spoken, Tensors
 from fedblend.engines.flower.site import Refused, Site
@@ -129,6 +130,10 @@ def train(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     upload = leaving(here, experiment.method.upload.payload(trained.weights, trained.outputs), start)
     if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.asks_clients:
         here.memory.keep("upload", str(here.round), upload)
+    if aggregator := secure(here):
+        if words["begins"] == "own":
+            raise FedblendError("it did not hear the round's model, and cannot tell how far its own has moved from it")
+        upload = masked(here, aggregator, upload, start, words, tensors)
     return {"samples": trained.samples, "loss": trained.loss}, upload
 
 
