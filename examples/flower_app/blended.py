@@ -10,7 +10,8 @@ from sklearn.datasets import load_digits
 from fedblend.flower import Inputs, Strategy, add_sharing, blend_mod, blended_loss
 
 INPUTS = Inputs(shape=(64,), outputs=10)  # fedblend: what the model takes, and how many classes it tells apart
-server_app, client_app = ServerApp(), ClientApp(mods=[blend_mod])
+server_app = ServerApp()
+client_app = ClientApp(mods=[blend_mod])  # fedblend
 
 
 def network() -> torch.nn.Module:
