@@ -209,27 +209,24 @@ def test_means_travel_once_and_the_training_function_sees_the_wrapped_strategys_
         return push(messages)
 
     grid.push_messages = noted
-    failed: list[int] = []
+    trained: list[int] = []
 
     def fail(client: int, message: Message, reply: Message) -> Message | None:
-        if client == 1 and message.metadata.message_type == "train" and not failed:
-            # Its node was restarted: nothing is remembered there, and it gives no answer.
-            failed.append(client)
-            context = next(c for c in grid.contexts.values() if c.node_config["partition-id"] == 1)
-            context.state = RecordDict()
-            return Message(Error(0, "gone"), reply_to=message)
+        if message.metadata.message_type == "train":
+            trained.append(client)
+            if trained.count(client) == client + 1 < 3:
+                # Its node was restarted, client 0's in round 1 and client 1's in round 2: nothing is remembered there.
+                context = next(c for c in grid.contexts.values() if c.node_config["partition-id"] == client)
+                context.state = RecordDict()
+                return Message(Error(0, "gone"), reply_to=message)
         return reply
 
     grid.spoil = fail
-    start("fedmix", grid, rounds=3)
+    start("fedmix", grid, rounds=4)
 
-    assert [kind for _, kind, _ in pushed] == ["query.fedblend_share"] * 3 + ["train"] * 9
+    assert [kind for _, kind, _ in pushed] == ["query.fedblend_share"] * 3 + ["train"] * 12
     told = [(c, "fedblend-tensors" in names) for c, kind, names in pushed if kind == "train"]
-    assert [sorted(told[i : i + 3]) for i in (0, 3, 6)] == [
-        [(0, True), (1, True), (2, True)],
-        [(0, False), (1, True), (2, False)],
-        [(0, False), (1, False), (2, False)],
-    ]
+    assert [[c for c, sent in sorted(told[i : i + 3]) if sent] for i in (0, 3, 6, 9)] == [[0, 1, 2], [0], [1], []]
     assert {tuple(names) for _, names in app.seen} == {("arrays", "config")}
 
 
@@ -267,15 +264,20 @@ def test_a_site_file_holds_in_an_app_of_ones_own(tmp_path: Path) -> None:
     assert 0 < float(torch.cat([c.flatten() for c in change]).norm()) <= 1e-3 * (1 + 1e-4)
 
 
-def test_without_a_site_file_no_raw_samples_leave_whatever_the_server_asks() -> None:
-    grid = grid_of(1)
-    for table in ("raw", "raw-seeds", "mixed-seeds", {"name": "xor-seeds"}, None, "means!"):
-        words = {"sharing": table, "min_mean": 1, "seed": 0}
+@pytest.mark.parametrize("file", [None, 'allow = ["raw", "seeds", "means"]'])
+def test_no_raw_samples_leave_whatever_the_server_asks(file: str | None, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(file or "")
+    grid = grid_of(1, **({"site": str(tmp_path / "site.toml")} if file else {}))
+
+    def asked(sharing: Any) -> Message:
+        words = {"sharing": sharing, "min_mean": 1, "seed": 0}
         (reply,) = grid.send_and_receive([Message(put(RecordDict(), words), 1000, f"query.{SHARE}")])
-        assert reply.has_error()
-    words = {"sharing": {"name": "means", "samples_per_mean": 1}, "min_mean": 1, "seed": 0}
-    (reply,) = grid.send_and_receive([Message(put(RecordDict(), words), 1000, f"query.{SHARE}")])
-    assert "fedblend-tensors" not in reply.content
+        return reply
+
+    for sharing in ("raw", "raw-seeds", "mixed-seeds", {"name": "xor-seeds"}, None, "means!"):
+        assert asked(sharing).has_error()
+    assert "fedblend-tensors" in asked("means").content
+    assert "fedblend-tensors" not in asked({"name": "means", "samples_per_mean": 1}).content
 
 
 def test_what_nodes_share_is_checked_and_none_at_all_is_told() -> None:

@@ -310,7 +310,8 @@ def test_a_site_looks_at_keys_and_at_the_size_of_the_sum() -> None:
     one = Round()
     keys = one.keys()
     # Another's key in place of its own, or one key twice: somebody stands between the sites.
-    for wrong in ({"0/mask": keys["1/mask"]}, {"2/box": keys["1/box"]}, {"2/mask": keys["2/box"]}):
+    new = masks.tensor_of(masks.new_pair()[1])
+    for wrong in ({"0/mask": new}, {"0/box": new}, {"2/box": keys["1/box"]}, {"2/mask": keys["2/box"]}):
         with pytest.raises(Refused, match="are not those that the sites sent"):
             at_site.shares(one.here[0], {"threshold": 3}, keys | wrong)
     for threshold in (2, 5):
