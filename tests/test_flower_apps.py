@@ -20,6 +20,7 @@ from flower_helpers import Nodes
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.object_ref import validate
 
 from fedblend import methods
 from fedblend.augment import augmix
@@ -441,6 +442,9 @@ def test_the_example_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> No
     spec.loader.exec_module(blended)
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert project["components"] == {"serverapp": "blended:server_app", "clientapp": "blended:client_app"}
+    # `flwr run` reads the file for these before it sends the app anywhere.
+    for name in project["components"].values():
+        assert validate(name, project_dir=EXAMPLE) == (True, None)
     for method, shares in ((project["config"]["method"], 3), ("aggenhance", 0)):
         grid = Nodes(({"partition-id": c, "num-partitions": 3} for c in range(3)), app=blended.client_app)
         settings = {**project["config"], "method": method}
