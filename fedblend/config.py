@@ -296,6 +296,17 @@ class Experiment(_Table):
                 f"method.sharing.layer: {getattr(sharing, 'layer', None)} and method.objective.layer: "
                 f"{getattr(objective, 'layer', None)} differ; both must name the same layer of hidden states"
             )
+        hides, step = self.method.aggregator.hides_uploads, self.method.server_step
+        if hides and (not self.method.upload.is_model or not self.method.upload.trains):
+            raise ValueError(
+                f"method.aggregator: '{self.method.aggregator.name}' sums models, but method.upload "
+                f"'{self.method.upload.name}' sends none; valid: mean"
+            )
+        if hides and step.looks_at_uploads and not step.asks_clients:
+            raise ValueError(
+                f"method.server_step: '{step.name}' looks at single uploads, which '{self.method.aggregator.name}' "
+                "hides from the server; valid: aggenhance-secure, or another aggregator"
+            )
         if self.min_uploads > self.train.cohort:
             raise ValueError(
                 f"min_uploads: {self.min_uploads} is more than train.cohort: {self.train.cohort}; "
