@@ -108,6 +108,15 @@ class Objective:
         """The pure half: the scalar loss of one batch, given one row of what was drawn."""
         raise TypeError(f"{type(self).__name__} defines no loss")
 
+    def alone(self) -> Objective:
+        """What a client minimises that has nothing to mix with, where the objective needs something: the task's loss.
+
+        Only then is it asked for.
+        """
+        from fedblend.objectives.plain import Plain
+
+        return Plain()
+
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
         """The losses that one batch is stepped on, in turn; nearly always just :meth:`loss`.
 
