@@ -43,7 +43,7 @@ def started(run: Path, out: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
@@ -111,7 +111,7 @@ def test_before_the_attack_has_begun_nothing_is_written(made: Path, tmp_path: Pa
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
     assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
