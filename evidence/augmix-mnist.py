@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from augmix_figures import draw_all
-from kept import attacked, means, untrained, victims
+from kept import attacked, is_kept, means, table_of, untrained, victims
 from run import row_of
 
 from fedblend import api
@@ -133,7 +133,7 @@ def attack_all(trained: bool, most: int) -> None:
         if (stage == "trained") != trained or place >= most:
             continue
         there = folder_of(stage, attacker, severity, scaling, place)
-        if not (there / "attack.json").is_file():
+        if not is_kept(there):
             at = moment(stage, severity, scaling)
             client = victims(at, ATTACK["images"], CLIENTS)[place]
             table = attacked(there, at, client, attacker=attacker, **ATTACK)
@@ -146,8 +146,8 @@ def write() -> None:
     rows: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for one in attacks():
         there = folder_of(*one)
-        if (there / "attack.json").is_file():
-            rows[one[:4]].append(attacked(there, None, 0))  # type: ignore[arg-type]
+        if is_kept(there):
+            rows[one[:4]].append(table_of(there))
     done = [RunDirectory(FOLDER / name) for name in METHODS if is_done(name)]
     result: dict[str, Any] = {"command": "python evidence/augmix-mnist.py"}
     if done:

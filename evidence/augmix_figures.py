@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from kept import pictures
+from kept import is_kept, pictures
 
 from fedblend.report.still import DPI, dress
 from fedblend.report.style import DASHES, INK, METHODS
@@ -64,7 +64,7 @@ def rebuilt(rows: Sequence[Mapping[str, Any]], folder_of: FolderOf) -> None:
         half.suptitle(f"{stage} model", fontsize=9.5, color=INK)
         axes = half.subplots(len(severities) + 1, images, squeeze=False)
         for line, severity in enumerate([None, *severities]):
-            if severity is not None and not (there[stage, severity] / "attack.json").is_file():
+            if severity is not None and not is_kept(there[stage, severity]):
                 continue
             original, made = pictures(there[stage, severity or severities[0]])
             for k in range(images):

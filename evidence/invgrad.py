@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from kept import attacked, means, untrained, victims
+from kept import attacked, is_kept, means, table_of, untrained, victims
 
 from fedblend.attacks import Moment
 from fedblend.config import resolve
@@ -110,7 +110,7 @@ def folder_of(cell: Cell, place: int) -> Path:
 def attack(cell: Cell, place: int) -> None:
     """Attack a client, unless that was done before."""
     there = folder_of(cell, place)
-    if (there / "attack.json").is_file():
+    if is_kept(there):
         return
     at = moment(cell.network, cell.data, cell.protection)
     settings: dict[str, Any] = {"images": cell.images, "steps": cell.steps, "attacker": "plain"}
@@ -158,8 +158,8 @@ def write() -> None:
     for cell in cells():
         for place in range(CLIENTS):
             there = folder_of(cell, place)
-            if (there / "attack.json").is_file():
-                rows[cell].append(attacked(there, None, 0))  # type: ignore[arg-type]
+            if is_kept(there):
+                rows[cell].append(table_of(there))
     result = {
         "command": "python evidence/invgrad.py",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},

@@ -35,7 +35,7 @@ def victims(moment: Moment, images: int, number: int) -> list[int]:
 
 def attacked(folder: Path, moment: Moment, client: int, **settings: Any) -> dict[str, Any]:
     """One attack's table, with its costs: the one that is kept in a folder, or a new one's."""
-    if not (folder / TABLE).is_file():
+    if not is_kept(folder):
         made = attack_run(moment, moment.round, client, **settings)
         if made.rebuilt.stopped:
             raise KeyboardInterrupt
@@ -45,6 +45,16 @@ def attacked(folder: Path, moment: Moment, client: int, **settings: Any) -> dict
         np.savez(folder / IMAGES, **{name: x.detach().numpy() for name, x in pictures.items()})
         np.save(folder / "curve.npy", made.rebuilt.curve)
         made.write(folder)  # last, since its table says that the attack is kept
+    return table_of(folder)
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether an attack is there."""
+    return (folder / TABLE).is_file()
+
+
+def table_of(folder: Path) -> dict[str, Any]:
+    """The table of an attack that is kept, with its costs."""
     table: dict[str, Any] = json.loads((folder / TABLE).read_text(encoding="utf-8"))
     return table | {"curve": _thinned(np.load(folder / "curve.npy"))}
 

@@ -49,16 +49,22 @@ STUDIES: dict[str, list[str]] = {
 }
 """Arguments of ``fedblend run`` by the name of the study."""
 
+SCRIPTS = {"augmix-attack": False, "augmix-mnist": True, "invgrad": True}
+"""Studies that are scripts of this folder, which keep what they have made: whether they read from FEDBLEND_DATA."""
+
 MAY_FAIL = {"robustness"}
 """Studies of which some runs are expected to break off."""
 
 
 def main(names: list[str]) -> None:
     """Run the studies that are named, or all."""
-    unknown = [name for name in names if name not in STUDIES]
+    unknown = [name for name in names if name not in STUDIES and name not in SCRIPTS]
     if unknown:
-        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(STUDIES)}")
-    for name in names or STUDIES:
+        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join([*STUDIES, *SCRIPTS])}")
+    for name in names or [*STUDIES, *SCRIPTS]:
+        if name in SCRIPTS:
+            _run_script(name)
+            continue
         arguments = STUDIES[name]
         if any("$FEDBLEND_DATA" in a for a in arguments) and not DATA:
             print(f"{name}: left out, since FEDBLEND_DATA names no folder with its data")
@@ -73,6 +79,14 @@ def main(names: list[str]) -> None:
         shown = shlex.join(["fedblend", "run", *arguments])
         results.write_text(json.dumps(results_of(ROOT / folder, shown), indent=1) + "\n")
         print(f"{name}: results written to {results.relative_to(ROOT)}")
+
+
+def _run_script(name: str) -> None:
+    """Run a study that is a script of its own, and writes its results itself."""
+    if SCRIPTS[name] and not DATA:
+        print(f"{name}: left out, since FEDBLEND_DATA names no folder with its data")
+        return
+    subprocess.run([sys.executable, HERE / f"{name}.py"], cwd=ROOT, check=True)
 
 
 def results_of(folder: Path, command: str) -> dict[str, Any]:
