@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def interrupted(process: subprocess.Popen[str], times: int) -> Outcome:
     """Press Ctrl-C so often, and wait for the end."""
     for _ in range(times):
         os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.1)  # else several would count as one
     return finish(process)
 
 
