@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from cli_helpers import PATIENCE_S, TINY, Outcome, changed, finish
+from cli_helpers import TINY, Outcome, changed, finish, here
 
 from fedblend import api
-from fedblend.attacks import attack_run
+from fedblend.attacks import attack_run, outcome
 from fedblend.config import resolve
 
 COMMAND = "from fedblend.cli import main, probing; probing.LINE_EVERY = 0.0; main()"
@@ -73,11 +73,11 @@ def test_an_attack_that_is_interrupted_keeps_its_best_image(times: int, made: Pa
     process = started(made, tmp_path / "kept")
     number, least = told_of(process, 60)
 
-    outcome = interrupted(process, times)
+    told = interrupted(process, times)
 
-    assert (outcome.code, "Traceback" in outcome.err) == (130, False), outcome.err
+    assert (told.code, "Traceback" in told.err) == (130, False), told.err
     table = json.loads((tmp_path / "kept" / "attack.json").read_text())
-    assert f"stopped after {table['iterations']} iterations; the best images so far are kept" in outcome.err
+    assert f"stopped after {table['iterations']} iterations; the best images so far are kept" in told.err
     assert table["stopped"]
     assert table["iterations"] >= number
     assert table["cost"] <= least * (1 + 1e-3)  # told with four digits
@@ -99,23 +99,27 @@ def as_far_as(run: Path, iterations: int) -> dict[str, Any]:
     return attack_run(run, 0, 1, images=1, steps=1, iterations=ENDLESS, progress=stop).table()
 
 
-def test_before_the_attack_has_begun_nothing_is_written(made: Path, tmp_path: Path) -> None:
-    """Interrupted in the middle of making the scene: a hook in the process sends itself the signal."""
-    hook = (
-        "import os, signal; from fedblend.attacks import outcome\n"
-        "def stage(*a, **k): os.kill(os.getpid(), signal.SIGINT); raise AssertionError('went on')\n"
-        "outcome.stage = stage\n"
-    )
-    words = ["attack", str(made), "--round", "0", "--client", "1", "--out", str(tmp_path / "none")]
+def test_before_the_attack_has_begun_nothing_is_written(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes while the scene is made, to this very process."""
+    pressed = []
 
-    done = subprocess.run(
-        [sys.executable, "-c", hook + COMMAND, *words],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    def stage(*given: Any, **options: Any) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            pressed.append(1)
 
-    assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
-    assert "stopped before the attack had begun; nothing was written" in done.stderr
+    monkeypatch.setattr(outcome, "stage", stage)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        told = here("attack", made, "--round", 0, "--client", 1, "--out", tmp_path / "none")
+        after = signal.getsignal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert (told.code, "Traceback" in told.err) == (130, False)
+    assert "stopped before the attack had begun; nothing was written" in told.err
+    assert len(pressed) < 2
+    assert after is signal.default_int_handler
     assert list((tmp_path / "none").iterdir()) == []
