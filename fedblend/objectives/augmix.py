@@ -78,7 +78,7 @@ class AugMix(Objective):
     """The objective whose loss L_c is, with its options; what it needs to be shared must be."""
 
     @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+    def needs(self) -> tuple[str, ...]:
         """What the base needs."""
         return tuple(self.base.needs)
 

@@ -86,11 +86,15 @@ class Plan(NamedTuple):
 class Objective:
     """Base of all objectives. A method author overrides :meth:`loss`, and :meth:`draw` if it is random.
 
-    ``needs`` names the tensors that sharing must bring (checked before the first round).
+    ``needs`` names the tensors that sharing must bring (checked before the first round): a class attribute, mostly.
     """
 
-    needs: tuple[str, ...] = ()
     breaks_privacy: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Nothing, unless an objective says so."""
+        return ()
 
     @property
     def copies(self) -> int:
