@@ -30,8 +30,9 @@ def draw_all(result: Mapping[str, Any], folder_of: FolderOf) -> None:
     """Draw all figures of which there is anything."""
     FIGURES.mkdir(exist_ok=True)
     rows = [row for row in result["rows"] if row["attacker"] == "plain" and row["loss_scaling"]]
-    if any(row["stage"] == "trained" for row in rows):
+    if rows:
         rebuilt(rows, folder_of)
+    if any(row["stage"] == "trained" for row in rows) and len(accuracies(result)) > 1:
         trade_off(rows, accuracies(result))
     off = [row for row in result["rows"] if not row["loss_scaling"]]
     if off:
@@ -56,11 +57,12 @@ def accuracies(result: Mapping[str, Any]) -> dict[int, float]:
 def rebuilt(rows: Sequence[Mapping[str, Any]], folder_of: FolderOf) -> None:
     """The first client's images, and below them what was rebuilt of them at each severity: untrained, trained."""
     severities = sorted({row["severity"] for row in rows})
-    there = {(s, t): folder_of(s, "plain", t, True, 0) for s in STAGES for t in severities}
-    images = len(pictures(there[STAGES[0], severities[0]])[0])
-    figure = _figure((SIDE * 2 * images + 1.0, SIDE * (len(severities) + 1) + 0.8))
-    halves = figure.subfigures(1, 2)
-    for half, stage in zip(halves, STAGES, strict=True):
+    stages = [stage for stage in STAGES if any(row["stage"] == stage for row in rows)]
+    there = {(s, t): folder_of(s, "plain", t, True, 0) for s in stages for t in severities}
+    images = len(pictures(there[stages[0], severities[0]])[0])
+    figure = _figure((SIDE * len(stages) * images + 1.0, SIDE * (len(severities) + 1) + 0.8))
+    halves = figure.subfigures(1, len(stages), squeeze=False)[0]
+    for half, stage in zip(halves, stages, strict=True):
         half.suptitle(f"{stage} model", fontsize=9.5, color=INK)
         axes = half.subplots(len(severities) + 1, images, squeeze=False)
         for line, severity in enumerate([None, *severities]):
