@@ -16,7 +16,7 @@ from fedblend.engines.loop import Assignment, LoopEngine
 from fedblend.engines.masks import Masks, dropout_shapes
 from fedblend.engines.sgd import StackedSGD
 from fedblend.engines.stacking import Inputs, Program, Step, prepare
-from fedblend.objectives import Context, Plain
+from fedblend.objectives import Context
 from fedblend.objectives.watching import Means
 from fedblend.prefixes import named
 from fedblend.world import World
@@ -137,7 +137,7 @@ class Stack:
             name: self._stacked([torch.from_numpy(one.drawn[name]) for one in clients]) for name in clients[0].drawn
         }
         method = engine.world.experiment.method
-        objective = Plain() if clients[0].plain else method.objective
+        objective = method.objective.alone() if clients[0].plain else method.objective
         self.phases, self.copies = objective.phases(), objective.copies
         begun = [named("start/", task.start_of(one.client)) if method.terms else {} for one in clients]
         said = [named("said/", task.said_to(one.client)) for one in clients]
