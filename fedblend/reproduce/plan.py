@@ -1,0 +1,212 @@
+"""An item at a scale: the experiment of every cell, and in what it is smaller than the paper's."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedblend import parts
+from fedblend.config import Experiment, as_table, resolve, set_field
+from fedblend.errors import FedblendError, did_you_mean
+from fedblend.reproduce.items import Base, Change, Item, Line, Scale, Smaller, all_papers, find
+from fedblend.runs.groups import flatten
+from fedblend.study import slugify
+
+NOT_RUN = ("engine", "stack", "ranks", "memory_format", "device", "checkpoint_every", "name", "seed")
+"""Fields that make no other run of one: those that may change when a run goes on, and what it is called."""
+
+SLUG = 40
+"""Letters of a run's folder before its fingerprint."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its row and column, the experiment of its first seed, and the paper's own where that is another."""
+
+    row: str
+    column: str
+    experiment: Experiment
+    original: Experiment
+
+    def seeded(self, seed: int, device: str | None = None) -> Experiment:
+        """The cell's experiment with a seed, on a device."""
+        changes: dict[str, Any] = {"seed": seed} | ({"device": device} if device else {})
+        return self.experiment.model_copy(update=changes)
+
+    @property
+    def fingerprint(self) -> str:
+        """What cells of one experiment have in common, whatever they are called: eight hexadecimal digits."""
+        return fingerprint(self.experiment)
+
+    def slug(self, seed: int) -> str:
+        """The name of its run's folder."""
+        return f"{slugify(f'{self.row} {self.column}')[:SLUG]}-{self.fingerprint}-seed{seed}"
+
+    @property
+    def other_data(self) -> tuple[str, str] | None:
+        """The data set's name and that of the paper's, where it is not that."""
+        names = (self.experiment.data.name, self.original.data.name)
+        return None if names[0] == names[1] else names
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An item at a scale."""
+
+    paper: str
+    name: str
+    item: Item
+    scale: Scale
+    seeds: tuple[int, ...]
+    cells: list[Cell]
+    measures: dict[str, Any]
+    """The measure of each quantity at this scale."""
+    originals: dict[str, Any]
+    """The measure of each quantity at the paper's."""
+
+    @property
+    def id(self) -> str:
+        """``fedmix/table-1``."""
+        return f"{self.paper}/{self.name}"
+
+    def smaller(self) -> list[str]:
+        """In what it is smaller than the paper's, a line a field: ``rounds: 40, not 500``."""
+        changed: dict[str, list[tuple[str, str]]] = {}
+        for cell in self.cells:
+            for field, pair in _changes(cell.original, cell.experiment).items():
+                changed.setdefault(field, [])
+                if pair not in changed[field]:
+                    changed[field].append(pair)
+        for name, measure in self.measures.items():
+            for field, value in parts.dump(measure).items():
+                before = parts.dump(self.originals[name]).get(field)
+                if value != before and (f"{value}", f"{before}") not in changed.setdefault(field, []):
+                    changed[field].append((f"{value}", f"{before}"))
+        lines = [f"{field}: {_joined(pairs, 0)}, not {_joined(pairs, 1)}" for field, pairs in changed.items()]
+        kept = {(cell.row, cell.column) for cell in self.cells}
+        for what, there, place in (("rows", self.item.rows, 0), ("columns", self.item.all_columns, 1)):
+            here = [key for key in there if any(cell[place] == key for cell in kept)]
+            if len(here) < len(there):
+                lines.append(f"{what}: {', '.join(here)} of {len(there)}")
+        return lines
+
+
+def _joined(pairs: Sequence[tuple[str, str]], side: int) -> str:
+    return " / ".join(dict.fromkeys(pair[side] for pair in pairs))
+
+
+def _changes(original: Experiment, smaller: Experiment) -> dict[str, tuple[str, str]]:
+    """Fields in which two experiments differ, as text; of a part that is another one, only its name."""
+    old, new = as_table(original), as_table(smaller)
+    found: dict[str, tuple[str, str]] = {}
+    swapped = []
+    flat_old, flat_new = flatten(old), flatten(new)
+    for field in dict.fromkeys([*flat_new, *flat_old]):
+        if field.endswith(".name") and flat_old.get(field) != flat_new.get(field):
+            swapped.append(field.removesuffix("name"))
+            found[field.removesuffix(".name")] = (str(flat_new.get(field)), str(flat_old.get(field)))
+    for field in dict.fromkeys([*flat_new, *flat_old]):
+        if field.split(".")[0] in NOT_RUN or any(field.startswith(part) for part in swapped):
+            continue
+        if flat_old.get(field) != flat_new.get(field):
+            pair = (flat_new.get(field, "all"), flat_old.get(field, "all"))
+            found[field] = (str(pair[0]), str(pair[1]))
+    return found
+
+
+def fingerprint(experiment: Experiment) -> str:
+    """Eight hexadecimal digits of all that decides a run but its seed."""
+    table = {key: value for key, value in as_table(experiment).items() if key not in NOT_RUN}
+    table["method"] = {key: value for key, value in table["method"].items() if key not in ("label", "name")}
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> Plan:
+    """An item at a scale; ``only`` names rows and columns that are kept.
+
+    Raises :class:`FedblendError` for an unknown item, row or column, for one that fedblend cannot run, and for settings
+    that do not fit.
+    """
+    paper, key = find(name)
+    bases, item = all_papers()[paper].bases, all_papers()[paper].items[key]
+    if item.missing:
+        raise FedblendError(f"reproduce: {paper}/{key} cannot be run yet: {item.missing}")
+    smaller = {"laptop": item.laptop, "smoke": item.smoke}.get(scale, Smaller())
+    rows = _kept(item.rows, smaller.rows, only, item.all_columns)
+    columns = _kept(item.all_columns, smaller.columns, only, item.rows)
+    cells = []
+    for row, column in ((row, column) for row in rows for column in columns):
+        try:
+            cells.append(_cell(paper, bases, item, (row, column), scale, smaller))
+        except FedblendError as error:
+            raise FedblendError(f"{paper}/{key}, {row} {column}: {error}") from None
+    originals = {name: parts.build("measure", q.measure, f"{key}.{name}") for name, q in item.quantities.items()}
+    measures = {name: _measure(q.measure, smaller, f"{key}.{name}") for name, q in item.quantities.items()}
+    chosen = tuple(seeds) if seeds is not None else smaller.seeds or item.seeds
+    return Plan(paper, key, item, scale, chosen, cells, measures, originals)
+
+
+def _kept(
+    lines: Mapping[str, Line], smaller: Sequence[str] | None, only: Sequence[str], others: Mapping[str, Line]
+) -> list[str]:
+    """The rows (or columns) of a scale that ``only`` asks for."""
+    for word in only:
+        if word not in lines and word not in others:
+            known = [key for key in (*lines, *others) if key]
+            raise FedblendError(f"--only {word}: no such row or column{did_you_mean(word, known)}; valid: "
+                                f"{', '.join(known)}")  # fmt: skip
+    asked = [word for word in only if word in lines]
+    return [key for key in lines if key in (asked or (lines if smaller is None else smaller))]
+
+
+def _measure(spec: Any, smaller: Smaller, where: str) -> Any:
+    """A quantity's measure with the options that a scale gives it."""
+    made = parts.build("measure", spec, where)
+    own = {key: value for key, value in smaller.measure.items() if parts.has_option(made, key)}
+    return parts.build("measure", {**parts.dump(made), **own}, where) if own else made
+
+
+def _cell(
+    paper: str, bases: Mapping[str, Base], item: Item, place: tuple[str, str], scale: Scale, smaller: Smaller
+) -> Cell:
+    row, column = item.rows[place[0]], item.all_columns[place[1]]
+    name = row.base or column.base or item.base or ""
+    if name not in bases:
+        raise FedblendError(f"base: no base '{name}'{did_you_mean(name, bases)}; valid: {', '.join(bases)}")
+    base = bases[name]
+    table = copy.deepcopy(base.experiment) | {"name": paper}
+    method = next((m for m in (row.method, column.method, item.method) if m is not None), None)
+    if method is not None:
+        known = base.methods.get(method, method) if isinstance(method, str) else method
+        table["method"] = copy.deepcopy({"name": known} if isinstance(known, str) else dict(known))
+    for change in (item.set, column.set, row.set):
+        for path, value in change.items():
+            set_field(table, path, copy.deepcopy(value))
+    label = ", ".join(word for word in (row.label or place[0], column.label or place[1]) if word)
+    set_field(table, "method.label", label)
+    original = resolve(table)
+    experiment = original
+    if scale != "paper":
+        for change in (getattr(base, scale), smaller):
+            experiment = _changed(experiment, change)
+    return Cell(*place, experiment, original)
+
+
+def _changed(experiment: Experiment, change: Change) -> Experiment:
+    """An experiment with what a scale changes."""
+    table = as_table(experiment)
+    flat = flatten(table)
+    for path, factor in change.times.items():
+        value = flat.get(path)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            set_field(
+                table, path, max(1, math.floor(value * factor + 0.5)) if isinstance(value, int) else value * factor
+            )
+    for path, value in change.set.items():
+        set_field(table, path, copy.deepcopy(value))
+    return resolve(table)
