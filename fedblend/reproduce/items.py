@@ -27,7 +27,7 @@ FOLDER = Path(papers.__file__).parent
 
 Scale = Literal["paper", "laptop", "smoke"]
 SCALES: tuple[Scale, ...] = ("paper", "laptop", "smoke")
-"""``paper``: its own settings; ``laptop``: two cores and half an hour; ``smoke``: under a minute, to see that it runs."""
+"""``paper``: its own settings; ``laptop``: two cores, half an hour; ``smoke``: under a minute, to see that it runs."""
 
 
 class _Table(BaseModel):
@@ -76,6 +76,8 @@ class Line(_Table):
     """A method: one of the base's by its name, a preset, or a table."""
     set: dict[str, Any] = {}
     """Fields by dotted path, with their value."""
+    measure: dict[str, Any] = {}
+    """Options of measures, wherever a measure has them."""
 
 
 class Quantity(_Table):
@@ -171,9 +173,9 @@ def _base(name: str, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A base's experiment and what stands beside it; ``like`` names a base that it is laid over."""
     own = dict(given[name])
     below = _base(own.pop("like"), given) if "like" in own else {"experiment": {}, "methods": {}}
-    beside = {key: own.pop(key) for key in ("laptop", "smoke") if key in own}
+    beside: dict[str, Any] = {key: own.pop(key) for key in ("laptop", "smoke") if key in own}
     methods = below.pop("methods") | own.pop("methods", {})
-    return {**below, **beside, "experiment": below["experiment"] | own, "methods": methods}
+    return below | beside | {"experiment": below["experiment"] | own, "methods": methods}
 
 
 def _check(item: Item, where: str) -> None:

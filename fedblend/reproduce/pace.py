@@ -30,7 +30,7 @@ OFFHAND_S = 0.003
 """Seconds of a step that nothing is known of yet."""
 
 POINT_STEPS = 2.0
-"""Steps of the clients that one of AggEnhance's steps down a client's loss takes: forward and backward, to the input."""
+"""Samples' steps of training that one of AggEnhance's steps down a client's loss takes."""
 
 
 def cache_file() -> Path:
@@ -79,21 +79,24 @@ class Pace:
         clients, held = held_by(experiment, size)
         cohort = min(train.cohort, clients)
         trains = experiment.method.upload.name != "nothing"
-        a_round = cohort * train.steps_of(held) if trains else 0
+        a_round = float(cohort * train.steps_of(held)) if trains else 0.0
         a_round += server_steps(experiment, size, cohort, held)
         # A forward pass alone is about a third of a step's work.
         tests = size.test / train.batch_size / 3 / experiment.eval_every
         return step * (a_round + tests) * max(1, experiment.rounds)
 
     def of(self, plan: Plan) -> float:
-        """Seconds of a whole item, all seeds, one run a processor: every experiment once, and what is measured of it."""
+        """Seconds of a whole item, all seeds, one run a processor: each experiment once, and what is measured."""
         total, seen = 0.0, set()
         for cell in plan.cells:
             if cell.fingerprint in seen:
                 continue
             seen.add(cell.fingerprint)
-            measures = {(type(m), str({k: v for k, v in parts.dump(m).items() if k != "figure"})): m
-                        for m in plan.measures.values()}  # fmt: skip
+            measures = {}
+            for place, measure in plan.measures.items():
+                if place[1:] == (cell.row, cell.column):
+                    # Several figures of one piece of work are made at once.
+                    measures[str({k: v for k, v in parts.dump(measure).items() if k != "figure"})] = measure
             if any(m.trains for m in measures.values()):
                 total += self.seconds(cell.experiment)
             total += sum(m.steps(cell.experiment) for m in measures.values()) * self.step(cell.experiment)

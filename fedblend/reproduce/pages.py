@@ -100,10 +100,10 @@ def _few(places: Sequence[str], most: int = 6) -> str:
 
 def long_rows(result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, ...]]]]:
     """For each quantity its heading and rows: row, column, ours, the paper's, the difference."""
-    tables = []
+    tables: list[tuple[str, list[tuple[str, ...]]]] = []
     for quantity in result["quantities"].values():
         head = quantity["label"] + (f" ({quantity['unit']})" if quantity["unit"] else "")
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for cell in quantity["cells"]:
             digits = quantity["digits"]
             words = (result["rows"][cell["row"]], result["columns"][cell["column"]])

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +64,10 @@ class Plan:
     scale: Scale
     seeds: tuple[int, ...]
     cells: list[Cell]
-    measures: dict[str, Any]
-    """The measure of each quantity at this scale."""
-    originals: dict[str, Any]
-    """The measure of each quantity at the paper's."""
+    measures: dict[tuple[str, str, str], Any]
+    """What measures a quantity of a cell at this scale, by (quantity, row, column)."""
+    originals: dict[tuple[str, str, str], Any]
+    """The same at the paper's scale."""
 
     @property
     def id(self) -> str:
@@ -82,15 +82,15 @@ class Plan:
                 changed.setdefault(field, [])
                 if pair not in changed[field]:
                     changed[field].append(pair)
-        for name, measure in self.measures.items():
+        for place, measure in self.measures.items():
+            before = parts.dump(self.originals[place])
             for field, value in parts.dump(measure).items():
-                before = parts.dump(self.originals[name]).get(field)
-                if value != before and (f"{value}", f"{before}") not in changed.setdefault(field, []):
-                    changed[field].append((f"{value}", f"{before}"))
+                if value != before.get(field) and (f"{value}", f"{before.get(field)}") not in changed.get(field, []):
+                    changed.setdefault(field, []).append((f"{value}", f"{before.get(field)}"))
         lines = [f"{field}: {_joined(pairs, 0)}, not {_joined(pairs, 1)}" for field, pairs in changed.items()]
         kept = {(cell.row, cell.column) for cell in self.cells}
-        for what, there, place in (("rows", self.item.rows, 0), ("columns", self.item.all_columns, 1)):
-            here = [key for key in there if any(cell[place] == key for cell in kept)]
+        for what, there, axis in (("rows", self.item.rows, 0), ("columns", self.item.all_columns, 1)):
+            here = [key for key in there if any(cell[axis] == key for cell in kept)]
             if len(here) < len(there):
                 lines.append(f"{what}: {', '.join(here)} of {len(there)}")
         return lines
@@ -136,7 +136,7 @@ def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, 
     bases, item = all_papers()[paper].bases, all_papers()[paper].items[key]
     if item.missing:
         raise FedblendError(f"reproduce: {paper}/{key} cannot be run yet: {item.missing}")
-    smaller = {"laptop": item.laptop, "smoke": item.smoke}.get(scale, Smaller())
+    smaller = item.laptop if scale == "laptop" else item.smoke if scale == "smoke" else Smaller()
     rows = _kept(item.rows, smaller.rows, only, item.all_columns)
     columns = _kept(item.all_columns, smaller.columns, only, item.rows)
     cells = []
@@ -145,8 +145,10 @@ def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, 
             cells.append(_cell(paper, bases, item, (row, column), scale, smaller))
         except FedblendError as error:
             raise FedblendError(f"{paper}/{key}, {row} {column}: {error}") from None
-    originals = {name: parts.build("measure", q.measure, f"{key}.{name}") for name, q in item.quantities.items()}
-    measures = {name: _measure(q.measure, smaller, f"{key}.{name}") for name, q in item.quantities.items()}
+    originals, measures = {}, {}
+    for place, spec, own in _measured(item, cells):
+        originals[place] = _with(parts.build("measure", spec, f"{key}.{place[0]}"), own)
+        measures[place] = _with(originals[place], smaller.measure)
     chosen = tuple(seeds) if seeds is not None else smaller.seeds or item.seeds
     return Plan(paper, key, item, scale, chosen, cells, measures, originals)
 
@@ -158,17 +160,26 @@ def _kept(
     for word in only:
         if word not in lines and word not in others:
             known = [key for key in (*lines, *others) if key]
-            raise FedblendError(f"--only {word}: no such row or column{did_you_mean(word, known)}; valid: "
-                                f"{', '.join(known)}")  # fmt: skip
+            raise FedblendError(
+                f"--only {word}: no such row or column{did_you_mean(word, known)}; valid: {'; '.join(known)}"
+            )
     asked = [word for word in only if word in lines]
     return [key for key in lines if key in (asked or (lines if smaller is None else smaller))]
 
 
-def _measure(spec: Any, smaller: Smaller, where: str) -> Any:
-    """A quantity's measure with the options that a scale gives it."""
-    made = parts.build("measure", spec, where)
-    own = {key: value for key, value in smaller.measure.items() if parts.has_option(made, key)}
-    return parts.build("measure", {**parts.dump(made), **own}, where) if own else made
+def _measured(item: Item, cells: Sequence[Cell]) -> Iterator[tuple[tuple[str, str, str], Any, dict[str, Any]]]:
+    """Each quantity of each cell: its place, its measure as the file has it, and the options of column and row."""
+    for name, quantity in item.quantities.items():
+        for cell in cells:
+            if quantity.rows is None or cell.row in quantity.rows:
+                own = item.all_columns[cell.column].measure | item.rows[cell.row].measure
+                yield (name, cell.row, cell.column), quantity.measure, own
+
+
+def _with(made: Any, options: Mapping[str, Any]) -> Any:
+    """A measure with those of the options that it has."""
+    own = {key: value for key, value in options.items() if parts.has_option(made, key)}
+    return parts.build("measure", {**parts.dump(made), **own}) if own else made
 
 
 def _cell(
@@ -192,8 +203,8 @@ def _cell(
     original = resolve(table)
     experiment = original
     if scale != "paper":
-        for change in (getattr(base, scale), smaller):
-            experiment = _changed(experiment, change)
+        experiment = _changed(experiment, base.laptop if scale == "laptop" else base.smoke)
+        experiment = _changed(experiment, smaller)
     return Cell(*place, experiment, original)
 
 

@@ -57,8 +57,8 @@ class Place:
         return found
 
     def work(self, cell: Cell, seed: int) -> Path:
-        """The folder for what measures keep of a cell."""
-        return self.folder / WORK / cell.slug(seed)
+        """The folder for what measures keep of a cell; cells of one experiment share it."""
+        return self.folder / WORK / f"{cell.fingerprint}-seed{seed}"
 
 
 def run(
@@ -102,12 +102,7 @@ def command(plan: Plan, out: Path) -> str:
 
 def _trains(plan: Plan, cell: Cell) -> bool:
     """Whether any quantity of a cell needs its run."""
-    return any(measure.trains for name, measure in plan.measures.items() if _is_measured(plan, name, cell))
-
-
-def _is_measured(plan: Plan, quantity: str, cell: Cell) -> bool:
-    rows = plan.item.quantities[quantity].rows
-    return rows is None or cell.row in rows
+    return any(measure.trains for place, measure in plan.measures.items() if place[1:] == (cell.row, cell.column))
 
 
 def _run_missing(
@@ -152,8 +147,9 @@ def _measured(place: Place, cells: list[Cell], tick: Tick, faults: dict[str, str
             if trains and seed not in runs:
                 continue
             seen = Seen(cell.seeded(seed), runs.get(seed), place.work(cell, seed), tick)
-            for name, measure in plan.measures.items():
-                if not _is_measured(plan, name, cell):
+            for name in plan.item.quantities:
+                measure = plan.measures.get((name, cell.row, cell.column))
+                if measure is None:
                     continue
                 try:
                     value = measure.measured(seen)
@@ -229,7 +225,7 @@ def _quantity(plan: Plan, name: str, made: Values) -> dict[str, Any]:
     quantity, columns = plan.item.quantities[name], list(plan.item.all_columns)
     cells = []
     for cell in plan.cells:
-        if not _is_measured(plan, name, cell):
+        if (name, cell.row, cell.column) not in plan.measures:
             continue
         place = columns.index(cell.column)
         numbers = [kind.get(cell.row, (math.nan,) * len(columns))[place] for kind in (quantity.paper, quantity.spread)]

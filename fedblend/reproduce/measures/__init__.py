@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fedblend.reproduce.measures.attack import AttackFigure
 from fedblend.reproduce.measures.base import Measure, Seen
+from fedblend.reproduce.measures.devices import Devices
 from fedblend.reproduce.measures.memory import StepMemory
 from fedblend.reproduce.measures.pictures import PointsPicture, SeedsPicture
 from fedblend.reproduce.measures.points import PointsFigure
@@ -19,6 +20,7 @@ __all__ = [
     "AttackFigure",
     "Clients",
     "Costs",
+    "Devices",
     "LabelAccuracy",
     "Measure",
     "PointsFigure",

@@ -20,8 +20,9 @@ class AttackFigure(Measure):
     beside the numbers. ``picture`` gives the first client's.
     """
 
-    figure: Literal["mse", "psnr", "ssim", "picture"] = "mse"
-    """Mean squared error on normalised data, PSNR in dB on [0, 1], SSIM in per cent, or the picture."""
+    figure: Literal["mse", "psnr", "ssim", "cost", "picture"] = "mse"
+    """Mean squared error on normalised data, PSNR in dB on [0, 1], SSIM in per cent, the attack's own cost, or the
+    picture."""
     attack: Literal["invgrad", "dlg", "idlg"] = "invgrad"
     """The attack."""
     clients: Count = 100
@@ -71,7 +72,7 @@ class AttackFigure(Measure):
         # An image rebuilt to the last bit has no PSNR.
         means = {
             name: math.fsum(values) / len(values) if values else math.inf
-            for name in ("mse", "psnr", "ssim")
+            for name in ("mse", "psnr", "ssim", "cost")
             for values in [[table[name] for table in tables if table[name] is not None]]
         }
         return {**means, "clients": chosen, "by_client": {name: [t[name] for t in tables] for name in means}}

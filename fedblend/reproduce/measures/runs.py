@@ -74,7 +74,7 @@ class LabelAccuracy(Measure):
 
 @part("measure", "clients")
 class Clients(Measure):
-    """Final accuracy of the global model on clients' own tests, in per cent (FedMix, Table 13; Fed-AugMix, Table III)."""
+    """Final accuracy of the global model on clients' own tests, in per cent (FedMix, Table 13)."""
 
     figure: Literal["mean", "std", "p10"] = "mean"
     """Mean, standard deviation or 10th percentile over clients."""
