@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.reference.filling import fill
+from fedblend.reproduce import pages
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "results.md"
@@ -211,6 +212,12 @@ def alignment() -> str:
     return "\n".join(lines)
 
 
+def reproduced() -> str:
+    """Every result of `fedblend reproduce` that is kept in evidence/reproductions, as its command printed it."""
+    kept = sorted((HERE / "reproductions").glob("*.json"))
+    return "\n".join(pages.markdown(json.loads(path.read_text()), level=3) for path in kept).rstrip()
+
+
 TABLES = {
     "fashion-mnist": lambda: study("fashion-mnist"),
     "fashion-mnist paired": lambda: paired("fashion-mnist"),
@@ -230,6 +237,7 @@ TABLES = {
     "augmix-attack": lambda: attacks("augmix-attack"),
     "mix2fld-small": lambda: channels("mix2fld-small"),
     "private": lambda: epsilons("private", "weights"),
+    "reproduced": reproduced,
     "private-means": lambda: epsilons("private-means", "means", "private-base"),
 }
 

@@ -43,9 +43,9 @@ def cache_file() -> Path:
 class Pace:
     """Times of steps on this machine, by what is trained."""
 
-    def __init__(self, path: Path | None = None, budget: float = BUDGET_S) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_file()
-        self.budget = budget
+        self.budget = BUDGET_S
         self.new = False
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))

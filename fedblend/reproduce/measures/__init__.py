@@ -28,8 +28,8 @@ __all__ = [
     "RoundsTo",
     "SamplePrivacy",
     "SeedPrivacy",
-    "Seen",
     "SeedsPicture",
+    "Seen",
     "Split",
     "StepMemory",
 ]

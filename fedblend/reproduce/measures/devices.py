@@ -34,7 +34,9 @@ class Devices(Measure):
         assert seen.run is not None
         state = checkpoint.read(seen.run)
         if state is None or not state.own:
-            raise FedblendError('devices keep no weights of their own in this run; give the experiment judge = "device"')
+            raise FedblendError(
+                'devices keep no weights of their own in this run; give the experiment judge = "device"'
+            )
         with one_thread():
             engine = LoopEngine(World.of(seen.experiment), "cpu")
             found = []
