@@ -232,11 +232,36 @@ def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -
 
 
 def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
-    made = plan("fedmix/table-1", only=["fedmix", "femnist", "fedavg"])
+    made = plan("fedmix/table-1", "laptop", only=["fedmix", "cifar100", "fedavg"])
 
-    assert [(cell.row, cell.column) for cell in made.cells] == [("fedavg", "femnist"), ("fedmix", "femnist")]
+    assert [(cell.row, cell.column) for cell in made.asked] == [("fedavg", "cifar100"), ("fedmix", "cifar100")]
+    assert len(made.cells) == 27  # shown beside the scale's own rows and columns
     with pytest.raises(FedblendError, match=r"--only fedmx: no such row or column \(did you mean 'fedmix'\?\)"):
         plan("fedmix/table-1", only=["fedmx"])
+
+
+def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
+    first = running.run(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
+    both = running.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+
+    cells = [result["quantities"]["privacy"]["cells"] for result in (first, both)]
+    assert [bool(cell["ours"]) for cell in cells[0]] == [True, False]
+    assert [bool(cell["ours"]) for cell in cells[1]] == [True, True]
+    assert cells[1][0]["ours"] == cells[0][0]["ours"]
+
+
+def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:
+    made = at_smoke("mix2fld/table-2", only=["0.01"])
+    running.run(made, tmp_path, Counted(), jobs=1)
+    path = running.Place(tmp_path, made).folder / running.RESULT
+    kept = json.loads(path.read_text())
+    for cell in kept["quantities"]["privacy"]["cells"]:
+        cell["ours"], cell["made_by"] = {"0": 1.0}, "otherwise"
+    path.write_text(json.dumps(kept))
+
+    again = running.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+
+    assert again["quantities"]["privacy"]["cells"][0]["ours"] == {}
 
 
 def test_cells_of_one_experiment_are_run_once() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +65,19 @@ class Plan:
     scale: Scale
     seeds: tuple[int, ...]
     cells: list[Cell]
+    """All cells that the table shows."""
+    asked: list[Cell]
+    """Those that are to be run."""
     measures: dict[tuple[str, str, str], Any]
     """What measures a quantity of a cell at this scale, by (quantity, row, column)."""
     originals: dict[tuple[str, str, str], Any]
     """The same at the paper's scale."""
+
+    def mark(self, quantity: str, cell: Cell) -> str:
+        """What a kept number must have been made by to be one of this cell: its experiment and its measure."""
+        measure = parts.dump(self.measures[quantity, cell.row, cell.column])
+        text = json.dumps([cell.fingerprint, measure], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
     def id(self) -> str:
@@ -137,10 +147,11 @@ def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, 
     if item.missing:
         raise FedblendError(f"reproduce: {paper}/{key} cannot be run yet: {item.missing}")
     smaller = item.laptop if scale == "laptop" else item.smoke if scale == "smoke" else Smaller()
-    rows = _kept(item.rows, smaller.rows, only, item.all_columns)
-    columns = _kept(item.all_columns, smaller.columns, only, item.rows)
+    _require_known(only, item)
+    rows, asked_rows = _kept(item.rows, smaller.rows, only)
+    columns, asked_columns = _kept(item.all_columns, smaller.columns, only)
     cells = []
-    for row, column in ((row, column) for row in rows for column in columns):
+    for row, column in itertools.product(rows, columns):
         try:
             cells.append(_cell(paper, bases, item, (row, column), scale, smaller))
         except FedblendError as error:
@@ -150,21 +161,26 @@ def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, 
         originals[place] = _with(parts.build("measure", spec, f"{key}.{place[0]}"), own)
         measures[place] = _with(originals[place], smaller.measure)
     chosen = tuple(seeds) if seeds is not None else smaller.seeds or item.seeds
-    return Plan(paper, key, item, scale, chosen, cells, measures, originals)
+    asked = [cell for cell in cells if cell.row in asked_rows and cell.column in asked_columns]
+    return Plan(paper, key, item, scale, chosen, cells, asked, measures, originals)
 
 
-def _kept(
-    lines: Mapping[str, Line], smaller: Sequence[str] | None, only: Sequence[str], others: Mapping[str, Line]
-) -> list[str]:
-    """The rows (or columns) of a scale that ``only`` asks for."""
+def _require_known(only: Sequence[str], item: Item) -> None:
+    known = [key for key in (*item.rows, *item.all_columns) if key]
     for word in only:
-        if word not in lines and word not in others:
-            known = [key for key in (*lines, *others) if key]
+        if word not in known:
             raise FedblendError(
                 f"--only {word}: no such row or column{did_you_mean(word, known)}; valid: {'; '.join(known)}"
             )
-    asked = [word for word in only if word in lines]
-    return [key for key in lines if key in (asked or (lines if smaller is None else smaller))]
+
+
+def _kept(
+    lines: Mapping[str, Line], smaller: Sequence[str] | None, only: Sequence[str]
+) -> tuple[list[str], Collection[str]]:
+    """The rows (or columns) that a table shows, a scale's and those asked for, and which of them are to be run."""
+    usual = lines if smaller is None else smaller
+    asked = [key for key in lines if key in only]
+    return [key for key in lines if key in usual or key in asked], asked or usual
 
 
 def _measured(item: Item, cells: Sequence[Cell]) -> Iterator[tuple[tuple[str, str, str], Any, dict[str, Any]]]:

@@ -75,20 +75,20 @@ def run(
     and the result of it written).
     """
     place = Place(out, plan)
-    reasons = {cell.experiment.data.name: absent(cell.experiment.data) for cell in plan.cells}
+    reasons = {cell.experiment.data.name: absent(cell.experiment.data) for cell in plan.asked}
     lacking = {name: reason for name, reason in reasons.items() if reason}
     if len(lacking) == len(reasons):
         raise FedblendError(f"{plan.id}: {'; '.join(lacking.values())}")
-    cells = [cell for cell in plan.cells if cell.experiment.data.name not in lacking]
+    cells = [cell for cell in plan.asked if cell.experiment.data.name not in lacking]
     faults: dict[str, str] = {}
     try:
         if any(_trains(plan, cell) for cell in cells):
             faults = _run_missing(place, cells, on_runs, jobs, device)
         made = _measured(place, cells, tick, faults)
     except (KeyboardInterrupt, Stopped):
-        _keep(place, cells, lacking, {"stopped": "not all of it was made"}, _kept_values(place, cells))
+        _keep(place, lacking, {"stopped": "not all of it was made"}, _kept_values(place, cells))
         raise Stopped(f"stopped; what is made is kept. Go on with: {command(plan, out)}") from None
-    return _keep(place, cells, lacking, faults, made)
+    return _keep(place, lacking, faults, made)
 
 
 def command(plan: Plan, out: Path) -> str:
@@ -176,23 +176,22 @@ def _kept_values(place: Place, cells: list[Cell]) -> Values:
     return {}
 
 
-def _keep(
-    place: Place, cells: list[Cell], lacking: Mapping[str, str], faults: Mapping[str, str], made: Values
-) -> dict[str, Any]:
-    """Write the result and return it."""
+def _keep(place: Place, lacking: Mapping[str, str], faults: Mapping[str, str], new: Values) -> dict[str, Any]:
+    """Write the result, with the numbers that an earlier one has of other cells and seeds, and return it."""
     plan, item = place.plan, place.plan.item
+    made = _joined(plan, result_of(place.out, plan.paper, plan.name, plan.scale), new)
     result: dict[str, Any] = {
         "item": plan.id,
         "title": item.title,
         "scale": plan.scale,
         "command": command(plan, Path("reproductions")),
         "smaller": plan.smaller(),
-        "other_data": sorted({" for ".join(cell.other_data) for cell in cells if cell.other_data}),
+        "other_data": sorted({" for ".join(cell.other_data) for cell in plan.cells if cell.other_data}),
         "absent": dict(lacking),
         "faults": dict(faults),
         "note": item.note,
         "seeds": sorted({seed for by_seed in made.values() for seed in by_seed}),
-        "facts": _facts(place, cells),
+        "facts": _facts(place, plan.cells),
         "rows": {cell.row: item.rows[cell.row].label or cell.row for cell in plan.cells},
         "columns": {cell.column: item.all_columns[cell.column].label or cell.column for cell in plan.cells},
         "quantities": {name: _quantity(plan, name, made) for name in item.quantities},
@@ -203,9 +202,21 @@ def _keep(
     return result
 
 
+def _joined(plan: Plan, earlier: Mapping[str, Any], new: Values) -> Values:
+    """New numbers over those of an earlier result that were made in the same way."""
+    cells = {(cell.row, cell.column): cell for cell in plan.cells}
+    made: Values = {}
+    for name, quantity in earlier.get("quantities", {}).items():
+        for kept in quantity["cells"]:
+            where = (kept["row"], kept["column"])
+            if (name, *where) in plan.measures and kept["made_by"] == plan.mark(name, cells[where]):
+                made[name, *where] = {int(seed): exact(value) for seed, value in kept["ours"].items()}
+    return {where: made.get(where, {}) | new.get(where, {}) for where in {**made, **new}}
+
+
 def _facts(place: Place, cells: list[Cell]) -> dict[str, Any]:
     """Versions, and data with checksums, as the runs tell them."""
-    runs = [path for cell in cells for path in place.finished(cell).values()]
+    runs = sorted({path for cell in cells if _trains(place.plan, cell) for path in place.finished(cell).values()})
     if not runs:
         return {}
     facts = [RunDirectory(path).facts() for path in runs]
@@ -234,7 +245,8 @@ def _quantity(plan: Plan, name: str, made: Values) -> dict[str, Any]:
             {
                 "row": cell.row,
                 "column": cell.column,
-                "ours": {str(seed): plain(value) for seed, value in ours.items()},
+                "made_by": plan.mark(name, cell),
+                "ours": {str(seed): plain(value) for seed, value in sorted(ours.items())},
                 "paper": plain(numbers[0]),
                 "paper_std": plain(numbers[1]),
             }
@@ -247,6 +259,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else "never"
     return round(value, 6) if isinstance(value, float) else value
+
+
+def exact(value: Any) -> Any:
+    """What :func:`plain` made of a number, back again."""
+    return math.inf if value == "never" else value
 
 
 def _claim(plan: Plan, claim: Any, made: Values) -> dict[str, Any]:
