@@ -20,7 +20,7 @@ from fedblend.reproduce.madeup import BATCHES, size_of
 from fedblend.reproduce.plan import Plan
 from fedblend.runs.several import processors
 
-BUDGET_S = 6.0
+BUDGET_S = 4.0
 """Seconds that one look at the list spends on timing; what is left over then is timed the next time."""
 
 TRIALS = 4
