@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend import report
-from fedblend.cli.probing import steps_shown
+from fedblend.cli.probing import Steps, steps_shown
 from fedblend.cli.progress import RunProgress
 from fedblend.config import Experiment
 from fedblend.errors import FedblendError, did_you_mean
@@ -54,7 +54,15 @@ def show_item(
     made = plan(name, parse_scale(scale), seeds, parse_only(only))
     place = running.Place(out, made)
     console = Console()
-    with steps_shown() as tick:
+    with ExitStack() as stack:
+        shown: list[Steps] = []
+
+        def tick(what: str, done: int, total: int) -> None:
+            # Opened when there is something to show: the display of runs comes first, and only one can be live.
+            if not shown:
+                shown.append(stack.enter_context(steps_shown()))
+            shown[0](what, done, total)
+
         result = running.run(made, out, _runs_shown, tick, jobs, device)
     write_atomically(place.folder / PAGE, pages.markdown(result, level=1))
     _print(console, result)
@@ -138,8 +146,16 @@ def _entry(paper: str, name: str, item: Item, pace: Pace, out: Path) -> tuple[st
         return head, title, "", "", "", "", "missing"
     plans = {scale: plan(head, scale) for scale in SCALES}
     times = [words(pace.of(one)) for one in plans.values()]
-    results = [scale for scale in SCALES if running.result_of(out, paper, name, scale)]
-    return head, title, _data(plans["paper"]), *times, ", ".join(results) or "none"
+    results = [_standing(scale, running.result_of(out, paper, name, scale)) for scale in SCALES]
+    return head, title, _data(plans["paper"]), *times, ", ".join(filter(None, results)) or "none"
+
+
+def _standing(scale: Scale, result: Mapping[str, Any]) -> str:
+    """A scale of which there is a result; how many of its cells, where that is not all."""
+    cells = [bool(cell["ours"]) for quantity in result.get("quantities", {}).values() for cell in quantity["cells"]]
+    if not any(cells):
+        return ""
+    return scale if all(cells) else f"{scale} {sum(cells)}/{len(cells)}"
 
 
 def _data(made: Plan) -> str:

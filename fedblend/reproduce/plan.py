@@ -119,7 +119,10 @@ def _changes(original: Experiment, smaller: Experiment) -> dict[str, tuple[str, 
     for field in dict.fromkeys([*flat_new, *flat_old]):
         if field.endswith(".name") and flat_old.get(field) != flat_new.get(field):
             swapped.append(field.removesuffix("name"))
-            found[field.removesuffix(".name")] = (str(flat_new.get(field)), str(flat_old.get(field)))
+            own = [f"{k.removeprefix(swapped[-1])} {v}" for k, v in flat_new.items() if k.startswith(swapped[-1])]
+            options = ", ".join(word for word in own if not word.startswith("name "))
+            told = f"{flat_new.get(field)} ({options})" if options else str(flat_new.get(field))
+            found[field.removesuffix(".name")] = (told, str(flat_old.get(field)))
     for field in dict.fromkeys([*flat_new, *flat_old]):
         if field.split(".")[0] in NOT_RUN or any(field.startswith(part) for part in swapped):
             continue
