@@ -27,6 +27,15 @@ from fedblend.runs.files import write_atomically
 PAGE = "table.md"
 REPORT = "report.html"
 
+SHORTEST = 12
+"""Letters of what an item is that the list shows at least."""
+
+GAP = 2
+"""Blanks between two columns of the list."""
+
+SHORT_NAMES = {"leaf-shakespeare": "leaf-shakesp.", "fashion-mnist": "fashion"}
+"""Data sets whose names are too long for the list."""
+
 
 def parse_scale(text: str) -> Scale:
     """A scale by its name."""
@@ -117,27 +126,32 @@ def show_list(paper: str | None, out: Path) -> None:
         raise FedblendError(f"reproduce: no such paper '{paper}'{did_you_mean(paper, papers)}; valid: "
                             f"{', '.join(papers)}")  # fmt: skip
     console, pace = Console(), Pace()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("item", no_wrap=True)
-    table.add_column("what", ratio=1, no_wrap=True)
-    table.add_column("data", no_wrap=True, max_width=26)
-    for scale in SCALES:
-        table.add_column(scale, justify="right", no_wrap=True)
-    table.add_column("results", no_wrap=True, max_width=14)
-    notes = []
-    for one in [paper] if paper else papers:
-        for name, item in papers[one].items.items():
-            table.add_row(*map(Text, _entry(one, name, item, pace, out)))
-            notes += [f"{one}/{name}: {item.missing}"] if item.missing else []
+    chosen = [(one, name, item) for one in ([paper] if paper else papers) for name, item in papers[one].items.items()]
+    rows = [_entry(one, name, item, pace, out) for one, name, item in chosen]
     pace.keep()
-    console.print(table)
+    _print_list(console, rows)
     console.print(
         Text("Times are rough: a training step, timed on this machine, times their number, one run a processor. Data: "
              "* not at hand (see $FEDBLEND_DATA), + fetched when needed."),
         style="dim",
     )  # fmt: skip
-    for note in notes:
-        console.print(Text(f"Missing: {note}"), style="dim")
+    for one, name, item in chosen:
+        if item.missing:
+            console.print(Text(f"Missing: {one}/{name}: {item.missing}"), style="dim")
+
+
+def _print_list(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
+    """A line an item: what it is gets the room that the others leave."""
+    heads = ("item", "what", "data", *SCALES, "results")
+    others = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    room = max(SHORTEST, console.width - sum(others) + others[1] - GAP * (len(others) - 1))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="right" if head in SCALES else "left", no_wrap=True)
+    for row in rows:
+        what = row[1] if len(row[1]) <= room else f"{row[1][: room - 1]}…"
+        table.add_row(*map(Text, (row[0], what, *row[2:])))
+    console.print(table)
 
 
 def _entry(paper: str, name: str, item: Item, pace: Pace, out: Path) -> tuple[str, ...]:
@@ -165,4 +179,5 @@ def _data(made: Plan) -> str:
         data = cell.experiment.data
         if data.name not in found:
             found[data.name] = "*" if absent(data) else "+" if is_fetched(data) else ""
-    return ", ".join(f"{name}{how}" for name, how in found.items())
+    words = [f"{SHORT_NAMES.get(name, name)}{how}" for name, how in found.items()]
+    return ", ".join(words[:2]) + (" ..." if len(words) > 2 else "")
