@@ -303,7 +303,7 @@ RESULT: dict[str, Any] = {
     "command": "fedblend reproduce p/t --scale laptop",
     "smaller": ["rounds: 2, not 4"],
     "other_data": ["digits for cifar10"],
-    "absent": {},
+    "absent": ["cifar10"],
     "faults": {},
     "note": "",
     "seeds": [0, 1],
@@ -343,6 +343,7 @@ def test_a_page_shows_ours_the_papers_the_difference_and_the_verdict() -> None:
     assert "| A above B | holds (by +11), 2 of 2 seeds and places, on other data |" in lines
     assert "Scaled down: rounds: 2, not 4." in lines
     assert "On other data: digits for cifar10." in lines
+    assert "Not at hand, so left out: cifar10." in lines
 
 
 def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> None:

@@ -19,10 +19,11 @@ SCALES = {
 
 def heading(result: Mapping[str, Any]) -> list[str]:
     """What the item is, and in what it is smaller than the paper's; a line each."""
-    lines = [f"Scale {result['scale']}: {SCALES[result['scale']]}. Seeds: {_seeds(result)}."]
+    how = SCALES["paper"] if not (result["smaller"] or result["other_data"]) else SCALES[result["scale"]]
+    lines = [f"Scale {result['scale']}: {how}. Seeds: {_seeds(result)}."]
     lines += [f"On other data: {', '.join(result['other_data'])}."] if result["other_data"] else []
     lines += [f"Scaled down: {'; '.join(result['smaller'])}."] if result["smaller"] else []
-    lines += [f"Not at hand: {reason}." for reason in result["absent"].values()]
+    lines += [f"Not at hand, so left out: {', '.join(result['absent'])}."] if result["absent"] else []
     lines += [f"Failed: {what}: {why}." for what, why in result["faults"].items()]
     lines += [result["note"]] if result["note"] else []
     return lines
@@ -82,8 +83,8 @@ def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         told = f"holds in {_few(inside)}; not in {_few(outside)}"
     margins = [margin for _, margin in places.values() if isinstance(margin, (int, float))]
     if margins and claim["verdict"] in ("holds", "does not hold"):
-        least, most = min(margins), max(margins)
-        told += f" (by {least:+.3g})" if len(margins) == 1 else f" (by {least:+.3g} to {most:+.3g})"
+        least, most = f"{min(margins):+.3g}", f"{max(margins):+.3g}"
+        told += f" (by {least})" if least == most else f" (by {least} to {most})"
     if claim["seeds"][1] > len(places):
         told += f", {claim['seeds'][0]} of {claim['seeds'][1]} seeds and places"
     if claim["verdict"] not in ("not measured", "undecided"):

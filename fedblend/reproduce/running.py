@@ -187,7 +187,7 @@ def _keep(place: Place, lacking: Mapping[str, str], faults: Mapping[str, str], n
         "command": command(plan, Path("reproductions")),
         "smaller": plan.smaller(),
         "other_data": sorted({" for ".join(cell.other_data) for cell in plan.cells if cell.other_data}),
-        "absent": dict(lacking),
+        "absent": sorted(lacking),
         "faults": dict(faults),
         "note": item.note,
         "seeds": sorted({seed for by_seed in made.values() for seed in by_seed}),
