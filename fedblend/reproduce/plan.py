@@ -21,6 +21,9 @@ from fedblend.study import slugify
 NOT_RUN = ("engine", "stack", "ranks", "memory_format", "device", "checkpoint_every", "name", "seed")
 """Fields that make no other run of one: those that may change when a run goes on, and what it is called."""
 
+UNTRAINED = ("data", "partition", "fraction", "holdout", "method.sharing")
+"""What matters of an experiment where nothing is trained."""
+
 SLUG = 40
 """Letters of a run's folder before its fingerprint."""
 
@@ -79,6 +82,10 @@ class Plan:
         text = json.dumps([cell.fingerprint, measure], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
+    def trains(self, cell: Cell) -> bool:
+        """Whether any quantity of a cell needs its run."""
+        return any(made.trains for place, made in self.measures.items() if place[1:] == (cell.row, cell.column))
+
     @property
     def id(self) -> str:
         """``fedmix/table-1``."""
@@ -89,9 +96,8 @@ class Plan:
         changed: dict[str, list[tuple[str, str]]] = {}
         for cell in self.cells:
             for field, pair in _changes(cell.original, cell.experiment).items():
-                changed.setdefault(field, [])
-                if pair not in changed[field]:
-                    changed[field].append(pair)
+                if pair not in changed.get(field, []) and (self.trains(cell) or field.startswith(UNTRAINED)):
+                    changed.setdefault(field, []).append(pair)
         for place, measure in self.measures.items():
             before = parts.dump(self.originals[place])
             for field, value in parts.dump(measure).items():

@@ -82,7 +82,7 @@ def run(
     cells = [cell for cell in plan.asked if cell.experiment.data.name not in lacking]
     faults: dict[str, str] = {}
     try:
-        if any(_trains(plan, cell) for cell in cells):
+        if any(plan.trains(cell) for cell in cells):
             faults = _run_missing(place, cells, on_runs, jobs, device)
         made = _measured(place, cells, tick, faults)
     except (KeyboardInterrupt, Stopped):
@@ -100,11 +100,6 @@ def command(plan: Plan, out: Path) -> str:
     return " ".join(words)
 
 
-def _trains(plan: Plan, cell: Cell) -> bool:
-    """Whether any quantity of a cell needs its run."""
-    return any(measure.trains for place, measure in plan.measures.items() if place[1:] == (cell.row, cell.column))
-
-
 def _run_missing(
     place: Place, cells: list[Cell], on_runs: OnRuns, jobs: int | None, device: str | None
 ) -> dict[str, str]:
@@ -113,8 +108,8 @@ def _run_missing(
     experiments: dict[str, Experiment] = {}
     known: set[tuple[str, int]] = set()
     for cell in cells:
-        there = place.finished(cell) if _trains(plan, cell) else {}
-        for seed in plan.seeds if _trains(plan, cell) else ():
+        there = place.finished(cell) if plan.trains(cell) else {}
+        for seed in plan.seeds if plan.trains(cell) else ():
             if seed not in there and (cell.fingerprint, seed) not in known:
                 # Cells that are one experiment are run once, under the name of the first.
                 known.add((cell.fingerprint, seed))
@@ -141,7 +136,7 @@ def _measured(place: Place, cells: list[Cell], tick: Tick, faults: dict[str, str
     plan = place.plan
     made: Values = {}
     for cell in cells:
-        trains = _trains(plan, cell)
+        trains = plan.trains(cell)
         runs = place.finished(cell) if trains else {}
         for seed in sorted({*plan.seeds, *runs}) if trains else plan.seeds:
             if trains and seed not in runs:
@@ -216,7 +211,7 @@ def _joined(plan: Plan, earlier: Mapping[str, Any], new: Values) -> Values:
 
 def _facts(place: Place, cells: list[Cell]) -> dict[str, Any]:
     """Versions, and data with checksums, as the runs tell them."""
-    runs = sorted({path for cell in cells if _trains(place.plan, cell) for path in place.finished(cell).values()})
+    runs = sorted({path for cell in cells if place.plan.trains(cell) for path in place.finished(cell).values()})
     if not runs:
         return {}
     facts = [RunDirectory(path).facts() for path in runs]
