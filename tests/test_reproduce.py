@@ -99,6 +99,13 @@ def test_a_laptop_replaces_data_only_where_the_heading_says_so() -> None:
     assert "rounds: 40, not 500" in made.smaller()
 
 
+def test_an_untrained_model_stays_untrained_where_rounds_are_scaled_down() -> None:
+    for scale in SCALES:
+        rounds = {cell.row: cell.experiment.rounds for cell in plan("fed-augmix/table-2", scale).cells}
+        assert rounds["mnist-untrained"] == 0
+        assert rounds["mnist-converged"] >= 1
+
+
 def test_a_file_with_too_few_numbers_in_a_row_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(

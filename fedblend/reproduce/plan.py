@@ -239,10 +239,11 @@ def _changed(experiment: Experiment, change: Change) -> Experiment:
     flat = flatten(table)
     for path, factor in change.times.items():
         value = flat.get(path)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            set_field(
-                table, path, max(1, math.floor(value * factor + 0.5)) if isinstance(value, int) else value * factor
-            )
+        if isinstance(value, int) and not isinstance(value, bool):
+            # Nothing stays nothing: 0 rounds are an untrained model at every scale.
+            set_field(table, path, max(1, math.floor(value * factor + 0.5)) if value else 0)
+        elif isinstance(value, float):
+            set_field(table, path, value * factor)
     for path, value in change.set.items():
         set_field(table, path, copy.deepcopy(value))
     return resolve(table)
