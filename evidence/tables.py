@@ -15,6 +15,7 @@ from typing import Any
 import mix2fld_page
 
 from fedblend.reference.filling import fill
+from fedblend.reproduce import pages
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -324,6 +325,12 @@ def sites(name: str, every: bool = True) -> str:
     return "\n".join(lines)
 
 
+def reproduced() -> str:
+    """Every result of `fedblend reproduce` that is kept in evidence/reproductions, as its command printed it."""
+    kept = sorted((HERE / "reproductions").glob("*.json"))
+    return "\n".join(pages.markdown(json.loads(path.read_text()), level=3) for path in kept).rstrip()
+
+
 TABLES = {
     "heart": lambda: sites("heart"),
     "har": lambda: sites("har", every=False),
@@ -354,6 +361,7 @@ TABLES = {
     "mix2fld-figure-3": mix2fld_page.figure_3,
     "mix2fld-privacy": mix2fld_page.sample_privacy,
     "private": lambda: epsilons("private", "weights"),
+    "reproduced": reproduced,
     "private-means": lambda: epsilons("private-means", "means", "private-base"),
     **xormixfl.TABLES,
 }

@@ -55,13 +55,16 @@ MODULES: dict[str, str] = {
 }
 """Where the parts of each kind are declared: importing the module registers them."""
 
+OTHER_MODULES: dict[str, str] = {"measure": "fedblend.reproduce.measures"}
+"""The same of kinds that no experiment has: what is measured of the runs of a paper's item."""
+
 FILE_WORDS = {"lam": "lambda"}
 """Fields whose natural name is a reserved word in Python: name in Python -> name in files."""
 
 imported_from: set[str] = set()
 """Folders that parts of the user's own were imported from; a run keeps them, to be resumed elsewhere."""
 
-_registry: dict[str, dict[str, type]] = {kind: {} for kind in MODULES}
+_registry: dict[str, dict[str, type]] = {kind: {} for kind in (*MODULES, *OTHER_MODULES)}
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=False)
@@ -85,7 +88,7 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
 
 def known(kind: str) -> dict[str, type]:
     """All parts of a kind by name, in the order they were declared."""
-    importlib.import_module(MODULES[kind])
+    importlib.import_module({**MODULES, **OTHER_MODULES}[kind])
     return _registry[kind]
 
 

@@ -168,6 +168,32 @@ def boundaries(
     probing.show_boundaries(runs, out)
 
 
+@app.command(epilog="Example: fedblend reproduce fedmix/table-1 --scale laptop --only fedavg --only fedmix")
+def reproduce(
+    item: Annotated[str | None, typer.Argument(help="PAPER/ITEM, such as fedmix/table-1; with --list a paper.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List every item, its data, times and results.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Only these rows or columns (repeatable, or A;B).")] = None,
+    scale: Annotated[str, typer.Option(help="paper, laptop (half an hour) or smoke (a minute).")] = "paper",
+    seeds: Annotated[str | None, typer.Option(help="Seeds to run, such as 0,1,2; replaces the item's.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs and results.")] = Path("reproductions"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
+    device: Annotated[str | None, typer.Option(help="Where tensors are computed, such as cuda.")] = None,
+) -> None:
+    """Reproduce a table or figure of a paper: ours, the paper's, the difference, and a verdict a claim.
+
+    What is made already is kept; the same command goes on where it was stopped.
+    """
+    from fedblend.cli import reproducing, running
+    from fedblend.errors import FedblendError
+
+    if list_:
+        reproducing.show_list(item, out)
+    elif item is None:
+        raise FedblendError("reproduce: name an item, such as fedmix/table-1; all of them: fedblend reproduce --list")
+    else:
+        reproducing.show_item(item, scale, only or [], running.parse_seeds(seeds), out, jobs, device)
+
+
 @app.command(epilog="Example: fedblend attack runs/quickstart/fedavg-seed0 --round 0 --client 3 --images 4 --steps 5")
 def attack(
     run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study with one run.")],

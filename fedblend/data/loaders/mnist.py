@@ -128,6 +128,11 @@ def load_idx(source: Source, folder: str | None) -> Dataset:
 
 def find(source: Source, folder: str | None) -> dict[str, Path]:
     """The path of each of the four files: in ``folder``, in the usual places, or fetched from the net."""
+    return at_hand(source, folder) or {name: _fetch(source, name) for name in source.sha256}
+
+
+def at_hand(source: Source, folder: str | None = None) -> dict[str, Path]:
+    """The path of each of the four files in ``folder``, or in the usual places; nothing where they must be fetched."""
     if folder is not None:
         place = existing(folder, "data.folder")
         paths = _files_in(place)
@@ -146,7 +151,7 @@ def find(source: Source, folder: str | None) -> dict[str, Path]:
         paths = _files_in(place)
         if len(paths) == len(source.sha256):
             return paths
-    return {name: _fetch(source, name) for name in source.sha256}
+    return {}
 
 
 def _files_in(folder: Path) -> dict[str, Path]:

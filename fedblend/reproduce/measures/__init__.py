@@ -1,0 +1,35 @@
+"""What is measured of an item's cells: parts of the kind ``measure``, named in a paper's file.
+
+A measure says whether its cell's experiment is run first (``trains``) and gives one number of what it has seen, or the
+path of a picture. Work that is long is done once and kept (:meth:`Seen.once`), so that it goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+from fedblend.reproduce.measures.attack import AttackFigure
+from fedblend.reproduce.measures.base import Measure, Seen
+from fedblend.reproduce.measures.devices import Devices
+from fedblend.reproduce.measures.memory import StepMemory
+from fedblend.reproduce.measures.pictures import PointsPicture, SeedsPicture
+from fedblend.reproduce.measures.points import PointsFigure
+from fedblend.reproduce.measures.privacy import SamplePrivacy, SeedPrivacy
+from fedblend.reproduce.measures.runs import Accuracy, Clients, Costs, LabelAccuracy, RoundsTo, Split
+
+__all__ = [
+    "Accuracy",
+    "AttackFigure",
+    "Clients",
+    "Costs",
+    "Devices",
+    "LabelAccuracy",
+    "Measure",
+    "PointsFigure",
+    "PointsPicture",
+    "RoundsTo",
+    "SamplePrivacy",
+    "SeedPrivacy",
+    "SeedsPicture",
+    "Seen",
+    "Split",
+    "StepMemory",
+]

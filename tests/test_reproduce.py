@@ -1,0 +1,414 @@
+"""Papers' items: all of them are there, their numbers are the papers', their claims read, and each runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import here
+
+from fedblend.config import Experiment
+from fedblend.errors import FedblendError, Stopped
+from fedblend.reproduce import claims, pages, running
+from fedblend.reproduce.data import absent
+from fedblend.reproduce.items import SCALES, Item, all_papers, names, read_paper
+from fedblend.reproduce.measures.memory import most_kept
+from fedblend.reproduce.plan import Plan, plan
+
+EVERY_TABLE = {
+    "fedmix": "table-1 figure-2 table-2 table-3 table-4 table-5 figure-3 table-6 table-7 table-9 figure-4 table-10 "
+    "appendix-g table-11 table-12 table-13 table-14 table-15 table-16 table-17 table-18",
+    "aggenhance": "table-1 figure-5 figure-2 figure-3 figure-6 figure-7 figure-8 figure-9 figure-11 figure-13 "
+    "figure-16 figure-10 figure-14 figure-15",
+    "mix2fld": "figure-2 figure-3 table-2 table-3",
+    "xormixfl": "table-2 figure-2 figure-3 table-3 table-4",
+    "fed-augmix": "table-2 table-3 figure-3 figure-8 figure-9 figure-4 figure-5 figure-6 figure-7",
+}
+"""Every table and figure of the papers that shows a result."""
+
+ITEMS = [(paper, name) for paper, made in all_papers().items() for name in made.items]
+RUN = [f"{paper}/{name}" for paper, name in ITEMS if not all_papers()[paper].items[name].missing]
+
+
+def item(paper: str, name: str) -> Item:
+    return all_papers()[paper].items[name]
+
+
+# What the files hold ---------------------------------------------------------------------------------------
+
+
+def test_every_table_and_figure_of_the_papers_is_an_item() -> None:
+    wanted = {f"{paper}/{name}" for paper, all_names in EVERY_TABLE.items() for name in all_names.split()}
+
+    assert set(names()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity", "row", "column", "number"),
+    [
+        ("fedmix/table-1", "accuracy", "fedmix", "cifar10", 81.2),
+        ("fedmix/table-1", "rounds", "fedprox-localmix", "femnist", 39),
+        ("fedmix/table-7", "accuracy", "fedmix", "0.25", 80.5),  # 81.2 elsewhere: the paper's numbers disagree
+        ("fedmix/table-18", "accuracy", "global", "0.5", 91.1),
+        ("aggenhance/table-1", "rounds", "fedavg-enhanced", "voc", 23),
+        ("mix2fld/table-3", "privacy", "cifar10", "0.49", 10.143),
+        ("xormixfl/table-4", "target", "xor-5", "3,4/0.95", 68.95),
+        ("fed-augmix/table-2", "psnr", "cifar100-converged", "10.0", 9.393),
+    ],
+)
+def test_a_papers_number_stands_at_its_row_and_column(
+    name: str, quantity: str, row: str, column: str, number: float
+) -> None:
+    assert running.papers_numbers(item(*names()[name]), quantity)[row, column] == number
+
+
+@pytest.mark.parametrize(("paper", "name"), ITEMS)
+def test_the_papers_own_numbers_bear_its_claims_out(paper: str, name: str) -> None:
+    for claim in item(paper, name).claims:
+        quantity = claim.of or next(iter(item(paper, name).quantities))
+        numbers = running.papers_numbers(item(paper, name), quantity)
+        read = claims.read(claim.holds, list(item(paper, name).rows), list(item(paper, name).all_columns))
+
+        verdict = claims.judge(read, numbers, {}, claim.where)
+
+        if claim.differs:
+            assert verdict.word in ("holds in part", "does not hold"), claim.says
+        else:
+            assert verdict.word in ("holds", "not measured"), claim.says
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_an_item_has_sound_experiments_at_every_scale(name: str) -> None:
+    for scale in SCALES:
+        made = plan(name, scale)
+        assert made.cells
+        # What is smaller is told, and the paper's own scale is nowhere smaller.
+        assert bool(made.smaller()) is (scale != "paper") or scale == "laptop"
+
+
+def test_a_laptop_replaces_data_only_where_the_heading_says_so() -> None:
+    made = plan("fedmix/table-5", "laptop")
+
+    assert {cell.other_data for cell in made.cells} == {("fashion-mnist", "cifar10")}
+    assert "data: fashion-mnist, not cifar10" in made.smaller()
+    assert "rounds: 40, not 500" in made.smaller()
+
+
+def test_an_untrained_model_stays_untrained_where_rounds_are_scaled_down() -> None:
+    for scale in SCALES:
+        rounds = {cell.row: cell.experiment.rounds for cell in plan("fed-augmix/table-2", scale).cells}
+        assert rounds["mnist-untrained"] == 0
+        assert rounds["mnist-converged"] >= 1
+
+
+def test_a_file_with_too_few_numbers_in_a_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'title = "mine"\n[bases.a]\n[items.t]\ntitle = "t"\nbase = "a"\ngrid = { rounds = [1, 2] }\nrows = { x = {} }\n'
+        '[items.t.quantities.q]\nlabel = "q"\nmeasure = "accuracy"\npaper = { x = [1] }\n'
+    )
+
+    with pytest.raises(FedblendError, match=r"items\.t\.quantities\.q: row 'x' has 1 numbers, but there are 2 columns"):
+        read_paper(path)
+
+
+# Claims ----------------------------------------------------------------------------------------------------
+
+CELLS = {("a", "1"): 5.0, ("b", "1"): 3.0, ("a", "2"): 2.0, ("b", "2"): 3.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "margins", "word"),
+    [
+        ("a > b", None, {"1": 2.0, "2": -1.0}, "holds in part"),
+        ("a > b", ["1"], {"1": 2.0}, "holds"),
+        ("b > a", ["1"], {"1": -2.0}, "does not hold"),
+        ("a - b >= 2", ["1"], {"1": 0.0}, "holds"),
+        ("6 > a > b", None, {"1": 1.0, "2": -1.0}, "holds in part"),
+        ("@1 >= @2", None, {"a": 3.0, "b": 0.0}, "holds"),
+        ("a@1 > 2 * a@2", None, {"": 1.0}, "holds"),
+        ("mean:a > mean:b", None, {"": 0.5}, "holds"),
+        ("spread:b < spread:a", None, {"": 3.0}, "holds"),
+        ("max:@2 <= 3", None, {"": 0.0}, "holds"),
+        ("( a@1 - a@2 ) / b@1 >= 1", None, {"": 0.0}, "holds"),
+    ],
+)
+def test_a_claim_is_judged_at_each_place(
+    text: str, where: list[str] | None, margins: Mapping[str, float], word: str
+) -> None:
+    verdict = claims.judge(claims.read(text, ["a", "b"], ["1", "2"]), CELLS, {}, where)
+
+    assert {place: found.margin for place, found in verdict.places.items()} == margins
+    assert verdict.word == word
+
+
+def test_a_target_that_neither_side_reached_leaves_a_claim_undecided() -> None:
+    never = {("a", ""): math.inf, ("b", ""): math.inf}
+
+    assert claims.judge(claims.read("a < b", ["a", "b"], [""]), never, {}).word == "undecided"
+    assert claims.judge(claims.read("a < b", ["a", "b"], [""]), never | {("a", ""): 3.0}, {}).word == "holds"
+    assert claims.judge(claims.read("a < b", ["a", "b"], [""]), never | {("b", ""): 3.0}, {}).word == "does not hold"
+
+
+def test_a_claim_counts_the_seeds_in_which_it_holds() -> None:
+    by_seed = {0: {("a", ""): 1.0, ("b", ""): 0.0}, 1: {("a", ""): 1.0, ("b", ""): 2.0}, 2: {("a", ""): 1.0}}
+    means = {("a", ""): 1.0, ("b", ""): 1.0}
+
+    verdict = claims.judge(claims.read("a > b", ["a", "b"], [""]), means, by_seed)
+
+    assert verdict.seeds == (1, 2)
+    assert verdict.word == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a > c", "no row 'c'"),
+        ("aa > b", r"did you mean 'a'\?"),
+        ("a@3 > b", "no column '3'"),
+        ("a + b", "compares nothing"),
+        ("a > @1", "names rows and columns alone"),
+        ("mean:a@1 > b", "is one cell"),
+        ("a > ( b", "cannot be read"),
+    ],
+)
+def test_a_claim_that_cannot_be_read_is_refused(text: str, message: str) -> None:
+    with pytest.raises(FedblendError, match=message):
+        claims.read(text, ["a", "b"], ["1", "2"])
+
+
+# Running ---------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Counts the runs that are started."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+
+    @contextmanager
+    def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
+        self.runs += experiments
+        yield lambda slug, record: None
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all items, which share their runs."""
+    return tmp_path_factory.mktemp("reproductions")
+
+
+def at_smoke(name: str, **options: Any) -> Plan:
+    return plan(name, "smoke", **options)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
+    made = at_smoke(name)
+    lacking = {reason for cell in made.cells if (reason := absent(cell.experiment.data))}
+    if lacking:
+        pytest.skip("; ".join(lacking))
+
+    result = running.run(made, out, Counted(), jobs=1)
+
+    assert not result["faults"]
+    assert len(result["claims"]) == len(made.item.claims)
+    for quantity in result["quantities"].values():
+        assert any(cell["ours"] for cell in quantity["cells"]) or "n_k" in quantity["label"]
+    for cell in (cell for quantity in result["quantities"].values() for cell in quantity["cells"]):
+        for value in cell["ours"].values():
+            assert not str(value).endswith(".png") or (running.Place(out, made).folder / value).is_file()
+    assert f"# {made.id}" in pages.markdown(result)
+
+
+def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -> None:
+    first, again, more = Counted(), Counted(), Counted()
+    running.run(at_smoke("fedmix/table-15"), out, first, jobs=1)
+
+    one = running.run(at_smoke("fedmix/table-15"), out, again, jobs=1)
+    two = running.run(at_smoke("fedmix/table-15", seeds=[1]), out, more, jobs=1)
+
+    assert again.runs == []
+    assert len(more.runs) == 2
+    assert (one["seeds"], two["seeds"]) == ([0], [0, 1])
+
+
+def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
+    made = plan("fedmix/table-1", "laptop", only=["fedmix", "cifar100", "fedavg"])
+
+    assert [(cell.row, cell.column) for cell in made.asked] == [("fedavg", "cifar100"), ("fedmix", "cifar100")]
+    assert len(made.cells) == 27  # shown beside the scale's own rows and columns
+    with pytest.raises(FedblendError, match=r"--only fedmx: no such row or column \(did you mean 'fedmix'\?\)"):
+        plan("fedmix/table-1", only=["fedmx"])
+
+
+def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
+    first = running.run(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
+    both = running.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+
+    cells = [result["quantities"]["privacy"]["cells"] for result in (first, both)]
+    assert [bool(cell["ours"]) for cell in cells[0]] == [True, False]
+    assert [bool(cell["ours"]) for cell in cells[1]] == [True, True]
+    assert cells[1][0]["ours"] == cells[0][0]["ours"]
+
+
+def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:
+    made = at_smoke("mix2fld/table-2", only=["0.01"])
+    running.run(made, tmp_path, Counted(), jobs=1)
+    path = running.Place(tmp_path, made).folder / running.RESULT
+    kept = json.loads(path.read_text())
+    for cell in kept["quantities"]["privacy"]["cells"]:
+        cell["ours"], cell["made_by"] = {"0": 1.0}, "otherwise"
+    path.write_text(json.dumps(kept))
+
+    again = running.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+
+    assert again["quantities"]["privacy"]["cells"][0]["ours"] == {}
+
+
+def test_cells_of_one_experiment_are_run_once() -> None:
+    cells = plan("aggenhance/figure-8").cells
+
+    assert len({cell.fingerprint for cell in cells}) == 1
+    assert len({cell.fingerprint for cell in plan("fedmix/table-5").cells}) == 8
+
+
+def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> None:
+    class Interrupting(Counted):
+        @contextmanager
+        def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
+            def listen(slug: str, record: Mapping[str, Any]) -> None:
+                self.runs.append(slug)
+                if len(set(self.runs)) == 2:
+                    raise KeyboardInterrupt
+
+            yield listen
+
+    made = at_smoke("fedmix/table-17")
+    with pytest.raises(Stopped, match=r"Go on with: fedblend reproduce fedmix/table-17 --scale smoke --out"):
+        running.run(made, tmp_path, Interrupting(), jobs=1)
+    kept = running.result_of(tmp_path, "fedmix", "table-17", "smoke")
+    going_on = Counted()
+    whole = running.run(made, tmp_path, going_on, jobs=1)
+
+    assert sum(bool(cell["ours"]) for cell in kept["quantities"]["accuracy"]["cells"]) == 1
+    assert len(going_on.runs) == 1
+    assert all(cell["ours"] for cell in whole["quantities"]["accuracy"]["cells"])
+
+
+# Pages -----------------------------------------------------------------------------------------------------
+
+RESULT: dict[str, Any] = {
+    "item": "p/t",
+    "title": "a table",
+    "scale": "laptop",
+    "command": "fedblend reproduce p/t --scale laptop",
+    "smaller": ["rounds: 2, not 4"],
+    "other_data": ["digits for cifar10"],
+    "absent": ["cifar10"],
+    "faults": {},
+    "note": "",
+    "seeds": [0, 1],
+    "facts": {},
+    "rows": {"a": "A", "b": "B"},
+    "columns": {"x": "X"},
+    "quantities": {
+        "q": {
+            "label": "Accuracy",
+            "unit": "%",
+            "digits": 1,
+            "cells": [
+                {"row": "a", "column": "x", "ours": {"0": 80.0, "1": 82.0}, "paper": 81.2, "paper_std": 0.5},
+                {"row": "b", "column": "x", "ours": {"0": "never", "1": 70.0}, "paper": None, "paper_std": None},
+            ],
+        }
+    },
+    "claims": [
+        {
+            "says": "A above B",
+            "holds": "a > b",
+            "of": "q",
+            "verdict": "holds",
+            "places": {"x": [True, 11.0]},
+            "seeds": [2, 2],
+            "paper": "holds",
+        }
+    ],
+}
+
+
+def test_a_page_shows_ours_the_papers_the_difference_and_the_verdict() -> None:
+    lines = pages.markdown(RESULT).splitlines()
+
+    assert "| A | 81.0 ± 1.4 (81.2 ± 0.5; -0.2) |" in lines
+    assert "| B | 70.0 (1 of 2) |" in lines
+    assert "| A above B | holds (by +11), 2 of 2 seeds and places, on other data |" in lines
+    assert "Scaled down: rounds: 2, not 4." in lines
+    assert "On other data: digits for cifar10." in lines
+    assert "Not at hand, so left out: cifar10." in lines
+
+
+def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> None:
+    import torch
+
+    x = torch.zeros(250, requires_grad=True)
+
+    assert most_kept(lambda: [x.exp().sum().backward() for _ in range(3)]) == 1000
+    assert most_kept(lambda: (x.exp() * x.sin()).sum().backward()) == 3000  # x, sin, and exp, which is saved twice
+
+
+# The command -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    told = here("reproduce", "mix2fld/table-2", "--scale", "smoke")
+
+    assert told.code == 0
+    assert "On other data: digits for mnist" in told.out
+    assert "Privacy grows with lambda" in told.out
+    folder = tmp_path / "reproductions/mix2fld/table-2/smoke"
+    assert json.loads((folder / "result.json").read_text())["item"] == "mix2fld/table-2"
+    assert (folder / "table.md").read_text().startswith("# mix2fld/table-2")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fedmix/tabel-1"], "did you mean 'fedmix/table-1'?"),
+        (["fedmix"], "fedblend reproduce --list fedmix"),
+        (["fedmix/table-1", "--scale", "small"], "valid: paper, laptop, smoke"),
+        (["fedmix/table-1", "--only", "fedmx"], "did you mean 'fedmix'?"),
+        (["--list", "fedmx"], "did you mean 'fedmix'?"),
+        ([], "name an item"),
+    ],
+)
+def test_a_mistyped_word_gets_the_right_one_suggested(words: list[str], message: str) -> None:
+    told = here("reproduce", *words)
+
+    assert told.code == 2
+    assert message in told.err
+
+
+def test_the_list_has_every_item_its_data_times_and_results(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedblend.reproduce import pace
+
+    monkeypatch.setattr(pace, "cache_file", lambda: tmp_path / "pace.json")
+    monkeypatch.setattr(pace, "BUDGET_S", 0.2)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    told = here("reproduce", "--list", "mix2fld", "--out", str(out))
+
+    assert told.code == 0
+    assert max(map(len, told.out.splitlines())) <= 100
+    for name in all_papers()["mix2fld"].items:
+        assert f"mix2fld/{name}" in told.out
+    assert json.loads((tmp_path / "pace.json").read_text())
