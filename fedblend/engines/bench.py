@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Given:
     """What some clients of a stack take for one step: n batches of B samples, and what was drawn for them.
 
-    ``masks`` hold each phase's; ``held`` bool [n], where given, is false for clients that stay as they are.
+    ``masks`` hold each phase's; ``active`` bool [n], where given, is false for clients that stay as they are.
     """
 
     x: torch.Tensor

@@ -127,7 +127,8 @@ class Stack:
         for size in np.unique(sizes[sizes > 0])[::-1].tolist():
             who = np.flatnonzero(sizes == size)
             width = _width(int(who[-1]) + 1, len(sizes))
-            if size == self.full or 1 < width <= 2 * len(who):
+            # Smaller batches together only where few others are held meanwhile: those are computed for nothing.
+            if size == self.full or (len(who) > 1 and 3 * len(who) >= 2 * width):
                 self._step_rows(step, slice(0, width), size)
             else:
                 for k in who.tolist():
