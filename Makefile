@@ -9,7 +9,7 @@ setup: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[samples,dp,flower,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[samples,dp,flower,hub,dev]"
 	@touch $@
 
 demo: setup
@@ -29,8 +29,9 @@ bench: setup
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/augmix.py
 	$(BIN)/python benchmarks/attacks.py
-	$(BIN)/python benchmarks/xor.py
+	$(BIN)/python benchmarks/xor.py --out benchmarks/results/xor.json
 	$(BIN)/python benchmarks/server_step.py --out benchmarks/results/server_step.json
+	$(BIN)/python benchmarks/batch_one.py --out benchmarks/results/batch_one.json
 	$(BIN)/python benchmarks/aggregators.py --out benchmarks/results/aggregators.json
 	$(BIN)/python benchmarks/population.py --out benchmarks/results/population.json
 	$(BIN)/python benchmarks/rounds.py

@@ -256,6 +256,19 @@ def aggregators_section() -> str:
     )
 
 
+def xor_section() -> str:
+    """What XorMixFL's encoding and decoding take, beside a copy."""
+    found = read("xor")
+    if not found:
+        return "Not timed yet."
+    lines = [[one["what"], f"{one['gb_s']:.2f}", f"{one['of_copy']:.1f}", f"{one['bytes']:g}"] for one in found["rows"]]
+    head = (
+        f"{found['samples']:,} samples of 784 pixels at random rows, alpha {found['alpha']}, "
+        f"{found['threads']} thread, medians of {found['turns']} turns."
+    )
+    return f"{head}\n\n{markdown(('what', 'GB/s', 'x the time of a copy', 'x the bytes of a copy'), lines)}"
+
+
 def population_section() -> str:
     """What many clients cost at the start and in a round."""
     lines = [
@@ -289,6 +302,7 @@ SECTIONS = {
     "profile": profile_section,
     "server step": server_step_section,
     "aggregators": aggregators_section,
+    "xor": xor_section,
     "population": population_section,
 }
 

@@ -1,8 +1,11 @@
 """What encoding and decoding XorMixFL's samples takes, beside a copy of them.
 
 Random pictures of 28 x 28 pixels, of which samples are drawn at random rows. Encoding reads two samples and writes one,
-decoding the same; a copy reads one and writes one. "Two gathers and an XOR" is what plain PyTorch would do, on all
-samples at once. Contestants take turns; speed is that of the pixels that come out, medians over turns.
+decoding the same; a copy reads one and writes one. With p samples in a blend encoding reads 2 p. "Two gathers and an
+XOR" is what plain PyTorch would do, on all samples at once; "without the kernel" is what is done where there is no
+compiler. Contestants take turns; speed is that of the pixels that come out, medians over turns. Times are the
+processor's, which others on the machine disturb less; with one thread on a quiet machine they are the clock's. "Bytes"
+are those that must be read and written, as a multiple of a copy's.
 
     python benchmarks/xor.py [--samples 60000] [--turns 15] [--threads 1] [--out FILE.json]
 """
@@ -17,6 +20,8 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -24,27 +29,48 @@ from rich.console import Console
 from rich.table import Table
 
 from fedblend.random import stream
+from fedblend.sharing import blending
 from fedblend.sharing.xor import decode, encode
 
 SIDE = 28
+BLENDED = (1, 3, 5)
+ALPHA = 0.95
 
 
-def contestants(samples: int) -> dict[str, Callable[[], torch.Tensor]]:
+class Contestant(NamedTuple):
+    """What is timed, and the samples that it has to read for each one that it writes."""
+
+    run: Callable[[], torch.Tensor]
+    reads: int
+
+    @property
+    def bytes(self) -> float:
+        """Bytes beside those of a copy."""
+        return (self.reads + 1) / 2
+
+
+def contestants(samples: int) -> dict[str, Contestant]:
     """What is timed, by name."""
     rng = stream(0, "benchmark")
     x = torch.from_numpy(rng.integers(0, 256, (samples, 1, SIDE, SIDE), np.uint8))
-    rows = {p: [rng.integers(samples, size=(samples, p)) for _ in range(2)] for p in (1, 3)}
-    seeds = encode(x, *rows[1], 0.5)
+    rows = {p: [rng.integers(samples, size=(samples, p)) for _ in range(2)] for p in BLENDED}
+    seeds = encode(x, *rows[1], ALPHA)
     first, second = (torch.from_numpy(r[:, 0].copy()) for r in rows[1])
-    return {
-        "copy": lambda: x.clone(),
-        "gather": lambda: x[first],
-        "two gathers and an XOR": lambda: x[first] ^ x[second],
-        "encode, p = 1": lambda: encode(x, *rows[1], 0.5),
-        "decode, p = 1": lambda: decode(seeds, x, rows[1][1], 0.5),
-        "encode, p = 3": lambda: encode(x, *rows[3], 0.5),
-        "decode, p = 3": lambda: decode(seeds, x, rows[3][1], 0.5),
+    made = {
+        "copy": Contestant(lambda: x.clone(), 1),
+        "gather": Contestant(lambda: x[first], 1),
+        "two gathers and an XOR": Contestant(lambda: x[first] ^ x[second], 2),
     }
+    for p, (a, b) in rows.items():
+        made[f"encode, p = {p}"] = Contestant(lambda a=a, b=b: encode(x, a, b, ALPHA), 2 * p)
+        made[f"decode, p = {p}"] = Contestant(lambda b=b: decode(seeds, x, b, ALPHA), 1 + p)
+        made[f"encode, p = {p}, without the kernel"] = Contestant(lambda a=a, b=b: _plain(x, a, b), 2 * p)
+    return made
+
+
+def _plain(x: torch.Tensor, a: np.ndarray, b: np.ndarray) -> torch.Tensor:
+    with mock.patch.object(blending, "library", return_value=None):
+        return encode(x, a, b, ALPHA)
 
 
 def main() -> None:
@@ -59,24 +85,29 @@ def main() -> None:
     runs = contestants(given.samples)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(given.turns + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
+        for name, one in runs.items():
+            start = time.process_time()
+            one.run()
             if turn:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(time.process_time() - start)
     size = given.samples * SIDE * SIDE / 1e9
     table = Table(
-        "what", "GB/s", "times as long as a copy", title=f"{given.samples} pictures, {given.threads} thread(s)"
+        "what",
+        "GB/s",
+        "times as long as a copy",
+        "bytes beside a copy's",
+        title=f"{given.samples} pictures, {given.threads} thread(s)",
     )
     rows = []
     for name, times in seconds.items():
         ratio = statistics.median(a / b for a, b in zip(times, seconds["copy"], strict=True))
-        rows.append({"what": name, "gb_s": size / statistics.median(times), "of_copy": ratio})
-        table.add_row(name, f"{rows[-1]['gb_s']:.2f}", f"{ratio:.2f}")
+        bytes_ = runs[name].bytes
+        rows.append({"what": name, "gb_s": size / statistics.median(times), "of_copy": ratio, "bytes": bytes_})
+        table.add_row(name, f"{rows[-1]['gb_s']:.2f}", f"{ratio:.2f}", f"{bytes_:g}")
     Console().print(table)
     if given.out:
         facts = {"torch": torch.__version__, "threads": given.threads, "machine": platform.machine()}
-        facts |= {"cores": os.cpu_count(), "samples": given.samples, "turns": given.turns}
+        facts |= {"cores": os.cpu_count(), "samples": given.samples, "turns": given.turns, "alpha": ALPHA}
         given.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 
 

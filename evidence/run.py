@@ -17,6 +17,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import mix2fld
+
 from fedblend.report.guarantees import of_run
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import read
@@ -38,16 +40,30 @@ STUDIES: dict[str, list[str]] = {
     "aggenhance-mnist5k": ["evidence/aggenhance-mnist5k.toml"],
     "aggenhance-fashion": ["evidence/aggenhance-fashion.toml"],
     "robustness": ["evidence/robustness.toml"],
+    "heart": ["examples/heart.toml", "--set", "data.folder=$FEDBLEND_DATA/heart-disease"],
+    "har": ["examples/har.toml", "--set", "data.path=$FEDBLEND_DATA/uci-har.npz"],
     "private": ["examples/private.toml"],
     "private-means": ["evidence/private-means.toml"],
     "private-base": ["evidence/private-base.toml"],
     "mix2fld-small": ["evidence/mix2fld-small.toml"],
+    "mix2fld-figure-2": ["evidence/mix2fld-figure-2.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
+    "mix2fld-figure-3": ["evidence/mix2fld-figure-3.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
     "xormixfl-mnist5k": ["evidence/xormixfl-mnist5k.toml"],
     "xormixfl-offset": ["evidence/xormixfl-offset.toml"],
     "xormixfl-dummies": ["evidence/xormixfl-dummies.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
+    "warm-start": ["examples/warm-start.toml"],
     "xormixfl-mnist": ["evidence/xormixfl-mnist.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
 }
 """Arguments of ``fedblend run`` by the name of the study."""
+
+MEASURES: dict[str, list[str]] = {
+    "xormixfl-distance": [
+        "evidence/xormixfl-distance.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw",
+        "--blended", "1,2,3,4,5", "--mds",
+    ],
+    "xormixfl-offset-leaks": ["evidence/xormixfl-offset.toml"],
+}  # fmt: skip
+"""Arguments of ``fedblend privacy xor`` by the name of its results."""
 
 MAY_FAIL = {"robustness"}
 """Studies of which some runs are expected to break off."""
@@ -55,13 +71,17 @@ MAY_FAIL = {"robustness"}
 
 def main(names: list[str]) -> None:
     """Run the studies that are named, or all."""
-    unknown = [name for name in names if name not in STUDIES]
+    known = STUDIES | MEASURES
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(STUDIES)}")
-    for name in names or STUDIES:
-        arguments = STUDIES[name]
+        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(known)}")
+    for name in names or known:
+        arguments = known[name]
         if any("$FEDBLEND_DATA" in a for a in arguments) and not DATA:
             print(f"{name}: left out, since FEDBLEND_DATA names no folder with its data")
+            continue
+        if name in MEASURES:
+            measured(name, arguments)
             continue
         folder = RUNS / name
         filled = [a.replace("$FEDBLEND_DATA", DATA) for a in arguments]
@@ -71,8 +91,24 @@ def main(names: list[str]) -> None:
         results = HERE / "results" / f"{name}.json"
         results.parent.mkdir(exist_ok=True)
         shown = shlex.join(["fedblend", "run", *arguments])
-        results.write_text(json.dumps(results_of(ROOT / folder, shown), indent=1) + "\n")
+        told = results_of(ROOT / folder, shown)
+        if name == "mix2fld-figure-2":
+            told["runs"] += mix2fld.symmetric_rows(ROOT / folder, told["runs"])
+        elif name == "mix2fld-figure-3":
+            told["runs"] = mix2fld.device_rows(ROOT / folder, told["runs"])
+        results.write_text(json.dumps(told, indent=1) + "\n")
         print(f"{name}: results written to {results.relative_to(ROOT)}")
+
+
+def measured(name: str, arguments: list[str]) -> None:
+    """Measure what seeds tell of raw samples, and keep it with the command that measured it."""
+    results = HERE / "results" / f"{name}.json"
+    command = [str(Path(sys.executable).with_name("fedblend")), "privacy", "xor"]
+    filled = [a.replace("$FEDBLEND_DATA", DATA) for a in arguments]
+    subprocess.run([*command, *filled, "--json", str(results)], cwd=ROOT, check=True)
+    told = {"command": shlex.join(["fedblend", "privacy", "xor", *arguments]), **json.loads(results.read_text())}
+    results.write_text(json.dumps(told, indent=1) + "\n")
+    print(f"{name}: results written to {results.relative_to(ROOT)}")
 
 
 def results_of(folder: Path, command: str) -> dict[str, Any]:
@@ -121,7 +157,11 @@ def row_of(run: RunDirectory) -> dict[str, Any]:
         row["epsilon"] = claims
     if outcome.evaluated and "channel" in outcome.evaluated[-1]:
         row["clock"] = clock_of(outcome.records)
-    return row | {name: evaluated[-1][name] for name in ("clients", "per_class") if name in evaluated[-1]}
+        row["air"] = mix2fld.air_of(outcome.records)
+        row["lost"] = sum(len(r.get("lost", [])) for r in outcome.records)
+    if any("change" in r for r in outcome.records):
+        row["change"] = [r["change"] and round(r["change"], 5) for r in outcome.records if "change" in r]
+    return row | {name: evaluated[-1][name] for name in ("clients", "sites", "per_class") if name in evaluated[-1]}
 
 
 def clock_of(records: list[dict[str, Any]]) -> list[float]:

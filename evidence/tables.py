@@ -1,20 +1,28 @@
-"""The tables of docs/results.md, made from the committed results, so that no number is copied by hand.
+"""The tables of docs/results.md and docs/privacy.md, made from committed results: no number is copied by hand.
 
-python evidence/tables.py          rewrites each table between its two marks in docs/results.md
+python evidence/tables.py          rewrites each table between its two marks in docs, and draws docs/figures
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import mix2fld_page
+
 from fedblend.reference.filling import fill
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "results.md"
+sys.path.insert(0, str(HERE))
+
+import xormixfl  # noqa: E402 (it lies beside this file, wherever that is read from)
+
+DOCS = HERE.parent / "docs"
+PAGES = (DOCS / "results.md", DOCS / "privacy.md")
 TARGETS = {"femnist": 0.8, "aggenhance-mnist5k": 0.85}
 """Accuracy of "rounds to" where a study's is not 70 %."""
 
@@ -211,7 +219,28 @@ def alignment() -> str:
     return "\n".join(lines)
 
 
+def sites(name: str, every: bool = True) -> str:
+    """Final accuracy of each method by site (mean over seeds), their mean and the worst; or these two alone."""
+    results = json.loads((HERE / "results" / f"{name}.json").read_text())
+    by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run in results["runs"]:
+        by_method[run["method"]].append(run)
+    named = list(dict.fromkeys(site for run in results["runs"] for site in run.get("sites", {}))) if every else []
+    heads = ["method", "seeds", "all test samples %", *named, "mean of sites", "worst site"]
+    lines = [f"`{results['command']}`", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for method, runs in by_method.items():
+        told = [[100 * run["sites"][site] for run in runs] for site in runs[0].get("sites", {})]
+        means = [statistics.mean(one) for one in told]
+        cells = [method, str(len(runs)), mean_std([100 * run["accuracy"][-1] for run in runs])]
+        cells += [f"{mean:.1f}" for mean in means] if every and told else [""] * len(named)
+        cells += [f"{statistics.mean(means):.1f}", f"{min(means):.1f}"] if told else ["", ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 TABLES = {
+    "heart": lambda: sites("heart"),
+    "har": lambda: sites("har", every=False),
     "fashion-mnist": lambda: study("fashion-mnist"),
     "fashion-mnist paired": lambda: paired("fashion-mnist"),
     "fashion-mnist curve": lambda: curve("fashion-mnist", 10),
@@ -229,10 +258,20 @@ TABLES = {
     "robustness": lambda: crossed("robustness", "accuracy % after 20 rounds"),
     "augmix-attack": lambda: attacks("augmix-attack"),
     "mix2fld-small": lambda: channels("mix2fld-small"),
+    "mix2fld-figure-2": mix2fld_page.figure_2,
+    "mix2fld-literal": mix2fld_page.literal,
+    "mix2fld-claims": mix2fld_page.claims,
+    "mix2fld-figure-3": mix2fld_page.figure_3,
+    "mix2fld-privacy": mix2fld_page.sample_privacy,
     "private": lambda: epsilons("private", "weights"),
     "private-means": lambda: epsilons("private-means", "means", "private-base"),
+    **xormixfl.TABLES,
 }
 
 
 if __name__ == "__main__":
-    PAGE.write_text(fill(PAGE.read_text(), TABLES))
+    for page in PAGES:
+        page.write_text(fill(page.read_text(), TABLES))
+    for name, drawn in xormixfl.FIGURES.items():
+        if picture := drawn():
+            (DOCS / "figures" / f"{name}.png").write_bytes(picture)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from fedblend import methods, parts
 from fedblend.errors import FedblendError, did_you_mean
 from fedblend.parts import Count, Fraction, NonNegative, Positive
+from fedblend.paths import absolute
 
 
 class _Table(BaseModel):
@@ -32,6 +33,11 @@ def _part(kind: str, where: str = "") -> Any:
         return parts.build(kind, spec, where or kind)
 
     return Annotated[Any, BeforeValidator(read), PlainSerializer(parts.dump), WithJsonSchema({"part": kind})]
+
+
+def _run_folder(given: Any) -> Any:
+    """A folder as an absolute path; a name alone is left as it is."""
+    return absolute(given) if isinstance(given, str) and "/" in given else given
 
 
 def _terms(specs: Any) -> tuple[Any, ...]:
@@ -175,6 +181,10 @@ class Experiment(_Table):
     """Data that arrive while training goes on; without this table all are there from the start."""
     model: _part("model") = Field(default="lenet5", validate_default=True)  # type: ignore[valid-type]
     """The network."""
+    start: Annotated[str | None, BeforeValidator(_run_folder)] = None
+    """A run to begin with the last weights of (a warm start): its folder, or the name alone of an earlier run of this
+    study, such as `xormixfl-seed{seed}`; `{seed}` is the run's own seed.
+    """
     train: Train = Train()
     """Local training."""
     method: Method = Method()

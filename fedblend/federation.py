@@ -84,10 +84,15 @@ class Federation:
             minimum = 1 if self.experiment.unsafe else self.experiment.policy.min_mean
             self.method.sharing.require_possible(world.sizes(0), minimum)
 
-    def start(self) -> tuple[State, Record]:
-        """The state before the first round, and the record of the untrained model (round 0)."""
+    def start(self, weights: dict[str, torch.Tensor] | None = None) -> tuple[State, Record]:
+        """The state before the first round, and the record of the model then (round 0).
+
+        ``weights`` are those of another run that this one begins with (:mod:`fedblend.runs.beginning`).
+        """
+        if weights is None and self.experiment.start is not None:
+            raise FedblendError(f"start: '{self.experiment.start}': this is made of a run's own first model only")
         clients = len(self.world.population)
-        state = State(0, self.world.weights(), np.zeros(clients, bool), np.zeros(clients, np.int64))
+        state = State(0, weights or self.world.weights(), np.zeros(clients, bool), np.zeros(clients, np.int64))
         account = Account()
         return state, self._record(state, account, {})
 
@@ -113,7 +118,7 @@ class Federation:
             weights, said = self._aggregate(task, got, len(part), account)
             own = state.own | self._kept_by_clients(task, got)
         weights, kept = self._refine(replace(state, said=said), weights, pool, account)
-        facts |= self._change(state, weights, said)
+        facts |= self._change(state, weights, said, facts)
         state = replace(state, round=state.round + 1, weights=weights, server=kept, said=said, own=own)
         return state, self._record(state, account, {**facts, **shared})
 
@@ -332,10 +337,11 @@ class Federation:
             told["computing"] = self.experiment.compute_seconds
         return told
 
-    def _change(self, state: State, weights: Tensors, said: Tensors) -> Record:
+    def _change(self, state: State, weights: Tensors, said: Tensors, facts: Record) -> Record:
         """How far a round has moved what it is about, and whether that is little enough to stop.
 
         Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs the largest such number of any label.
+        A round of which nothing got through has moved nothing, and says nothing of convergence.
         """
         bound = self.experiment.stop_change
         if bound is None:
@@ -347,7 +353,8 @@ class Federation:
         else:
             old, new = (one.get("outputs", torch.zeros(1, 1)).double() for one in (state.said, said))
         change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())
-        return {"change": change if np.isfinite(change) else None, "converged": change < bound}
+        converged = change < bound and facts.get("uploads") != 0
+        return {"change": change if np.isfinite(change) else None, "converged": converged}
 
     def _record(self, state: State, account: Account, facts: Record) -> Record:
         """One line of metrics; fields that differ between machines stand under ``machine``."""

@@ -103,12 +103,29 @@ class World:
         return self.samples(server, int(sizes[server]))
 
     def requests(self, sizes: np.ndarray) -> dict[int, Request]:
-        """What a server with data of its own asks of each of the others that hold samples."""
+        """What a server asks of clients: one with data of its own, or one that coordinates their labels."""
         base, sharing = self.base(sizes), self.experiment.method.sharing
+        if sharing.coordinated:
+            return sharing.requests_by_labels(self.labels_held(sizes), stream(self.experiment.seed, "requests"))
         if base is None:
             return {}
         others = [client for client in np.flatnonzero(sizes).tolist() if client != sharing.server]
         return sharing.requests(base[1].numpy(), self.task.outputs, others)
+
+    def labels_held(self, sizes: np.ndarray) -> np.ndarray:
+        """Which labels each client has among its first ``sizes`` samples, bool [clients, C].
+
+        Raises :class:`FedblendError` where samples have no labels, or lie at the clients' own sites.
+        """
+        population, labels = self.population, self.data.train.y.numpy()
+        if population.elsewhere or self.task.kind != "classification":
+            why = "clients are real sites" if population.elsewhere else "the data have no labels"
+            raise FedblendError(f"method.sharing.coordinated: true, but {why}; valid: false")
+        owner = population.owners()
+        known = np.arange(len(owner)) - population.offsets[owner] < sizes[owner]
+        held = np.zeros((len(sizes), self.task.outputs), bool)
+        held[owner[known], labels[population.order[known]]] = True
+        return held
 
     def samples(self, client: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first ``size`` samples of a client, as stored."""

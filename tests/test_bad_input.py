@@ -503,6 +503,17 @@ def test_the_folder_of_all_studies_is_told_from_a_study(order: str) -> None:
     refused(here(order, "runs"), "runs: holds studies, not runs", "one, two")
 
 
+@pytest.mark.parametrize("order", ["resume", "report", "compare"])
+def test_a_log_with_a_damaged_line_is_told_of_and_left_alone(order: str) -> None:
+    succeeded(run({"rounds": 2}, "--out", "out"))
+    log = Path("out") / RUN / "metrics.jsonl"
+    first, *rest = log.read_text().splitlines(keepends=True)
+    log.write_text(first[:20] + "\n" + "".join(rest))
+    kept = log.read_bytes()
+    refused(here(order, "out"), "metrics.jsonl: line 1 of 3 is damaged")
+    assert log.read_bytes() == kept
+
+
 @pytest.mark.parametrize("out", ["bad.toml/split.png", ".", "split", "split.xyz"])
 def test_a_picture_that_cannot_be_written(out: str) -> None:
     refused(here("data", "show", write(Path("bad.toml")), "--out", out), f"--out {out}: cannot be written", "split.png")

@@ -109,6 +109,7 @@ def test_a_table_holds_every_field_but_those_that_are_none() -> None:
 
     missing = set(Experiment.model_fields) - set(table)
     optional = {"target", "arrival", "stack", "ranks", "memory_format", "judge", "stop_change", "compute_seconds"}
+    optional |= {"start"}
     assert missing == optional
     assert set(Train.model_fields) - set(table["train"]) == {"clip_norm", "steps"}
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import pickle
 import re
 import struct
+import tempfile
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cli_helpers import here, succeeded
+from cli_helpers import refused as refused_by_cli
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from fedblend.cli.showing import new_file
 from fedblend.config import resolve
 from fedblend.data.loaders import emnist, har, heart, voc
+from fedblend.data.loaders.cifar import TEN_CLASSES
+from fedblend.data.loaders.plain_pickle import read_plain
 from fedblend.data.loaders.shakespeare import CHARACTERS
 from fedblend.errors import FedblendError
 from fedblend.parts import build
@@ -78,11 +88,22 @@ def test_new_files(name, method):
     assert (experiment.data.name, experiment.method.name) == (name, method)
 
 
+def test_a_folder_of_data_sets_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path / "elsewhere"))  # is set anew by the command, and back after it
+    cifar(tmp_path / "sets" / "cifar10")
+    file = tmp_path / "some.toml"
+    file.write_text('rounds = 0\ndata = "cifar10"\npartition = {name = "iid", clients = 2}\ntrain.cohort = 2\n')
+    succeeded(here("run", file, "--data", "sets", "--out", "out"))
+    refused_by_cli(here("run", file, "--data", "nowhere", "--out", "out2"), "--data nowhere: there is no such folder")
+
+
 # CIFAR -----------------------------------------------------------------------------------------------------
 
 
 def cifar(folder: Path, hundred: bool = False) -> np.ndarray:
     """Small files in the binary form; the pictures of the first file."""
+    folder.mkdir(parents=True, exist_ok=True)
     rng, first = np.random.default_rng(0), None
     names = ["train.bin", "test.bin"] if hundred else [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
     for name in names:
@@ -142,13 +163,95 @@ def test_cifar10_mislabelled(tmp_path):
     refused("test_batch.bin: is the same file as data_batch_2.bin", "cifar10", folder=tmp_path)
 
 
-@pytest.mark.parametrize(("name", "file"), [("cifar10", "data_batch_1"), ("cifar100", "train")])
-def test_cifars_python_form_is_refused_unread(tmp_path, name, file):
-    # A pickle that would make a file if it were loaded.
-    (tmp_path / file).write_bytes(f"cos\nmkdir\n(S'{tmp_path / 'run'}'\ntR.".encode())
-    told = refused("holds the Python form .* could run any code and are not read", name, folder=tmp_path)
-    assert "binary.tar.gz" in told
+def python2(value: object) -> bytes:
+    """What cPickle of Python 2 wrote with protocol 2: byte strings as BINSTRING, arrays as NumPy then pickled them."""
+    if isinstance(value, np.ndarray):
+        kind = b"cnumpy\ndtype\n" + python2("u1") + b"K\x00K\x01\x87R(K\x03" + python2("|") + b"NNNJ\xff\xff\xff\xffJ"
+        kind += b"\xff\xff\xff\xffK\x00tb"
+        start = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + python2("b") + b"\x87R"
+        shape = b"".join(b"J" + struct.pack("<i", side) for side in value.shape) + b"\x86"
+        return start + b"(K\x01" + shape + kind + b"\x89" + python2(value.tobytes().decode("latin-1")) + b"tb"
+    if isinstance(value, str):
+        raw = value.encode("latin-1")
+        return b"U" + bytes([len(raw)]) + raw if len(raw) < 256 else b"T" + struct.pack("<i", len(raw)) + raw
+    if isinstance(value, int):
+        return b"J" + struct.pack("<i", value)
+    if isinstance(value, list):
+        return b"](" + b"".join(map(python2, value)) + b"e"
+    return b"}(" + b"".join(python2(k) + python2(v) for k, v in value.items()) + b"u"
+
+
+PICKLERS = [lambda v: b"\x80\x02" + python2(v) + b"."] + [partial(pickle.dumps, protocol=p) for p in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("pickled", PICKLERS, ids=["python2", "protocol2", "protocol3", "protocol4"])
+def test_cifars_python_form_is_the_binary_one(tmp_path, pickled):
+    cifar(tmp_path / "bin")
+    data = load("cifar10", folder=tmp_path / "bin")
+    place = tmp_path / "cifar-10-batches-py"
+    place.mkdir()
+    for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        half = data.test if name == "test_batch" else data.train
+        rows = slice(0, 20) if name == "test_batch" else slice(20 * i, 20 * i + 20)
+        batch = {"batch_label": name, "labels": half.y[rows].tolist(), "data": half.x[rows].flatten(1).numpy()}
+        (place / name).write_bytes(pickled(batch))
+    (place / "batches.meta").write_bytes(pickled({"num_cases_per_batch": 20, "label_names": list(data.classes)}))
+    other = load("cifar10", folder=place)
+    for half in ("train", "test"):
+        assert torch.equal(getattr(other, half).x, getattr(data, half).x)
+        assert torch.equal(getattr(other, half).y, getattr(data, half).y)
+    (place / "batches.meta").write_bytes(pickled({"label_names": list(data.classes[::-1])}))
+    refused("calls label 0 'truck'", "cifar10", folder=place)
+    change(place / "data_batch_2", lambda raw: raw[:1000])
+    (place / "batches.meta").write_bytes(pickled({"label_names": list(data.classes)}))
+    refused("data_batch_2: is damaged or no pickle", "cifar10", folder=place)
+
+
+def test_cifar100s_python_form(tmp_path, monkeypatch):
+    cifar(tmp_path / "bin", hundred=True)
+    place = tmp_path / "cifar-100-python"
+    place.mkdir()
+    fine, coarse = (load("cifar100", folder=tmp_path / "bin", labels=labels) for labels in ("fine", "coarse"))
+    for half in ("train", "test"):
+        one, other = getattr(fine, half), getattr(coarse, half)
+        batch = {"fine_labels": one.y.tolist(), "coarse_labels": other.y.tolist(), "data": one.x.flatten(1).numpy()}
+        (place / half).write_bytes(PICKLERS[0](batch))
+    names = {"fine_label_names": list(fine.classes), "coarse_label_names": list(coarse.classes)}
+    (place / "meta").write_bytes(PICKLERS[0](names))
+    monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))  # found there by the folder's usual name
+    for labels, data in (("fine", fine), ("coarse", coarse)):
+        read = load("cifar100", labels=labels)
+        assert torch.equal(read.train.x, data.train.x)
+        assert (read.train.y.tolist(), read.classes) == (data.train.y.tolist(), data.classes)
+
+
+class Ask:
+    """Something that runs a command when it is unpickled."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("wrap", [lambda a: a, lambda a: {"data": a}, lambda a: [1, [a]]])
+def test_what_a_pickle_asks_for_is_not_run(tmp_path, protocol, wrap):
+    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        (tmp_path / name).write_bytes(pickle.dumps({name: wrap(Ask(tmp_path / "run"))}, protocol))
+    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": list(TEN_CLASSES)}, 2))
+    refused("data_batch_1: is not data only: it asks for .*mkdir", "cifar10", folder=tmp_path)
     assert not (tmp_path / "run").exists()
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_make_the_plain_reader_do_more_than_refuse(raw):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "some"
+        path.write_bytes(b"\x80\x02" + raw + b".")
+        with contextlib.suppress(FedblendError):
+            read_plain(path)
 
 
 def test_cifar100_mislabelled(tmp_path):

@@ -1,9 +1,10 @@
 import gzip
+import hashlib
 import os
 import struct
 import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -155,8 +156,6 @@ def test_without_internet_the_message_says_where_to_put_the_files(tmp_path, monk
 
 
 def test_download_is_checked_and_kept(tmp_path, monkeypatch):
-    import hashlib
-
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *args):
             pass
@@ -177,6 +176,45 @@ def test_download_is_checked_and_kept(tmp_path, monkeypatch):
         server.server_close()
     assert path.read_bytes() == b"what is sent"
     assert download.fetch(url, sha, "some", "put it there") == path  # from the cache: the server is gone
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["sends the rest", "sends everything"])
+def test_download_goes_on_where_it_broke_off(tmp_path, monkeypatch, ranges):
+    whole = bytes(range(256)) * 2000
+    asked = []
+
+    class Breaking(BaseHTTPRequestHandler):
+        """Sends a first part and hangs up; then what it is asked for."""
+
+        def log_message(self, *args):
+            pass
+
+        def do_GET(self):
+            asked.append(self.headers.get("Range"))
+            start = int(asked[-1].removeprefix("bytes=").rstrip("-")) if asked[-1] and ranges else 0
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(whole) - start))
+            self.end_headers()
+            self.wfile.write(whole[start : 100_000 if len(asked) == 1 else None])
+            self.close_connection = True
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Breaking)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        arguments = (f"http://127.0.0.1:{server.server_port}/a.gz", hashlib.sha256(whole).hexdigest(), "some", "do")
+        with pytest.raises(FedblendError, match=r"cannot fetch a.gz"):
+            download.fetch(*arguments)
+        (part,) = (tmp_path / "cache").rglob("*.part")
+        kept = part.stat().st_size
+        assert 0 < kept <= 100_000
+        path = download.fetch(*arguments)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert path.read_bytes() == whole
+    assert asked == [None, f"bytes={kept}-"]
+    assert not part.exists()
 
 
 @pytest.mark.parametrize(

@@ -384,6 +384,14 @@ def test_a_run_stops_where_little_changes() -> None:
     assert [r["converged"] for r in records] == [False, True]
 
 
+def test_a_round_that_nothing_gets_through_is_not_taken_for_converged() -> None:
+    channel = {"name": "test-lossy", "up": [0, 1, 2, 3]}
+    made = world(train={"cohort": 4}, channel=channel, min_uploads=0, stop_change=1e-3)
+    _, records = run(Federation(made, LoopEngine(made)), 2)
+
+    assert [(r["uploads"], r["change"], r["converged"]) for r in records] == [(0, 0.0, False)] * 2
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

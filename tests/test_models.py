@@ -33,7 +33,7 @@ SMALL: dict[str, tuple[Spec, tuple[int, ...]]] = {
     "cnn1d": ({"name": "cnn1d", "channels": [4, 8], "hidden": [6]}, (3, 13)),
     "cnn1d, group norm": ({"name": "cnn1d", "channels": [4, 8], "norm": "group", "hidden": []}, (3, 12)),
     "mix2fld-cnn": ({"name": "mix2fld-cnn"}, (1, 8, 8)),
-    "xormixfl-cnn": ({"name": "xormixfl-cnn", "channels": 4, "hidden": [7]}, (1, 11, 10)),
+    "xormixfl-cnn": ({"name": "xormixfl-cnn", "channels": 4, "kernel": 3, "hidden": [7]}, (1, 11, 10)),
     "vgg16": ({"name": "vgg16", "width": 4, "hidden": [6, 6], "dropout": 0.0}, (3, 32, 32)),
     "convnet": ({"name": "convnet", "width": 4, "norm": "group"}, (3, 9, 9)),
     "resnet18": ({"name": "resnet18", "width": 4}, (3, 16, 16)),
@@ -134,14 +134,15 @@ COUNTS: list[tuple[str | Spec, tuple[int, ...], int, int, int]] = [
     ),
     # N_mod of the paper: 120 + 654 + 11,770.
     ("mix2fld-cnn", (1, 28, 28), 10, 12_544, conv(1, 12) + conv(12, 6) + dense(6 * 14 * 14, 10)),
-    # 28 - 2 = 26, halved 13, - 2 = 11, halved 5.
-    ("xormixfl-cnn", (1, 28, 28), 10, 1_135_074, conv(1, 56) + conv(56, 56) + dense(56 * 5 * 5, 784) + dense(784, 10)),
+    # 28 - 4 = 24, halved 12, - 4 = 8, halved 4.
+    ("xormixfl-cnn", (1, 28, 28), 10, 2_032, conv(1, 6, 5) + conv(6, 6, 5) + dense(6 * 4 * 4, 10)),
+    # As the authors' published code has it: 28 - 2 = 26, halved 13, - 2 = 11, halved 5.
     (
-        {"name": "xormixfl-cnn", "channels": 6, "kernel": 5, "hidden": []},  # 28 - 4 = 24, 12, - 4 = 8, 4
+        {"name": "xormixfl-cnn", "channels": 56, "kernel": 3, "hidden": [784]},
         (1, 28, 28),
         10,
-        2_032,
-        conv(1, 6, 5) + conv(6, 6, 5) + dense(6 * 4 * 4, 10),
+        1_135_074,
+        conv(1, 56) + conv(56, 56) + dense(56 * 5 * 5, 784) + dense(784, 10),
     ),
     # Geiping et al.'s ConvNet64: 32 divided by 3 twice leaves 3.
     (

@@ -21,6 +21,7 @@ from fedblend.sharing import Means
 
 REQUIRED = {
     ("dataset", "npz"): {"path": "some.npz"},
+    ("dataset", "hub"): {"dataset": "some/where"},
     ("dataset", "image-folder"): {"path": "pictures"},
     ("model", "module"): {"path": "helpers:BatchNormNet"},
     ("partition", "counts"): {"counts": [[1, 2], [3, 4]]},

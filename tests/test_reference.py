@@ -66,7 +66,7 @@ def test_types_ranges_and_defaults_in_words() -> None:
 
 
 def test_the_ranges_told_are_those_that_are_checked() -> None:
-    needed = {"path": "x", "counts": [[1]]}
+    needed = {"path": "x", "dataset": "x", "counts": [[1]]}
     tried = 0
     for entry in (entry for kind in parts.MODULES for entry in of_kind(kind)):
         given = {o.name: needed[o.name] for o in entry.options if o.default == "required"}

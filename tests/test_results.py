@@ -12,9 +12,7 @@ def test_every_table_of_the_results_page_is_made_from_the_committed_results() ->
     assert spec.loader is not None
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
-    page = (ROOT / "docs" / "results.md").read_text()
-
-    made = tables.fill(page, tables.TABLES)
-
-    assert made == page
-    assert page.count("<!-- end -->") >= 3
+    for place in tables.PAGES:
+        page = place.read_text()
+        assert tables.fill(page, tables.TABLES) == page
+        assert "<!-- end -->" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -182,7 +183,7 @@ FILE = {
 def test_the_command_tells_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     file = write(tmp_path / "seeds.toml", FILE)
-    options = ("--blended", "1,2", "--mds", "--out", str(tmp_path / "p"))
+    options = ("--blended", "1,2", "--mds", "--out", str(tmp_path / "p"), "--json", str(tmp_path / "j" / "told.json"))
     shown = succeeded(here("privacy", "xor", str(file), *options))
     assert [line.split()[:2] for line in shown.out.splitlines() if line.startswith(("xormixfl", "mixfl", "stand"))] == [
         ["xormixfl", "1"],
@@ -191,8 +192,17 @@ def test_the_command_tells_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ["mixfl", "2"],
     ]
     drawn = sorted((tmp_path / "p").iterdir())
-    assert [path.name for path in drawn] == ["mixfl-p-1.png", "mixfl-p-2.png", "xormixfl-p-1.png", "xormixfl-p-2.png"]
+    assert [path.name for path in drawn] == [
+        "mixfl-p-1.png", "mixfl-p-2.png", "side-by-side.png", "xormixfl-p-1.png", "xormixfl-p-2.png",
+    ]  # fmt: skip
     assert all(path.read_bytes().startswith(PNG) for path in drawn)
+    told = json.loads((tmp_path / "j" / "told.json").read_text())
+    assert told["repeats"] == 1
+    assert [(row["method"], row["p"]) for row in told["rows"]] == [
+        ("xormixfl", 1), ("xormixfl", 2), ("mixfl", 1), ("mixfl", 2),
+    ]  # fmt: skip
+    assert told["rows"][2]["clear"] is None
+    assert f"{100 * told['rows'][0]['clear']:.1f}%" in shown.out
 
 
 def test_the_command_refuses_what_has_no_seeds(tmp_path: Path) -> None:

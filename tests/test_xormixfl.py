@@ -23,7 +23,7 @@ from fedblend.models.staged import Staged
 from fedblend.objectives import Task
 from fedblend.runs import checkpoint
 from fedblend.server_steps import Server, TrainOnSeeds
-from fedblend.sharing import MixedTargetSeeds, XorSeeds
+from fedblend.sharing import MixedTargetSeeds, XorSeeds, blending
 from fedblend.sharing import xor as xor_module
 from fedblend.sharing.base import Pool, Request
 from fedblend.sharing.xor import blend, blending_weights, decode, draw_within, encode, shortages, superpose
@@ -32,6 +32,16 @@ LINEAR = {"name": "mlp", "hidden": []}
 STEP = {"epochs": 3, "batch_size": 5}
 ROWS = [[6, 6, 2], [6, 6, 5], [6, 6, 3]]
 """Samples by label of the server and of two devices: label 2 lacks 4 at the server."""
+
+
+@pytest.fixture(params=["kernel", "without"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the kernel, and as it is done where there is no compiler."""
+    if request.param == "without":
+        monkeypatch.setattr(blending, "library", lambda: None)
+    elif blending.library() is None:
+        pytest.skip("no C++ compiler")
+    return request.param
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -92,12 +102,12 @@ def test_a_label_with_fewer_samples_than_p_is_blended_of_what_there_is() -> None
 # Blending, encoding, decoding ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alpha", [0.5, 0.25, 0.75])
+@pytest.mark.parametrize("alpha", ["0.5", "0.25", "0.95", "0.123"])
 @pytest.mark.parametrize("p", [1, 2, 3, 5])
-def test_blending_rounds_half_to_even_at_each_step(alpha: float, p: int) -> None:
+def test_blending_rounds_half_to_even_at_each_step(alpha: str, p: int, way: str) -> None:
     x, places = pixels(7), rng(1).integers(7, size=(9, p))
     places[4, p - 1 :] = -1 if p > 1 else places[4, 0]
-    made = blend(x, places, alpha).flatten(1).tolist()
+    made = blend(x, places, float(alpha)).flatten(1).tolist()
 
     share, flat = Fraction(alpha), x.flatten(1).tolist()
     for row, result in zip(places.tolist(), made, strict=True):
@@ -108,9 +118,51 @@ def test_blending_rounds_half_to_even_at_each_step(alpha: float, p: int) -> None
         assert result == wanted
 
 
-def test_half_a_grey_level_goes_to_the_even_one() -> None:
+def test_half_a_grey_level_goes_to_the_even_one(way: str) -> None:
     x = torch.tensor([[0, 1, 2, 3, 254, 255], [1, 2, 3, 4, 255, 255]], dtype=torch.uint8)
     assert blend(x, np.array([[0, 1]]), 0.5).tolist() == [[0, 2, 2, 4, 254, 255]]
+    # 0.9 x 5 = 4.5 and 0.9 x 15 = 13.5, which the nearest float32 numbers to 0.9 and 0.1 would miss.
+    assert blend(torch.tensor([[5, 15], [0, 0]], dtype=torch.uint8), np.array([[0, 1]]), 0.9).tolist() == [[4, 14]]
+
+
+@pytest.mark.parametrize("alpha", ["0.5", "0.01", "0.37", "0.9", "0.95", "0.9921875", "0.123", "0.3333", "0.9999"])
+def test_every_pair_of_pixels_is_blended_exactly(alpha: str, way: str) -> None:
+    share = Fraction(alpha)
+    n, d = share.numerator, share.denominator
+    b, a = (part.ravel() for part in np.meshgrid(np.arange(256), np.arange(256)))
+    x = torch.from_numpy(np.stack([b, a]).astype(np.uint8))
+    down, left = np.divmod(n * b + (d - n) * a, d)
+    wanted = down + ((2 * left > d) | ((2 * left == d) & (down % 2 == 1)))
+    np.testing.assert_array_equal(blend(x, np.array([[0, 1]]), float(alpha))[0].numpy(), wanted)
+
+
+def test_a_blend_of_samples_that_there_are_not_is_refused(way: str) -> None:
+    x, one = pixels(4), np.zeros((1, 1), np.int64)
+    for wrong in ([[4]], [[-2]], [[-1]], [[-1, 0]]):
+        with pytest.raises(IndexError, match="samples"):
+            encode(x, one, np.array(wrong), 0.5)
+        with pytest.raises(IndexError, match="samples"):
+            blend(x, np.array(wrong), 0.5)
+    assert blend(x, np.empty((0, 2), np.int64), 0.5).shape == (0, 1, 5, 5)
+
+
+def _all(x: torch.Tensor, a: Any, b: Any, noise: torch.Tensor, alpha: float) -> list[torch.Tensor]:
+    return [encode(x, a, b, alpha, noise), encode(x, a, b, alpha), decode(noise, x, b, alpha), blend(x, a, alpha)]
+
+
+def test_the_kernel_and_plain_pytorch_agree_on_samples_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Blocks of 4,096 pixels, and what is left of them; rows that are no whole vectors.
+    for shape in ((3, 40, 35), (1, 1, 1), (9000,)):
+        x, noise = (torch.from_numpy(rng(s).integers(0, 256, (6, *shape), np.uint8)) for s in (0, 1))
+        a, b = (draw_within(np.arange(6) % 2, rng(s).integers(2, size=6), 4, rng(s)) for s in (2, 3))
+        ways = []
+        for library in (blending.library, lambda: None):
+            monkeypatch.setattr(blending, "library", library)
+            ways.append([made for alpha in (0.95, 0.123) for made in _all(x, a, b, noise, alpha)])
+        assert all(map(torch.equal, *ways))
+        turned = x.transpose(0, -1).contiguous().transpose(0, -1)
+        assert torch.equal(blend(turned, a, 0.5), blend(x, a, 0.5))
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.25, 0.5, 0.9, 0.95])
@@ -128,7 +180,7 @@ def test_blending_weights_within_half_a_grey_level_a_step(alpha: float, p: int) 
 
 
 @pytest.mark.parametrize("p", [1, 3])
-def test_the_same_dummy_decodes_to_the_exact_target(p: int) -> None:
+def test_the_same_dummy_decodes_to_the_exact_target(p: int, way: str) -> None:
     x = pixels(20)
     targets, dummies = (draw_within(np.zeros(20, np.int64), np.zeros(50, np.int64), p, rng(s)) for s in (1, 2))
     encoded = encode(x, targets, dummies, 0.7)
@@ -157,12 +209,14 @@ def test_pixels_that_are_worked_on_at_a_time_change_nothing(monkeypatch: pytest.
     noise = pixels(33, 5, 7)
     whole = encode(x, a, b, 0.95, noise), decode(noise, x, b, 0.95), blend(x, a, 0.95)
     mixed = superpose(x, [a, b], [0.3, 0.7], 0.95)
-    monkeypatch.setattr(xor_module, "CHUNK", 100)
+    for module in (blending, xor_module):
+        monkeypatch.setattr(module, "CHUNK", 100)
+    monkeypatch.setattr(blending, "library", lambda: None)
     assert all(map(torch.equal, whole, (encode(x, a, b, 0.95, noise), decode(noise, x, b, 0.95), blend(x, a, 0.95))))
     assert torch.equal(mixed, superpose(x, [a, b], [0.3, 0.7], 0.95))
 
 
-def test_an_offset_leaves_no_dummy_pixel_constant_and_never_passes_white() -> None:
+def test_an_offset_leaves_no_dummy_pixel_constant_and_never_passes_white(way: str) -> None:
     x = torch.tensor([[0, 0, 200, 255], [7, 7, 7, 7]], dtype=torch.uint8)
     noise = torch.tensor([[0, 9, 99, 9]], dtype=torch.uint8)
     encoded = encode(x, np.array([[1]]), np.array([[0]]), 0.5, noise)

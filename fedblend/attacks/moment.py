@@ -13,6 +13,7 @@ from fedblend.engines import Choice, TrainTask
 from fedblend.errors import FedblendError, listed
 from fedblend.federation import Federation, State
 from fedblend.runs import checkpoint
+from fedblend.runs.beginning import first_weights
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.runner import one_thread
 from fedblend.world import World
@@ -138,7 +139,7 @@ def _state_at(directory: RunDirectory, federation: Federation, round: int, reach
         assert state is not None
         # The file holds tensors in order of name; all code sees them in the model's order.
         return replace(state, weights={name: state.weights[name] for name in federation.world.weights()})
-    state, _ = federation.start()
+    state, _ = federation.start(first_weights(federation.world, directory.path))
     for made in range(round):
         if watch:
             watch(made, round)

@@ -29,6 +29,20 @@ app.add_typer(site_app, name="site")
 File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders of studies.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Set a field: --set train.lr=0.05 (repeatable).")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Folder in which data sets are looked for, instead of $FEDBLEND_DATA.",
+        callback=lambda folder: _look_in(folder),
+    ),
+]
+
+
+def _look_in(folder: Path | None) -> Path | None:
+    from fedblend.data.loaders.files import look_in
+
+    return look_in(folder) if folder else None
 
 
 @app.command(epilog="Example: fedblend run examples/quickstart.toml --set rounds=20 --seeds 0,1,2")
@@ -41,6 +55,7 @@ def run(
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/NAME).")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
+    data: Data = None,
 ) -> None:
     """Run the experiments of a file: show progress, end with a table, write a report."""
     from fedblend.cli import running
@@ -60,6 +75,7 @@ def resume(
     run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study.")],
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
+    data: Data = None,
 ) -> None:
     """Go on with runs that were stopped, killed, or failed."""
     from fedblend.cli import running
@@ -229,13 +245,14 @@ def privacy_samples(
     samples: Annotated[int, typer.Option(min=1, help="Samples that each device mixes (N_S).")] = 100,
     devices: Annotated[int, typer.Option(min=2, help="Devices whose samples are mixed.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Draws that are averaged.")] = 10,
+    coordinated: Annotated[bool, typer.Option("--coordinated", help="Devices mix labels that match.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for pictures of the samples.")] = None,
 ) -> None:
     """Measure how far mixed and inversely mixed samples lie from raw ones (Mix2FLD, Tables II and III)."""
     from fedblend.cli import privacy, running
 
     changes = [running.parse_change(text) for text in set_ or []]
-    privacy.show_samples(file, changes, privacy.parse_lambdas(lambdas), samples, devices, repeats, out)
+    privacy.show_samples(file, changes, privacy.parse_lambdas(lambdas), samples, devices, repeats, out, coordinated)
 
 
 @privacy_app.command("xor", epilog="Example: fedblend privacy xor xormixfl.toml --blended 1,2,3 --mds --out pictures")
@@ -248,6 +265,7 @@ def privacy_xor(
         bool, typer.Option("--mds", help="Distances after scaling to two dimensions, as in Table 3.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for pictures of the samples.")] = None,
+    json: Annotated[Path | None, typer.Option(help="A file for what is measured.")] = None,
 ) -> None:
     """Measure what XOR-encoded and mixed-up samples tell of raw ones (XorMixFL, Table 3)."""
     from fedblend.cli import leaks, running
@@ -255,7 +273,7 @@ def privacy_xor(
 
     changes = [running.parse_change(text) for text in set_ or []]
     values = None if blended is None else parse_counts(blended, "--blended")
-    leaks.show_xor(file, changes, values, repeats, mds, out)
+    leaks.show_xor(file, changes, values, repeats, mds, out, json)
 
 
 @app.callback(invoke_without_command=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedblend.data.partitions import prepare
 from fedblend.errors import FedblendError
 from fedblend.parts import dump
 from fedblend.privacy.xor import Row, Shared, draw, measure
+from fedblend.runs.files import write_json
 from fedblend.sharing.targets import MixedTargetSeeds, XorSeeds
 from fedblend.study import slugify
 
@@ -28,14 +29,17 @@ def show_xor(
     repeats: int,
     mds: bool,
     out: Path | None,
+    json: Path | None = None,
 ) -> None:
     """Print the sample privacy of each method of a file that shares seeds of target labels, with its first seed.
 
-    ``blended`` are values of p that replace the method's own. ``out`` is a folder for pictures.
+    ``blended`` are values of p that replace the method's own. ``out`` is a folder for pictures, ``json`` a file for
+    what is measured.
     """
     experiments = _of_first_seed(list(api.expand_file(file, changes, None).experiments.values()))
     loaded: dict[str, Dataset] = {}
     rows: list[tuple[str, int, Row]] = []
+    shown: dict[str, Shared] = {}
     for experiment in experiments:
         which = str(dump(experiment.data))
         data = loaded[which] = loaded.get(which) or experiment.data.load()
@@ -46,7 +50,10 @@ def show_xor(
             drawn = [draw(data, population, sharing, experiment.seed, repeat) for repeat in range(repeats)]
             rows.append((name, p, measure(drawn, mds, experiment.seed)))
             if out is not None:
+                shown[f"{name}, p = {p}"] = drawn[0]
                 _draw(out, f"{name}, p = {p}", drawn[0], data)
+    from fedblend.privacy.seed_pictures import draw_side_by_side
+
     console = Console()
     console.print(
         "Distances between stored pixels (0 to 255) of what the server trains on and the nearest raw sample that it\n"
@@ -58,7 +65,23 @@ def show_xor(
     )
     console.print(_table(rows, mds))
     if out is not None:
+        if len(shown) > 1:
+            draw_side_by_side(
+                shown, out / "side-by-side.png", ", ".join(dict.fromkeys(d.name for d in loaded.values()))
+            )
         console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
+    if json is not None:
+        _keep(json, rows, repeats)
+
+
+def _keep(path: Path, rows: Sequence[tuple[str, int, Row]], repeats: int) -> None:
+    """Write what was measured as JSON: ``repeats``, and ``rows`` with the method, p and the fields of :class:`Row`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedblendError(f"--json {path}: cannot be written ({error}); name a file") from None
+    told = [{"method": name, "p": p, **asdict(row)} for name, p, row in rows]
+    write_json(path, {"repeats": repeats, "rows": told})
 
 
 def _of_first_seed(experiments: list[Experiment]) -> list[Experiment]:

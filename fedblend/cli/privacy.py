@@ -37,6 +37,7 @@ def show_samples(
     devices: int,
     repeats: int,
     out: Path | None,
+    coordinated: bool = False,
 ) -> None:
     """Print the sample privacy of Mixup and Mix2up by lambda, for the data and the split of a file's first experiment.
 
@@ -45,7 +46,7 @@ def show_samples(
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     data = experiment.data.load()
     population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
-    drawn = [draw(data, population, experiment.seed, one, devices, samples) for one in range(repeats)]
+    drawn = [draw(data, population, experiment.seed, one, devices, samples, coordinated) for one in range(repeats)]
     rows = measure(drawn, lambdas)
     if out is not None:
         _draw(out, drawn[0], data, lambdas)
@@ -59,7 +60,8 @@ def show_samples(
     repeated = sum(one.pairs.repeated for one in drawn)
     if repeated:
         console.print(
-            f"Of {samples * repeats} inversely mixed-up samples {repeated} repeat a pair: too few mixtures match.",
+            f"Of {samples * repeats} inversely mixed-up samples {repeated} repeat a pair: too few mixtures match "
+            "(--coordinated lets all match).",
             highlight=False,
         )
     if out is not None:

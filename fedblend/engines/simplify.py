@@ -29,13 +29,22 @@ VIEWS = {
 }
 """Operations that give their input's numbers in another shape."""
 
+IN_PLACE = {
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.relu.default: aten.relu_.default,
+    aten.threshold_backward.default: aten.threshold_backward.grad_input,
+}
+"""Elementwise operations, and what does the same to their first argument itself."""
 
-def simplify(graph: GraphModule) -> None:
-    """Rewrite a traced step in place; its results stay the same numbers."""
-    for rule in (_without_nothing, _with_direct_views, _with_products_apart):
+
+def simplify(graph: GraphModule, factors: bool = True) -> None:
+    """Rewrite a traced step in place; its results stay the same numbers, some gradients as ``factors`` if so asked."""
+    for rule in (_without_nothing, _with_direct_views, *([_with_products_apart] if factors else [])):
         for node in list(graph.graph.nodes):
             rule(graph.graph, node)
         graph.graph.eliminate_dead_code()
+    for node in list(graph.graph.nodes):
+        _in_its_place(graph.graph, node)
     for node in graph.graph.nodes:
         if node.op == "call_function":
             # Our kernels without the dispatcher's detour.
@@ -55,6 +64,30 @@ def _without_nothing(graph: Graph, node: Node) -> None:
             if is_nothing and isinstance(other, Node) and _layout(other) == _layout(node):
                 node.replace_all_uses_with(other)
                 return
+
+
+def _in_its_place(graph: Graph, node: Node) -> None:
+    """Let an elementwise operation overwrite a tensor that nothing else reads, while it is still in the cache."""
+    if node.target not in IN_PLACE or node.kwargs:
+        return
+    first = node.args[0]
+    if not isinstance(first, Node) or len(first.users) > 1 or not _is_fresh(first):
+        return
+    made, given = node.meta.get("val"), first.meta.get("val")
+    if made is None or given is None or made.dtype != given.dtype or _layout(node) != _layout(first):
+        return
+    if node.target is aten.threshold_backward.default:
+        node.kwargs = {"grad_input": first}
+    node.target = IN_PLACE[node.target]
+    node.meta["fresh"] = True
+
+
+def _is_fresh(node: Node) -> bool:
+    """Whether a node makes a tensor of its own, of which no other is a view."""
+    if node.meta.get("fresh") or node.target in kernels.RAW:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and all(value.alias_info is None for value in schema.returns)
 
 
 def _layout(node: Node) -> tuple[object, ...] | None:

@@ -22,7 +22,16 @@ from fedblend.data.dataset import Dataset
 from fedblend.data.population import Population
 from fedblend.errors import FedblendError
 from fedblend.random import stream
-from fedblend.sharing.inverse import Pairs, inverse_ratios, mix, pair_across, pairs_to_mix, unmix_pairs
+from fedblend.sharing.inverse import (
+    Pairs,
+    coordinate,
+    inverse_ratios,
+    mix,
+    pair_across,
+    pairs_of_labels,
+    pairs_to_mix,
+    unmix_pairs,
+)
 
 LAMBDAS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.49)
 """Mixing ratios of Tables II and III; their first and last column are headed 0.001 and 0.499 there."""
@@ -115,10 +124,17 @@ def recognised(samples: torch.Tensor, raw: torch.Tensor, contributors: np.ndarra
 
 
 def draw(
-    data: Dataset, population: Population, seed: int, repeat: int = 0, devices: int = 2, samples: int = SAMPLES
+    data: Dataset,
+    population: Population,
+    seed: int,
+    repeat: int = 0,
+    devices: int = 2,
+    samples: int = SAMPLES,
+    coordinated: bool = False,
 ) -> Mixtures:
     """Mixtures of ``devices`` clients, ``samples`` (N_S) of each, and as many inversely mixed-up samples.
 
+    With ``coordinated`` labels mixtures match; of many classes few would (see :class:`~fedblend.sharing.MixedSeeds`).
     Everything follows from ``seed`` and ``repeat``. Raises :class:`FedblendError` for data that cannot be mixed,
     too few clients with two labels, or clients whose mixtures do not match.
     """
@@ -128,9 +144,14 @@ def draw(
     rng = stream(seed, "sample privacy", repeat)
     labels = data.train.y.numpy()
     rows = [population.indices(client) for client in _able(labels, population, devices, rng)]
+    asked: Sequence[np.ndarray | None] = [None] * devices
+    if coordinated:
+        held = np.stack([np.bincount(labels[own], minlength=len(data.classes)) > 0 for own in rows])
+        asked = list(coordinate(held, samples, rng))
     mixed, start = [], 0
-    for own in rows:
-        mixed.append(start + pairs_to_mix(labels[own], samples, rng))
+    for own, wanted in zip(rows, asked, strict=True):
+        y = labels[own]
+        mixed.append(start + (pairs_to_mix(y, samples, rng) if wanted is None else pairs_of_labels(y, wanted, rng)))
         start += len(own)
     all_rows, owner = np.concatenate(rows), np.repeat(np.arange(devices), samples)
     y, raws = labels[all_rows], np.concatenate(mixed)

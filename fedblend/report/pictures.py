@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,37 +9,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from safetensors import SafetensorError, safe_open
 
+from fedblend import parts
 from fedblend.data.scale import Scaler
 from fedblend.errors import FedblendError
+from fedblend.report.images import Picture, as_png, mixture
 from fedblend.report.privacy import part_class
+from fedblend.report.seeds import STRIPS, covers_of, labels_of, strips_of
 from fedblend.runs import checkpoint
 from fedblend.runs.groups import Group, Outcome
+
+IMAGES = ("x", "seeds")
+"""What images are called among the entries."""
 
 MOST = 24
 """Images shown of one run."""
 
-NAMED = 3
-"""Classes named in a caption; the rest of a mixture is summed up."""
-
-SIDE = 96
-"""Smallest width in pixels at which an image is stored: small ones are enlarged by whole factors."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One image that left a client: a data URL, whose it is, and its label mixture in words."""
-
-    url: str
-    client: int
-    mixture: str
-
 
 @dataclass(frozen=True)
 class Gallery:
-    """Images that left the clients of one run, and what they are; ``methods`` share exactly these."""
+    """Images that left the clients of one run, and what they are; ``methods`` share exactly these.
+
+    ``strips`` show what became of single samples, where the run's data are at hand.
+    """
 
     methods: tuple[str, ...]
     seed: int
@@ -50,6 +41,7 @@ class Gallery:
     shown: int
     entries: int
     pictures: list[Picture]
+    strips: list[Picture]
 
 
 def galleries(groups: Sequence[Group]) -> list[Gallery]:
@@ -87,9 +79,12 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            if "entries/x" not in file.keys():  # noqa: SIM118 (the file is no mapping)
+            names = [name.removeprefix("entries/") for name in file.keys() if name.startswith("entries/")]  # noqa: SIM118
+            images_in = next((name for name in IMAGES if name in names), None)
+            if images_in is None or "y" not in names:
                 return None
-            x, y = file.get_slice("entries/x"), file.get_tensor("entries/y")
+            x = file.get_slice(f"entries/{images_in}")
+            labels = {name: file.get_tensor(f"entries/{name}") for name in names if name != images_in}
             owner, held = file.get_tensor("owner").numpy(), file.get_tensor("shared_sizes").numpy()
             if list(x.get_shape()[1:]) != list(data["shape"]) or not len(owner):
                 return None
@@ -97,16 +92,28 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
             images = torch.stack([x[int(row)] for row in rows])
     except (SafetensorError, OSError) as error:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
-    raw = images.dtype == torch.uint8
-    unit = images / 255 if raw else _to_unit(images, outcome)
+    stored = images.dtype == torch.uint8
+    unit = images / 255 if stored else _to_unit(images, outcome)
     if unit is None:
         return None
-    pictures = [
-        Picture(as_png(image), int(owner[row]), mixture(y[row], data.get("classes", [])))
-        for image, row in zip(unit.numpy(), rows, strict=True)
-    ]
-    covers = _covers(outcome.config, held[np.unique(owner)], raw)
-    return Gallery((method,), outcome.seed, raw, covers, len(rows), len(owner), pictures)
+    made = _made(outcome.config)
+    chosen = {name: tensor[torch.from_numpy(rows)] for name, tensor in labels.items()}
+    classes = data.get("classes", [])
+    words = labels_of(made, chosen, classes) or [mixture(y, classes) for y in chosen["y"]]
+    shown = zip(unit.numpy(), rows, words, strict=True)
+    pictures = [Picture(as_png(image), int(owner[row]), told) for image, row, told in shown]
+    raw = stored and covers_of(made) is None
+    covers = covers_of(made) or _covers(outcome.config, held[np.unique(owner)], raw)
+    strips = strips_of(outcome.path, made, spread(owner, STRIPS), classes)
+    return Gallery((method,), outcome.seed, raw, covers, len(rows), len(owner), pictures, strips)
+
+
+def _made(config: Mapping[str, Any]) -> object:
+    """A run's sharing, or ``None`` where it cannot be made here."""
+    try:
+        return parts.build("sharing", config["method"]["sharing"])
+    except FedblendError:
+        return None
 
 
 def spread(owner: np.ndarray, most: int) -> np.ndarray:
@@ -130,37 +137,6 @@ def _to_unit(images: torch.Tensor, outcome: Outcome) -> torch.Tensor | None:
     unit_factor = torch.full_like(factor, -1 / 255 if inverted else 1 / 255)
     scaler = Scaler(str(facts.get("name")), inverted, factor, offset, unit_factor, torch.full_like(factor, inverted))
     return scaler.to_unit(images)
-
-
-def as_png(image: np.ndarray) -> str:
-    """An image [C, H, W] in [0, 1], of one channel or three, as a data URL with a PNG in it."""
-    pixels = np.rint(255 * image).astype(np.uint8)
-    made = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-    times = max(1, -(-SIDE // made.width))
-    made = made.resize((made.width * times, made.height * times), Image.Resampling.NEAREST)
-    buffer = io.BytesIO()
-    made.save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def mixture(y: torch.Tensor, classes: Sequence[str]) -> str:
-    """A label, or a mixture of labels, in words, the largest share first.
-
-    >>> mixture(torch.tensor([0.0, 0.25, 0.75]), ["cat", "dog", "hen"])
-    'hen: 75 %, dog: 25 %'
-    >>> mixture(torch.tensor(1), ["cat", "dog"]), mixture(torch.tensor([0.5]), [])
-    ('dog', '0.5')
-    """
-    if not classes:
-        return ", ".join(f"{value:.3g}" for value in y.flatten().tolist())
-    if y.dim() == 0:
-        return classes[int(y)]
-    shares = sorted(enumerate(y.tolist()), key=lambda one: (-one[1], one[0]))
-    present = [(classes[i], share) for i, share in shares if round(100 * share) > 0]
-    words = [f"{name}: {100 * share:.0f} %" for name, share in present[:NAMED]]
-    if len(present) > NAMED:
-        words.append(f"{len(present) - NAMED} more: {100 * sum(share for _, share in present[NAMED:]):.0f} %")
-    return ", ".join(words)
 
 
 def _covers(config: Mapping[str, Any], held: np.ndarray, raw: bool) -> str:

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fedblend.errors import FedblendError
-from fedblend.report.pictures import as_png
+from fedblend.report.images import as_png
 from fedblend.runs import checkpoint
 from fedblend.runs.groups import Group, Outcome
 

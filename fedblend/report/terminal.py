@@ -128,9 +128,12 @@ def rows_of(table: pd.DataFrame) -> list[Row]:
 def best_of(rows: Sequence[Row], text: Callable[[Row], str], value: Callable[[Row], float], sign: int) -> set[int]:
     """The rows with the best value (largest by ``sign`` 1, smallest by -1), and those that read the same.
 
-    Methods of which no run is finished take no part; none is best where there is nothing to compare.
+    Methods of which no run is finished take no part, nor do those with fewer finished seeds than another; none is best
+    where there is nothing to compare.
     """
-    known = {i: value(row) for i, row in enumerate(rows) if row["finished"] and not math.isnan(value(row))}
+    seeds = max((row["finished"] for row in rows), default=0)
+    fair = [i for i, row in enumerate(rows) if row["finished"] == seeds > 0]
+    known = {i: value(rows[i]) for i in fair if not math.isnan(value(rows[i]))}
     if not sign or not known:
         return set()
     best = max(known, key=lambda i: sign * known[i])

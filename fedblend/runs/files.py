@@ -49,13 +49,21 @@ def append_line(path: Path, value: Any) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole JSON lines of a log; a last line cut short by a kill is left out."""
+    """The whole JSON lines of a log; a last line cut short by a kill is left out.
+
+    Raises :class:`FedblendError` for a damaged line before the last.
+    """
+    texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for number, text in enumerate(texts, 1):
         try:
-            lines.append(json.loads(line))
+            lines.append(json.loads(text))
         except json.JSONDecodeError:
-            break
+            if number < len(texts):
+                raise FedblendError(
+                    f"{path}: line {number} of {len(texts)} is damaged; put back a copy of the file, or remove the "
+                    "run's folder and run it anew"
+                ) from None
     return lines
 
 

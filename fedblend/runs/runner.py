@@ -23,6 +23,7 @@ from fedblend.engines import Choice, Engine
 from fedblend.errors import FedblendError, Stopped
 from fedblend.federation import Federation, Record, State
 from fedblend.runs import checkpoint
+from fedblend.runs.beginning import first_weights
 from fedblend.runs.directory import METRICS, RunDirectory
 from fedblend.runs.groups import flatten
 from fedblend.world import World
@@ -159,7 +160,7 @@ def _begin(
     state = checkpoint.read(directory.path)
     if state is None:
         directory.cut_metrics(-1)
-        state, record = federation.start()
+        state, record = federation.start(first_weights(federation.world, directory.path))
         record["machine"]["engine"] = choice.table()
         _keep(directory, record, listener)
         checkpoint.write(directory.path, state)

@@ -21,6 +21,7 @@ from fedblend.config import Experiment, as_table, resolve
 from fedblend.engines.ranks import started_by_torchrun
 from fedblend.errors import FedblendError, Stopped, by_reason, listed
 from fedblend.federation import Record
+from fedblend.runs.beginning import named
 from fedblend.runs.directory import RunDirectory, has_runs, held_study, remove_study, write_study
 from fedblend.runs.runner import SAME, Listener, difference, execute
 from fedblend.study import Study
@@ -55,15 +56,39 @@ def _run_held(study: Study, folder: Path, resume: bool, jobs: int, on_record: On
     # Written before the first run, so that a resume knows also the runs that had not begun.
     write_study(folder, study.name, {slug: as_table(e) for slug, e in study.experiments.items()})
     try:
-        if jobs <= 1:
-            return _one_by_one(study, folder, resume, on_record)
-        return _at_once(study, folder, resume, jobs, on_record)
+        failed: dict[str, str] = {}
+        for wave in waves(study):
+            several = min(jobs, len(wave.experiments))
+            if several <= 1:
+                failed |= _one_by_one(wave, folder, resume, on_record)
+            else:
+                failed |= _at_once(wave, folder, resume, several, on_record)
+        return failed
     except (KeyboardInterrupt, Stopped):
         if not has_runs(folder):
             raise Stopped("stopped before any run had begun") from None
         raise Stopped(
             f"stopped; everything up to each run's last checkpoint is kept. Go on with: fedblend resume {folder}"
         ) from None
+
+
+def waves(study: Study) -> list[Study]:
+    """The study's runs in parts, those that others begin with (``start``) before them.
+
+    Raises :class:`FedblendError` for a run that would have to be there before itself.
+    """
+    depth: dict[str, int] = {}
+    for slug in study.experiments:
+        chain = [slug]
+        while (source := named(study.experiments[chain[-1]])) in study.experiments:
+            if source in chain:
+                raise FedblendError(f"start: '{source}' begins with itself in the end; valid: a run that does not")
+            chain.append(source)
+        depth[slug] = len(chain) - 1
+    return [
+        Study(study.name, {slug: e for slug, e in study.experiments.items() if depth[slug] == level})
+        for level in range(max(depth.values(), default=0) + 1)
+    ]
 
 
 def in_one_message(faults: Mapping[str, str], runs: int) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
+from torch import nn
 from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fedblend.parts import Count, NonNegative, Positive, part
@@ -52,13 +56,40 @@ class DistillToModel(ServerStep):
     ) -> dict[str, torch.Tensor]:
         lr = server.lr if self.lr is None else self.lr
         made = {name: tensor.clone() for name, tensor in weights.items()}
-        leaves = {name: made[name].requires_grad_() for name in server.trained if made[name].is_floating_point()}
-        params = list(leaves.values())
+        trained = [name for name in server.trained if made[name].is_floating_point()]
+        params = [made[name] for name in trained]
         drawn = torch.from_numpy(server.rng.integers(len(x), size=(self.steps, self.batch_size)))
-        for rows in drawn:
-            outputs = functional_call(server.model, made, (x[rows],))
-            loss = -(targets[rows] * F.log_softmax(outputs, -1)).sum(-1).mean()
-            slopes = torch.autograd.grad(loss, params)
-            with torch.no_grad():
-                torch._foreach_add_(params, slopes, alpha=-lr)
-        return {name: tensor.detach() for name, tensor in made.items()}
+        slopes = _traced(server.model, made, trained, x[drawn[0]], targets[drawn[0]])
+        with torch.no_grad():
+            for rows in drawn:
+                torch._foreach_add_(params, slopes(*made.values(), x[rows], targets[rows]), alpha=-lr)
+        return made
+
+
+def _traced(
+    model: nn.Module, weights: Tensors, trained: Sequence[str], x: torch.Tensor, targets: torch.Tensor
+) -> Callable[..., list[torch.Tensor]]:
+    """The gradients by the ``trained`` tensors, as a function of all weights and of a batch like this one.
+
+    A flat list of tensor operations where the model can be traced: on batches of one sample, autograd's bookkeeping
+    takes more time than the arithmetic.
+    """
+    # The engines, whose tracing this is, import all parts.
+    from fedblend.engines.simplify import simplify
+
+    def slopes(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        *values, x, targets = tensors
+        leaves = {name: t.detach() for name, t in zip(weights, values, strict=True)}
+        params = [leaves[name].requires_grad_() for name in trained]
+        with torch.enable_grad():
+            outputs = functional_call(model, leaves, (x,))
+            loss = -(targets * F.log_softmax(outputs, -1)).sum(-1).mean()
+            return list(torch.autograd.grad(loss, params))
+
+    try:
+        graph = make_fx(slopes)(*weights.values(), x, targets)
+    except RuntimeError:
+        # What a model's forward pass does depends on numbers.
+        return slopes
+    simplify(graph, factors=False)
+    return graph

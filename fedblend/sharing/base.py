@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,13 +17,16 @@ Payload = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Request:
-    """What a server with data of its own asks of one client (XorMixFL, section 3).
+    """What a server asks of one client in particular.
 
-    ``wanted`` int64 [C] are samples by target label, ``dummies`` int64 [M] the labels to hide them with.
+    One with data of its own (XorMixFL, section 3): ``wanted`` int64 [C] are samples by target label, ``dummies`` int64
+    [M] the labels to hide them with. One that coordinates mixtures (Mix2FLD): ``pairs`` int64 [n, 2] are the labels to
+    mix, -1 where it asks for none.
     """
 
     wanted: np.ndarray
     dummies: np.ndarray
+    pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Local:
     """What a client sees when it is asked to share: its samples as stored, and how to read them.
 
     ``hidden`` gives the global model's hidden states after k layers; ``minimum`` is the client's policy:
-    it shares no mean of fewer samples. ``request`` is what a server with data of its own asks for.
+    it shares no mean of fewer samples. ``request`` is what the server asks of this client in particular, if anything.
     """
 
     x: torch.Tensor
@@ -62,6 +65,7 @@ class Sharing:
     client; ``own_only`` is true where a client may use nothing of another; ``each_round`` where it happens again
     every round. ``for_server`` is true where what is shared is for the server step and does not go out to clients.
     ``server`` is the client that plays the server, where that has data of its own: it shares nothing with itself.
+    ``coordinated`` is true where the server first asks clients for their labels, and then each for certain ones.
     """
 
     bytes_kind: str = "shared"
@@ -71,6 +75,7 @@ class Sharing:
     each_round: bool = False
     for_server: bool = False
     server: int | None = None
+    coordinated: bool = False
     active: bool = True
     refresh: float | None = None
 
@@ -94,6 +99,10 @@ class Sharing:
 
     def requests(self, base: np.ndarray, classes: int, clients: Sequence[int]) -> dict[int, Request]:
         """At a server with data of its own, labels ``base`` int64 [n]: what it asks of each of ``clients``."""
+        return {}
+
+    def requests_by_labels(self, held: np.ndarray, rng: np.random.Generator) -> dict[int, Request]:
+        """At a server that coordinates: what it asks of clients that hold the labels ``held`` bool [clients, C]."""
         return {}
 
     def pool_beside(self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator) -> Pool:

@@ -12,8 +12,16 @@ from torch.nn import functional as F
 
 from fedblend.errors import FedblendError
 from fedblend.parts import Count, part
-from fedblend.sharing.base import Local, Payload, Pool, Sharing
-from fedblend.sharing.inverse import inverse_ratio, mix, pair_across, pairs_to_mix, unmix_pairs
+from fedblend.sharing.base import Local, Payload, Pool, Request, Sharing
+from fedblend.sharing.inverse import (
+    coordinate,
+    inverse_ratio,
+    mix,
+    pair_across,
+    pairs_of_labels,
+    pairs_to_mix,
+    unmix_pairs,
+)
 
 PIXELS = 255
 BYTE = 256
@@ -62,6 +70,11 @@ class MixedSeeds(Seeds):
     (6,272 bits for one of MNIST), and its two labels. With ``inverse`` the server pairs mixtures of labels (a, b) and
     (b, a) across devices and superposes them so that labels come back hard (Proposition 1); those samples leave the
     range of pixels, and are not clipped. A device whose samples have one label only sends nothing.
+
+    Labels that devices draw at random seldom match where there are many: of 100 classes one in 9,900 pairs is another's
+    the other way round. With ``coordinated`` the server asks devices which labels they hold, and then each for certain
+    pairs of labels, so that every mixture has a partner; devices thereby tell it their labels. What is asked, a few
+    bytes, is not counted. It is not for devices at real sites, whose labels nobody here knows.
     """
 
     samples: Count = 10
@@ -72,6 +85,8 @@ class MixedSeeds(Seeds):
     """Mix inversely at the server (Mix2FLD), or use mixtures with their soft labels (MixFLD)."""
     generated: Count | None = None
     """Samples that the server makes for each device, N_I; unless given, as many as it got."""
+    coordinated: bool = False
+    """Let the server ask devices for matching pairs of labels, or let each draw its own."""
 
     @pydantic.model_validator(mode="after")
     def _can_be_undone(self) -> MixedSeeds:
@@ -84,11 +99,25 @@ class MixedSeeds(Seeds):
         labels = local.y.numpy().astype(np.int64)
         if len(np.unique(labels)) < 2:
             return None
-        pairs = pairs_to_mix(labels, self.samples, local.rng)
+        if self.coordinated:
+            if local.request is None:
+                raise FedblendError(
+                    "method.sharing.coordinated: true, but this device was asked for no labels; valid: false where "
+                    "devices are real sites"
+                )
+            pairs = pairs_of_labels(labels, local.request.pairs, local.rng)
+        else:
+            pairs = pairs_to_mix(labels, self.samples, local.rng)
         mixed = mix(local.x, pairs, self.lam)
         if not local.x.is_floating_point():
             mixed = mixed.round().clamp(0, PIXELS).to(local.x.dtype)
         return {"x": mixed, "y": short_labels(torch.from_numpy(labels[pairs]), local.task.outputs)}
+
+    def requests_by_labels(self, held: np.ndarray, rng: np.random.Generator) -> dict[int, Request]:
+        """Matching pairs of labels for all devices. Raises :class:`FedblendError` if no two share two labels."""
+        nothing = np.empty(0, np.int64)
+        asked = coordinate(held, self.samples, rng)
+        return {device: Request(nothing, nothing, pairs) for device, pairs in enumerate(asked)}
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
         """Samples x on the scale they are stored in, in float, and labels: y int64 [n], or soft ones float [n, C].

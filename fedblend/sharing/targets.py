@@ -213,13 +213,18 @@ class XorSeeds(_TargetSeeds):
         x, y = base
         if not len(entries):
             return Pool({"x": x, "y": y}, np.full(len(y), self.server))
-        rows = self._levelling(entries, y.numpy(), rng)
-        decoded = self.decoded(Pool({n: t[rows] for n, t in entries.tensors.items()}, entries.owner[rows]), base, rng)[
-            0
-        ]
+        rows, decoded, _ = self.levelled(entries, base, rng)
         labels = entries.tensors["y"][rows].long()
         owner = np.concatenate([np.full(len(y), self.server), np.full(len(rows), -1)])
         return Pool({"x": torch.cat([x, decoded]), "y": torch.cat([y, labels])}, owner)
+
+    def levelled(
+        self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator
+    ) -> tuple[np.ndarray, torch.Tensor, np.ndarray]:
+        """What levels the server's labels: rows of the entries int64 [n], and of these what :meth:`decoded` tells."""
+        rows = self._levelling(entries, base[1].numpy(), rng)
+        chosen = Pool({name: t[rows] for name, t in entries.tensors.items()}, entries.owner[rows])
+        return rows, *self.decoded(chosen, base, rng)
 
     def decoded(
         self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator

@@ -16,13 +16,7 @@ import numpy as np
 import torch
 
 from fedblend.errors import FedblendError
-
-WHITE = 255
-"""The largest pixel."""
-
-CHUNK = 1 << 16
-"""Pixels that are worked on at a time: what stands between gathering and the result stays in a processor's cache."""
-
+from fedblend.sharing.blending import CHUNK, WHITE, xor_of_blends
 
 # Which samples ----------------------------------------------------------------------------------------------
 
@@ -64,12 +58,7 @@ def shortages(counts: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 def blend(x: torch.Tensor, places: np.ndarray, alpha: float) -> torch.Tensor:
     """g^p of equation 1: uint8 [count, ...] of samples x uint8 [n, ...] at ``places`` int64 [count, p] (-1: none)."""
-    made = torch.empty((len(places), *x.shape[1:]), dtype=torch.uint8)
-    flat, out, (step, space) = x.flatten(1), made.flatten(1), _chunks(x, len(made))
-    for start in range(0, len(places), step):
-        rows = slice(start, start + step)
-        _blended(flat, places[rows], alpha, out[rows], space)
-    return made
+    return xor_of_blends(x, places, None, alpha)
 
 
 def blending_weights(p: int, alpha: float) -> np.ndarray:
@@ -91,18 +80,7 @@ def encode(
     ``targets`` and ``dummies`` int64 [count, p] are rows of x uint8 [n, ...] (-1: none). ``noise`` uint8 [count, ...]
     is added to the dummies first; what would pass 255 stays there.
     """
-    made = torch.empty((len(targets), *x.shape[1:]), dtype=torch.uint8)
-    flat, out, (step, space) = x.flatten(1), made.flatten(1), _chunks(x, len(made))
-    held = torch.empty_like(out[:step])
-    for start in range(0, len(targets), step):
-        rows = slice(start, start + step)
-        target, dummy = out[rows], held[: len(out[rows])]
-        _blended(flat, targets[rows], alpha, target, space)
-        _blended(flat, dummies[rows], alpha, dummy, space)
-        if noise is not None:
-            lift(dummy, noise.flatten(1)[rows])
-        target.bitwise_xor_(dummy)
-    return made
+    return xor_of_blends(x, targets, dummies, alpha, noise)
 
 
 def decode(encoded: torch.Tensor, x: torch.Tensor, dummies: np.ndarray, alpha: float) -> torch.Tensor:
@@ -110,13 +88,7 @@ def decode(encoded: torch.Tensor, x: torch.Tensor, dummies: np.ndarray, alpha: f
 
     ``dummies`` int64 [count, p] are rows of x (-1: none).
     """
-    made = torch.empty_like(encoded)
-    flat, given, out, (step, space) = x.flatten(1), encoded.flatten(1), made.flatten(1), _chunks(x, len(made))
-    for start in range(0, len(encoded), step):
-        rows = slice(start, start + step)
-        _blended(flat, dummies[rows], alpha, out[rows], space)
-        out[rows].bitwise_xor_(given[rows])
-    return made
+    return xor_of_blends(x, encoded, dummies, alpha)
 
 
 def superpose(x: torch.Tensor, parts: list[np.ndarray], shares: list[float], alpha: float) -> torch.Tensor:
@@ -125,44 +97,11 @@ def superpose(x: torch.Tensor, parts: list[np.ndarray], shares: list[float], alp
     ``parts`` are places int64 [count, p] in x uint8 [n, ...], ``shares`` their weights, with the sum 1.
     """
     made = torch.empty((len(parts[0]), *x.shape[1:]), dtype=torch.uint8)
-    flat, out, (step, space) = x.flatten(1), made.flatten(1), _chunks(x, len(made))
-    held = torch.empty_like(out[:step])
-    for start in range(0, len(out), step):
+    step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
+    for start in range(0, len(made), step):
         rows = slice(start, start + step)
-        total = torch.zeros(out[rows].shape)
+        total = torch.zeros(made[rows].shape)
         for places, share in zip(parts, shares, strict=True):
-            blended = held[: len(total)]
-            _blended(flat, places[rows], alpha, blended, space)
-            total.add_(blended.float().mul_(share))
-        out[rows] = total.round_().clamp_(0, WHITE)
+            total.add_(blend(x, places[rows], alpha).float().mul_(share))
+        made[rows] = total.round_().clamp_(0, WHITE)
     return made
-
-
-def lift(dummy: torch.Tensor, noise: torch.Tensor) -> None:
-    """Add noise to dummies, in place; both uint8, and so is their sum: what would pass 255 stays there."""
-    dummy.add_(torch.minimum(noise, WHITE - dummy))
-
-
-def _blended(flat: torch.Tensor, places: np.ndarray, alpha: float, out: torch.Tensor, space: torch.Tensor) -> None:
-    """Blend rows of x uint8 [n, pixels] into ``out`` uint8 [count, pixels]; ``space`` float [2, count, pixels]."""
-    rows = torch.from_numpy(places)
-    torch.index_select(flat, 0, rows[:, 0].contiguous(), out=out)
-    for k in range(1, rows.shape[1]):
-        there = torch.from_numpy(np.flatnonzero(places[:, k] >= 0))
-        all_there = len(there) == len(out)
-        first, second = space[:, : len(there)]
-        first.copy_(out if all_there else out[there])
-        second.copy_(torch.index_select(flat, 0, rows[there, k]))
-        # Two products and a sum, each rounded alone: an operation that fuses them gives other results in its last rows.
-        first.mul_(alpha).add_(second.mul_(1 - alpha)).round_()
-        if all_there:
-            out.copy_(first)
-        else:
-            out[there] = first.to(torch.uint8)
-
-
-def _chunks(x: torch.Tensor, count: int) -> tuple[int, torch.Tensor]:
-    """How many of ``count`` samples like those of x to work on at a time, and room for blending so many."""
-    pixels = max(1, math.prod(x.shape[1:]))
-    step = min(max(1, CHUNK // pixels), max(1, count))
-    return step, torch.empty(2, step, pixels)

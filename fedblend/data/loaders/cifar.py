@@ -1,4 +1,4 @@
-"""CIFAR10 and CIFAR100 in their binary form, or in their Python form read without running anything."""
+"""CIFAR10 and CIFAR100: the binary form, and which form lies where."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import numpy as np
 import torch
 
 from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.data.loaders.cifar_pickled import PIXELS, SHAPE, pickled_names, read_pickled, require_different
 from fedblend.data.loaders.places import Home, fingerprints
 from fedblend.errors import FedblendError
 from fedblend.parts import FilePath, part
-
-SHAPE = (3, 32, 32)
-"""Channels, height and width: a record holds 1,024 bytes of red, then of green, then of blue, row by row."""
-PIXELS = 3 * 32 * 32
 
 TEN = Home(
     name="cifar10",
@@ -29,6 +26,18 @@ HUNDRED = Home(
     folders=("cifar-100-binary", "cifar100"),
     address="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
 )
+TEN_PYTHON = Home(
+    name="cifar10",
+    files=(*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"),
+    folders=("cifar-10-batches-py",),
+    address="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+)
+HUNDRED_PYTHON = Home(
+    name="cifar100",
+    files=("train", "test", "meta"),
+    folders=("cifar-100-python",),
+    address="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+)
 TEN_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NOTES = "the publisher's own split"
 ORIGIN = "Krizhevsky 2009: Learning multiple layers of features from tiny images; research use with citation"
@@ -36,52 +45,62 @@ ORIGIN = "Krizhevsky 2009: Learning multiple layers of features from tiny images
 
 @part("dataset", "cifar10")
 class Cifar10:
-    """CIFAR10: 50,000 training and 10,000 test colour pictures, 32 x 32, 10 classes; binary form (Krizhevsky 2009).
+    """CIFAR10: 50,000 training and 10,000 test colour pictures, 32 x 32, 10 classes (Krizhevsky 2009).
 
-    ``folder`` holds ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``. Without it they are looked
-    for in ``$FEDBLEND_DATA/cifar-10-batches-bin``. A record is a label and 3,072 pixels. Raises
-    :class:`FedblendError` for files that are missing, cut short, twice the same, or hold other labels than 0 to 9.
+    ``folder`` holds the binary form (``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``) or the
+    Python form (the same names without ``.bin``, and ``batches.meta``), of which data only is read: nothing that a
+    pickle asks for is run. Without it both are looked for in ``$FEDBLEND_DATA/cifar-10-batches-bin`` and
+    ``$FEDBLEND_DATA/cifar-10-batches-py``. Raises :class:`FedblendError` for files that are missing, cut short,
+    twice the same, or hold other labels than 0 to 9.
     """
 
     folder: FilePath | None = None
-    """The folder with the six .bin files; without it they are looked for under $FEDBLEND_DATA."""
+    """The folder with the six files of one form; without it they are looked for under $FEDBLEND_DATA."""
 
     def load(self) -> Dataset:
         """The data set: x uint8 [n, 3, 32, 32], y int64 [n]."""
-        place = _find(TEN, self.folder)
-        paths = [place / name for name in TEN.files]
-        names = place / "batches.meta.txt"
-        if names.exists():
-            _require_names(names, TEN_CLASSES)
+        home, place = _find(TEN, TEN_PYTHON, self.folder)
+        paths = [place / name for name in home.files]
+        if home is TEN_PYTHON:
+            _require_names(paths.pop(), pickled_names(place / "batches.meta", "label_names", 10), TEN_CLASSES)
+        elif (names := place / "batches.meta.txt").exists():
+            _require_names(names, _names(names, 10), TEN_CLASSES)
         facts: dict[str, Any] = {"source": f"CIFAR10, {ORIGIN}", "files": fingerprints(paths, place), "notes": NOTES}
-        read = [read_records(path, {"label": 10}) for path in paths]
+        reader = read_pickled if home is TEN_PYTHON else read_records
+        read = [reader(path, {"label": 10}) for path in paths]
         train, test = _samples(read[:-1], 0), _samples(read[-1:], 0)
         return check(Dataset("cifar10", "image", train, test, TEN_CLASSES, facts=facts))
 
 
 @part("dataset", "cifar100")
 class Cifar100:
-    """CIFAR100: 50,000 training and 10,000 test colour pictures, 32 x 32, 100 classes or 20; binary form.
+    """CIFAR100: 50,000 training and 10,000 test colour pictures, 32 x 32, 100 classes or 20 (Krizhevsky 2009).
 
-    ``folder`` holds ``train.bin``, ``test.bin`` and the names of labels. Without it they are looked for in
-    ``$FEDBLEND_DATA/cifar-100-binary``. A record is a coarse label, a fine label and 3,072 pixels. Raises
+    ``folder`` holds the binary form (``train.bin``, ``test.bin`` and the names of labels) or the Python form
+    (``train``, ``test`` and ``meta``), of which data only is read: nothing that a pickle asks for is run. Without it
+    both are looked for in ``$FEDBLEND_DATA/cifar-100-binary`` and ``$FEDBLEND_DATA/cifar-100-python``. Raises
     :class:`FedblendError` for files that are missing or cut short, for labels out of range, and for a fine label that
     comes with two coarse ones.
     """
 
     folder: FilePath | None = None
-    """The folder with train.bin, test.bin and the two .txt files; without it it is looked for under $FEDBLEND_DATA."""
+    """The folder with the files of one form; without it they are looked for under $FEDBLEND_DATA."""
     labels: Literal["fine", "coarse"] = "fine"
     """Whether to tell 100 classes apart, or the 20 groups of five of them."""
 
     def load(self) -> Dataset:
         """The data set: x uint8 [n, 3, 32, 32], y int64 [n]."""
-        place = _find(HUNDRED, self.folder)
-        paths = [place / name for name in HUNDRED.files]
+        home, place = _find(HUNDRED, HUNDRED_PYTHON, self.folder)
+        paths = [place / name for name in home.files]
         facts: dict[str, Any] = {"source": f"CIFAR100, {ORIGIN}", "files": fingerprints(paths, place), "notes": NOTES}
-        read = [read_records(path, {"coarse label": 20, "fine label": 100}) for path in paths[:2]]
+        reader = read_pickled if home is HUNDRED_PYTHON else read_records
+        read = [reader(path, {"coarse label": 20, "fine label": 100}) for path in paths[:2]]
         _require_nested(np.concatenate([labels for labels, _ in read]), place)
-        column, names = (1, _names(paths[2], 100)) if self.labels == "fine" else (0, _names(paths[3], 20))
+        column, classes = (1, 100) if self.labels == "fine" else (0, 20)
+        if home is HUNDRED_PYTHON:
+            names = pickled_names(paths[2], f"{self.labels}_label_names", classes)
+        else:
+            names = _names(place / f"{self.labels}_label_names.txt", classes)
         train, test = (_samples([half], column) for half in read)
         return check(Dataset("cifar100", "image", train, test, names, facts=facts))
 
@@ -115,33 +134,30 @@ def _samples(read: list[tuple[np.ndarray, np.ndarray]], column: int) -> Samples:
     return Samples(torch.from_numpy(x), torch.from_numpy(y))
 
 
-def _find(home: Home, folder: str | None) -> Path:
-    """The folder with the binary files. Raises, with a word on the Python form if it is that which lies there."""
-    python = ("data_batch_1", "train")
-    if folder is not None and not (Path(folder) / home.files[0]).exists():
-        there = [name for name in python if (Path(folder) / name).is_file()]
-        if there:
-            raise FedblendError(
-                f"data.folder: '{folder}' holds the Python form ({there[0]}), whose pickles could run any code and "
-                f"are not read; take the binary form from {home.address}"
-            )
-    return home.find(folder)
+def _find(binary: Home, python: Home, folder: str | None) -> tuple[Home, Path]:
+    """Which form lies where: the binary one where both do. Raises, naming the binary form, if neither does."""
+    if folder is not None:
+        if (Path(folder) / python.files[0]).is_file() and not (Path(folder) / binary.files[0]).exists():
+            return python, python.find(folder)
+        return binary, binary.find(folder)
+    for home in (binary, python):
+        place = home.found()
+        if place is not None:
+            return home, place
+    raise binary.absent()
 
 
 def _names(path: Path, number: int) -> tuple[str, ...]:
     """The names of labels, one a line. Raises if there are not ``number`` of them."""
     try:
-        names = tuple(path.read_text(encoding="ascii").split())
+        names = path.read_text(encoding="ascii").split()
     except UnicodeDecodeError:
         raise FedblendError(f"{path}: is no list of names in plain text; fetch it anew") from None
-    if len(set(names)) != number or len(names) != number:
-        raise FedblendError(f"{path}: holds {len(set(names))} different names in {len(names)}; expected {number}")
-    return names
+    return require_different(path, names, number)
 
 
-def _require_names(path: Path, names: tuple[str, ...]) -> None:
-    """Raise unless a file tells these names in this order: another order would be another meaning of labels."""
-    found = _names(path, len(names))
+def _require_names(path: Path, found: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Raise unless a file told these names in this order: another order would be another meaning of labels."""
     if found != names:
         wrong = next(i for i, pair in enumerate(zip(found, names, strict=True)) if pair[0] != pair[1])
         raise FedblendError(f"{path}: calls label {wrong} '{found[wrong]}'; in CIFAR10 it is '{names[wrong]}'")

@@ -29,6 +29,17 @@ def existing(path: str, field: str) -> Path:
     return found
 
 
+def look_in(folder: Path) -> Path:
+    """Look for data sets in ``folder``, here and in every process begun from here.
+
+    Raises :class:`FedblendError` if it is no folder.
+    """
+    if not folder.is_dir():
+        raise FedblendError(f"--data {folder}: there is no such folder; give the one that holds your data sets")
+    os.environ["FEDBLEND_DATA"] = str(folder.resolve())
+    return folder
+
+
 def data_folder() -> Path | None:
     """The folder named by the environment variable ``FEDBLEND_DATA``, or ``None`` if it is not set."""
     named = os.environ.get("FEDBLEND_DATA")

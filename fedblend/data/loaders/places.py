@@ -38,11 +38,18 @@ class Home:
                     f"{listed(self.files)} (from {self.address})"
                 )
             return place
+        found = self.found()
+        if found is None:
+            raise self.absent()
+        return found
+
+    def found(self) -> Path | None:
+        """The first of the usual folders that holds all files, or ``None``."""
         base = data_folder()
         for place in [base / sub for sub in self.folders] if base else []:
             if all((place / name).exists() for name in self.files):
                 return place
-        raise self.absent()
+        return None
 
     def absent(self) -> FedblendError:
         """The error where no folder holds the files."""

@@ -1,0 +1,76 @@
+"""Data sets of the Hugging Face Hub: the true files of one, in a folder."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedblend.errors import FedblendError
+from fedblend.parts import build
+
+
+def load(folder, **options):
+    return build("dataset", {"name": "hub", "dataset": str(folder), **options}).load()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Twelve pictures of three writers to train on and six to test on, as Parquet files like the Hub's."""
+    datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+    pytest.importorskip("flwr_datasets", reason="the extra 'hub' is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    kinds = datasets.Features(
+        picture=datasets.Image(), digit=datasets.ClassLabel(names=["nought", "one"]), writer=datasets.Value("string")
+    )
+    rng = np.random.default_rng(0)
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    for split, count in (("train", 12), ("test", 6)):
+        pixels = rng.integers(0, 256, (count, 8, 6), dtype=np.uint8)
+        rows = {
+            "picture": [Image.fromarray(p) for p in pixels],
+            "digit": [i % 2 for i in range(count)],
+            "writer": ["abc"[i % 3] for i in range(count)],
+        }
+        made = datasets.Dataset.from_dict(rows, features=kinds)
+        made.to_parquet(tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet")
+        np.save(tmp_path / f"{split}.npy", pixels)
+    return tmp_path / "set"
+
+
+def test_pictures_labels_and_writers(folder):
+    data = load(folder, client="writer")
+    for half, samples in (("train", data.train), ("test", data.test)):
+        assert np.array_equal(samples.x[:, 0].numpy(), np.load(folder.parent / f"{half}.npy"))
+        assert samples.client.tolist() == [i % 3 for i in range(len(samples))]
+    assert data.train.y.tolist() == [0, 1] * 6
+    assert (data.classes, data.client_names, data.kind) == (("nought", "one"), ("a", "b", "c"), "image")
+
+
+def test_without_a_split_to_test_on_a_half_is_drawn(folder):
+    data = load(folder, client="writer", test="", test_share=0.5)
+    assert [len(data.train), len(data.test)] == [6, 6]
+    assert np.bincount(data.test.client).tolist() == [2, 2, 2]
+    assert load(folder, colour="rgb").train.x.shape == (12, 3, 8, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"client": "writers"}, r"data.client: there is no column 'writers' \(did you mean 'writer'\?\)"),
+        ({"label": "writer2"}, "data.label: there is no column"),
+        ({"test": "validation"}, "cannot have the splits train, validation"),
+        ({"subset": "other"}, "cannot have the splits train, test"),
+    ],
+)
+def test_what_is_not_there(folder, options, told):
+    with pytest.raises(FedblendError, match=told):
+        load(folder, **options)
+
+
+def test_nothing_there_and_nothing_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(FedblendError, match=r'pip install "fedblend\[hub\]"'):
+        load(tmp_path)

@@ -1,0 +1,163 @@
+"""Seeds in a report: what left each client, with its labels in words, and what became of single samples."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import experiment
+from PIL import Image
+
+from fedblend import report
+from fedblend.privacy.seed_story import stories
+from fedblend.report import pictures
+from fedblend.report.images import Picture
+from fedblend.report.seeds import GAP, TIMES
+from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory, find_runs
+from fedblend.runs.groups import group
+from fedblend.runs.runner import execute
+from fedblend.sharing.xor import blend
+from fedblend.world import World
+
+SHOT = {"server_step": {"epochs": 1, "batch_size": 50}}
+METHODS: dict[str, Any] = {
+    "xormixfl": {"name": "xormixfl", **SHOT},
+    "blended": {"name": "xormixfl", "sharing": {"p": 2, "offset": 9}, **SHOT},
+    "mixfl": {"name": "mixfl", "sharing": {"lambda": 0.75}, **SHOT},
+    "mix2fld": {"name": "mix2fld", "sharing": {"samples": 4, "lambda": 0.25}, "server_step": {"steps": 1}},
+    "fld": {"name": "fld", "sharing": {"samples": 2}, "server_step": {"steps": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of each method, on 8x8 digits of which label 9 is rare."""
+    folder = tmp_path_factory.mktemp("seeds")
+    for label, method in METHODS.items():
+        made = experiment(
+            data="digits",
+            model={"name": "mlp", "hidden": []},
+            partition={"name": "xormixfl", "clients": 4, "targets": [9], "samples": 8, "target_samples": 2},
+            train={"cohort": 4, "epochs": 1},
+            rounds=1,
+            unsafe=True,
+            method={**method, "label": label},
+        )
+        execute(made, folder / label)
+    return folder
+
+
+def gallery(folder: Path, label: str) -> pictures.Gallery:
+    return next(g for g in pictures.galleries(group(find_runs([folder]))) if label in g.methods)
+
+
+def shown(picture: Picture, times: int = 12) -> np.ndarray:
+    """The pixels of a picture at the size they were stored in."""
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.url.split(",")[1]))))
+    return pixels[times // 2 :: times, times // 2 :: times]
+
+
+def kept(folder: Path, label: str) -> Any:
+    state = checkpoint.read(folder / label)
+    assert state is not None
+    return state
+
+
+def test_encoded_seeds_are_shown_as_they_left(folder: Path) -> None:
+    made, state = gallery(folder, "xormixfl"), kept(folder, "xormixfl")
+    seeds, dummies = state.entries.tensors["seeds"], state.entries.tensors["dummies"][:, 0].tolist()
+
+    assert (made.shown, made.entries, made.raw) == (6, 6, False)
+    for picture, seed, dummy in zip(made.pictures, seeds, dummies, strict=True):
+        np.testing.assert_array_equal(shown(picture), seed[0].numpy())
+        assert picture.mixture == f"9 XOR {dummy}"
+    assert made.covers == (
+        "Each image is a sample of one label, hidden by the XOR with one of another. "
+        "Where the hiding sample is black, the hidden one is seen as it is."
+    )
+    blended = gallery(folder, "blended")
+    assert "a blend of up to 2," in blended.covers
+    assert blended.covers.endswith("random grey levels from 0 to 9.")
+
+
+def test_mixtures_say_of_what_and_are_not_called_raw(folder: Path) -> None:
+    made, state = gallery(folder, "mixfl"), kept(folder, "mixfl")
+    dummies = state.entries.tensors["dummies"][:, 0].tolist()
+    assert [p.mixture for p in made.pictures] == [f"9: 75 %, {dummy}: 25 %" for dummy in dummies]
+    assert not made.raw
+
+    made, state = gallery(folder, "mix2fld"), kept(folder, "mix2fld")
+    labels = state.entries.tensors["y"].tolist()
+    assert [p.mixture for p in made.pictures] == [f"{b}: 75 %, {a}: 25 %" for a, b in labels]
+    assert not made.raw
+    assert made.strips == []
+    assert "mixture of two samples" in made.covers
+    assert gallery(folder, "fld").raw
+    assert gallery(folder, "fld").covers == "Each image is one raw sample."
+
+
+@pytest.mark.parametrize("label", ["xormixfl", "mixfl"])
+def test_a_seed_s_story_is_what_the_run_did(folder: Path, label: str) -> None:
+    state, made = kept(folder, label), World.of(RunDirectory(folder / label).experiment())
+    told = stories(made, state, np.arange(len(state.entries)))
+    x, y = made.samples(0, int(made.sizes(0)[0]))
+
+    assert [one.client for one in told] == state.entries.owner.tolist()
+    for one, sent, dummy in zip(
+        told, state.entries.tensors["seeds"], state.entries.tensors["dummies"][:, 0].tolist(), strict=True
+    ):
+        assert one.labels == (9, dummy)
+        assert torch.equal(one.sent, sent)
+        if label == "mixfl":
+            assert one.own is one.made is None
+            exact = 0.75 * one.target.double() + 0.25 * one.dummy.double()
+            assert float((exact - sent.double()).abs().max()) <= 0.5
+        else:
+            assert torch.equal(sent, one.target ^ one.dummy)
+            assert one.own is not None
+            assert one.made is not None
+            assert torch.equal(one.made, sent ^ one.own)
+            # It is one of the server's own of the dummy's label.
+            assert any(torch.equal(one.own, image) for image in x[y == dummy])
+
+
+def test_of_blends_the_first_sample_is_shown(folder: Path) -> None:
+    state, made = kept(folder, "blended"), World.of(RunDirectory(folder / "blended").experiment())
+    (one,) = stories(made, state, np.array([3]))
+    mine = made.data.train.x[torch.from_numpy(made.population.indices(one.client))]
+    assert any(torch.equal(one.target, image) for image in mine)
+    assert not torch.equal(blend(mine, np.array([[0]]), 0.5)[0], one.sent)
+
+
+def test_strips_show_raw_samples_first(folder: Path) -> None:
+    state, made = kept(folder, "xormixfl"), World.of(RunDirectory(folder / "xormixfl").experiment())
+    strip = gallery(folder, "xormixfl").strips[2]
+    (one,) = stories(made, state, np.array([2]))
+
+    image = shown(strip, TIMES)
+    assert image.shape == (8, 5 * 8 + 4 * GAP)
+    assert one.own is not None
+    assert one.made is not None
+    for place, part in enumerate((one.target, one.dummy, one.sent, one.own, one.made)):
+        np.testing.assert_array_equal(image[:, place * (8 + GAP) :][:, :8], part[0].numpy())
+    dummy = one.labels[1]
+    assert strip.mixture == f"9, {dummy}, what was sent, the server's {dummy}, what it decoded"
+
+
+def test_entries_that_do_not_follow_from_the_world_have_no_story(folder: Path) -> None:
+    state, made = kept(folder, "xormixfl"), World.of(RunDirectory(folder / "xormixfl").experiment())
+    state.entries.tensors["seeds"][0, 0, 0, 0] ^= 1
+    assert stories(made, state, np.arange(2)) == []
+
+
+def test_the_page_holds_them(folder: Path) -> None:
+    report.write(find_runs([folder / "xormixfl", folder / "mixfl"]), folder / "report.html")
+    text = (folder / "report.html").read_text()
+    assert text.count("What became of some of them") == 2
+    assert "9 XOR " in text
