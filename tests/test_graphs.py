@@ -71,7 +71,10 @@ class Capture(TorchDispatchMode):
         for func, args, kwargs, made in self.calls:
             again = func(*args, **kwargs)
             for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
-                if isinstance(old, torch.Tensor) and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                if (
+                    isinstance(old, torch.Tensor)
+                    and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr()
+                ):
                     old.copy_(new)
 
 
