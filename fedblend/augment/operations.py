@@ -66,7 +66,8 @@ def apply(images: Tensor, operation: Tensor, level: Tensor, given: Constants | N
     solarize's sign, and 1 elsewhere, since a table's own slope is zero nearly everywhere.
     """
     operation, level = operation.long(), level.double()
-    most, turned = given or constants(*images.shape[-2:], images.device)
+    height, width = images.shape[-2:]
+    most, turned = given or constants(height, width, images.device)
     amount = _amount(operation, level, most)
     seen = _look_up(images, operation, amount)
     return resample(seen, _matrices(operation, amount, turned, *images.shape[-2:]))

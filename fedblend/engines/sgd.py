@@ -102,7 +102,7 @@ class StackedSGD:
             grads = [torch.where(_along(active, g), g, 0.0) for g in grads]
         self._add(params, grads)
 
-    def _add(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> None:
+    def _add(self, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         if self.rate is None:
             torch._foreach_add_(params, grads, alpha=-self.lr)
         else:
