@@ -65,18 +65,24 @@ MEASURES: dict[str, list[str]] = {
 }  # fmt: skip
 """Arguments of ``fedblend privacy xor`` by the name of its results."""
 
+SCRIPTS = {"augmix-attack": False, "augmix-mnist": True, "invgrad": True}
+"""Studies that are scripts of this folder, which keep what they have made: whether they read from FEDBLEND_DATA."""
+
 MAY_FAIL = {"robustness"}
 """Studies of which some runs are expected to break off."""
 
 
 def main(names: list[str]) -> None:
     """Run the studies that are named, or all."""
-    known = STUDIES | MEASURES
+    known = [*STUDIES, *MEASURES, *SCRIPTS]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(known)}")
     for name in names or known:
-        arguments = known[name]
+        if name in SCRIPTS:
+            _run_script(name)
+            continue
+        arguments = MEASURES[name] if name in MEASURES else STUDIES[name]
         if any("$FEDBLEND_DATA" in a for a in arguments) and not DATA:
             print(f"{name}: left out, since FEDBLEND_DATA names no folder with its data")
             continue
@@ -109,6 +115,14 @@ def measured(name: str, arguments: list[str]) -> None:
     told = {"command": shlex.join(["fedblend", "privacy", "xor", *arguments]), **json.loads(results.read_text())}
     results.write_text(json.dumps(told, indent=1) + "\n")
     print(f"{name}: results written to {results.relative_to(ROOT)}")
+
+
+def _run_script(name: str) -> None:
+    """Run a study that is a script of its own, and writes its results itself."""
+    if SCRIPTS[name] and not DATA:
+        print(f"{name}: left out, since FEDBLEND_DATA names no folder with its data")
+        return
+    subprocess.run([sys.executable, HERE / f"{name}.py"], cwd=ROOT, check=True)
 
 
 def results_of(folder: Path, command: str) -> dict[str, Any]:

@@ -160,6 +160,92 @@ def attacks(name: str) -> str:
     return "\n".join(lines)
 
 
+def augmix_accuracy() -> str:
+    """Table III's MNIST block: accuracy on the global test set and over clients' own tests, beside the paper's."""
+    results = json.loads((HERE / "results" / "augmix-mnist.json").read_text())
+    lines = [
+        f"`{results['command']}`",
+        "",
+        "| method, severity | test % | mean of last 3 % | own tests % | the paper % |",
+        "|---|---|---|---|---|",
+    ]
+    for run in results["runs"]:
+        over, paper = run["clients"], results["paper"].get(run["method"])
+        cells = [
+            run["method"],
+            f"{100 * run['accuracy'][-1]:.1f}",
+            f"{100 * statistics.mean(run['accuracy'][-3:]):.1f}",
+            f"{100 * over['mean']:.1f} ± {100 * over['std']:.1f}",
+            f"{paper:.2f}" if paper else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def augmix_attacks() -> str:
+    """Table II's MNIST block: what InvGrad rebuilt, by stage, severity and what the attacker knows."""
+    results = json.loads((HERE / "results" / "augmix-mnist.json").read_text())
+    attack = results["attack"]
+    lines = [
+        f"InvGrad, {attack['images']} images, {attack['steps']} steps, {attack['iterations']} iterations",
+        "",
+        "| model | severity | attacker | clients | MSE | PSNR dB | SSIM % | cost |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        attacker = row["attacker"] if row["loss_scaling"] else f"{row['attacker']}, no loss scaling"
+        numbers = [_with_error(row, "mse", 3), _with_error(row, "psnr", 2), _with_error(row, "ssim", 1, 100)]
+        cells = [row["stage"], f"{row['severity']}", attacker, f"{len(row['clients'])}", *numbers, f"{row['cost']:.3f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _with_error(row: dict[str, Any], measure: str, digits: int, factor: int = 1) -> str:
+    """A mean, and where there are several its standard error."""
+    error = row.get(f"{measure}_error")
+    mean = f"{factor * row[measure]:.{digits}f}"
+    return mean if error is None else f"{mean} ± {factor * error:.{digits}f}"
+
+
+def inverted() -> str:
+    """PSNR (SSIM) of what InvGrad rebuilt from untrained models: a row a protection, a column what is attacked."""
+    results = json.loads((HERE / "results" / "invgrad.json").read_text())
+    columns = list(dict.fromkeys(_column(row) for row in results["rows"]))
+    cells: dict[str, dict[Any, str]] = defaultdict(dict)
+    for row in results["rows"]:
+        cells[row["protection"]][_column(row)] = f"{row['psnr']:.1f} ({100 * row['ssim']:.0f})"
+    heads = [
+        f"{network}, {data}, {images} x {steps}, {iterations} it."
+        for network, data, images, steps, iterations in columns
+    ]
+    lines = [
+        f"`{results['command']}`; each cell: PSNR in dB (SSIM in %), mean over images and clients attacked",
+        "",
+        "| protection | " + " | ".join(heads) + " |",
+        "|---" * (len(heads) + 1) + "|",
+    ]
+    lines += [f"| {name} | " + " | ".join(row.get(one, "") for one in columns) + " |" for name, row in cells.items()]
+    return "\n".join(lines)
+
+
+def _column(row: dict[str, Any]) -> tuple[str, str, int, int, int]:
+    return row["network"], row["data"], row["images"], row["steps"], row["iterations"]
+
+
+def attack_speed() -> str:
+    """Iterations of the attack in a second of one processor, beside the bare double backward."""
+    results = json.loads((HERE / "results" / "invgrad.json").read_text())
+    lines = [
+        "| images | steps | iterations a second | bare double backward | times the bare |",
+        "|---|---|---|---|---|",
+    ]
+    for row in results["speeds"]:
+        steps = row["steps"] or "gradient"
+        cells = [row["images"], steps, f"{row['a_second']:.0f}", f"{row['bare_a_second']:.0f}", f"{row['ratio']:.2f}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
 def epsilons(name: str, what: str, beside: str = "") -> str:
     """Final accuracy, and epsilon of ``what`` left the clients, of each method; those of ``beside`` first."""
     results = json.loads((HERE / "results" / f"{name}.json").read_text())
@@ -257,6 +343,10 @@ TABLES = {
     "aggenhance-fashion": lambda: study("aggenhance-fashion"),
     "robustness": lambda: crossed("robustness", "accuracy % after 20 rounds"),
     "augmix-attack": lambda: attacks("augmix-attack"),
+    "augmix-mnist accuracy": augmix_accuracy,
+    "augmix-mnist attacks": augmix_attacks,
+    "invgrad": inverted,
+    "invgrad speed": attack_speed,
     "mix2fld-small": lambda: channels("mix2fld-small"),
     "mix2fld-figure-2": mix2fld_page.figure_2,
     "mix2fld-literal": mix2fld_page.literal,

@@ -217,7 +217,7 @@ class Experiment(_Table):
     """Numbers of convolutions and matrix products in training; weights, sums and tests stay float32."""
     device: str = "cpu"
     """Where tensors are computed, as PyTorch names it: cpu, cuda, cuda:1."""
-    cuda_graphs: bool = True
+    cuda_graphs: bool = False
     """On a GPU, whether the steps of a stack are captured as CUDA graphs and replayed."""
 
     @property
@@ -297,6 +297,17 @@ class Experiment(_Table):
             raise ValueError(
                 f"method.sharing.layer: {getattr(sharing, 'layer', None)} and method.objective.layer: "
                 f"{getattr(objective, 'layer', None)} differ; both must name the same layer of hidden states"
+            )
+        hides, step = self.method.aggregator.hides_uploads, self.method.server_step
+        if hides and (not self.method.upload.is_model or not self.method.upload.trains):
+            raise ValueError(
+                f"method.aggregator: '{self.method.aggregator.name}' sums models, but method.upload "
+                f"'{self.method.upload.name}' sends none; valid: mean"
+            )
+        if hides and step.looks_at_uploads and not step.asks_clients:
+            raise ValueError(
+                f"method.server_step: '{step.name}' looks at single uploads, which '{self.method.aggregator.name}' "
+                "hides from the server; valid: aggenhance-secure, or another aggregator"
             )
         if self.min_uploads > self.train.cohort:
             raise ValueError(

@@ -286,6 +286,8 @@ class Federation:
         account.seconds["aggregate"] -= got.seconds
         account.seconds["train"] += got.seconds
         account.count("up", self.method.upload.bytes_kind, got.sent)
+        for (direction, what), number in got.beside.items():
+            account.count(direction, what, number)
         if len(got.good) < self.experiment.min_uploads:
             reasons = _in_one_line(got.refused) or "none arrived"
             raise FedblendError(

@@ -97,18 +97,32 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
 
 PROXIMAL = {"name": "proximal"}
 
+AUGMENTED = ("naivemix", "fedmix")
+"""Methods that have a name with Fed-AugMix, too; any other objective can stand as `augmix`'s base as well."""
+
 
 def presets() -> dict[str, tuple[str, dict[str, Any]]]:
-    """All named methods: name -> (what it is, its parts). Those that train clients exist with FedProx's term too."""
+    """All named methods: name -> (what it is, its parts).
+
+    Some exist with Fed-AugMix's divergence on their loss; those that train clients exist with FedProx's term too.
+    """
+    with_views = {
+        f"{name}+fed-augmix": (
+            f"Fed-AugMix on: {SINGLE[name][0]}",
+            {**SINGLE[name][1], "objective": {"name": "augmix", "base": SINGLE[name][1]["objective"]}},
+        )
+        for name in AUGMENTED
+    }
+    several = SINGLE | with_views
     with_prox = {
         "fedprox" if name == "fedavg" else f"fedprox+{name}": (
             "FedAvg with a proximal term (Li et al. 2020)" if name == "fedavg" else f"FedProx with: {text}",
             {**spec, "terms": [*spec.get("terms", []), PROXIMAL]},
         )
-        for name, (text, spec) in SINGLE.items()
+        for name, (text, spec) in several.items()
         if spec.get("upload") != "nothing"
     }
-    return SINGLE | with_prox
+    return several | with_prox
 
 
 def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
@@ -134,9 +148,13 @@ def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
 
 
 def overlay(preset: Any, given: Any) -> Any:
-    """Lay a part's given options over the preset's."""
+    """Lay a part's given options over the preset's, and those of a part within it alike."""
     if isinstance(given, Mapping) and isinstance(preset, Mapping):
         if "name" in given and given["name"] != preset.get("name"):
             return dict(given)
-        return {**preset, **given}
+        return {**preset, **{field: _overlay_part(preset.get(field), value) for field, value in given.items()}}
     return given
+
+
+def _overlay_part(preset: Any, given: Any) -> Any:
+    return overlay(preset, given) if isinstance(preset, Mapping) and "name" in preset else given

@@ -180,6 +180,8 @@ def dump(made: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if getattr(type(value), "kind", None) in MODULES:  # a part within a part
+        return dump(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -32,6 +32,8 @@ class World:
     scale: Scaler | OneHot
     model: nn.Module
     task: Task
+    own: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Where clients' samples lie elsewhere: those (x, y) that a server with data of its own has here."""
 
     @staticmethod
     def of(experiment: Experiment, data: Dataset | None = None) -> World:
@@ -100,7 +102,8 @@ class World:
                 f"method.sharing.server: {server}: {why}; valid: a client that holds samples, to be the server, "
                 f"such as {int(self.population.sizes.argmax())}"
             )
-        return self.samples(server, int(sizes[server]))
+        size = int(sizes[server])
+        return self.samples(server, size) if self.own is None else (self.own[0][:size], self.own[1][:size])
 
     def requests(self, sizes: np.ndarray) -> dict[int, Request]:
         """What a server asks of clients: one with data of its own, or one that coordinates their labels."""

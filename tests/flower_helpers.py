@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
@@ -34,7 +35,8 @@ def size(message: Message) -> int:
 class Nodes:
     """A grid whose nodes are contexts; ``spoil`` may change, drop or break what a node answers."""
 
-    def __init__(self, configs: Iterable[dict[str, Any]], run_id: int = 1) -> None:
+    def __init__(self, configs: Iterable[dict[str, Any]], run_id: int = 1, app: ClientApp = at_site.app) -> None:
+        self.app = app
         # Unlike the partition, and not in its order.
         self.contexts = {
             1000 - 7 * i: Context(run_id, 1000 - 7 * i, config, RecordDict(), {}) for i, config in enumerate(configs)
@@ -64,7 +66,7 @@ class Nodes:
     def _answer(self, node: int, message: Message) -> None:
         context, who = self.contexts[node], self.client(node)
         try:
-            reply = at_site.app(through(message), context)
+            reply = self.app(through(message), context)
         except Exception as error:
             reply = Message(Error(0, str(error)), reply_to=message)
         found = self.spoil(who, message, reply)
@@ -75,6 +77,9 @@ class Nodes:
         found = through(found)
         found.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
         self.ready[message.metadata.message_id] = found
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         # The last first, as a federation's answers may come.

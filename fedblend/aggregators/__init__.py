@@ -5,5 +5,17 @@ from fedblend.aggregators.interval import IntervalMean
 from fedblend.aggregators.krum import Krum, MultiKrum
 from fedblend.aggregators.mean import Sums, WeightedMean
 from fedblend.aggregators.order import Median, TrimmedMean
+from fedblend.aggregators.secure import SecureMean, Total
 
-__all__ = ["Aggregator", "IntervalMean", "Krum", "Median", "MultiKrum", "Sums", "TrimmedMean", "WeightedMean"]
+__all__ = [
+    "Aggregator",
+    "IntervalMean",
+    "Krum",
+    "Median",
+    "MultiKrum",
+    "SecureMean",
+    "Sums",
+    "Total",
+    "TrimmedMean",
+    "WeightedMean",
+]

@@ -16,8 +16,10 @@ class Aggregator:
 
     An author overrides :meth:`aggregate`. One that needs the round's own weights as well overrides :meth:`finish`.
     One that is a function of sums overrides :meth:`partial` and :meth:`finish`, so that uploads need not be kept,
-    nor gathered from other machines.
+    nor gathered from other machines. ``hides_uploads`` is true where the server of a real federation learns a sum only.
     """
+
+    hides_uploads: bool = False
 
     @property
     def is_plain_mean(self) -> bool:

@@ -45,26 +45,26 @@ class Rebuilt:
 
 @dataclass
 class Trial:
-    """What one starting point has led to: the images that cost least so far, and all costs."""
+    """What one starting point has led to: the images that cost least so far, with their labels and cost, and all costs.
 
-    x: torch.Tensor
-    y: torch.Tensor
-    least: torch.Tensor
+    The three are one value, so that an interruption between two statements leaves none of them behind the others.
+    """
+
+    best: Iterate
     curve: list[torch.Tensor] = field(default_factory=list)
 
     @staticmethod
     def of(iterate: Iterate) -> Trial:
         """Begin with an iterate; a cost that is no number counts as infinite."""
         x, y, cost = iterate
-        return Trial(x.clone(), y.clone(), cost.nan_to_num(torch.inf), [cost])
+        return Trial((x.clone(), y.clone(), cost.nan_to_num(torch.inf)), [cost])
 
     def offer(self, iterate: Iterate) -> None:
         """Keep an iterate if it costs less; without asking the device, which would have to be waited for."""
-        x, y, cost = iterate
-        better = cost < self.least
-        self.x, self.y = torch.where(better, x, self.x), torch.where(better, y, self.y)
-        self.least = torch.where(better, cost, self.least)
-        self.curve.append(cost)
+        better = iterate[2] < self.best[2]
+        x, y, cost = (torch.where(better, new, old) for new, old in zip(iterate, self.best, strict=True))
+        self.best = x, y, cost
+        self.curve.append(iterate[2])
 
 
 def invert(
@@ -166,9 +166,9 @@ def _labels(victim: Victim, observed: Tensors, shape: Sequence[int], attack: Att
 
 
 def _best(trials: Sequence[Trial], stopped: bool) -> Rebuilt:
-    costs = tuple(float(trial.least) for trial in trials)
+    costs = tuple(float(trial.best[2]) for trial in trials)
     restart = int(np.argmin(costs))
-    best = trials[restart]
-    y = best.y.argmax(-1) if best.y.is_floating_point() else best.y
-    curve = torch.stack(best.curve).double().cpu().numpy()
-    return Rebuilt(best.x, y, costs[restart], curve, restart, costs, stopped)
+    x, y, _ = trials[restart].best
+    y = y.argmax(-1) if y.is_floating_point() else y
+    curve = torch.stack(trials[restart].curve).double().cpu().numpy()
+    return Rebuilt(x, y, costs[restart], curve, restart, costs, stopped)

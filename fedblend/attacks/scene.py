@@ -133,12 +133,12 @@ def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Atta
         begun if method.terms else {},
         {name: t.to(device) for name, t in task.said_to(one.client).items()},
     )
-    plain = one.plain or attacker == "plain"
-    drawn = {} if plain else _numbers(world, task, one, attacker)
+    objective = method.objective.alone() if one.plain else method.objective
+    drawn = {} if attacker == "plain" else _numbers(world, task, one, attacker)
     return Victim(
         _as_attacked(engine.model),
         context,
-        Plain() if plain else method.objective,
+        Plain() if attacker == "plain" else objective,
         method.terms,
         {name: torch.from_numpy(array).to(device) for name, array in drawn.items()},
         steps,

@@ -196,6 +196,21 @@ def attack(
     attacking.show_attack(run, (round, client), attack, (images, steps, attacker, labels), options, out)
 
 
+@app.command(epilog="Example: fedblend switches runs/augmix/fed-augmix-seed0 --out switches")
+def switches(
+    run: Annotated[Path, typer.Argument(help="A run of fed-augmix, or the folder of a study with just one.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the log (CSV) and the figure (PNG).")] = None,
+) -> None:
+    """Say when loss scaling switched lambda: how many batches of each round took the large one.
+
+    The run's log does not tell, so its rounds are made again by the reference engine. The table has a line for a round,
+    the file one for each client of each round. Ctrl-C ends it with the rounds made so far.
+    """
+    from fedblend.cli import switching
+
+    switching.show_switches(run, out)
+
+
 @app.command(epilog="Example: fedblend leaks runs/quickstart --out leaks")
 def leaks(
     runs: Runs,

@@ -16,7 +16,7 @@ from rich.text import Text
 from fedblend.attacks import Attacked, attack_run
 from fedblend.attacks.outcome import DEFINITIONS, PICTURE, TABLE, Labels, make_folder
 from fedblend.attacks.scene import Attacker
-from fedblend.cli.probing import Steps, steps_shown
+from fedblend.cli.probing import Steps, interrupted_once, steps_shown
 from fedblend.errors import Stopped
 from fedblend.runs.runner import one_thread
 
@@ -59,12 +59,30 @@ def show_attack(
     out: Path | None,
 ) -> None:
     """Attack the client ``where`` = (round, client), print the measures, write images and numbers into a folder."""
-    images, steps, attacker, labels = settings
     if out is not None:
         make_folder(out)  # before anything that takes long
+    with interrupted_once():
+        made = _attack(run, where, attack, settings, options)
+        folder = made.write(out)
+    console = Console()
+    _print(console, made)
+    console.print(f"Images and numbers: {folder / PICTURE}, {folder / TABLE}", highlight=False, soft_wrap=True)
+    if made.rebuilt.stopped:
+        raise Stopped(f"stopped after {len(made.rebuilt.curve) - 1} iterations; the best images so far are kept")
+
+
+def _attack(
+    run: Path,
+    where: tuple[int, int],
+    attack: str,
+    settings: tuple[int | None, int | None, str, str],
+    options: Mapping[str, Any],
+) -> Attacked:
+    """Make the attack, and show how far it is. Raises :class:`Stopped` where it is interrupted before it has begun."""
+    images, steps, attacker, labels = settings
     with steps_shown() as shown, one_thread():
         try:
-            made = attack_run(
+            return attack_run(
                 run,
                 *where,
                 attack,
@@ -78,12 +96,6 @@ def show_attack(
             )
         except KeyboardInterrupt:
             raise Stopped("stopped before the attack had begun; nothing was written") from None
-    folder = made.write(out)
-    console = Console()
-    _print(console, made)
-    console.print(f"Images and numbers: {folder / PICTURE}, {folder / TABLE}", highlight=False, soft_wrap=True)
-    if made.rebuilt.stopped:
-        raise Stopped(f"stopped after {len(made.rebuilt.curve) - 1} iterations; the best images so far are kept")
 
 
 def _iterations(attack: str) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +61,25 @@ class Steps:
             self.told = time.monotonic()
             sys.stderr.write(f"{what}: {done}/{total}  {note}".rstrip() + "\n")
             sys.stderr.flush()
+
+
+@contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Inside, the first Ctrl-C interrupts, and later ones do nothing: what it has led to is brought to its end."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in a shell's background job
+    if ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def once(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -73,7 +73,8 @@ class Collected:
 
     ``partial`` is what the aggregator kept of the good uploads, ``sent`` the bytes of all uploads, ``seconds`` the
     time that training them took. ``held`` are the good uploads of this process by client, where the server step looks
-    at them. ``own`` are the weights of clients that go on from their own, by client.
+    at them. ``own`` are the weights of clients that go on from their own, by client. ``beside`` are bytes of other
+    kinds that went with the uploads, by direction and kind.
     """
 
     good: list[tuple[int, int, float]] = field(default_factory=list)
@@ -83,6 +84,7 @@ class Collected:
     partial: Any = None
     held: dict[int, Tensors] = field(default_factory=dict)
     own: dict[int, Tensors] = field(default_factory=dict)
+    beside: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -16,7 +16,7 @@ from fedblend.engines.collecting import collect
 from fedblend.engines.precision import computing_in, no_tf32
 from fedblend.engines.sgd import SGD
 from fedblend.errors import FedblendError
-from fedblend.objectives import Batch, Context, Objective, Plain, Plan
+from fedblend.objectives import Batch, Context, Objective, Plan
 from fedblend.objectives.watching import Means, Watching
 from fedblend.random import lent_generator, stream
 from fedblend.sharing.base import Local, Payload, Pool, Request
@@ -155,14 +155,14 @@ class LoopEngine:
         plain = bool(method.objective.needs) and not len(pool)
         sizes = np.diff(bounds)
         plan = Plan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
-        objective = Plain() if plain else method.objective
+        objective = method.objective.alone() if plain else method.objective
         drawn = objective.draw(stream(seed, "objective", task.round, client), plan)
         return Assignment(client, samples, order, bounds, plain, pool, drawn)
 
     def _train_client(self, task: TrainTask, client: int) -> Trained:
         method, settings = self.world.experiment.method, self.world.experiment.train
         one = self.assign(task, client)
-        objective: Objective = Plain() if one.plain else method.objective
+        objective: Objective = method.objective.alone() if one.plain else method.objective
         context = Context(
             self.world.task,
             self.scale,

@@ -13,7 +13,6 @@ from fedblend.engines.bench import Bench, Given
 from fedblend.engines.graphs import moved
 from fedblend.engines.loop import Assignment
 from fedblend.engines.masks import Masks
-from fedblend.objectives import Plain
 from fedblend.prefixes import named
 
 if TYPE_CHECKING:
@@ -32,7 +31,8 @@ class Stack:
         self.device = engine.device
         experiment = engine.world.experiment
         self.full = experiment.train.batch_size
-        self.objective = Plain() if clients[0].plain else experiment.method.objective
+        objective = experiment.method.objective
+        self.objective = objective.alone() if clients[0].plain else objective
         self.masks = Masks(engine.shapes, experiment.seed, task.round, [one.client for one in clients], self.device)
         self.steps = max((len(one.sizes) for one in clients), default=0)
         self.sizes = _padded([one.sizes for one in clients], self.steps)

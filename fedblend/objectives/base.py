@@ -86,11 +86,15 @@ class Plan(NamedTuple):
 class Objective:
     """Base of all objectives. A method author overrides :meth:`loss`, and :meth:`draw` if it is random.
 
-    ``needs`` names the tensors that sharing must bring (checked before the first round).
+    ``needs`` names the tensors that sharing must bring (checked before the first round): a class attribute, mostly.
     """
 
-    needs: tuple[str, ...] = ()
     breaks_privacy: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Nothing, unless an objective says so."""
+        return ()
 
     @property
     def copies(self) -> int:
@@ -107,6 +111,15 @@ class Objective:
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """The pure half: the scalar loss of one batch, given one row of what was drawn."""
         raise TypeError(f"{type(self).__name__} defines no loss")
+
+    def alone(self) -> Objective:
+        """What a client minimises that has nothing to mix with, where the objective needs something: the task's loss.
+
+        Only then is it asked for.
+        """
+        from fedblend.objectives.plain import Plain
+
+        return Plain()
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
         """The losses that one batch is stepped on, in turn; nearly always just :meth:`loss`.

@@ -14,16 +14,26 @@ import torch
 from fedblend.attacks import attacks_on
 from fedblend.errors import FedblendError
 from fedblend.federation import State
-from fedblend.privacy.rebuilt import RAW, Nearness, by_chance, of_means, of_seeds, sizes_of
+from fedblend.privacy.rebuilt import RAW, Nearness, by_chance, of_means, of_seeds, of_targets, sizes_of
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Outcome, read
 from fedblend.sharing.means import HiddenMeans, Means
 from fedblend.sharing.seeds import MixedSeeds
+from fedblend.sharing.targets import MixedTargetSeeds, XorSeeds
 from fedblend.world import World
 
 NOT_ATTACKED = "not attacked yet (fedblend attack)"
 NO_MEASURE = "no measure of it"
+
+SEEDS = {
+    "Mixup": "mixtures beside the nearest raw sample",
+    "Mix2up": "inversely mixed up, beside the nearest",
+    "sent": "what is sent, beside the nearest raw sample of a device",
+    "guessed": "decoded with a usual dummy, beside the nearest",
+    "decoded": "decoded by the server, beside the nearest",
+}
+"""What is said of each measure of seeds."""
 
 
 @dataclass(frozen=True)
@@ -152,17 +162,17 @@ def _of_sharing(experiment: Any, sharing: Any) -> tuple[Found, list[dict[str, An
     if sharing.unsafe:
         return [("these are raw samples", _measures(RAW))], []
     means = isinstance(sharing, Means) and not isinstance(sharing, HiddenMeans)
-    if not means and not isinstance(sharing, MixedSeeds):
+    if not means and not isinstance(sharing, MixedSeeds | XorSeeds | MixedTargetSeeds):
         return [], []
     world = World.of(experiment)
     if world.data.kind != "image" or world.task.kind != "classification":
         return [], []
-    if isinstance(sharing, MixedSeeds):
-        words = {"Mixup": "mixtures beside the nearest raw sample", "Mix2up": "inversely mixed up, beside the nearest"}
+    if not means:
         try:
-            return [(words[name], _measures(found)) for name, found in of_seeds(world, sharing).items()], []
+            found = of_seeds(world, sharing) if isinstance(sharing, MixedSeeds) else of_targets(world, sharing)
         except FedblendError as error:
             return [(f"not measured: {error}", {})], []
+        return [(SEEDS[name], _measures(near)) for name, near in found.items()], []
     own = of_means(world, sharing)
     rows: list[dict[str, Any]] = []
     for size in sizes_of(world, sharing):

@@ -1,4 +1,4 @@
-"""How near what clients share comes to single raw samples: means by M_k, and mixed-up seeds.
+"""How near what clients share comes to single raw samples: means by M_k, mixed-up seeds, seeds of target labels.
 
 What is shared is compared with the raw sample nearest to it, by the measures that attacks on weights have too (MSE,
 PSNR, SSIM), so that all of them stand on one scale. It is *recognised* where that sample is one that it was made of.
@@ -16,11 +16,13 @@ import torch
 
 from fedblend.attacks.metrics import WINDOW, mse, psnr, ssim
 from fedblend.data.scale import Scaler
+from fedblend.privacy import xor
 from fedblend.privacy.samples import draw, nearest, nearest_of_all
 from fedblend.random import stream
 from fedblend.sharing.base import Local
 from fedblend.sharing.means import Means, class_groups, random_groups
 from fedblend.sharing.seeds import MixedSeeds
+from fedblend.sharing.targets import MixedTargetSeeds, XorSeeds
 from fedblend.world import World
 
 MOST = 300
@@ -165,6 +167,28 @@ def of_seeds(world: World, sharing: MixedSeeds) -> dict[str, Nearness]:
             own = (rows[:, None] == contributors).any(1)
             found.setdefault(name, []).append(nearness(samples, one.raw, rows, own, world.scale))
     return {name: _mean(rows) for name, rows in found.items()}
+
+
+def of_targets(world: World, sharing: XorSeeds | MixedTargetSeeds) -> dict[str, Nearness]:
+    """Of the seeds of target labels as they leave ("sent"), and of what the server decodes of them ("decoded").
+
+    "guessed" are seeds that someone decodes who has none of the devices' dummies, but knows what the server's samples
+    of the dummy's label usually look like (:func:`fedblend.privacy.xor.majorities`); MixFL's are not encoded. All are
+    compared with the devices' raw samples. Raises :class:`FedblendError` where no device sends any.
+    """
+    assert isinstance(world.scale, Scaler)
+    one = xor.draw(world.data, world.population, sharing, world.experiment.seed)
+    chosen = stream(world.experiment.seed, "leaks").permutation(len(one.seeds))[:MOST]
+    devices = np.concatenate([one.targets, one.dummies], axis=1)[chosen]
+    raw, made = one.raw[: one.private], {"sent": one.seeds}
+    if one.guessed is not None:
+        made |= {"guessed": one.guessed, "decoded": one.made}
+    found = {}
+    for name, seeds in made.items():
+        samples = seeds[torch.from_numpy(chosen)].float()
+        rows = nearest_of_all(samples, raw)
+        found[name] = nearness(samples, raw, rows, (rows[:, None] == devices).any(1), world.scale)
+    return found
 
 
 def by_chance(world: World, size: int | Literal["all"]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,48 @@ class Switched:
     large: int
 
 
+@dataclass(frozen=True)
+class Total:
+    """Of a round: the ``batches`` of all its clients, and how many of them took the large lambda."""
+
+    round: int
+    batches: int
+    large: int
+
+    @property
+    def share(self) -> float:
+        """The share that took it; 0 where there was no batch."""
+        return self.large / max(1, self.batches)
+
+
+def totals_of(rows: Iterable[Switched]) -> list[Total]:
+    """The totals of each round, in order."""
+    sums: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        batches, large = sums.get(row.round, (0, 0))
+        sums[row.round] = batches + row.batches, large + row.large
+    return [Total(round, *sums[round]) for round in sorted(sums)]
+
+
+def in_words(totals: Sequence[Total]) -> str:
+    """When lambda was the large one, in a sentence.
+
+    >>> in_words([Total(1, 4, 4), Total(2, 4, 4), Total(3, 4, 1), Total(4, 4, 0)])
+    'large in all batches of rounds 1 to 2; last in round 3; 9 of 16 batches in all'
+    >>> in_words([Total(1, 4, 0)])
+    'large in none of 4 batches'
+    """
+    batches, large = (sum(getattr(one, name) for one in totals) for name in ("batches", "large"))
+    if not large:
+        return f"large in none of {batches:,} batches"
+    first = [one.round for one in totals if one.large < one.batches][:1]
+    whole = [one.round for one in totals if not first or one.round < first[0]]
+    words = [f"large in all batches of rounds {whole[0]} to {whole[-1]}"] if whole else []
+    last = max(one.round for one in totals if one.large)
+    words += [f"last in round {last}"] if not whole or last > whole[-1] else []
+    return "; ".join([*words, f"{large:,} of {batches:,} batches in all"])
+
+
 @dataclass
 class Noting:
     """An AugMix objective as it is, that also notes of each batch whether its lambda was the large one."""
@@ -44,8 +86,8 @@ class Noting:
         return type(self.objective).loss(self, *given)  # type: ignore[arg-type]
 
     def phases(self) -> tuple[Callable[..., torch.Tensor], ...]:
-        """The one loss."""
-        return (self.loss,)
+        """The objective's own, the last of them with this one's :meth:`weight`."""
+        return (*self.objective.phases()[:-1], self.loss)
 
     def weight(self, own: torch.Tensor, divergence: torch.Tensor) -> torch.Tensor:
         """The objective's own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,12 @@ OTHER = "D"
 
 SIZE = (8.2, 5.0)
 """Inches of the figure."""
+
+NOTE = (
+    "Of weights the best attack that was made, beside the original; of means and seeds, beside the nearest raw sample."
+)
+LETTERS = 150
+"""Letters of a note that fit below the figure."""
 
 RAW_AT = 1.08
 """Where raw samples, whose PSNR is infinite, are drawn: beyond the largest by this factor."""
@@ -40,6 +47,10 @@ def draw(leaks: Sequence[Leak]) -> bytes:
     look = looks([leak.run for leak in leaks])
     finite = [leak.psnr for leak in shown if math.isfinite(leak.psnr)]
     edge = RAW_AT * max([*finite, 10.0])
+    for run in look:  # a line joins what leaks of one run
+        joined = [(min(leak.psnr, edge), 100 * leak.accuracy) for leak in shown if leak.run == run]
+        if len(joined) > 1:
+            axes.plot(*zip(*sorted(joined), strict=True), color=look[run].colour, linewidth=1.0, alpha=0.5, zorder=1)
     for leak in shown:
         x = leak.psnr if math.isfinite(leak.psnr) else edge
         marker = MARKERS.get(leak.kind, OTHER)
@@ -66,11 +77,18 @@ def draw(leaks: Sequence[Leak]) -> bytes:
         text.set_parse_math(False)
     drawn = {(leak.run, leak.kind) for leak in shown}
     missing = [f"{k} of {r}" for r, k in dict.fromkeys((m.run, m.kind) for m in leaks) if (r, k) not in drawn]
-    if missing:
-        figure.supxlabel(f"Not measured: {', '.join(missing)}", fontsize=8, color=MUTED, x=0.01, ha="left", wrap=True)
+    told = [NOTE] if shown else []
+    told += [f"Not measured: {', '.join(missing)}"] if missing else []
+    note = figure.supxlabel(fill("\n".join(told)), fontsize=8, color=MUTED, x=0.01, ha="left")
+    note.set_parse_math(False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def fill(text: str) -> str:
+    """Lines broken so that they fit below the figure."""
+    return "\n".join(textwrap.fill(line, LETTERS) for line in text.splitlines())
 
 
 def strongest(leaks: Sequence[Leak]) -> list[Leak]:

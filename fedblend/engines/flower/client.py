@@ -11,11 +11,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedblend.config import resolve
-from fedblend.engines.flower import work
+from fedblend.engines.flower import masked_site, work
 from fedblend.engines.flower.audit import Audit
 from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import arrays, pack, unpack
-from fedblend.engines.flower.site import Site, site_of, world_at
+from fedblend.engines.flower.site import Refused, Site, site_of, world_at
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.precision import allow_tf32
 from fedblend.errors import FedblendError
@@ -23,7 +23,7 @@ from fedblend.runs.runner import one_thread
 
 app = ClientApp()
 
-UPLOAD, SHARING, ANSWERS, SCORES = "upload", "sharing", "answers", "scores"
+UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "upload", "sharing", "answers", "scores", "keys"
 
 
 @app.query("hello")
@@ -59,6 +59,24 @@ def ask(message: Message, context: Context) -> Message:
     return answered(message, context, ANSWERS, work.ask)
 
 
+@app.query("keys")
+def keys(message: Message, context: Context) -> Message:
+    """This client's public keys for a round's masks."""
+    return answered(message, context, KEYS, masked_site.keys)
+
+
+@app.query("shares")
+def shares(message: Message, context: Context) -> Message:
+    """This client's shares for the others, sealed."""
+    return answered(message, context, KEYS, masked_site.shares)
+
+
+@app.query("unmask")
+def unmask(message: Message, context: Context) -> Message:
+    """This client's shares of others' secrets, with which the server takes masks off the sum."""
+    return answered(message, context, KEYS, masked_site.unmask)
+
+
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """How well weights do on samples that this site has for tests."""
@@ -76,12 +94,13 @@ def answered(message: Message, context: Context, what: str, do: work.Work) -> Me
         here = work.Here(engine, site, client, int(words["round"]), Memory(context))
         record = Audit(site.audit)
         run, kind = f"{words['experiment']['name']}/{context.run_id}", kind_of(engine, what)
-        reason = refusal(site, kind, record if what == UPLOAD else None, run, here.round)
-        if reason:
-            record.refused(run, here.round, client, kind, reason)
-            raise FedblendError(reason)
-        with one_thread():
-            said, leaving = do(here, words, tensors)
+        try:
+            refuse(site, kind, record if what == UPLOAD else None, run, here.round)
+            with one_thread():
+                said, leaving = do(here, words, tensors)
+        except Refused as refusal:
+            record.refused(run, here.round, client, kind, str(refusal))
+            raise
         if leaving or said.get("right") is not None:
             record.sent(run, here.round, client, kind, leaving, what == UPLOAD)
         reply = pack(plain(said), arrays(leaving))
@@ -90,21 +109,23 @@ def answered(message: Message, context: Context, what: str, do: work.Work) -> Me
     return Message(reply, reply_to=message)
 
 
-def refusal(site: Site, kind: str, record: Audit | None, run: str, round: int) -> str:
-    """Why the site's policy forbids to send this; empty where it does not. ``record`` is given for training."""
+def refuse(site: Site, kind: str, record: Audit | None, run: str, round: int) -> None:
+    """Raise :class:`Refused` if the site's policy forbids to send this. ``record`` is given for training."""
     if kind not in site.allow:
-        return f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})"
+        raise Refused(f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})")
     if record is not None and site.rounds is not None:
         made = record.rounds_trained() - {(run, round)}
         if len(made) >= site.rounds:
-            return f"this site has trained in {len(made)} rounds, and takes part in no more (rounds in its site file)"
-    return ""
+            raise Refused(
+                f"this site has trained in {len(made)} rounds, and takes part in no more (rounds in its site file)"
+            )
 
 
 def kind_of(engine: LoopEngine, what: str) -> str:
     """The word for a payload: that under which its bytes are counted."""
     method = engine.world.experiment.method
-    words = {UPLOAD: method.upload.bytes_kind, SHARING: method.sharing.bytes_kind}
+    upload = "masked" if method.aggregator.hides_uploads else method.upload.bytes_kind
+    words = {UPLOAD: upload, SHARING: method.sharing.bytes_kind}
     return str(words.get(what, what))
 
 

@@ -12,20 +12,22 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
+from fedblend.aggregators import SecureMean, Total
 from fedblend.aggregators.base import Weighed
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.flower.audit import digest_of
+from fedblend.engines.flower.masked_server import Masks
 from fedblend.engines.flower.messages import arrays
 from fedblend.engines.flower.sites import Order, Reply, Sites
 from fedblend.engines.flower.soundness import unlike
-from fedblend.engines.flower.work import LACKS, runs_of
+from fedblend.engines.flower.work import LACKS, asked_of, runs_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.orders import pool_tensors
 from fedblend.errors import FedblendError, by_reason, listed
 from fedblend.federation import reference_device
 from fedblend.prefixes import named
 from fedblend.sharing.base import Payload, Pool
-from fedblend.uploads import bytes_of
+from fedblend.uploads import bytes_of, fault_of
 from fedblend.world import World, known_of
 
 log = logging.getLogger("flwr")
@@ -62,7 +64,9 @@ class FlowerEngine:
         asked = list(clients)
         sharing = self.world.experiment.method.sharing
         tables = (arrays(named("weights/", weights)),) if sharing.each_round else ()
-        replies = self.sites.exchange("query.share", round, dict.fromkeys(asked, Order({}, tables)))
+        requests = self.world.requests(sizes)
+        orders = {client: Order(asked_of(requests.get(client)), tables) for client in asked}
+        replies = self.sites.exchange("query.share", round, orders)
         faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
         faults |= unlike(payloads, rows=True)
@@ -81,7 +85,11 @@ class FlowerEngine:
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
         """Have the clients' sites train, check what they send, and keep of it what the aggregator needs."""
-        collected, kind = Collected(), self.world.experiment.method.upload
+        kind = self.world.experiment.method.upload
+        aggregator = kind.aggregator(self.world.experiment.method.aggregator)
+        if isinstance(aggregator, SecureMean):
+            return self._collect_sum(task, clients, lost, aggregator)
+        collected = Collected()
         begin = time.perf_counter()
         replies = self._trained(task, clients)
         collected.seconds = time.perf_counter() - begin
@@ -108,8 +116,39 @@ class FlowerEngine:
                     collected.held[client] = upload
                 yield upload, float(reply.words["samples"])
 
-        collected.partial = kind.aggregator(self.world.experiment.method.aggregator).partial(uploads())
+        collected.partial = aggregator.partial(uploads())
         self._held, self._good = collected.held, (task.round, [client for client, _, _ in collected.good])
+        return collected
+
+    def _collect_sum(
+        self, task: TrainTask, clients: Sequence[int], lost: Collection[int], aggregator: SecureMean
+    ) -> Collected:
+        """Have the clients' sites train and send masked models, and take the masks off their sum alone."""
+        collected, begin = Collected(), time.perf_counter()
+        cohort = [int(task.sizes[client]) for client in clients]
+        share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
+        masks = Masks(self.sites, task.round, aggregator.threshold(len(clients)))
+        part = masks.begin(clients)
+        extra = {client: Order({"share": share[client]}, (masks.table_for(client),)) for client in part}
+        replies = self._trained(task, part, extra)
+        length = sum(tensor.numel() for tensor in task.weights.values())
+        like, vectors, faults = {"masked": torch.empty(length, dtype=torch.int32)}, {}, dict(masks.faults)
+        for client, reply in replies.items():
+            collected.sent += bytes_of(reply.tensors)
+            fault = reply.fault or fault_of(reply.tensors, like)
+            fault = fault or self._fault_of_words(reply.words, int(task.sizes[client]))
+            if fault:
+                faults[client] = fault
+            elif client not in lost:
+                vectors[client] = reply.tensors["masked"]
+                collected.good.append((client, reply.words["samples"], reply.words["loss"]))
+            if reply.fault is None and self.world.experiment.keeps_weights:
+                collected.own[client] = {MARK: torch.tensor(task.round)}
+        collected.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
+        collected.refused = [{"client": c, "reason": faults[c]} for c in clients if c in faults and c not in lost]
+        collected.beside = {("up", "keys"): masks.up, ("down", "keys"): masks.down}
+        collected.seconds = time.perf_counter() - begin
+        self._held, self._good = {}, (task.round, sorted(vectors))
         return collected
 
     def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
@@ -160,16 +199,19 @@ class FlowerEngine:
         """The client whose model is evaluated where clients keep theirs."""
         return reference_device(self.world)
 
-    def _trained(self, task: TrainTask, clients: Sequence[int]) -> dict[int, Reply]:
-        """Every client's reply; those that lack what they were sent before get it again."""
+    def _trained(
+        self, task: TrainTask, clients: Sequence[int], extra: Mapping[int, Order] | None = None
+    ) -> dict[int, Reply]:
+        """Every client's reply; those that lack what they were sent before get it again. ``extra`` goes with both."""
         # First, since a node that was restarted has lost what it was sent before.
         self.sites.meet()
         shared = {"weights": arrays(named("weights/", task.weights)), "pool": self._pool_table(task)}
-        orders = {client: self._order(task, client, shared, set()) for client in clients}
+        extra = extra or {}
+        orders = {client: _joined(self._order(task, client, shared, set()), extra.get(client)) for client in clients}
         replies = self.sites.exchange("train", task.round, orders)
         lacking = {c: reply.words[LACKS] for c, reply in replies.items() if LACKS in reply.words}
         if lacking:
-            again = {c: self._order(task, c, shared, {"model", "pool"}) for c in lacking}
+            again = {c: _joined(self._order(task, c, shared, {"model", "pool"}), extra.get(c)) for c in lacking}
             replies |= self.sites.exchange("train", task.round, again)
         if task.pool is not None:
             version = self._version(task.pool)
@@ -237,6 +279,11 @@ class FlowerEngine:
             right.append(np.arange(held) < count)
         flags = np.concatenate(right) if right else np.empty(0, bool)
         return Scores(np.full(len(flags), np.nan, np.float32), flags, population.held_order)
+
+
+def _joined(one: Order, other: Order | None) -> Order:
+    """Both orders as one."""
+    return one if other is None else Order({**one.words, **other.words}, one.tables + other.tables)
 
 
 def _mark(start: Tensors) -> str | None:

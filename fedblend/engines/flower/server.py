@@ -63,8 +63,10 @@ def meet(wire: Wire, world: World, terms: Terms) -> tuple[World, Sites]:
     """The sites once they are connected, and the world with the numbers of samples that they hold of their own."""
     about = {"experiment": as_table(world.experiment), "told": about_world(world)}
     clients = len(world.population)
-    sites = Sites(wire, clients, terms.min_sites or clients, terms.deadline, about)
-    sites.meet(clients)
+    server = world.experiment.method.sharing.server
+    others = clients - (server is not None)
+    sites = Sites(wire, clients, terms.min_sites or others, terms.deadline, about, apart=server)
+    sites.meet(others)
     return of_sites(world, sites.facts), sites
 
 
@@ -83,6 +85,9 @@ def of_sites(world: World, facts: Mapping[int, Mapping[str, Any]]) -> World:
             f"sites {sorted(own)} have data of their own (data in their site files), sites {others} have not; give "
             "all of them data, or none"
         )
+    base = world.base(world.sizes(0))
+    if base is not None:
+        own |= {_server(world, facts): {"samples": len(base[1]), "holds_out": 0}}
     sizes, held = (
         np.array([_count(own, client, word) for client in range(len(world.population))], np.int64)
         for word in ("samples", "holds_out")
@@ -93,7 +98,18 @@ def of_sites(world: World, facts: Mapping[int, Mapping[str, Any]]) -> World:
     held_offsets = np.concatenate([[0], np.cumsum(held)]) if held.any() else None
     rows = np.zeros(int(held.sum()), np.int64)
     notes = {"rule": "each site's own data"}
-    return replace(world, population=Population(nothing, offsets, rows, held_offsets, notes=notes))
+    return replace(world, population=Population(nothing, offsets, rows, held_offsets, notes=notes), own=base)
+
+
+def _server(world: World, facts: Mapping[int, Mapping[str, Any]]) -> int:
+    """The client that is the server, whose samples are the experiment's own. Raises :class:`FedblendError`."""
+    server = int(world.experiment.method.sharing.server)
+    if server in facts:
+        raise FedblendError(
+            f"method.sharing.server: client {server} is the server, with the experiment's data for its own, but a site "
+            f"says that it is client {server}; give sites other partition-ids"
+        )
+    return server
 
 
 def _count(own: Mapping[int, Mapping[str, Any]], client: int, word: str) -> int:

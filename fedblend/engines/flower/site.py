@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pydantic
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend import parts
 from fedblend.config import Experiment, _part, read_toml
@@ -21,11 +21,18 @@ from fedblend.parts import Count, FilePath
 from fedblend.paths import from_file
 from fedblend.world import World
 
-KINDS = ("weights", "outputs", "means", "seeds", "raw", "shared", "answers", "scores")
-"""What can leave a site, by the words under which bytes are counted; ``scores`` are counts of right test samples."""
+KINDS = ("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores")
+"""What can leave a site, by the words under which bytes are counted; ``scores`` are counts of right test samples.
 
-SAFE = ("weights", "outputs", "means", "answers", "scores")
+``masked`` is a model of which the server learns only the sum with others, ``keys`` what that takes.
+"""
+
+SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores")
 """What a site allows unless its file says otherwise: nothing that holds single samples."""
+
+
+class Refused(FedblendError):
+    """What a site's policy forbids, found out only while it works on an answer; it goes into the audit log."""
 
 
 class Site(BaseModel):
@@ -36,9 +43,13 @@ class Site(BaseModel):
     data: _part("dataset", "data") | None = None  # type: ignore[valid-type]
     """This site's samples; unless given, its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
-    """Kinds of payload that may leave: weights, outputs, means, seeds, raw, shared, answers, scores."""
+    """Kinds of payload that may leave: weights, masked, keys, outputs, means, seeds, raw, shared, answers, scores."""
     min_mean: Count = 2
     """Fewest samples that a shared mean may cover; the experiment's own minimum holds as well."""
+    min_sum: Annotated[int, Field(ge=2)] = 3
+    """Fewest sites whose masked models make a sum that the server may learn; the experiment's own number holds too."""
+    max_seeds: Count | None = None
+    """Most seeds that this site gives where a server asks for a number of them (XorMixFL); unless given, no limit."""
     rounds: Count | None = None
     """Rounds that this site trains in, over all runs in its audit log; unless given, no limit."""
     protection: _part("protection") | None = None  # type: ignore[valid-type]

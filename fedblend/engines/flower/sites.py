@@ -74,14 +74,23 @@ class Sites:
     ``about`` goes with every message,
     since a process at a site knows nothing of those before it: the experiment, and what :func:`about_world` tells.
     ``deadline`` is how many seconds any one exchange may take, ``fewest`` the sites without which none begins.
+    ``apart`` is the client that is the server, where that has data of its own: nobody waits for a site of it.
     """
 
-    def __init__(self, wire: Wire, clients: int, fewest: int, deadline: float, about: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        clients: int,
+        fewest: int,
+        deadline: float,
+        about: dict[str, Any],
+        apart: int | None = None,
+    ) -> None:
         if not 1 <= fewest <= clients:
             raise FedblendError(f"min_sites: {fewest}: the experiment has {clients} clients; valid: 1 to {clients}")
         if not deadline > 0:
             raise FedblendError(f"deadline: {deadline} is not valid: a number of seconds above 0")
-        self.wire, self.clients, self.fewest, self.deadline = wire, clients, fewest, deadline
+        self.wire, self.clients, self.fewest, self.deadline, self.apart = wire, clients, fewest, deadline, apart
         self.nodes: dict[int, int] = {}
         self.facts: dict[int, dict[str, Any]] = {}
         self._asked: set[int] = set()
@@ -95,13 +104,13 @@ class Sites:
         """
         wanted, end = wanted or self.fewest, time.monotonic() + self.deadline
         self._look()
-        while len(self.nodes) < wanted and time.monotonic() < end:
+        while self._there() < wanted and time.monotonic() < end:
             time.sleep(min(JOIN, self.deadline / 4))
             self._look()
-        if len(self.nodes) < self.fewest:
-            missing = [client for client in range(self.clients) if client not in self.nodes]
+        if self._there() < self.fewest:
+            missing = [client for client in range(self.clients) if client not in (*self.nodes, self.apart)]
             raise FedblendError(
-                f"min_sites: {self.fewest}, but only {len(self.nodes)} of {self.clients} sites are connected after "
+                f"min_sites: {self.fewest}, but only {self._there()} of {self.clients} sites are connected after "
                 f"{self.deadline:g} seconds (deadline); missing: {listed(missing)}. Start their SuperNodes, and go on "
                 "by running the same command again"
             )
@@ -121,6 +130,10 @@ class Sites:
                 absent[client] = Reply(fault="its site is not connected")
         replies = self._send(kind, round, to_nodes, self.deadline)
         return {client: absent.get(client) or replies[self.nodes[client]] for client in orders}
+
+    def _there(self) -> int:
+        """How many sites are connected."""
+        return len(self.nodes.keys() - {self.apart})
 
     def _look(self) -> None:
         """Note which nodes are there, and ask those that are new which client they are."""
@@ -189,11 +202,16 @@ def answers(pull: Callable[[list[str]], Iterable[Message]], waiting: Mapping[str
 def read(answer: Message) -> Reply:
     """An answer as a reply: a site's refusal, a failure in its app and a message that is none all have a fault."""
     if answer.has_error():
-        reason = (answer.error.reason or "").strip().splitlines()
-        return Reply(fault=f"its app failed (code {answer.error.code}): {reason[-1] if reason else 'no reason given'}")
+        return Reply(fault=read_error(answer))
     try:
         words, tensors = unpack(answer.content)
     except FedblendError as error:
         return Reply(fault=f"it sent {error}")
     fault = words.get("fault")
     return Reply(words, tensors, None if fault is None else str(fault))
+
+
+def read_error(answer: Message) -> str:
+    """Why an app failed, in one line."""
+    reason = (answer.error.reason or "").strip().splitlines()
+    return f"its app failed (code {answer.error.code}): {reason[-1] if reason else 'no reason given'}"

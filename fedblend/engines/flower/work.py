@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
 from fedblend.engines.base import TrainTask
+from fedblend.engines.flower.masked_site import masked, secure
 from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import Spoken, Tensors
-from fedblend.engines.flower.site import Site
+from fedblend.engines.flower.site import Refused, Site
 from fedblend.engines.loop import LoopEngine
 from fedblend.errors import FedblendError
 from fedblend.prefixes import named, under
 from fedblend.protection import Mechanism
 from fedblend.random import stream
 from fedblend.sharing import Sharing
-from fedblend.sharing.base import Payload, Pool, gather
+from fedblend.sharing.base import Payload, Pool, Request, gather
 from fedblend.world import World, known_of
 
 LACKS = "lacks"
@@ -53,7 +54,7 @@ def share(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     if sharing.each_round:
         here.memory.keep("model", str(here.round), tensors)
     weights = _in_order(here, tensors) if tensors else here.world.weights()
-    payload = shared(here, weights, here.client, here.round)
+    payload = shared(here, weights, here.client, here.round, request_of(here, words))
     if payload is None:
         return {"nothing": True}, {}
     if sharing.travels:
@@ -62,7 +63,32 @@ def share(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     return {}, {name: t.new_zeros(len(t), 0) for name, t in payload.items()}
 
 
-def shared(here: Here, weights: Tensors, owner: int, round: int) -> Payload | None:
+def asked_of(request: Request | None) -> dict[str, Any]:
+    """The words of what a server with data of its own asks of one client; none where it asks nothing in particular."""
+    if request is None:
+        return {}
+    return {"request": {"wanted": request.wanted.tolist(), "dummies": request.dummies.tolist()}}
+
+
+def request_of(here: Here, words: dict[str, Any]) -> Request | None:
+    """The request that :func:`asked_of` wrote down. Raises :class:`FedblendError` if it is none, or asks too much."""
+    asked = words.get("request")
+    if asked is None:
+        return None
+    classes, most = here.world.task.outputs, here.site.max_seeds
+    wanted, dummies = (asked.get(word) if isinstance(asked, dict) else None for word in ("wanted", "dummies"))
+    if not (_whole(wanted) and _whole(dummies) and len(wanted) == classes and max(dummies, default=0) < classes):
+        raise FedblendError(f"a request that is none: {asked!r}; valid: numbers for {classes} labels, and labels")
+    if most is not None and sum(wanted) > most:
+        raise Refused(f"it is asked for {sum(wanted)} seeds, and its policy gives {most} (max_seeds in its file)")
+    return Request(np.array(wanted, np.int64), np.array(dummies, np.int64))
+
+
+def _whole(numbers: Any) -> TypeGuard[list[int]]:
+    return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
+
+
+def shared(here: Here, weights: Tensors, owner: int, round: int, request: Request | None = None) -> Payload | None:
     """What the sharing makes of the client's samples with the random numbers of ``owner``.
 
     Noise that is to protect samples is drawn from the system's entropy: whoever knows the experiment knows all keyed
@@ -73,13 +99,17 @@ def shared(here: Here, weights: Tensors, owner: int, round: int) -> Payload | No
     noisy = hides(experiment.method.sharing)
     rng = np.random.default_rng() if noisy else stream(experiment.seed, "share", round, owner)
     engine.prepare(weights)
-    made: Payload | None = experiment.method.sharing.share(engine.local(here.client, here.size, rng, minimum))
+    made: Payload | None = experiment.method.sharing.share(engine.local(here.client, here.size, rng, minimum, request))
     return made
 
 
 def hides(sharing: Sharing) -> bool:
     """Whether a sharing adds noise to what it makes of samples."""
-    return bool(getattr(sharing, "noise", 0)) or isinstance(sharing.mechanism(), Mechanism)
+    # An option, not XorSeeds' method of that name.
+    sizes = (getattr(sharing, option, 0) for option in ("noise", "offset"))
+    return any(isinstance(size, (int, float)) and size > 0 for size in sizes) or isinstance(
+        sharing.mechanism(), Mechanism
+    )
 
 
 def train(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
@@ -100,6 +130,10 @@ def train(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     upload = leaving(here, experiment.method.upload.payload(trained.weights, trained.outputs), start)
     if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.asks_clients:
         here.memory.keep("upload", str(here.round), upload)
+    if aggregator := secure(here):
+        if words["begins"] == "own":
+            raise FedblendError("it did not hear the round's model, and cannot tell how far its own has moved from it")
+        upload = masked(here, aggregator, upload, start, words, tensors)
     return {"samples": trained.samples, "loss": trained.loss}, upload
 
 

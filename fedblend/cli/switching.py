@@ -1,0 +1,97 @@
+"""What ``fedblend switches`` does: it makes a run's rounds again, and tells when loss scaling switched lambda."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedblend.attacks.outcome import make_folder
+from fedblend.cli.probing import interrupted_once, steps_shown
+from fedblend.errors import FedblendError, Stopped, listed
+from fedblend.objectives import AugMix
+from fedblend.probes.figures import curves
+from fedblend.probes.scaling import Switched, in_words, switches, totals_of
+from fedblend.report.points import spread
+from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory, find_runs
+from fedblend.runs.files import write_atomically
+
+ROWS = 16
+"""Rounds in the terminal, evenly chosen; the file has all."""
+
+LOG, FIGURE = "switches.csv", "switches.png"
+
+
+def show_switches(path: Path, out: Path | None) -> None:
+    """Print how many batches of each round took the large lambda, and write the log and its figure into a folder."""
+    run = _only(path)
+    if out is not None:
+        make_folder(out)  # before anything that takes long
+    total = checkpoint.round_of(run.path) or 0
+    rows: list[Switched] = []
+    stopped = False
+    with interrupted_once():
+        with steps_shown() as shown:
+            shown("rounds", 0, total)
+
+            def note(of_round: list[Switched]) -> None:
+                rows.extend(of_round)
+                shown("rounds", of_round[0].round if of_round else 0, total)
+
+            try:
+                switches(run.path, note)
+            except KeyboardInterrupt:
+                stopped = True
+        if out is not None and rows:
+            _write(out, rows, run)
+    console = Console()
+    if rows:
+        _print(console, rows, run)
+    if out is not None and rows:
+        console.print(f"Log and figure: {out / LOG}, {out / FIGURE}", highlight=False, soft_wrap=True)
+    if stopped:
+        raise Stopped(f"stopped after {rows[-1].round if rows else 0} of {total} rounds")
+
+
+def _only(path: Path) -> RunDirectory:
+    runs = find_runs([path])
+    if len(runs) > 1:
+        raise FedblendError(f"{path}: holds {len(runs)} runs; name one of them: {listed([r.path.name for r in runs])}")
+    return runs[0]
+
+
+def _print(console: Console, rows: Sequence[Switched], run: RunDirectory) -> None:
+    """A line for each of some rounds, and when lambda was the large one."""
+    totals = totals_of(rows)
+    chosen = set(spread([one.round for one in totals], ROWS))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for heading in ("round", "batches", "large lambda", "share %"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in totals:
+        if one.round in chosen:
+            table.add_row(str(one.round), f"{one.batches:,}", f"{one.large:,}", f"{100 * one.share:.1f}")
+    console.print(table)
+    objective = run.experiment().method.objective
+    assert isinstance(objective, AugMix)
+    rule = (
+        f"large lambda: {objective.large_lambda:g} in place of {objective.lam:g}, where the loss is above "
+        f"{objective.threshold:g} times the divergence"
+    )
+    for line in (in_words(totals), rule):
+        console.print(Text(line), style="dim", soft_wrap=True)
+
+
+def _write(out: Path, rows: Sequence[Switched], run: RunDirectory) -> None:
+    """The log, a row for each client of each round, and the share by round."""
+    write_atomically(out / LOG, pd.DataFrame([asdict(row) for row in rows]).to_csv(index=False))
+    totals = totals_of(rows)
+    line = ([float(one.round) for one in totals], [100 * one.share for one in totals])
+    labels = ("round", "batches with the large lambda (%)")
+    write_atomically(out / FIGURE, curves({"of all clients of the round": line}, {}, labels, run.path.name))

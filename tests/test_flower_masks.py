@@ -1,0 +1,366 @@
+"""Secure aggregation over Flower: the server learns a sum, which is the plain one, whoever is gone."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from flower_helpers import Nodes
+from flwr.app import Context, Message, RecordDict
+from test_flower import audit, by_loop, experiment, nodes, site_files
+from test_flower_methods import Counting, numbers_in
+
+from fedblend.aggregators import SecureMean, Total, WeightedMean
+from fedblend.aggregators.secure import COUNTS, LEVELS
+from fedblend.engines import LoopEngine
+from fedblend.engines.base import TrainTask
+from fedblend.engines.flower import masked_site as at_site
+from fedblend.engines.flower import masks, work
+from fedblend.engines.flower.masked_server import Masks
+from fedblend.engines.flower.memory import Memory
+from fedblend.engines.flower.messages import arrays, pack, unpack
+from fedblend.engines.flower.server import Terms, run
+from fedblend.engines.flower.site import Refused, Site
+from fedblend.errors import FedblendError
+from fedblend.world import World
+
+ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
+SECURE = {"name": "fedavg", "aggregator": {"name": "secure-mean"}}
+
+
+def asked(method: Any = None, **changes: Any) -> Any:
+    return experiment(method or SECURE, **{"train": ALL, "rounds": 1, **changes})
+
+
+def summands(one: Any, clients: list[int], cohort: list[int]) -> dict[int, torch.Tensor]:
+    """Encoded changes of clients, among a cohort, made by the loop engine."""
+    world = World.of(one)
+    task = TrainTask(0, world.weights(), None, world.sizes(0))
+    sizes = [int(world.sizes(0)[c]) for c in cohort]
+    kind = one.method.aggregator
+    return {
+        t.client: kind.encoded(t.weights, task.weights, kind.share_of(t.samples, sizes))
+        for t in LoopEngine(world).train(task, clients)
+    }
+
+
+# The sum of whole numbers --------------------------------------------------------------------------------------
+
+
+def test_a_change_in_steps_of_range_and_share() -> None:
+    kind = SecureMean(range=8.0)
+    start = {"b": torch.tensor([1.0, -2.0]), "a": torch.tensor(5)}
+    upload = {"b": torch.tensor([1.5, -4.0]), "a": torch.tensor(9)}
+    # In order of name: a, then b.
+    expected = [round(4 * 0.25 * LEVELS / COUNTS), round(0.5 * 0.25 * LEVELS / 8), round(-2 * 0.25 * LEVELS / 8)]
+    numbers = kind.encoded(upload, start, 0.25)
+    assert (numbers.tolist(), numbers.dtype) == (expected, torch.int32)
+    back = kind.decoded(Total(numbers, 0.25), start)
+    assert list(back) == ["b", "a"]
+    assert (back["a"].item(), back["a"].dtype) == (9, torch.int64)
+    torch.testing.assert_close(back["b"], upload["b"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("by", ["samples", "clients"])
+def test_the_mean_is_the_plain_one_within_half_a_step_a_client(by: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    start = {"w": torch.randn(1000, generator=rng, dtype=torch.float64), "n": torch.tensor(3)}
+    uploads = [
+        ({"w": start["w"] + torch.randn(1000, generator=rng, dtype=torch.float64), "n": torch.tensor(3 + k)}, float(w))
+        for k, w in enumerate([10, 0, 30, 17, 5])
+    ]
+    kind, plain = SecureMean(by=by, range=8.0), WeightedMean(by=by)
+    made, expected = kind.finish(kind.partial(uploads), start), plain.aggregate(uploads)
+    assert float((made["w"] - expected["w"]).abs().max()) <= 4 * 0.5 * 8 / LEVELS * (1 + 1e-9)
+    assert torch.equal(made["n"], expected["n"])
+    assert kind.is_plain_mean == (by == "clients")
+
+
+def test_the_largest_changes_of_all_clients_do_not_wrap_round() -> None:
+    kind, start = SecureMean(range=2.0), {"w": torch.zeros(2)}
+    uploads = [({"w": torch.tensor([2.0, -2.0])}, 1.0)] * 1000
+    torch.testing.assert_close(kind.finish(uploads, start)["w"], torch.tensor([2.0, -2.0]), rtol=0, atol=1e-6)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    start = {"w": torch.zeros(2)}
+    for bad in (2.1, -2.1, float("nan"), float("inf")):
+        with pytest.raises(FedblendError, match="a number of 'w' changed by more than 2"):
+            SecureMean(range=2.0).encoded({"w": torch.tensor([0.0, bad])}, start, 0.1)
+    with pytest.raises(FedblendError, match=r"method\.aggregator\.fewest: 3 clients to a sum, but train\.cohort is 2"):
+        SecureMean().require_possible(2)
+    assert [SecureMean(fewest=2).threshold(n) for n in (2, 3, 4, 5, 10)] == [2, 2, 3, 3, 6]
+    for method, told in (
+        ({"name": "fd", "aggregator": "secure-mean"}, "sums models, but method.upload 'outputs' sends none"),
+        ({"name": "aggenhance", "aggregator": "secure-mean"}, "looks at single uploads, which 'secure-mean' hides"),
+    ):
+        with pytest.raises(FedblendError, match=told):
+            experiment(method)
+
+
+# Masks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_mask_is_the_key_stream_of_aes_256_in_counter_mode() -> None:
+    key = bytes(range(32))
+    block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    blocks = b"".join(block.update(i.to_bytes(16, "big")) for i in range(3))
+    assert masks.stretched(key, 11).tolist() == np.frombuffer(blocks, "<u4")[:11].tolist()
+
+
+def test_two_sites_have_one_mask_in_common_and_sealed_shares_are_for_one_reader() -> None:
+    (a, to_a), (b, to_b), (c, _) = (masks.new_pair() for _ in range(3))
+    assert masks.masking(a, to_b, 5).tolist() == masks.masking(b, to_a, 5).tolist()
+    assert masks.masking(a, to_b, 5).tolist() != masks.masking(c, to_b, 5).tolist()
+    sealed = masks.seal(a, to_b, 1, 2, b"own", b"pair")
+    assert masks.unseal(b, to_a, 1, 2, sealed) == (b"own", b"pair")
+    for private, sender in ((c, 1), (b, 3)):
+        with pytest.raises(masks.BROKEN):
+            masks.unseal(private, to_a, sender, 2, sealed)
+    shares = masks.split(b"secret", 3, 5)
+    assert {masks.joined(list(some)) for some in itertools.combinations(shares, 3)} == {b"secret"}
+    assert masks.public_of(a) == to_a
+    assert [masks.is_public(key) for key in (to_a, b"", a, b"no key")] == [True, False, False, False]
+
+
+# Over Flower ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "aggenhance-secure"])
+def test_masked_sums_are_the_loops_to_the_last_bit_and_no_summand_leaves(method: str, tmp_path: Path) -> None:
+    step = {"server_step": {"steps": 2}} if method != "fedavg" else {}
+    one = asked({**SECURE, "name": method, **step})
+    grid = Counting({"partition-id": client} for client in range(4))
+
+    finished = run(grid, one, tmp_path, Terms(deadline=5))
+
+    state, _ = by_loop(one)
+    for name, tensor in state.weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+    record = finished.directory.metrics()[1]
+    exchanged = [o for o in grid.kept if o[1] not in ("query.hello", "evaluate")]
+    assert sum(record["bytes_up"].values()) == sum(numbers_in(o[3]) for o in exchanged)
+    assert sum(record["bytes_down"].values()) == sum(numbers_in(o[2]) for o in exchanged)
+    assert record["bytes_up"]["weights"] == 4 * sum(4 * t.numel() for t in state.weights.values())
+    # What the server sees: public keys, sealed shares, one vector of numbers a site, shares of secrets.
+    up = {kind: [unpack(o[3].content)[1] for o in grid.kept if o[1] == kind] for kind in {o[1] for o in grid.kept}}
+    assert [set(t) for t in up["train"]] == [{"masked"}] * 4
+    seen = {c: unpack(o.content)[1]["masked"] for c, kind, _, o in grid.kept if kind == "train"}
+    real = summands(one, [0, 1, 2, 3], [0, 1, 2, 3])
+    for size in range(1, 5):
+        for some in itertools.combinations(range(4), size):
+            apart = sum(seen[c] for c in some) - sum(real[c] for c in some)
+            # Even all together are hidden by sites' own masks, until enough of them give their shares.
+            assert int((apart == 0).sum()) <= 3
+            # Not only here and there: differences are all over the range.
+            assert float((apart.double() / 2**32).std()) == pytest.approx(12**-0.5, rel=0.1)
+    secrets = torch.cat([t.flatten() for answer in up["query.unmask"] for t in answer.values()])
+    assert not any(name.startswith("pair/") for answer in up["query.unmask"] for name in answer)
+    assert secrets.dtype == torch.uint8
+
+
+def drop(grid: Nodes, when: dict[int, str]) -> Nodes:
+    """Sites that answer nothing from one kind of message on."""
+    gone: set[int] = set()
+
+    def spoil(client: int, message: Message, reply: Message) -> Message | None:
+        if when.get(client) == message.metadata.message_type:
+            gone.add(client)
+        return None if client in gone else reply
+
+    grid.spoil = spoil
+    return grid
+
+
+@pytest.mark.parametrize(
+    ("when", "left"),
+    [
+        ({1: "query.keys"}, [0, 2, 3, 4]),
+        ({1: "query.shares"}, [0, 2, 3, 4]),
+        ({1: "train"}, [0, 2, 3, 4]),
+        ({0: "train", 4: "train"}, [1, 2, 3]),
+        ({0: "query.keys", 3: "train"}, [1, 2, 4]),
+        ({1: "query.unmask", 2: "query.unmask"}, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_whoever_is_gone_the_sum_is_that_of_the_others(when: dict[int, str], left: list[int], tmp_path: Path) -> None:
+    clients = list(range(5))
+    one = asked(partition={"name": "dirichlet", "clients": 5, "alpha": 5.0}, train={**ALL, "cohort": 5})
+    finished = run(drop(nodes(5), when), one, tmp_path, Terms(min_sites=2, deadline=2))
+
+    total = sum(summands(one, left, clients).values())
+    sizes = World.of(one).sizes(0)
+    share = sum(one.method.aggregator.share_of(int(sizes[c]), sizes.tolist()) for c in left)
+    expected = one.method.aggregator.decoded(Total(total, share), World.of(one).weights())
+    for name, tensor in expected.items():
+        torch.testing.assert_close(finished.state.weights[name], tensor, rtol=0, atol=1e-7)
+    record = finished.directory.metrics()[1]
+    assert [r["client"] for r in record.get("refused", [])] == [c for c in clients if c not in left]
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        ({0: "query.keys", 1: "query.keys"}, "round 1: 2 sites sent keys, and a masked sum needs 3"),
+        ({0: "query.shares", 1: "query.keys"}, "round 1: 2 sites sent shares, and a masked sum needs 3"),
+        ({0: "train", 1: "train"}, "round 1: 2 sites sent a model, and a masked sum needs 3"),
+        ({0: "query.unmask", 1: "query.unmask"}, "cannot be unmasked: 2 shares of 'own/0', and 3 are needed"),
+    ],
+)
+def test_too_few_sites_make_no_sum(when: dict[int, str], told: str, tmp_path: Path) -> None:
+    with pytest.raises(FedblendError, match=told):
+        run(drop(nodes(), when), asked(), tmp_path, Terms(min_sites=2, deadline=1))
+
+
+def test_a_wrong_vector_is_refused_and_a_wrong_share_is_told(tmp_path: Path) -> None:
+    def changed(kind: str, of: int, change: Any) -> Nodes:
+        grid = nodes()
+
+        def spoil(client: int, message: Message, reply: Message) -> Message:
+            if (client, message.metadata.message_type) != (of, kind):
+                return reply
+            words, tensors = unpack(reply.content)
+            return Message(pack(words, arrays(change(tensors))), reply_to=message)
+
+        grid.spoil = spoil
+        return grid
+
+    short = run(changed("train", 2, lambda t: {"masked": t["masked"][:-1]}), asked(), tmp_path / "a", Terms(deadline=2))
+    (refused,) = short.directory.metrics()[1]["refused"]
+    assert (refused["client"], "is of shape" in refused["reason"]) == (2, True)
+    keys = run(
+        changed("query.keys", 2, lambda t: {**t, "box": t["box"][:9]}), asked(), tmp_path / "b", Terms(deadline=2)
+    )
+    assert keys.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "it sent no keys"}]
+    flipped = changed("query.unmask", 0, lambda t: {name: torch.flip(one, [0]) for name, one in t.items()})
+    with pytest.raises(FedblendError, match="the shares of 'own/0' give nothing, so that a site has sent a wrong one"):
+        run(flipped, asked(), tmp_path / "c", Terms(deadline=2))
+
+
+# A site's side --------------------------------------------------------------------------------------------------
+
+
+class Round:
+    """One round's sites by hand: stage after stage, as a server would put it."""
+
+    def __init__(self, sites: int = 4, **site: Any) -> None:
+        world = World.of(asked())
+        engine = LoopEngine(world)
+        self.here = [
+            work.Here(engine, Site(**site), c, 0, Memory(Context(1, 1, {}, RecordDict(), {}))) for c in range(sites)
+        ]
+        self.start = world.weights()
+        self.upload = {name: t + 0.25 for name, t in self.start.items()}
+
+    def keys(self) -> dict[str, torch.Tensor]:
+        return {f"{h.client}/{name}": t for h in self.here for name, t in at_site.keys(h, {}, {})[1].items()}
+
+    def shares(self, keys: dict[str, torch.Tensor], threshold: int = 3) -> dict[int, dict[str, torch.Tensor]]:
+        return {h.client: at_site.shares(h, {"threshold": threshold}, keys)[1] for h in self.here}
+
+    def sealed(self, shares: dict[int, dict[str, torch.Tensor]], client: int) -> dict[str, torch.Tensor]:
+        return {f"sealed/{c}": table[str(client)] for c, table in shares.items() if c != client}
+
+    def masked(self, client: int, sealed: dict[str, torch.Tensor]) -> torch.Tensor:
+        here = self.here[client]
+        told = {"share": 0.25}
+        return at_site.masked(here, here.world.experiment.method.aggregator, self.upload, self.start, told, sealed)[
+            "masked"
+        ]
+
+
+def test_a_site_masks_one_model_and_answers_once() -> None:
+    one = Round()
+    shares = one.shares(one.keys())
+    first = one.masked(0, one.sealed(shares, 0))
+    with pytest.raises(FedblendError, match="masks are not at this stage here"):
+        one.masked(0, one.sealed(shares, 0))
+    kept = one.here[0].memory.recall(at_site.STATE, "0/masked")
+    assert not {"own", "private/mask"} & set(kept)
+    words = {"there": [0, 1, 2], "gone": [3]}
+    said = at_site.unmask(one.here[0], words, {})[1]
+    assert set(said) == {"own/0", "own/1", "own/2", "pair/3"}
+    with pytest.raises(FedblendError, match="masks are not at this stage here"):
+        at_site.unmask(one.here[0], {"there": [0, 1, 3], "gone": [2]}, {})
+    # New keys mask the same model in another way.
+    again = one.shares(one.keys())
+    assert int((one.masked(0, one.sealed(again, 0)) == first).sum()) <= 3
+
+
+def test_a_site_unmasks_no_sum_that_it_did_not_mask_for() -> None:
+    one = Round()
+    shares = one.shares(one.keys())
+    one.masked(0, one.sealed(shares, 0))
+    for there, gone in (([0, 1, 2], [2, 3]), ([0, 1, 2], []), ([1, 2, 3], [0]), ([0, 1, 2, 3], [4])):
+        with pytest.raises(Refused, match="which is not what it masked for"):
+            at_site.unmask(one.here[0], {"there": there, "gone": gone}, {})
+    with pytest.raises(Refused, match="a sum of 2 sites, and it needs 3"):
+        at_site.unmask(one.here[0], {"there": [0, 1], "gone": [2, 3]}, {})
+
+
+def test_a_site_looks_at_keys_and_at_the_size_of_the_sum() -> None:
+    one = Round()
+    keys = one.keys()
+    # Another's key in place of its own, or one key twice: somebody stands between the sites.
+    new = masks.tensor_of(masks.new_pair()[1])
+    for wrong in ({"0/mask": new}, {"0/box": new}, {"2/box": keys["1/box"]}, {"2/mask": keys["2/box"]}):
+        with pytest.raises(Refused, match="are not those that the sites sent"):
+            at_site.shares(one.here[0], {"threshold": 3}, keys | wrong)
+    for threshold in (2, 5):
+        with pytest.raises(Refused, match=f"a sum of {threshold} of 4 sites"):
+            at_site.shares(one.here[0], {"threshold": threshold}, keys)
+    strict = Round(min_sum=4)
+    with pytest.raises(Refused, match="a sum of 3 of 4 sites: the experiment and this site's policy want 4"):
+        strict.shares(strict.keys())
+    shares = one.shares(keys)
+    for sealed in (dict(list(one.sealed(shares, 0).items())[:1]), {"sealed/7": torch.zeros(3, dtype=torch.uint8)}):
+        with pytest.raises(Refused, match="are not those of this round"):
+            one.masked(0, sealed)
+
+
+def test_shares_that_were_changed_on_the_way_are_left_out() -> None:
+    one = Round()
+    shares = one.shares(one.keys())
+    sealed = one.sealed(shares, 0)
+    sealed["sealed/2"] = sealed["sealed/2"].flip(0)
+    one.masked(0, sealed)
+    assert set(at_site.unmask(one.here[0], {"there": [0, 1, 2, 3], "gone": []}, {})[1]) == {"own/0", "own/1", "own/3"}
+
+
+def test_a_site_can_let_its_model_out_masked_or_not_at_all(tmp_path: Path) -> None:
+    allow = ["masked", "keys"]
+    finished = run(Nodes(site_files(tmp_path, 4, allow=allow)), asked(), tmp_path / "run", Terms(deadline=5))
+    assert finished.state.round == 1
+    assert [line["kind"] for line in audit(tmp_path, 0)] == ["keys", "keys", "masked", "keys"]
+    assert [line.get("trained", False) for line in audit(tmp_path, 0)] == [False, False, True, False]
+    with pytest.raises(FedblendError, match="lets no weights out"):
+        run(Nodes(site_files(tmp_path, 4, allow=allow)), asked("fedavg"), tmp_path / "other", Terms(deadline=5))
+
+
+def test_the_server_takes_off_the_masks_of_sites_that_are_gone_by_their_own_keys() -> None:
+    one = Round()
+    keys = one.keys()
+    shares = one.shares(keys)
+    vectors = {c: one.masked(c, one.sealed(shares, c)) for c in (0, 1, 2)}
+
+    class Asked:
+        def exchange(self, kind: str, round: int, orders: Any) -> Any:
+            from fedblend.engines.flower.sites import Reply
+
+            said = {c: at_site.unmask(one.here[c], order.words, {})[1] for c, order in orders.items()}
+            # One of three tells another private key than that of site 3.
+            return {c: Reply({}, tensors) for c, tensors in said.items()}
+
+    public = {c: {n: masks.bytes_in(keys[f"{c}/{n}"]) for n in ("mask", "box")} for c in range(4)}
+    commits = {c: masks.bytes_in(table["commit"]) for c, table in shares.items()}
+    made = Masks(Asked(), 0, 3, public, {c: {} for c in range(4)}, commits)
+    encoded = SecureMean().encoded(one.upload, one.start, 0.25)
+    assert torch.equal(made.sum(vectors), 3 * encoded)
