@@ -17,7 +17,10 @@ ENVIRONMENT = dict.fromkeys(THREADS, "1")
 STACKS = {"A": (1, 2, 5), "B": (4, 8, 25), "C": (1, 2)}
 """Clients in a stack, by job; the last is a rank's whole share of the cohort."""
 
-METHODS = ("naivemix", "fedmix")
+COHORTS = {"A": 10, "D": 15}
+"""Clients of a round, of the jobs that are timed on a GPU."""
+
+METHODS = ("naivemix", "fedmix", "fed-augmix")
 EVALUATIONS = 4
 """Further rounds of ``auto`` that end with an evaluation, in job A."""
 
@@ -26,8 +29,8 @@ EVALUATIONS = 4
 class Contestant:
     """One way to compute a job's rounds.
 
-    ``kind`` is base, peer, fedblend (a choice of the user's), auto, or method (auto with another method); ``peer``
-    names the environment under .peers/, where it has one of its own.
+    ``kind`` is base, peer, fedblend (a choice of the user's), auto, method (auto with another method) or rounded (in
+    numbers of fewer bits); ``peer`` names the environment under .peers/, where it has one of its own.
     """
 
     id: str
@@ -60,7 +63,7 @@ def fedblend(id: str, label: str, kind: str, words: str) -> Contestant:
 
 
 def contestants(job: str) -> list[Contestant]:
-    """All that are timed on a job."""
+    """All that are timed on a job, on processors."""
     stacked = [
         fedblend(f"stacked-{k}", f"stacks of {k}, 2 ranks", "fedblend", f"--engine stacked --stack {k} --ranks 2")
         for k in STACKS[job]
@@ -83,4 +86,23 @@ def contestants(job: str) -> list[Contestant]:
         *stacked,
         fedblend("auto", "auto", "auto", f"--evaluations {EVALUATIONS}" if job == "A" else ""),
         *(methods if job != "B" else []),
+    ]
+
+
+def on_a_gpu(job: str) -> list[Contestant]:
+    """All that are timed on a job on one GPU: one process each, the whole cohort in one stack."""
+    there = "--device cuda"
+    stacked = f"--engine stacked --stack {COHORTS[job]} --ranks 1 {there}"
+    methods = [fedblend(name, f"auto, {name}", "method", f"--method {name} {there}") for name in METHODS]
+    return [
+        Contestant("bare", "bare PyTorch loop", "base", "bare", ("--device", "cuda")),
+        Contestant("pfl-1", "pfl, 1 rank", "peer", "pfl", ("--device", "cuda"), peer="pfl"),
+        fedblend("loop", "loop", "fedblend", f"--engine loop --ranks 1 {there}"),
+        fedblend("launched", "one stack, without CUDA graphs", "fedblend", f"{stacked} --no-graphs"),
+        fedblend("stacked", "one stack", "fedblend", stacked),
+        # These round what they multiply, and so are no choice that auto has.
+        fedblend("tf32", "one stack, tf32", "rounded", f"{stacked} --precision tf32"),
+        fedblend("bfloat16", "one stack, bfloat16", "rounded", f"{stacked} --precision bfloat16"),
+        fedblend("auto", "auto", "auto", f"{there} --evaluations {EVALUATIONS}" if job == "A" else there),
+        *methods,
     ]

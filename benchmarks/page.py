@@ -18,12 +18,17 @@ PAGE = HERE.parent / "docs" / "benchmarks.md"
 RESULTS = HERE / "results"
 
 HEAD = ("contestant", "s a round", "repeats", "x bare", "x fastest peer", "start s", "accuracy")
-GOALS = {"naivemix": 1.1, "fedmix": 2.2}
+GOALS = {"naivemix": 1.1, "fedmix": 2.2, "fed-augmix": 3.5}
 """Most that a round of a method may take, as a multiple of FedAvg's."""
 REGRET = 1.05
 """Most that a round may take as auto computes it, as a multiple of the fastest single choice's."""
 EVALUATION = 0.1
 """Most that evaluating may take, as a share of a round that ends with it."""
+
+GPU_SPEED = 20
+"""Least that a round of job A may be faster than pfl's on the same card."""
+GPU_SECONDS = 1.5
+"""Most seconds that a round of FedMix may take in job D on a GPU."""
 
 Table = Mapping[str, Any]
 
@@ -98,9 +103,9 @@ def mark(*measured: Table) -> str:
 
 def verdicts(job: Table) -> list[str]:
     """What a job says of each goal that it is a test of."""
-    timed, found = job["contestants"], []
+    timed, found = job["contestants"], gpu_verdicts(job) if job.get("device") == "cuda" else []
     if "auto" not in timed:
-        return []
+        return found
     auto, best = timed["auto"], fastest(timed, "fedblend")
     if best:
         found.append(verdict(f"auto / the fastest choice ({best['label']})", quotient(auto, best), REGRET, auto, best))
@@ -113,6 +118,19 @@ def verdicts(job: Table) -> list[str]:
         told = f"evaluating on {samples:,} test samples after each round / the whole of such a round"
         found.append(verdict(told, statistics.median(shares), EVALUATION, auto))
     return found
+
+
+def gpu_verdicts(job: Table) -> list[str]:
+    """What a job on a GPU says of the goals for one."""
+    timed, name = job["contestants"], job["settings"]["name"]
+    auto, peer = timed.get("auto"), fastest(timed, "peer")
+    if name == "A" and auto and peer:
+        speed = quotient(peer, auto)
+        met = "met" if speed >= GPU_SPEED else "not met"
+        return [f"{peer['label']} / auto: {speed:.1f}, goal at least {GPU_SPEED}: {met}" + mark(auto, peer)]
+    if name == "D" and "fedmix" in timed:
+        return [verdict("seconds of a round of fedmix", seconds_of(timed["fedmix"]), GPU_SECONDS, timed["fedmix"])]
+    return []
 
 
 def evaluation_share(repeat: Table) -> float | None:
@@ -129,12 +147,13 @@ def facts(job: Table) -> str:
     machine, settings = job["machine"], job["settings"]
     versions = ", ".join(f"{name} {number}" for name, number in job["versions"].items())
     discarded = sum(one["discarded"] for one in job["contestants"].values())
+    on_gpu = f", {job['gpu']}" if job.get("gpu") else ""
     paces = [repeat["pace_ms"] for one in job["contestants"].values() for repeat in one["repeats"]]
     return (
         f"{settings['model']}, {settings['clients']:,} clients of {settings['samples']} samples, cohort "
         f"{settings['cohort']}, {settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}, batches of "
         f"{settings['batch_size']}. {job['date']}, fedblend at {job['commit']}, {machine['processor']}, "
-        f"{machine['cores']} cores; {versions}. {job['repeats']} repeats of {job['rounds']} rounds, the first "
+        f"{machine['cores']} cores{on_gpu}; {versions}. {job['repeats']} repeats of {job['rounds']} rounds, the first "
         f"{job['warm_up']} to warm up; {discarded} measurement{'s' if discarded != 1 else ''} thrown away as "
         f"disturbed. The machine's own pace, a step of LeNet-5 just before each measurement: "
         f"{min(paces):.2f} to {max(paces):.2f} ms."
@@ -147,11 +166,11 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in cells)
 
 
-def job_section(name: str) -> str:
+def job_section(name: str, results: str = "rounds") -> str:
     """Facts, table and goals of a job."""
-    job = read("rounds").get("jobs", {}).get(name)
+    job = read(results).get("jobs", {}).get(name)
     if not job:
-        return "Not timed yet."
+        return "Not run: there was no GPU." if results == "rounds-cuda" else "Not timed yet."
     parts = [facts(job), markdown(HEAD, rows(job)), "\n".join(f"- {line}" for line in verdicts(job))]
     return "\n\n".join(part for part in parts if part)
 
@@ -277,6 +296,8 @@ SECTIONS = {
     "job A again": lambda: job_section("A again"),
     "job B": lambda: job_section("B"),
     "job C": lambda: job_section("C"),
+    "job A on a GPU": lambda: job_section("A", "rounds-cuda"),
+    "job D on a GPU": lambda: job_section("D", "rounds-cuda"),
     "same work": same_work_section,
     "profile": profile_section,
     "server step": server_step_section,

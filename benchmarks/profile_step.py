@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import page
 import torch
 from contestants import HERE
@@ -40,7 +39,7 @@ from jobs import Job, load
 from fedblend.config import resolve
 from fedblend.engines import StackedEngine, TrainTask, inner_engine
 from fedblend.engines.kernels import RAW
-from fedblend.engines.stacked import Stack
+from fedblend.engines.stack import Stack
 from fedblend.engines.stacking import Inputs
 from fedblend.world import World
 
@@ -163,10 +162,10 @@ class ClockedProgram:
         self.graph, self.clock = graph, clock
 
     @torch.no_grad()
-    def __call__(self, inputs: Inputs) -> tuple[list[Any], torch.Tensor]:
+    def __call__(self, inputs: Inputs) -> tuple[list[Any], list[torch.Tensor]]:
         leaves = torch.utils._pytree.tree_leaves(inputs.tree())
         *gradients, values = Clocked(self.graph, self.clock).run(*leaves)
-        return gradients, values
+        return gradients, [values]
 
 
 def update_flop(gradients: list[Any]) -> int:
@@ -178,23 +177,23 @@ def update_flop(gradients: list[Any]) -> int:
 
 def clocked_update(stack: Stack, clock: Clock) -> None:
     """Put the stack's optimizer under the clock."""
-    plain = stack.optimizer.step_rows
+    optimizer = stack.bench.optimizer
+    plain = optimizer.step
 
-    def step_rows(gradients: Any, *more: Any) -> None:
+    def step(params: Any, velocity: Any, gradients: Any, *more: Any) -> None:
         begun = time.perf_counter()
-        plain(gradients, *more)
+        plain(params, velocity, gradients, *more)
         clock.note(UPDATE, 0, time.perf_counter() - begun, update_flop(gradients))
 
-    stack.optimizer.step_rows = step_rows  # type: ignore[method-assign]
+    optimizer.step = step  # type: ignore[method-assign]
 
 
 def clocked_gather(stack: Stack, step: int, clock: Clock) -> None:
     """Gather a step's batch once more, as the stack does, under the clock."""
     rows = slice(0, len(stack.clients))
     begun = time.perf_counter()
-    columns = torch.from_numpy(stack.firsts[rows, step, None] + np.arange(stack.full))
-    chosen = stack.rows[rows].gather(1, columns)
-    _ = stack.x[chosen], stack.y[chosen]
+    places = stack.rows[rows].gather(1, stack.firsts[rows, step, None] + stack.counted[stack.full])
+    _ = [half.index_select(0, places.view(-1)).unflatten(0, places.shape) for half in (stack.x, stack.y)]
     clock.note(GATHER, 0, time.perf_counter() - begun)
 
 

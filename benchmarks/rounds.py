@@ -3,6 +3,7 @@
     python benchmarks/rounds.py                       all jobs and contestants that are set up
     python benchmarks/rounds.py --jobs A --only bare auto stacked-5 pfl-2
     python benchmarks/rounds.py --same-work           do all of them do the same work?
+    python benchmarks/rounds.py --device cuda         jobs A and D on a GPU, beside pfl
 
 The jobs are said in peers/jobs.py, the contestants in contestants.py. Every measurement is a process of its own; all
 contestants have their turn before the next repeat. What others compute meanwhile is watched (quiet.py), and a
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 import page
 import torch
-from contestants import ENVIRONMENT, HERE, ROOT, Contestant, contestants, fedblend
+from contestants import ENVIRONMENT, HERE, ROOT, Contestant, contestants, fedblend, on_a_gpu
 from quiet import QUIET, run_marked, wait_until_quiet
 from rich.console import Console
 from rich.table import Table
@@ -40,7 +41,9 @@ sys.path.append(str(HERE / "peers"))
 
 from jobs import lenet5
 
-RESULTS = HERE / "results" / "rounds.json"
+RESULTS = {"cpu": HERE / "results" / "rounds.json", "cuda": HERE / "results" / "rounds-cuda.json"}
+JOBS = {"cpu": ("A", "B", "C"), "cuda": ("A", "D")}
+"""Where results go, and the jobs that are timed, by device."""
 WARM_UP = 2
 """Rounds that every contestant leaves out of its median (peers/outcome.py)."""
 
@@ -87,33 +90,47 @@ class Plan:
     limit: float
 
 
-PLANS = {"A": Plan(3, 6, 40, 420), "B": Plan(2, 5, 100, 540), "C": Plan(2, 5, 100, 540)}
-"""So that job A takes seven minutes at most, and all of them twenty-five."""
+PLANS = {name: Plan(2, 5, 100, 540) for name in "BCD"} | {"A": Plan(3, 6, 40, 420)}
+"""So that job A takes seven minutes at most, and A, B and C together twenty-five."""
 
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
 
 def arguments() -> argparse.Namespace:
     """What the command line asks for."""
-    known = list(dict.fromkeys(one.id for job in PLANS for one in contestants(job)))
+    known = list(dict.fromkeys(one.id for device, jobs in JOBS.items() for job in jobs for one in all_of(job, device)))
     parser = argparse.ArgumentParser(description="Time rounds of federated averaging in fedblend and beside it.")
-    parser.add_argument("--jobs", nargs="+", choices=sorted(PLANS), default=sorted(PLANS))
+    parser.add_argument("--device", choices=sorted(JOBS), default="cpu")
+    parser.add_argument("--jobs", nargs="+", choices=sorted(PLANS), help="A, B and C, or on a GPU A and D")
     parser.add_argument("--only", nargs="+", choices=known, metavar="CONTESTANT", help=f"of {', '.join(known)}")
     parser.add_argument("--repeats", type=int, help="measurements of each contestant")
     parser.add_argument("--rounds", type=int, help=f"rounds in each measurement; the first {WARM_UP} warm up")
     parser.add_argument("--spare", type=float, help="seconds for a job's disturbed measurements to be made again")
     parser.add_argument("--limit", type=float, help="seconds after which no further repeat of a job ends")
     parser.add_argument("--same-work", action="store_true", help="compare weights after one round instead of timing")
-    parser.add_argument("--out", type=Path, help=f"results; {RESULTS.relative_to(ROOT)} unless --only is given")
+    told = " or ".join(str(path.relative_to(ROOT)) for path in RESULTS.values())
+    parser.add_argument("--out", type=Path, help=f"results; {told} unless --only is given")
     given = parser.parse_args()
     if given.rounds is not None and given.rounds <= WARM_UP:
         parser.error(f"--rounds must be more than {WARM_UP}")
+    given.jobs = given.jobs or JOBS[given.device]
+    if wrong := [job for job in given.jobs if job not in JOBS[given.device]]:
+        parser.error(f"not timed on {given.device}: job {wrong[0]}; valid: {', '.join(JOBS[given.device])}")
+    if given.device == "cuda" and given.same_work:
+        parser.error("--same-work compares what processors compute")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no GPU here")
     return given
 
 
-def ready(job: str, only: Sequence[str] | None) -> list[Contestant]:
+def all_of(job: str, device: str) -> list[Contestant]:
+    """All contestants of a job."""
+    return on_a_gpu(job) if device == "cuda" else contestants(job)
+
+
+def ready(job: str, given: argparse.Namespace) -> list[Contestant]:
     """The contestants that are wanted and set up; says how to set up the others."""
-    wanted = [one for one in contestants(job) if not only or one.id in only]
+    wanted = [one for one in all_of(job, given.device) if not given.only or one.id in given.only]
     for setup in dict.fromkeys(one.missing for one in wanted if one.missing):
         console.print(f"left out, since not set up; to set up: {setup}")
     return [one for one in wanted if not one.missing]
@@ -187,7 +204,7 @@ def pace() -> float:
 def timed(job: str, plan: Plan, given: argparse.Namespace) -> Result:
     """All contestants on a job, in turn, repeat by repeat."""
     conditions = Conditions(plan.spare)
-    took_part = ready(job, given.only)
+    took_part = ready(job, given)
     repeats: dict[str, list[Result]] = {one.id: [] for one in took_part}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -208,7 +225,10 @@ def timed(job: str, plan: Plan, given: argparse.Namespace) -> Result:
                         failed[one.id] = str(error)
                         console.print(f"{one.label} failed: {error}", style="red", markup=False)
     done = {one.id: told_of(one, repeats[one.id], conditions) for one in took_part if one.id not in failed}
-    return {**facts(job, plan, repeats), "contestants": done, "failed": failed, "faults": faults(done)}
+    where = {"device": given.device}
+    if given.device == "cuda":
+        where["gpu"] = torch.cuda.get_device_name()
+    return {**facts(job, plan, repeats), **where, "contestants": done, "failed": failed, "faults": faults(done)}
 
 
 def told_of(one: Contestant, repeats: Sequence[Result], conditions: Conditions) -> Result:
@@ -250,7 +270,7 @@ def facts(job: str, plan: Plan, repeats: dict[str, list[Result]]) -> Result:
     for results in repeats.values():
         versions |= results[0]["versions"] if results else {}
     settings = next((results[0]["settings"] for results in repeats.values() if results), {})
-    tested = {"A": 10_000, "B": 10_000, "C": 2_000}[job]
+    tested = {"A": 10_000, "B": 10_000, "C": 2_000, "D": 2_000}[job]
     return {
         **when_and_where(),
         "settings": settings | {"test_samples": tested},
@@ -289,7 +309,7 @@ def processor() -> str:
 
 def same_work(job: str, given: argparse.Namespace) -> Result:
     """How far each contestant's weights are from the bare loop's after one round without dropout."""
-    took_part = [one for one in ready(job, given.only) if one.kind != "method"]
+    took_part = [one for one in ready(job, given) if one.kind != "method"]
     base = next(one for one in contestants(job) if one.kind == "base")
     apart: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -352,7 +372,7 @@ def main() -> None:
     """Time or check the jobs that are asked for."""
     given = arguments()
     # Some contestants alone are no whole job: they do not take the place of one.
-    out = given.out or (None if given.only else RESULTS)
+    out = given.out or (None if given.only else RESULTS[given.device])
     begun = time.perf_counter()
     for job in given.jobs:
         if given.same_work:
@@ -363,7 +383,7 @@ def main() -> None:
             show(job, found)
         if out:
             keep(out, kind, job, found)
-    if out == RESULTS and page.PAGE.exists():
+    if out == RESULTS[given.device] and page.PAGE.exists():
         page.PAGE.write_text(page.fill(page.PAGE.read_text(), page.SECTIONS))
     console.print(f"{(time.perf_counter() - begun) / 60:.1f} minutes")
 

@@ -217,6 +217,8 @@ class Experiment(_Table):
     """Numbers of convolutions and matrix products in training; weights, sums and tests stay float32."""
     device: str = "cpu"
     """Where tensors are computed, as PyTorch names it: cpu, cuda, cuda:1."""
+    cuda_graphs: bool = False
+    """On a GPU, whether the steps of a stack are captured as CUDA graphs and replayed."""
 
     @property
     def judges_device(self) -> bool:

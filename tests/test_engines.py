@@ -16,9 +16,9 @@ from torch import nn
 
 from fedblend import engines, methods
 from fedblend.engines import Choice, LoopEngine, StackedEngine, TrainTask
-from fedblend.engines.choosing import unstackable
+from fedblend.engines.choosing import MEMORY_SHARE, unstackable
 from fedblend.engines.distributed import balance
-from fedblend.engines.stacked import _width
+from fedblend.engines.stack import _width
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation, State
 from fedblend.objectives import Plain
@@ -222,6 +222,26 @@ def test_an_engine_that_is_asked_for_is_taken_untimed(monkeypatch: pytest.Monkey
     assert engines.choose(world(engine="stacked", stack=3), 2, 1000) == Choice(
         "stacked", 3, 1, "contiguous", "as asked for"
     )
+
+
+@pytest.mark.parametrize(("ranks", "room", "stack"), [(1, 2.5, 2), (2, 2.5, 1), (1, 100.0, 6), (1, 0.5, 1)])
+def test_a_cohort_larger_than_memory_is_cut_by_what_a_step_was_seen_to_make(
+    ranks: int, room: float, stack: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ragged("fedmix", {**MLP, "engine": "stacked", "ranks": ranks})
+    one = StackedEngine(made, stack=1)
+    wanted, _ = after(made, one, 1)
+    free = int(room * one.step_bytes() / MEMORY_SHARE)
+    monkeypatch.setattr("fedblend.engines.choosing.free_memory", lambda device: free)
+
+    chosen = engines.choose(made, 2, 1000).stack
+    engine = StackedEngine(made, stack=chosen)
+    cut, _ = after(made, engine, 1)
+
+    assert chosen == stack
+    assert difference(cut.weights, wanted.weights) < 1e-5
+    # What the estimate for one client says of a whole stack holds.
+    assert stack == 1 or ranks * engine.step_bytes() <= MEMORY_SHARE * free
 
 
 def test_an_exception_names_clients_round_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,14 @@ def options(contestant: str, ranks: Sequence[int] = (1,)) -> argparse.ArgumentPa
     parser.add_argument("--out", type=Path, required=True, help="where the result goes (JSON)")
     parser.add_argument("--ranks", type=int, default=ranks[0], choices=ranks, help="processes that train")
     parser.add_argument("--weights", type=Path, help="where the last weights go (.npz), to compare contestants")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model is trained")
     return parser
+
+
+def wait_for(device: str) -> None:
+    """Wait until a device has done all that it was given, before a clock is read."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 @torch.no_grad()
@@ -73,6 +80,7 @@ def report(
         "job": job.settings.name,
         "settings": vars(job.settings),
         "ranks": given.ranks,
+        "device": given.device,
         "threads_per_rank": torch.get_num_threads(),
         "warm_up_s": list(seconds[:WARM_UP]),
         "round_s": list(seconds[WARM_UP:]),

@@ -8,7 +8,7 @@ import time
 
 import torch
 from jobs import Job, load
-from outcome import check_rounds, options, report
+from outcome import check_rounds, options, report, wait_for
 from torch import nn
 
 Weights = dict[str, torch.Tensor]
@@ -39,13 +39,15 @@ def one_round(model: nn.Module, job: Job, round: int, weights: Weights) -> Weigh
 def main() -> None:
     """Time all rounds."""
     given = options("a bare loop").parse_args()
-    job = load(given.job)
+    job = load(given.job).on(given.device)
     check_rounds(given, job)
-    model, weights, seconds = job.network().train(), job.start, []
+    model, seconds = job.network().to(given.device).train(), []
+    weights = {name: tensor.to(given.device) for name, tensor in job.start.items()}
     _ = job.local
     for round in range(given.rounds):
         begun = time.perf_counter()
         weights = one_round(model, job, round, weights)
+        wait_for(given.device)
         seconds.append(time.perf_counter() - begun)
     report("bare", [], job, given, seconds, weights)
 

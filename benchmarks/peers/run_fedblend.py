@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from fedblend_job import table_of
 from jobs import ROUNDS, Job, load
-from outcome import WARM_UP, check_rounds, options, report
+from outcome import WARM_UP, check_rounds, options, report, wait_for
 
 from fedblend import engines
 from fedblend.config import Experiment, resolve
@@ -55,6 +55,7 @@ class JobFederation(Federation):
 def experiment_of(job: Job, given: argparse.Namespace, eval_every: int = NEVER) -> Experiment:
     """The job as an experiment."""
     asked = {"engine": given.engine, "stack": given.stack, "ranks": given.ranks, "memory_format": given.memory_format}
+    asked |= {"device": given.device, "precision": given.precision, "cuda_graphs": not given.no_graphs}
     table = table_of(job.settings, str(given.job.resolve()), given.stored_order)
     asked = {field: value for field, value in asked.items() if value is not None}
     # All rounds of the job, more than are run: auto chooses as for a long run, and none of these is the last.
@@ -67,6 +68,7 @@ def timed_rounds(federation: Federation, state: State, rounds: int) -> tuple[Sta
     for _ in range(rounds):
         begun = time.perf_counter()
         state, record = federation.round(state)
+        wait_for(federation.world.experiment.device)
         seconds.append(time.perf_counter() - begun)
         records.append(record)
     return state, seconds, records
@@ -113,6 +115,8 @@ def arguments() -> argparse.Namespace:
         "--method", default="fedavg", help="fedavg, naivemix, ...; what it shares is shared while warming up"
     )
     parser.add_argument("--stored-order", action="store_true", help="batches in the stored order, as the peers'")
+    parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
+    parser.add_argument("--no-graphs", action="store_true", help="on a GPU, launch every operation by itself")
     parser.add_argument("--evaluations", type=int, default=0, help="further rounds that end with an evaluation")
     return parser.parse_args()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import one_thread  # noqa: F401  # isort: skip
+from pfl_device import DEVICE  # isort: skip
 
 import os
 import subprocess
@@ -13,7 +14,7 @@ from itertools import chain
 
 import torch
 from jobs import Job, load
-from outcome import check_rounds, options, report
+from outcome import check_rounds, options, report, wait_for
 
 # The model's module comes first: importing it makes PyTorch pfl's backend.
 from pfl.model.pytorch import PyTorchModel  # isort: skip
@@ -59,6 +60,7 @@ class Clock(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
+        wait_for(DEVICE)
         now = time.perf_counter()
         self.seconds.append(now - self.last)
         self.last = now
@@ -105,7 +107,7 @@ def main() -> None:
     given = options("pfl", ranks=(1, 2, 4)).parse_args()
     if given.ranks > 1 and "LOCAL_RANK" not in os.environ:
         sys.exit(start_ranks(given.ranks))
-    job = load(given.job)
+    job = load(given.job).on(DEVICE)
     check_rounds(given, job)
     if job.settings.cohort % given.ranks:
         raise SystemExit(f"a cohort of {job.settings.cohort} cannot be dealt equally to {given.ranks} ranks")

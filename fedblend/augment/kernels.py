@@ -30,9 +30,9 @@ def blend_images(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tens
     ``operation`` int8 [..., B, V, chains, depth], ``level`` float32 alike, ``mix`` float32 [..., B, V, 1 + chains].
     """
     if greys.device.type != "cpu" or library() is None:
-        from fedblend.augment.operations import blended
+        from fedblend.augment.operations import blended, kept_constants
 
-        return blended(greys.double(), operation, level, mix).float()
+        return blended(greys.double(), operation, level, mix, kept_constants(*greys.shape[-2:], greys.device)).float()
     *leading, batch, channels, height, width = greys.shape
     views, chains, depth = operation.shape[-3:]
     made = torch.empty(*leading, views, batch, channels, height, width)

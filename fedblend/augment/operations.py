@@ -38,7 +38,24 @@ MOST_DEGREES, MOST_SHEAR, MOST_BITS, MOST_LEVELS = 30, 0.3, 4, 256
 GREYS = 256
 
 
-def apply(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
+class Constants(NamedTuple):
+    """MaxVal of each operation, float64 [10], and cosine and sine of whole degrees, float64 [61, 2]."""
+
+    most: Tensor
+    turns: Tensor
+
+
+def constants(height: int, width: int, device: torch.device) -> Constants:
+    """The constants for images of a size, on a device."""
+    most = [0, 0, MOST_BITS, MOST_DEGREES, MOST_LEVELS, MOST_SHEAR, MOST_SHEAR, width / 3, height / 3, 0]
+    return Constants(*(torch.tensor(numbers, dtype=torch.float64, device=device) for numbers in (most, turns())))
+
+
+kept_constants = functools.cache(constants)
+"""The same, made once: to bring numbers to a GPU is to wait for it. Not for use inside ``torch.func``'s transforms."""
+
+
+def apply(images: Tensor, operation: Tensor, level: Tensor, given: Constants | None = None) -> Tensor:
     """Apply one operation to each image: float64 [N, C, H, W] of whole grey levels 0 to 255, to the same.
 
     ``operation`` int [N] are numbers of :data:`OPERATIONS` or :data:`NOTHING`. ``level`` float [N] is SampLevel, from
@@ -49,16 +66,15 @@ def apply(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
     solarize's sign, and 1 elsewhere, since a table's own slope is zero nearly everywhere.
     """
     operation, level = operation.long(), level.double()
-    amount = _amount(operation, level, *images.shape[-2:])
+    height, width = images.shape[-2:]
+    most, turned = given or constants(height, width, images.device)
+    amount = _amount(operation, level, most)
     seen = _look_up(images, operation, amount)
-    return resample(seen, _matrices(operation, amount, *images.shape[-2:]))
+    return resample(seen, _matrices(operation, amount, turned, *images.shape[-2:]))
 
 
-def _amount(operation: Tensor, level: Tensor, height: int, width: int) -> Tensor:
+def _amount(operation: Tensor, level: Tensor, most: Tensor) -> Tensor:
     """AugLevel, float64 [N]: whole but for shears, and signed for geometric operations."""
-    most = level.new_tensor(
-        [0, 0, MOST_BITS, MOST_DEGREES, MOST_LEVELS, MOST_SHEAR, MOST_SHEAR, width / 3, height / 3, 0]
-    )
     # A tensor of 10, since GPUs divide by a number as if it were its reciprocal.
     amount = level.abs() * most[operation] / torch.full_like(level, 10.0)
     sheared = (operation == SHEAR_X) | (operation == SHEAR_Y)
@@ -132,14 +148,13 @@ def turns() -> tuple[tuple[float, float], ...]:
     return tuple((round(math.cos(angle), 15), round(math.sin(angle), 15)) for angle in angles)
 
 
-def _matrices(operation: Tensor, amount: Tensor, height: int, width: int) -> Tensor:
+def _matrices(operation: Tensor, amount: Tensor, turned: Tensor, height: int, width: int) -> Tensor:
     """Where each place of the result comes from: (a, b, c, d, e, f), float64 [N, 6], the identity for tables.
 
     (x, y) comes from (a x + b y + c, d x + e y + f), in pixels, of which the first lies from 0 to 1.
     """
-    turned = operation == ROTATE
-    degrees = torch.where(turned, amount, 0.0).long() + MOST_DEGREES
-    cosine, sine = amount.new_tensor(turns())[degrees].unbind(1)
+    degrees = torch.where(operation == ROTATE, amount, 0.0).long() + MOST_DEGREES
+    cosine, sine = turned[degrees].unbind(1)
     middle_x, middle_y = width / 2, height / 2
 
     def where(number: int, otherwise: Tensor) -> Tensor:
@@ -180,7 +195,13 @@ def resample(images: Tensor, matrices: Tensor) -> Tensor:
     return torch.where(inside[:, None], cut, 0.0)
 
 
-def blended(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+def blended(
+    greys: torch.Tensor,
+    operation: torch.Tensor,
+    level: torch.Tensor,
+    mix: torch.Tensor,
+    given: Constants | None = None,
+) -> torch.Tensor:
     """The views in plain PyTorch, on any device: whole levels float64 [..., B, C, H, W] to [..., 2, B, C, H, W]."""
     depth = operation.shape[-1]
     picture = greys.shape[-3:]
@@ -188,7 +209,7 @@ def blended(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, m
     copies = greys[..., None, None, :, :, :].expand(*operation.shape[:-1], *picture)
     images = copies.reshape(-1, *picture)
     for step in range(depth):
-        images = apply(images, operation[..., step].flatten(), level[..., step].flatten())
+        images = apply(images, operation[..., step].flatten(), level[..., step].flatten(), given)
     weights = mix.to(images.dtype)[..., None, None, None] / 255
     chain_sum = (images.view(copies.shape) * weights[..., 1:, :, :, :]).sum(-4)
     return (chain_sum + weights[..., 0, :, :, :] * greys[..., None, :, :, :]).movedim(-4, -5)

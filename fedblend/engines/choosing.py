@@ -37,7 +37,7 @@ STACKS = (4, 8, 16)
 """Numbers of clients in a stack that are tried on a processor, whose caches larger ones outgrow."""
 
 MEMORY_SHARE = 0.25
-"""Share of the free memory that one stack may take."""
+"""Share of the free memory that the stacks of all ranks may take, or of a GPU's one stack."""
 
 MemoryFormat = Literal["contiguous", "channels_last"]
 
@@ -57,15 +57,18 @@ class Choice:
         return asdict(self)
 
 
-def inner_engine(world: World, choice: dict[str, Any]) -> LoopEngine:
-    """The engine of one process. Raises :class:`FedblendError` where the model cannot be stacked."""
+def inner_engine(world: World, choice: dict[str, Any], tested: bool = False) -> LoopEngine:
+    """The engine of one process. Raises :class:`FedblendError` where the model cannot be stacked.
+
+    ``tested`` says that it is known to stack: another process has tried.
+    """
     device = world.experiment.device
     allow_tf32(world.experiment.precision)
     if device == "cpu":
         build.keep_memory()
     if choice["engine"] == "loop":
         return LoopEngine(world, device, choice["memory_format"])
-    reason = unstackable(world)
+    reason = "" if tested else unstackable(world)
     if reason:
         raise FedblendError(f"engine: 'stacked' cannot be used here: {reason}; valid: loop, or auto")
     return StackedEngine(world, device, choice["stack"])
@@ -94,11 +97,12 @@ def choose(world: World, processors: int, rounds: int) -> Choice:
     What the experiment asks for is taken; the rest is found by timing a few steps of each way that is open.
     """
     asked = world.experiment
+    allow_tf32(asked.precision)
     ranks = asked.ranks
     if asked.engine != "auto":
         stack = asked.stack
         if asked.engine == "stacked" and stack is None and not unstackable(world):
-            stack = _stacks(world, math.ceil(asked.train.cohort / (ranks or 1)))[-1]
+            stack = _stacks(world, ranks or 1)[-1]
         return Choice(asked.engine, stack, ranks or 1, asked.memory_format or "contiguous", "as asked for")
     loop = LoopEngine(world, asked.device)
     step = seconds_a_step(loop, 1)
@@ -106,6 +110,9 @@ def choose(world: World, processors: int, rounds: int) -> Choice:
     if total < SHORT:
         why = f"the loop needs about {total:.0f} s for the whole run, less than finding a faster way would take"
         return Choice("loop", None, ranks or 1, asked.memory_format or "contiguous", why)
+    if asked.device.startswith("cuda"):
+        # Processes that share one GPU only get into each other's way; each rank takes one of its own.
+        processors = torch.cuda.device_count() if asked.device == "cuda" else 1
     ranks = ranks or _ranks(asked.train.cohort, processors, total)
     ways = _ways(world, loop, step, ranks)
     fastest = min(ways, key=lambda way: way[1])
@@ -137,20 +144,24 @@ def _ways(world: World, loop: LoopEngine, step: float, ranks: int) -> list[tuple
         other = LoopEngine(world, asked.device, "channels_last")
         ways.append((Choice("loop", None, ranks, "channels_last", ""), seconds_a_step(other, 1)))
     if not unstackable(world):
-        for stack in _stacks(world, math.ceil(asked.train.cohort / ranks)):
+        for stack in _stacks(world, ranks):
             engine = StackedEngine(world, asked.device, stack)
             ways.append((Choice("stacked", stack, ranks, "contiguous", ""), seconds_a_step(engine, stack)))
     return ways
 
 
-def _stacks(world: World, share: int) -> list[int]:
-    """Numbers of clients in a stack worth trying: at most a rank's share of the cohort, and what memory allows."""
+def _stacks(world: World, ranks: int) -> list[int]:
+    """Numbers of clients in a stack worth trying: at most a rank's share of the cohort, and what memory allows.
+
+    A cohort of more clients than that is cut into several stacks. What one client's step makes is measured.
+    """
     asked = world.experiment
     if asked.stack:
         return [asked.stack]
     one = StackedEngine(world, asked.device, 1)
     _train(one, _trial(one, 1, batches=1))
-    most = max(1, min(share, int(MEMORY_SHARE * free_memory(one.device) / max(1, one.step_bytes()))))
+    memory = MEMORY_SHARE * free_memory(one.device) / (ranks if one.device.type == "cpu" else 1)
+    most = max(1, min(math.ceil(asked.train.cohort / ranks), int(memory / max(1, one.step_bytes()))))
     tried = STACKS if one.device.type == "cpu" else (64, 256)
     return sorted({1, most} | {stack for stack in tried if stack < most}) if most <= tried[-1] else [1, *tried]
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.collecting import collect
-from fedblend.engines.precision import computing_in
+from fedblend.engines.precision import computing_in, no_tf32
 from fedblend.engines.sgd import SGD
 from fedblend.errors import FedblendError
 from fedblend.objectives import Batch, Context, Objective, Plan
@@ -242,6 +242,7 @@ class LoopEngine:
         return self.model.eval()
 
     @torch.no_grad()
+    @no_tf32()
     def score(self, weights: Tensors, held: bool = False, share: tuple[int, int] = (0, 1)) -> Scores:
         """Score samples in batches, on the device; results cross to the host once.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -22,3 +23,14 @@ def allow_tf32(precision: Precision) -> None:
     """Let GPUs round the factors of float32 products to ten bits, or not; nothing else knows such products."""
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+@contextmanager
+def no_tf32() -> Iterator[None]:
+    """Inside, no GPU rounds the factors of products: how models are tested, whatever they were trained in."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    allow_tf32("float32")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -42,7 +42,11 @@ class Ranks:
 
     def __init__(self, rank: int, size: int, where: str) -> None:
         self.rank, self.size = rank, size
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        backend = "gloo"
+        if torch.cuda.is_available():
+            backend = "cpu:gloo,cuda:nccl"
+            # What "cuda" means here: each rank of a machine takes a GPU of its own, as far as there are some.
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
         dist.init_process_group(backend, init_method=where, rank=rank, world_size=size, timeout=PATIENCE)
 
     @staticmethod

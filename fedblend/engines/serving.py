@@ -69,7 +69,8 @@ def serve(ranks: Ranks) -> None:
     """Follow rank 0's orders for one run, until it says that the run has ended."""
     words, _ = ranks.listen()
     world = World.of(resolve(words["experiment"]))
-    inner = inner_engine(world, words["choice"])
+    # Rank 0 made its own engine, and so knows that the model stacks, before it began.
+    inner = inner_engine(world, words["choice"], tested=True)
     pool: Pool | None = None
     while True:
         words, tensors = ranks.listen()

@@ -52,24 +52,39 @@ class SGD:
 class StackedSGD:
     """The same step for a stack of clients: every tensor has a leading dimension of clients.
 
-    What :class:`SGD` does to a client, this does to each; norms for clipping are each client's own.
+    What :class:`SGD` does to a client, this does to each; norms for clipping are each client's own. The learning rate
+    of the round is ``lr``, a number, or where steps are recorded ``rate``, a tensor [] that can be changed: minus lr.
+    The two differ in how products are rounded, but for a rate that is a power of two.
     """
 
-    def __init__(self, params: Sequence[torch.Tensor], train: Train, round: int) -> None:
-        self.params = list(params)
-        self.train = train
-        self.lr = train.lr_in(round)
-        self.velocity = [torch.zeros_like(p) for p in self.params] if train.momentum else []
+    def __init__(self, train: Train, rate: torch.Tensor | None = None) -> None:
+        self.train, self.rate = train, rate
+        self.lr = train.lr
+
+    def begin(self, round: int) -> None:
+        """Take a round's learning rate."""
+        self.lr = self.train.lr_in(round)
+        if self.rate is not None:
+            self.rate.fill_(-self.lr)
 
     @torch.no_grad()
-    def step_rows(self, gradients: Sequence[Gradient], rows: slice, active: torch.Tensor | None = None) -> None:
-        """Move the clients ``rows``, in place; where ``active`` bool [rows] is given and false, one stays still."""
+    def step(
+        self,
+        params: Sequence[torch.Tensor],
+        velocity: Sequence[torch.Tensor],
+        gradients: Sequence[Gradient],
+        active: torch.Tensor | None = None,
+    ) -> None:
+        """Move parameters [K, ...] in place; where ``active`` bool [K] is given and false, a client stays still.
+
+        ``velocity`` is empty without momentum.
+        """
         train = self.train
         if train.clip_norm is None and not train.weight_decay and not train.momentum and active is None:
-            self._step_plainly(gradients, rows)
+            self._step_plainly(params, gradients)
             return
         touched = [i for i, g in enumerate(gradients) if g is not None]
-        params = [self.params[i][rows] for i in touched]
+        params = [params[i] for i in touched]
         grads = [_added_up(g) if isinstance(g, tuple) else g for g in gradients if g is not None]
         if train.clip_norm is not None:
             norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
@@ -78,27 +93,36 @@ class StackedSGD:
         if train.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=train.weight_decay))
         if train.momentum:
-            velocity = [self.velocity[i][rows] for i in touched]
+            velocity = [velocity[i] for i in touched]
             moved = torch._foreach_add(torch._foreach_mul(velocity, train.momentum), grads)
             torch._foreach_copy_(velocity, _where(active, moved, velocity))
             grads = list(moved)
         if active is not None:
             # Not a product with 0: what is held still may have gone to infinity.
             grads = [torch.where(_along(active, g), g, 0.0) for g in grads]
-        torch._foreach_add_(params, grads, alpha=-self.lr)
+        self._add(params, grads)
 
-    def _step_plainly(self, gradients: Sequence[Gradient], rows: slice) -> None:
+    def _add(self, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        if self.rate is None:
+            torch._foreach_add_(params, grads, alpha=-self.lr)
+        else:
+            torch._foreach_add_(params, torch._foreach_mul(grads, self.rate))
+
+    def _step_plainly(self, params: Sequence[torch.Tensor], gradients: Sequence[Gradient]) -> None:
         """Plain SGD, which adds a product of matrices without making it first."""
-        params, grads = [], []
-        for param, gradient in zip(self.params, gradients, strict=True):
+        others, grads = [], []
+        for param, gradient in zip(params, gradients, strict=True):
             if isinstance(gradient, tuple):
                 for a, b in gradient:
-                    param[rows].baddbmm_(a, b, alpha=-self.lr)
+                    if self.rate is None:
+                        param.baddbmm_(a, b, alpha=-self.lr)
+                    else:
+                        param.baddbmm_(a * self.rate, b)
             elif gradient is not None:
-                params.append(param[rows])
+                others.append(param)
                 grads.append(gradient)
-        if params:
-            torch._foreach_add_(params, grads, alpha=-self.lr)
+        if others:
+            self._add(others, grads)
 
 
 def _added_up(products: Products) -> torch.Tensor:

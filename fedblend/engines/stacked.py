@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call
 
 from fedblend.engines.base import Tensors, Trained, TrainTask
+from fedblend.engines.bench import Bench
+from fedblend.engines.graphs import Recorder, recorder_for
 from fedblend.engines.loop import Assignment, LoopEngine
-from fedblend.engines.masks import Masks, dropout_shapes
-from fedblend.engines.sgd import StackedSGD
+from fedblend.engines.masks import dropout_shapes
+from fedblend.engines.stack import Stack
 from fedblend.engines.stacking import Inputs, Program, Step, prepare
-from fedblend.objectives import Context
-from fedblend.objectives.watching import Means
-from fedblend.prefixes import named
+from fedblend.objectives import Objective
 from fedblend.world import World
 
 STACK = 16
 """Clients in one stack where nothing else is said."""
+
+MOST_BENCHES = 4
+"""Benches with recorded steps that are kept: clients that mix and clients that cannot, with a new pool and an old."""
 
 
 class StackedEngine(LoopEngine):
@@ -33,9 +35,14 @@ class StackedEngine(LoopEngine):
     still, and the smaller batch is a step of its own. So the result is the loop's, whatever the clients' sizes.
     """
 
-    def __init__(self, world: World, device: str = "cpu", stack: int | None = None) -> None:
+    def __init__(
+        self, world: World, device: str = "cpu", stack: int | None = None, recorder: Recorder | None = None
+    ) -> None:
         super().__init__(world, device)
         self.stack = stack or STACK
+        wanted = world.experiment.cuda_graphs and self.device.type == "cuda"
+        self.recorder = recorder or (recorder_for(self.device) if wanted else None)
+        self.benches: dict[Hashable, Bench] = {}
         self.stacked = prepare(world.model, self.device)
         self.shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:1].to(self.device)))
         self.programs: dict[tuple[Any, ...], Program] = {}
@@ -58,15 +65,35 @@ class StackedEngine(LoopEngine):
     def _train_chunk(self, task: TrainTask, assignments: Sequence[Assignment]) -> list[Trained]:
         stack = Stack(self, task, sorted(assignments, key=lambda one: -len(one.sizes)))
         losses = stack.train()
+        params, outputs = stack.trained(), stack.outputs()
         place = {one.client: k for k, one in enumerate(stack.clients)}
         results = []
         for one in assignments:
             k = place[one.client]
-            trained = dict(zip(self.names, (p[k] for p in stack.params), strict=True))
-            weights = {**task.start_of(one.client), **trained}
-            outputs = stack.means.of(k) if stack.means else None
-            results.append(Trained(one.client, weights, one.samples, losses[k], outputs))
+            weights = {**task.start_of(one.client), **dict(zip(self.names, (p[k] for p in params), strict=True))}
+            noted = None if outputs is None else outputs[k]
+            results.append(Trained(one.client, weights, one.samples, losses[k], noted))
         return results
+
+    def bench(
+        self,
+        objective: Objective,
+        params: Sequence[torch.Tensor],
+        own: Mapping[str, torch.Tensor],
+        shared: Mapping[str, torch.Tensor],
+        plain: bool,
+    ) -> Bench:
+        """A bench with a stack's tensors on it; where steps are recorded, one that stays for the stacks to come."""
+        if self.recorder is None:
+            return Bench.of(self, objective, params, own, shared, plain)
+        key = Bench.key(plain, own, shared)
+        # Taken out and put in again: the one that was used last stands last.
+        found = self.benches.pop(key, None) or Bench.of(self, objective, params, own, shared, plain, self.recorder)
+        self.benches[key] = found
+        if len(self.benches) > MOST_BENCHES:
+            del self.benches[next(iter(self.benches))]
+        found.take(params, own, shared)
+        return found
 
     def _scorer(self, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
         """The model with these weights, in the layers that are fastest here."""
@@ -89,140 +116,3 @@ class StackedEngine(LoopEngine):
             self.stacked.train()
             self.programs[key] = step.trace(inputs)
         return self.programs[key]
-
-
-class Stack:
-    """Clients in training together, those with the most steps first."""
-
-    def __init__(self, engine: StackedEngine, task: TrainTask, clients: Sequence[Assignment]) -> None:
-        self.engine, self.task, self.clients = engine, task, list(clients)
-        self.device = engine.device
-        experiment = engine.world.experiment
-        self.full = experiment.train.batch_size
-        self.params = self._starts(engine.names)
-        self.optimizer = StackedSGD(self.params, experiment.train, task.round)
-        self.masks = Masks(engine.shapes, experiment.seed, task.round, [one.client for one in clients], self.device)
-        self.steps = max((len(one.sizes) for one in clients), default=0)
-        self.sizes = _padded([one.sizes for one in clients], self.steps)
-        self.firsts = _padded([one.bounds[:-1] for one in clients], self.steps)
-        self._gather()
-        self.losses = torch.zeros(len(clients), device=self.device)
-        watches = experiment.method.upload.watches
-        self.means = Means(engine.world.task.outputs, self.device, len(clients)) if watches else None
-
-    def _starts(self, names: Sequence[str]) -> list[torch.Tensor]:
-        """The weights that each client begins with, stacked. Copies: a stack of one would else be the round's own."""
-        weights, clients = self.task.weights, self.clients
-        if clients[0].client in self.task.own:
-            starts = [self.task.start_of(one.client) for one in clients]
-            return [torch.stack([start[name] for start in starts]).to(self.device) for name in names]
-        return [
-            weights[name]
-            .to(self.device)
-            .expand(len(clients), *weights[name].shape)
-            .clone(memory_format=torch.contiguous_format)
-            for name in names
-        ]
-
-    def _gather(self) -> None:
-        """Samples of all clients one after another, and what their objective may use, on the device."""
-        engine, task, clients = self.engine, self.task, self.clients
-        samples = [engine.world.samples(one.client, one.samples) for one in clients]
-        starts = np.cumsum([0, *(one.samples for one in clients)])
-        orders = [one.order + start for one, start in zip(clients, starts[:-1], strict=True)]
-        places = max((len(order) for order in orders), default=0) + self.full
-        self.rows = torch.from_numpy(_padded(orders, places)).to(self.device)
-        self.x, self.y = (torch.cat(half).to(self.device) for half in zip(*samples, strict=True))
-        self.drawn = {
-            name: self._stacked([torch.from_numpy(one.drawn[name]) for one in clients]) for name in clients[0].drawn
-        }
-        method = engine.world.experiment.method
-        objective = method.objective.alone() if clients[0].plain else method.objective
-        self.phases, self.copies = objective.phases(), objective.copies
-        begun = [named("start/", task.start_of(one.client)) if method.terms else {} for one in clients]
-        said = [named("said/", task.said_to(one.client)) for one in clients]
-        self.shared: dict[str, torch.Tensor] = {}
-        self.own: dict[str, torch.Tensor] = {}
-        for kind in (begun, said):
-            self._give(kind, everyone=clients[0].client not in task.own)
-        if not clients[0].plain:
-            self._give([named("pool/", one.pool.tensors) for one in clients], everyone=clients[0].pool is task.pool)
-
-    def _give(self, tables: Sequence[dict[str, torch.Tensor]], everyone: bool) -> None:
-        """Something that objectives may use: the same for everyone, or a table a client."""
-        if everyone:
-            self.shared |= {name: t.to(self.device) for name, t in tables[0].items()}
-        else:
-            self.own |= {name: self._stacked([table[name] for table in tables]) for name in tables[0]}
-
-    def _stacked(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Tensors of one kind a client as one, with zeros where a client's is shorter."""
-        shape = [max(sizes) for sizes in zip(*(t.shape for t in tensors), strict=True)]
-        made = tensors[0].new_zeros(len(tensors), *shape)
-        for k, tensor in enumerate(tensors):
-            place: tuple[Any, ...] = (k, *(slice(size) for size in tensor.shape))
-            made[place] = tensor
-        return made.to(self.device)
-
-    def train(self) -> list[float]:
-        """Make all steps; returns each client's mean loss."""
-        for step in range(self.steps):
-            try:
-                self._step(step)
-            except Exception as error:
-                names = ", ".join(str(one.client) for one in self.clients)
-                error.add_note(f"while training clients {names} in round {self.task.round + 1}, batch {step + 1}")
-                raise
-        seen = torch.tensor([max(1, len(one.order)) for one in self.clients], device=self.device)
-        return (self.losses / seen).tolist()
-
-    def _step(self, step: int) -> None:
-        """Step on one batch of every client that has one: all full batches together, each smaller one alone."""
-        sizes = self.sizes[:, step]
-        full = sizes == self.full
-        if full.any():
-            self._step_rows(step, 0, _width(int(np.flatnonzero(full)[-1]) + 1, len(sizes)), full)
-        for k in np.flatnonzero((sizes > 0) & ~full):
-            self._step_rows(step, int(k), int(k) + 1, sizes > 0)
-
-    def _step_rows(self, step: int, first: int, last: int, active: np.ndarray) -> None:
-        """Step clients ``first`` to ``last`` of the stack; those that are not ``active`` stay as they are."""
-        size = self.full if last - first > 1 else int(self.sizes[first, step])
-        rows = slice(first, last)
-        columns = torch.from_numpy(self.firsts[rows, step, None] + np.arange(size)).to(self.device)
-        chosen = self.rows[rows].gather(1, columns)
-        held = None if active[rows].all() else torch.from_numpy(active[rows]).to(self.device)
-        x, y = self.x[chosen], self.y[chosen]
-        drawn = {name: values[rows, step] for name, values in self.drawn.items()}
-        own = {name: values[rows] for name, values in self.own.items()}
-        params = [p[rows] for p in self.params]
-        for number, phase in enumerate(self.phases):
-            terms = self.engine.world.experiment.method.terms if number == len(self.phases) - 1 else ()
-            masks = self.masks.draw(first, size * self.copies, active[rows])
-            inputs = Inputs(params, x, y, drawn, masks, own, self.shared)
-            context = Context(self.engine.world.task, self.engine.scale)
-            precision = self.engine.world.experiment.precision
-            watches = self.means is not None and number == len(self.phases) - 1
-            made = Step(self.engine.stacked, self.engine.names, phase, terms, context, precision, watches)
-            program = self.engine.program(made, (self.clients[0].plain, number), inputs)
-            gradients, noted = program(inputs)
-            self.optimizer.step_rows(gradients, rows, held)
-        self.losses[rows] += (noted[0] if held is None else noted[0].where(held, 0.0)) * size
-        if self.means is not None:
-            self.means.add(noted[1], y, first, held)
-
-
-def _width(needed: int, most: int) -> int:
-    """The least of ``most``, half of it, a quarter, ... that is enough: few shapes, so few programs."""
-    width = most
-    while width > 1 and (width + 1) // 2 >= needed:
-        width = (width + 1) // 2
-    return width
-
-
-def _padded(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Rows of whole numbers as int64 [rows, length], with zeros at the end."""
-    made = np.zeros((len(rows), length), np.int64)
-    for k, row in enumerate(rows):
-        made[k, : len(row)] = row
-    return made

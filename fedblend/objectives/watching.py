@@ -48,13 +48,17 @@ class Means:
         self.counts = torch.zeros(clients * classes, device=device)
 
     def add(
-        self, outputs: torch.Tensor, labels: torch.Tensor, first: int = 0, active: torch.Tensor | None = None
+        self,
+        outputs: torch.Tensor,
+        labels: torch.Tensor,
+        first: int | torch.Tensor = 0,
+        active: torch.Tensor | None = None,
     ) -> None:
-        """Add softmax outputs [K, B, C] of samples with labels [K, B], of the clients from ``first`` on.
+        """Add softmax outputs [K, B, C] of samples with labels [K, B], of the clients from ``first`` (int64 [1]) on.
 
         Where ``active`` bool [K] is given and false, a client counts for nothing.
         """
-        number = torch.arange(first, first + len(labels), device=labels.device)
+        number = first + torch.arange(len(labels), device=labels.device)
         rows = (labels + self.classes * number[:, None]).flatten()
         ones = torch.ones_like(labels, dtype=torch.float32)
         if active is not None:
@@ -65,5 +69,14 @@ class Means:
 
     def of(self, client: int = 0) -> torch.Tensor:
         """Mean outputs by label of a client of the stack [C, C]; zeros for a label that never came."""
-        rows = slice(client * self.classes, (client + 1) * self.classes)
-        return (self.sums[rows] / self.counts[rows].clamp(min=1)[:, None]).cpu()
+        return self.all()[client]
+
+    def all(self) -> torch.Tensor:
+        """Mean outputs by label of every client of the stack [K, C, C], at the host."""
+        means = self.sums / self.counts.clamp(min=1)[:, None]
+        return means.view(-1, self.classes, self.classes).cpu()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.sums.zero_()
+        self.counts.zero_()

@@ -35,7 +35,7 @@ Federate = Callable[[World], tuple[World, Engine, Choice]]
 SPLIT_CLIENTS = 500
 """Clients whose class counts a run directory keeps for the picture of the split."""
 
-MAY_CHANGE = {"rounds", "engine", "stack", "ranks", "memory_format", "device", "checkpoint_every"}
+MAY_CHANGE = {"rounds", "engine", "stack", "ranks", "memory_format", "device", "cuda_graphs", "checkpoint_every"}
 """Fields that may differ when a run goes on: none of them changes a round that was already made."""
 
 SAME = f"a run goes on with the experiment it began with (only {', '.join(sorted(MAY_CHANGE))} may change)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -19,9 +19,20 @@ def fault_of(upload: Tensors, like: Tensors) -> str | None:
             return f"'{name}' is of shape {list(tensor.shape)}, the model's of {list(like[name].shape)}"
         if tensor.dtype != like[name].dtype:
             return f"'{name}' is of type {tensor.dtype}, the model's of {like[name].dtype}"
-        if tensor.is_floating_point() and not is_finite(tensor):
-            return f"'{name}' holds NaN or infinity (a learning rate too large?)"
+    floating = {name: tensor for name, tensor in upload.items() if tensor.is_floating_point()}
+    if not _all_finite([*floating.values()]):
+        for name, tensor in floating.items():
+            if not is_finite(tensor):
+                return f"'{name}' holds NaN or infinity (a learning rate too large?)"
     return None
+
+
+def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether no sum is NaN or infinite, with one look: on a GPU each waits for all that was begun before."""
+    if not tensors:
+        return True
+    sums = [tensor.sum() for tensor in tensors]
+    return bool(torch.isfinite(torch.stack([total.to(sums[0]) for total in sums])).all())
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

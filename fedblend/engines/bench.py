@@ -1,0 +1,207 @@
+"""What a stack's steps read and change, in one place, and the step itself as work on that place."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedblend.engines.graphs import Recorded, Recorder, moved
+from fedblend.engines.sgd import StackedSGD
+from fedblend.engines.stacking import Inputs, Step
+from fedblend.objectives import Context, Objective
+from fedblend.objectives.watching import Means
+
+if TYPE_CHECKING:
+    from fedblend.engines.stacked import StackedEngine
+
+
+@dataclass(frozen=True)
+class Given:
+    """What some clients of a stack take for one step: n batches of B samples, and what was drawn for them.
+
+    ``masks`` hold each phase's; ``active`` bool [n], where given, is false for clients that stay as they are.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    drawn: dict[str, torch.Tensor]
+    masks: list[dict[str, torch.Tensor]]
+    active: torch.Tensor | None
+
+    def leaves(self) -> list[torch.Tensor]:
+        """All tensors."""
+        active = [] if self.active is None else [self.active]
+        return [self.x, self.y, *self.drawn.values(), *(t for table in self.masks for t in table.values()), *active]
+
+    def copy(self) -> Given:
+        """The same in tensors of its own."""
+        masks = [_copies(table) for table in self.masks]
+        active = None if self.active is None else self.active.clone()
+        return Given(_copy(self.x), _copy(self.y), _copies(self.drawn), masks, active)
+
+
+@dataclass(frozen=True)
+class Members:
+    """What clients of a stack have of their own, one row each, and which of the stack they are."""
+
+    params: list[torch.Tensor]
+    velocity: list[torch.Tensor]
+    own: dict[str, torch.Tensor]
+    losses: torch.Tensor
+    first: int | torch.Tensor = 0
+
+    def rows(self, rows: slice) -> Members:
+        """Some of them, in place."""
+        params, velocity = [p[rows] for p in self.params], [v[rows] for v in self.velocity]
+        own = {name: values[rows] for name, values in self.own.items()}
+        return Members(params, velocity, own, self.losses[rows], rows.start)
+
+    def chosen(self, place: torch.Tensor) -> Members:
+        """Copies of one of them, which ``place`` int64 [1] names."""
+        params, velocity = ([t.index_select(0, place) for t in ts] for ts in (self.params, self.velocity))
+        own = {name: values.index_select(0, place) for name, values in self.own.items()}
+        return Members(params, velocity, own, self.losses.index_select(0, place), place)
+
+    def put(self, place: torch.Tensor, others: Members) -> None:
+        """Take back what :meth:`chosen` gave."""
+        mine = (*self.params, *self.velocity, self.losses)
+        theirs = (*others.params, *others.velocity, others.losses)
+        for old, new in zip(mine, theirs, strict=True):
+            old.index_copy_(0, place, new)
+
+
+@dataclass
+class Bench:
+    """Where stacks of one kind are trained: their weights, optimiser state, and what their objective may use.
+
+    A bench whose tensors stay where they are (``recorder``) has room for the engine's whole stack, takes one stack
+    after another, and records its steps.
+    """
+
+    engine: StackedEngine
+    objective: Objective
+    kind: Hashable
+    members: Members
+    shared: dict[str, torch.Tensor]
+    optimizer: StackedSGD
+    means: Means | None
+    recorder: Recorder | None = None
+    recorded: dict[Any, tuple[Given, torch.Tensor, Recorded]] = field(default_factory=dict)
+    sources: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
+
+    @staticmethod
+    def key(plain: bool, own: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor]) -> Hashable:
+        """What stacks that share a bench have in common."""
+        return (plain, *((n, t.shape[1:]) for n, t in own.items()), *((n, t.shape) for n, t in shared.items()))
+
+    @staticmethod
+    def of(
+        engine: StackedEngine,
+        objective: Objective,
+        params: Sequence[torch.Tensor],
+        own: Mapping[str, torch.Tensor],
+        shared: Mapping[str, torch.Tensor],
+        plain: bool,
+        recorder: Recorder | None = None,
+    ) -> Bench:
+        """A bench for tensors [K, ...]; with a ``recorder`` all are copied, with rows for the engine's whole stack."""
+        train, device = engine.world.experiment.train, engine.device
+        rows = len(params[0])
+        shared = {name: moved(tensor, device) for name, tensor in shared.items()}
+        if recorder:
+            rows = engine.stack
+            # As many rows as there can be; no step looks at more than those that a stack has filled.
+            params = [p[:1].expand(rows, *p.shape[1:]) for p in params]
+            own = _copies({name: values[:1].expand(rows, *values.shape[1:]) for name, values in own.items()})
+            shared = _copies(shared)
+        params = [_copy(p) for p in params]
+        velocity = [torch.zeros_like(p) for p in params] if train.momentum else []
+        members = Members(params, velocity, dict(own), torch.zeros(rows, device=device))
+        watches = engine.world.experiment.method.upload.watches
+        means = Means(engine.world.task.outputs, device, rows) if watches else None
+        rate = torch.zeros((), device=device) if recorder or device.type == "cuda" else None
+        optimizer = StackedSGD(train, rate)
+        return Bench(engine, objective, plain, members, dict(shared), optimizer, means, recorder)
+
+    def take(
+        self,
+        params: Sequence[torch.Tensor],
+        own: Mapping[str, torch.Tensor],
+        shared: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Put another stack of K clients on the bench: its first K rows."""
+        for old, new in zip(self.members.params, params, strict=True):
+            old[: len(new)].copy_(new)
+        for name, new in own.items():
+            self.members.own[name][: len(new)].copy_(new)
+        for name, new in shared.items():
+            # What is shared by all stays the same for rounds: the pool.
+            known, version = self.sources.get(name, (None, 0))
+            if known is not new or version != new._version:
+                self.shared[name].copy_(new, non_blocking=True)
+                self.sources[name] = (new, new._version)
+        for state in (*self.members.velocity, self.members.losses):
+            state.zero_()
+        if self.means:
+            self.means.clear()
+
+    def step(self, given: Given, rows: slice) -> None:
+        """Step clients ``rows`` of the stack on what they are given."""
+        if self.recorder is None:
+            self._advance(self.members.rows(rows), given)
+            return
+        alone = rows.start > 0
+        key = (len(given.x), alone, given.active is None, *(t.shape for t in given.leaves()))
+        if key not in self.recorded:
+            self.recorded[key] = self._recorded(given.copy(), rows, alone, self.recorder)
+        static, place, recorded = self.recorded[key]
+        if alone:
+            place.fill_(rows.start)
+        torch._foreach_copy_(static.leaves(), given.leaves())
+        recorded()
+
+    def _recorded(
+        self, given: Given, rows: slice, alone: bool, recorder: Recorder
+    ) -> tuple[Given, torch.Tensor, Recorded]:
+        """Work on what is given in fixed places; one client ``alone`` may be any of the stack."""
+        place = torch.zeros(1, dtype=torch.int64, device=self.engine.device)
+        members = self.members.rows(rows)
+
+        def work() -> None:
+            if not alone:
+                self._advance(members, given)
+                return
+            one = self.members.chosen(place)
+            self._advance(one, given)
+            self.members.put(place, one)
+
+        return given, place, Recorded(work, recorder)
+
+    def _advance(self, members: Members, given: Given) -> None:
+        """One step, in place, in as many phases as the objective has."""
+        engine, experiment = self.engine, self.engine.world.experiment
+        phases = self.objective.phases()
+        for number, (phase, masks) in enumerate(zip(phases, given.masks, strict=True)):
+            last = number == len(phases) - 1
+            inputs = Inputs(members.params, given.x, given.y, given.drawn, masks, members.own, self.shared)
+            context = Context(engine.world.task, engine.scale)
+            terms = experiment.method.terms if last else ()
+            watches = last and self.means is not None
+            step = Step(engine.stacked, engine.names, phase, terms, context, experiment.precision, watches)
+            gradients, noted = engine.program(step, (self.kind, number), inputs)(inputs)
+            self.optimizer.step(members.params, members.velocity, gradients, given.active)
+        losses = noted[0] if given.active is None else noted[0].where(given.active, 0.0)
+        members.losses.add_(losses * given.x.shape[1])
+        if self.means is not None:
+            self.means.add(noted[1], given.y, members.first, given.active)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: _copy(tensor) for name, tensor in tensors.items()}
