@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +27,9 @@ from fedblend.runs.files import write_atomically
 
 PAGE = "table.md"
 REPORT = "report.html"
+
+WIDE = 140
+"""Columns of a list that goes into a file or a pipe."""
 
 SHORTEST = 12
 """Letters of what an item is that the list shows at least."""
@@ -126,6 +130,8 @@ def show_list(paper: str | None, out: Path) -> None:
         raise FedblendError(f"reproduce: no such paper '{paper}'{did_you_mean(paper, papers)}; valid: "
                             f"{', '.join(papers)}")  # fmt: skip
     console, pace = Console(), Pace()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDE
     chosen = [(one, name, item) for one in ([paper] if paper else papers) for name, item in papers[one].items.items()]
     rows = [_entry(one, name, item, pace, out) for one, name, item in chosen]
     pace.keep()
@@ -147,7 +153,9 @@ def _print_list(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
     room = max(SHORTEST, console.width - sum(others) + others[1] - GAP * (len(others) - 1))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
-        table.add_column(head, justify="right" if head in SCALES else "left", no_wrap=True)
+        # What an item is called is to be copied: never cut it.
+        least = others[0] if head == "item" else None
+        table.add_column(head, justify="right" if head in SCALES else "left", no_wrap=True, min_width=least)
     for row in rows:
         what = row[1] if len(row[1]) <= room else f"{row[1][: room - 1]}…"
         table.add_row(*map(Text, (row[0], what, *row[2:])))
