@@ -36,7 +36,7 @@ class StackedEngine(LoopEngine):
     def __init__(self, world: World, device: str = "cpu", stack: int | None = None) -> None:
         super().__init__(world, device)
         self.stack = stack or STACK
-        self.stacked = prepare(world.model, self.device)
+        self.stacked = prepare(world.model, self.device, world.experiment.precision)
         self.shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:1].to(self.device)))
         self.programs: dict[tuple[Any, ...], Program] = {}
 

@@ -7,6 +7,8 @@
 // All tensors are float32 and contiguous; a stack of K clients with B samples each comes as x [K, B, C, H, W],
 // w [K, O, C, kh, kw], y [K, B, O, h, w]; the stride is 1 and p < kh, kw the padding.
 
+#if defined(__linux__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
+
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,8 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
+#include <vector>
 
 namespace {
 
@@ -25,10 +26,16 @@ constexpr int SIDE = 16;          // rows of a tile, and float32 columns
 constexpr int DEPTH = 32;         // terms of a product of tiles
 constexpr int TILE = SIDE * SIDE; // dwords of a tile: float32 numbers or pairs of bfloat16
 constexpr int PARTS = 3;
-constexpr int TOGETHER = 512; // outputs a channel that are worked on at once, so that caches hold them
+
+// What is worked on at once, so that caches hold it: bytes of what is read, and places of a sum.
+constexpr size_t READ_AT_ONCE = 1 << 20;
+constexpr int SUMMED_AT_ONCE = 512;
 
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
 inline int blocks(int n, int of) { return (n + of - 1) / of; }
+
+// Samples in each of as few groups of at most `most` as there must be, all about as large.
+inline int chunk_of(int samples, int most) { return blocks(samples, blocks(samples, std::max(most, 1))); }
 
 // Memory that a thread keeps from call to call, since fresh pages cost as much as the work.
 template <int PURPOSE>
@@ -111,98 +118,104 @@ inline void split(__m512 low, __m512 high, __m512i parts[PARTS]) {
 }
 
 inline __mmask16 first16(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1; }
-inline __mmask32 first32(int n) { return n >= 32 ? ~0u : n <= 0 ? 0 : (1u << n) - 1; }
 
-// Numbers [t, t + 16) of a row that stands `before` zeros from the left and is n long.
-inline __m512 from_row(const float* row, int n, int before, int t) {
-    const int at = t - before;
-    const __mmask16 inside = first16(n - at) & ~first16(-at);
-    return _mm512_maskz_loadu_ps(inside, row + at);
-}
-
-// What a convolution reads, with ph and pw zeros around it, once for each column of the kernel: copy j begins j
-// columns later, and each copy's rows are as wide as the outputs'. So the outputs of all rows are one run of n
-// numbers, and kernel row i reads the run that is i rows later.
+// What a convolution reads, with ph rows and pw columns of zeros around it, once for each column of the kernel: copy j
+// begins j columns later, and the rows of all copies are as wide as the outputs'. So the outputs of a sample are one run
+// of n places, kernel row i reads the run that is i * w later, and most loads of tiles begin at a cache line (those that
+// do not take twice as long, and are what bounds the products).
 struct Geometry {
     int C, H, W, kh, kw, ph, pw;
     int h() const { return H + 2 * ph - kh + 1; }
     int w() const { return W + 2 * pw - kw + 1; }
     int n() const { return h() * w(); }
     int taps() const { return kh * kw; }
-    // Dwords from a channel pair to the next: an odd number of cache lines, or they would share one place there.
-    int pair_plane() const { return (blocks((H + 2 * ph) * w() + SIDE, 16) | 1) * 16; }
+    int rows() const { return H + 2 * ph; }
+    // A plane that is read in blocks of places, of `per_line` numbers a cache line: an odd number of lines, since planes
+    // that are a power of two apart would share one place in the cache.
+    int plane(int block, int per_line) const {
+        return (blocks(up(n(), block) + (kh - 1) * w(), per_line) | 1) * per_line;
+    }
+    int pair_plane() const { return plane(SIDE, 16); }
     int pairs() const { return up(C, DEPTH) / 2; }
     size_t pair_part() const { return size_t(kw) * pairs() * pair_plane(); }
-    // The same in bfloat16 numbers, for single channels.
-    int plane() const { return (blocks(up(n(), DEPTH) + (kh - 1) * w(), 32) | 1) * 32; }
-    int channels() const { return up(C, SIDE); }
-    size_t part() const { return size_t(kw) * channels() * plane(); }
+    int single_plane() const { return plane(DEPTH, 32); }
+    int singles() const { return up(C, SIDE); }
+    size_t single_part() const { return size_t(kw) * singles() * single_plane(); }
+    // A channel with its zeros, where those to the right of a row are those to the left of the next; in whole lines.
+    int pitch() const { return W + pw; }
+    int padded() const { return up(rows() * pitch() + pw, 32); }
 };
 
-// One sample as dwords of two channels: [part][j][pair][plane].
-void pair_channels(const Geometry& s, const float* x, uint32_t* out) {
-    const int w = s.w(), wide = up(s.W + 2 * s.pw, 16), rows = s.H + 2 * s.ph;
-    uint32_t* row = scratch<0>(PARTS * (wide + 16));
-    for (int pair = 0; pair < s.pairs(); pair++) {
-        const float* first = x + size_t(2 * pair) * s.H * s.W;
-        const int some = std::min(2, s.C - 2 * pair);
-        for (int y = 0; y < rows; y++) {
-            const int from = y - s.ph;
-            const bool zeros = from < 0 || from >= s.H || some <= 0;
-            if (!zeros)
-                for (int t = 0; t < wide; t += 16) {
-                    __m512i parts[PARTS];
-                    const float* line = first + from * s.W;
-                    const __m512 high = some == 2 ? from_row(line + s.H * s.W, s.W, s.pw, t) : _mm512_setzero_ps();
-                    split<true>(from_row(line, s.W, s.pw, t), high, parts);
-                    for (int part = 0; part < PARTS; part++)
-                        _mm512_storeu_si512(row + part * (wide + 16) + t, parts[part]);
-                }
-            for (int part = 0; part < PARTS; part++)
-                for (int j = 0; j < s.kw; j++) {
-                    uint32_t* to = out + part * s.pair_part() + (size_t(j) * s.pairs() + pair) * s.pair_plane() + y * w;
-                    for (int t = 0; t < w; t += 16) {
-                        const __m512i value = zeros ? _mm512_setzero_si512()
-                                                    : _mm512_loadu_si512(row + part * (wide + 16) + j + t);
-                        _mm512_mask_storeu_epi32(to + t, first16(w - t), value);
-                    }
-                }
-        }
+// Copy n numbers of a row.
+inline void copy_row(uint32_t* to, const uint32_t* from, int n) {
+    for (int t = 0; t < n; t += 16) {
+        const __mmask16 some = first16(n - t);
+        _mm512_mask_storeu_epi32(to + t, some, _mm512_maskz_loadu_epi32(some, from + t));
+    }
+}
+inline void copy_row(uint16_t* to, const uint16_t* from, int n) {
+    for (int t = 0; t < n; t += 32) {
+        const __mmask32 some = n - t >= 32 ? ~0u : (1u << (n - t)) - 1;
+        _mm512_mask_storeu_epi16(to + t, some, _mm512_maskz_loadu_epi16(some, from + t));
     }
 }
 
-// One sample channel by channel: bfloat16 [part][j][channel][plane], zeros behind each plane's last row.
-void natural_channels(const Geometry& s, const float* x, uint16_t* out) {
-    const int w = s.w(), wide = up(s.W + 2 * s.pw, 32), rows = s.H + 2 * s.ph;
-    uint16_t* row = reinterpret_cast<uint16_t*>(scratch<0>(PARTS * (wide + 32)));
-    for (int c = 0; c < s.C; c++, x += s.H * s.W) {
-        uint16_t* plane = out + size_t(c) * s.plane();
-        for (int y = 0; y < rows; y++) {
-            const int from = y - s.ph;
-            const bool zeros = from < 0 || from >= s.H;
-            if (!zeros)
-                for (int t = 0; t < wide; t += 32) {
-                    __m512i parts[PARTS];
-                    const float* line = x + from * s.W;
-                    split<false>(from_row(line, s.W, s.pw, t), from_row(line, s.W, s.pw, t + 16), parts);
-                    for (int part = 0; part < PARTS; part++)
-                        _mm512_storeu_si512(row + part * (wide + 32) + t, parts[part]);
-                }
-            for (int part = 0; part < PARTS; part++)
-                for (int j = 0; j < s.kw; j++) {
-                    uint16_t* to = plane + part * s.part() + size_t(j) * s.channels() * s.plane() + y * w;
-                    for (int t = 0; t < w; t += 32) {
-                        const __m512i value = zeros ? _mm512_setzero_si512()
-                                                    : _mm512_loadu_si512(row + part * (wide + 32) + j + t);
-                        _mm512_mask_storeu_epi16(to + t, first32(w - t), value);
-                    }
-                }
+// A channel's rows at their places among zeros.
+inline void lay(const Geometry& s, const float* x, uint32_t* padded) {
+    padded += s.ph * s.pitch() + s.pw;
+    for (int y = 0; y < s.H; y++)
+        copy_row(padded + y * s.pitch(), reinterpret_cast<const uint32_t*>(x) + y * s.W, s.W);
+}
+
+// The copies of a padded channel, or pair of channels, for each column of the kernel, `next` apart.
+template <class T>
+inline void spread(const Geometry& s, const T* padded, T* out, size_t next) {
+    for (int j = 0; j < s.kw; j++, out += next)
+        for (int y = 0; y < s.rows(); y++) copy_row(out + y * s.w(), padded + y * s.pitch() + j, s.w());
+}
+
+inline __m512 number_at(const uint32_t* from) { return _mm512_castsi512_ps(_mm512_load_si512(from)); }
+
+// One sample as dwords of two channels: [part][j][pair][plane].
+void pair_channels(const Geometry& s, const float* x, uint32_t* out) {
+    const int size = s.padded(), plane = s.pair_plane();
+    uint32_t *low = scratch<0>((2 + PARTS) * size), *high = low + size, *split_up = high + size;
+    std::fill(low, split_up, 0);
+    for (int pair = 0; pair < s.pairs(); pair++, x += 2 * s.H * s.W, out += plane) {
+        const int some = s.C - 2 * pair;
+        if (some >= 1) lay(s, x, low);
+        if (some >= 2) lay(s, x + s.H * s.W, high);
+        if (some <= 0) std::fill(low, low + size, 0);
+        if (some <= 1) std::fill(high, high + size, 0);
+        for (int t = 0; t < size; t += 16) {
+            __m512i parts[PARTS];
+            split<true>(number_at(low + t), number_at(high + t), parts);
+            for (int part = 0; part < PARTS; part++) _mm512_store_si512(split_up + part * size + t, parts[part]);
         }
         for (int part = 0; part < PARTS; part++)
-            for (int j = 0; j < s.kw; j++) {
-                uint16_t* to = plane + part * s.part() + size_t(j) * s.channels() * s.plane();
-                std::fill(to + rows * w, to + s.plane(), uint16_t(0));
-            }
+            spread(s, split_up + part * size, out + part * s.pair_part(), size_t(s.pairs()) * plane);
+    }
+}
+
+// One sample channel by channel: bfloat16 [part][j][channel][plane], with zeros behind the last row.
+void single_channels(const Geometry& s, const float* x, uint16_t* out) {
+    const int size = s.padded(), plane = s.single_plane();
+    uint32_t* padded = scratch<0>(size + PARTS * size / 2);
+    uint16_t* split_up = reinterpret_cast<uint16_t*>(padded + size);
+    std::fill(padded, padded + size, 0);
+    for (int c = 0; c < s.C; c++, x += s.H * s.W, out += plane) {
+        lay(s, x, padded);
+        for (int t = 0; t < size; t += 32) {
+            __m512i parts[PARTS];
+            split<false>(number_at(padded + t), number_at(padded + t + 16), parts);
+            for (int part = 0; part < PARTS; part++) _mm512_store_si512(split_up + part * size + t, parts[part]);
+        }
+        for (int part = 0; part < PARTS; part++) {
+            uint16_t* to = out + part * s.single_part();
+            const size_t next = size_t(s.singles()) * plane;
+            spread(s, split_up + part * size, to, next);
+            for (int j = 0; j < s.kw; j++) std::fill(to + j * next + s.rows() * s.w(), to + j * next + plane, 0);
+        }
     }
 }
 
@@ -293,101 +306,108 @@ inline __attribute__((always_inline)) void clear_sums() {
     clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
 }
 
-// Copy what of a tile is wanted.
-inline void crop(const float* tile, int rows, int columns, float* to, size_t step) {
-    for (int r = 0; r < rows; r++, tile += SIDE, to += step)
-        _mm512_mask_storeu_ps(to, first16(columns), _mm512_load_ps(tile));
-}
+// Up to sixteen places of a sample: what is read there, and where in y they go.
+struct Place {
+    const uint32_t* from;
+    float* to;
+    int some;
+};
 
 template <int NUMBER>
-inline void put(float* y, size_t step, int rows, int columns) {
-    if (rows >= SIDE && columns >= SIDE) {
-        store_tile<NUMBER>(y, 4 * step);
-    } else if (rows > 0 && columns > 0) {
-        alignas(64) float tile[TILE];
-        store_tile<NUMBER>(tile, 64);
-        crop(tile, std::min(rows, SIDE), columns, y, step);
+inline void put(const Place& place, int n, int first, int rows) {
+    float* y = place.to + size_t(first) * n;
+    if (rows - first >= SIDE && place.some >= SIDE) {
+        store_tile<NUMBER>(y, 4 * size_t(n));
+        return;
     }
+    alignas(64) float tile[TILE];
+    store_tile<NUMBER>(tile, 64);
+    for (int r = 0; r < std::min(rows - first, SIDE); r++, y += n)
+        _mm512_mask_storeu_ps(y, first16(place.some), _mm512_load_ps(tile + r * SIDE));
 }
 
-// Outputs [m, m + 16 TALL) at places [q, q + 16 WIDE) of a sample.
+// 16 TALL outputs, or the `rows` there are, at WIDE times 16 places.
 template <int TALL, int WIDE>
-void output_block(const Geometry& s, const uint32_t* a, const uint32_t* image, int q, float* y, int rows) {
-    const int plane = s.pair_plane(), w = s.w();
+void output_block(const Geometry& s, const uint32_t* a, const Place* places, int rows) {
+    const int plane = s.pair_plane();
     const size_t part_size = s.pair_part();
     clear_sums();
     for (int k = 0; k < s.pairs(); k += SIDE)
         for (int i = 0; i < s.kh; i++)
             for (int j = 0; j < s.kw; j++, a += PARTS * TALL * TILE) {
-                const uint32_t* b = image + (size_t(j) * s.pairs() + k) * plane + i * w + q;
+                const size_t at = (size_t(j) * s.pairs() + k) * plane + i * s.w();
+                const uint32_t *left = places[0].from + at, *right = places[WIDE - 1].from + at;
                 six_products<TALL, WIDE>(
                     [&](int part) __attribute__((always_inline)) {
                         load_tile<4>(a + part * TALL * TILE, 64);
                         if (TALL == 2) load_tile<5>(a + part * TALL * TILE + TILE, 64);
                     },
                     [&](int part) __attribute__((always_inline)) {
-                        load_tile<6>(b + part * part_size, 4 * plane);
-                        if (WIDE == 2) load_tile<7>(b + part * part_size + SIDE, 4 * plane);
+                        load_tile<6>(left + part * part_size, 4 * plane);
+                        if (WIDE == 2) load_tile<7>(right + part * part_size, 4 * plane);
                     });
             }
-    const int n = s.n(), left = n - q;
-    put<0>(y + q, n, rows, left);
-    if (WIDE == 2) put<1>(y + q + SIDE, n, rows, left - SIDE);
-    if (TALL == 2) put<2>(y + size_t(SIDE) * n + q, n, rows - SIDE, left);
-    if (TALL == 2 && WIDE == 2) put<3>(y + size_t(SIDE) * n + q + SIDE, n, rows - SIDE, left - SIDE);
-}
-
-template <int TALL>
-void output_rows(const Geometry& s, const uint32_t* a, const uint32_t* image, float* y, int rows) {
-    int q = 0;
-    for (; s.n() - q > SIDE; q += 2 * SIDE) output_block<TALL, 2>(s, a, image, q, y, rows);
-    for (; q < s.n(); q += SIDE) output_block<TALL, 1>(s, a, image, q, y, rows);
+    put<0>(places[0], s.n(), 0, rows);
+    if (WIDE == 2) put<1>(places[1], s.n(), 0, rows);
+    if (TALL == 2) put<2>(places[0], s.n(), SIDE, rows);
+    if (TALL == 2 && WIDE == 2) put<3>(places[1], s.n(), SIDE, rows);
 }
 
 // y [B, M, h, w] of x [B, C, H, W] and weights as tiles.
 void products_at_places(const Geometry& s, int B, int M, const float* x, const uint32_t* weights, float* y) {
-    const int chunk = blocks(B, blocks(B * s.n(), std::max(s.n(), TOGETHER)));
     const size_t image_size = PARTS * s.pair_part();
+    const int chunk = chunk_of(B, int(READ_AT_ONCE / (4 * image_size)));
     uint32_t* images = scratch<1>(chunk * image_size);
     const size_t a_size = size_t(s.pairs() / SIDE) * s.taps() * PARTS * TILE;
+    std::vector<Place> places;
     for (int first = 0; first < B; first += chunk) {
-        const int some = std::min(chunk, B - first);
-        for (int b = 0; b < some; b++)
-            pair_channels(s, x + size_t(first + b) * s.C * s.H * s.W, images + b * image_size);
-        for (int m = 0; m < M; m += 2 * SIDE)
-            for (int b = 0; b < some; b++) {
-                const uint32_t* a = weights + m / SIDE * a_size;
-                float* to = y + (size_t(first + b) * M + m) * s.n();
-                if (M - m > SIDE)
-                    output_rows<2>(s, a, images + b * image_size, to, M - m);
-                else
-                    output_rows<1>(s, a, images + b * image_size, to, M - m);
+        places.clear();
+        for (int b = first; b < std::min(B, first + chunk); b++) {
+            uint32_t* image = images + (b - first) * image_size;
+            pair_channels(s, x + size_t(b) * s.C * s.H * s.W, image);
+            for (int q = 0; q < s.n(); q += SIDE)
+                places.push_back({image + q, y + size_t(b) * M * s.n() + q, s.n() - q});
+        }
+        for (int m = 0; m < M; m += 2 * SIDE) {
+            const uint32_t* a = weights + m / SIDE * a_size;
+            for (size_t i = 0; i < places.size(); i += 2) {
+                const bool tall = M - m > SIDE, wide = places.size() - i > 1;
+                const auto work = tall ? wide ? output_block<2, 2> : output_block<2, 1>
+                                       : wide ? output_block<1, 2> : output_block<1, 1>;
+                work(s, a, &places[i], M - m);
             }
+            for (Place& place : places) place.to += size_t(2 * SIDE) * s.n();
+        }
     }
 }
 
-// Sums over some samples' places for kernel row i and column j, 16 TALL channels and 16 WIDE outputs, added to `sums`.
+// Where the two sides of products over places lie: bfloat16 channels, and tiles of gradients.
+struct Sides {
+    const uint16_t* x;
+    const uint32_t* g;
+    int plane, blocks;
+    size_t x_part, x_size, g_next, g_part, g_size;
+};
+
+// Sums over the places of `some` samples, 16 TALL channels and 16 WIDE outputs, added to `sums`.
 template <int TALL, int WIDE>
-void sum_block(const Geometry& s, int some, const uint16_t* x, size_t x_size, const uint32_t* g, size_t g_size,
-               size_t g_part, int i, float* sums) {
-    const size_t part_size = s.part();
-    const int plane = s.plane(), tiles = blocks(s.n(), DEPTH);
+void sum_block(const Sides& at, int some, float* sums) {
     load_tile<0>(sums, 64);
     if (WIDE == 2) load_tile<1>(sums + TILE, 64);
     if (TALL == 2) load_tile<2>(sums + 2 * TILE, 64);
     if (TALL == 2 && WIDE == 2) load_tile<3>(sums + 3 * TILE, 64);
-    for (int b = 0; b < some; b++, x += x_size, g += g_size)
-        for (int tile = 0; tile < tiles; tile++) {
-            const uint16_t* at = x + i * s.w() + tile * DEPTH;
-            const uint32_t* gradients = g + tile * TILE;
+    for (int b = 0; b < some; b++)
+        for (int block = 0; block < at.blocks; block++) {
+            const uint16_t* x = at.x + b * at.x_size + block * DEPTH;
+            const uint32_t* g = at.g + b * at.g_size + block * TILE;
             six_products<TALL, WIDE>(
                 [&](int part) __attribute__((always_inline)) {
-                    load_tile<4>(at + part * part_size, 2 * plane);
-                    if (TALL == 2) load_tile<5>(at + part * part_size + size_t(SIDE) * plane, 2 * plane);
+                    load_tile<4>(x + part * at.x_part, 2 * at.plane);
+                    if (TALL == 2) load_tile<5>(x + part * at.x_part + size_t(SIDE) * at.plane, 2 * at.plane);
                 },
                 [&](int part) __attribute__((always_inline)) {
-                    load_tile<6>(gradients + part * g_part, 64);
-                    if (WIDE == 2) load_tile<7>(gradients + part * g_part + size_t(tiles) * TILE, 64);
+                    load_tile<6>(g + part * at.g_part, 64);
+                    if (WIDE == 2) load_tile<7>(g + part * at.g_part + at.g_next, 64);
                 });
         }
     store_tile<0>(sums, 64);
@@ -407,44 +427,54 @@ void put_weights(const float* sums, int channels, int outputs, size_t row, int t
         _mm512_mask_i32scatter_epi32(w + o * row, first16(channels), steps, rows[o], 4);
 }
 
-// w [O, C, kh, kw] of x [B, C, H, W] and gradients [B, O, h, w].
-void products_over_places(const Geometry& s, int B, int O, const float* x, const float* g, float* w) {
-    const int chunk = blocks(B, blocks(B * s.n(), std::max(s.n(), TOGETHER)));
-    const int tiles = blocks(s.n(), DEPTH), across = blocks(O, 2 * SIDE), down = blocks(s.C, 2 * SIDE);
-    const size_t x_size = PARTS * s.part(), g_part = size_t(blocks(O, SIDE)) * tiles * TILE, g_size = PARTS * g_part;
-    uint16_t* images = reinterpret_cast<uint16_t*>(scratch<1>(chunk * x_size / 2 + 16));
-    uint32_t* gradients = scratch<2>(chunk * g_size);
-    const size_t sums_size = size_t(across) * down * s.taps() * 4 * TILE;
-    float* sums = reinterpret_cast<float*>(scratch<3>(sums_size));
-    std::memset(sums, 0, 4 * sums_size);
-    for (int first = 0; first < B; first += chunk) {
-        const int some = std::min(chunk, B - first);
-        for (int b = 0; b < some; b++) {
-            natural_channels(s, x + size_t(first + b) * s.C * s.H * s.W, images + b * x_size);
-            gradient_tiles(O, s.n(), g + size_t(first + b) * O * s.n(), gradients + b * g_size, g_part);
-        }
-        float* to = sums;
-        for (int c = 0; c < down; c++)
-            for (int o = 0; o < across; o++)
-                for (int i = 0; i < s.kh; i++)
-                    for (int j = 0; j < s.kw; j++, to += 4 * TILE) {
-                        const uint16_t* from = images + (size_t(j) * s.channels() + c * 2 * SIDE) * s.plane();
-                        const uint32_t* by = gradients + size_t(o) * 2 * tiles * TILE;
-                        const bool tall = s.C - c * 2 * SIDE > SIDE, wide = O - o * 2 * SIDE > SIDE;
-                        const auto work = tall ? wide ? sum_block<2, 2> : sum_block<2, 1>
-                                               : wide ? sum_block<1, 2> : sum_block<1, 1>;
-                        work(s, some, from, x_size, by, g_size, g_part, i, to);
-                    }
-    }
-    for (int c = 0; c < down; c++)
-        for (int o = 0; o < across; o++)
+// Some samples' products, added to sums [channels / 32][outputs / 32][tap][4 tiles].
+void add_products(const Geometry& s, int some, int O, const Sides& all, float* sums) {
+    for (int c = 0; c < s.C; c += 2 * SIDE)
+        for (int o = 0; o < O; o += 2 * SIDE)
+            for (int tap = 0; tap < s.taps(); tap++, sums += 4 * TILE) {
+                const bool tall = s.C - c > SIDE, wide = O - o > SIDE;
+                const auto work = tall ? wide ? sum_block<2, 2> : sum_block<2, 1> : wide ? sum_block<1, 2> : sum_block<1, 1>;
+                Sides at = all;
+                at.x += (size_t(tap % s.kw) * s.singles() + c) * all.plane + tap / s.kw * s.w();
+                at.g += o / SIDE * all.g_next;
+                work(at, some, sums);
+            }
+}
+
+void put_sums(const Geometry& s, int O, const float* sums, float* w) {
+    for (int c = 0; c < s.C; c += 2 * SIDE)
+        for (int o = 0; o < O; o += 2 * SIDE)
             for (int tap = 0; tap < s.taps(); tap++)
                 for (int tile = 0; tile < 4; tile++, sums += TILE) {
-                    const int channel = c * 2 * SIDE + tile / 2 * SIDE, output = o * 2 * SIDE + tile % 2 * SIDE;
+                    const int channel = c + tile / 2 * SIDE, output = o + tile % 2 * SIDE;
                     if (channel < s.C && output < O)
                         put_weights(sums, s.C - channel, O - output, size_t(s.C) * s.taps(), s.taps(),
                                     w + (size_t(output) * s.C + channel) * s.taps() + tap);
                 }
+}
+
+// w [O, C, kh, kw] of x [B, C, H, W] and gradients [B, O, h, w].
+void products_over_places(const Geometry& s, int B, int O, const float* x, const float* g, float* w) {
+    const int chunk = chunk_of(B, SUMMED_AT_ONCE / s.n());
+    const size_t sums_size = size_t(blocks(s.C, 2 * SIDE)) * blocks(O, 2 * SIDE) * s.taps() * 4 * TILE;
+    float* sums = reinterpret_cast<float*>(scratch<3>(sums_size));
+    std::fill(sums, sums + sums_size, 0.0f);
+    Sides sides = {nullptr, nullptr, s.single_plane(), blocks(s.n(), DEPTH), s.single_part(), 0, 0, 0, 0};
+    sides.g_next = size_t(sides.blocks) * TILE;
+    sides.g_part = blocks(O, SIDE) * sides.g_next;
+    sides.x_size = PARTS * sides.x_part, sides.g_size = PARTS * sides.g_part;
+    uint16_t* channels = reinterpret_cast<uint16_t*>(scratch<1>(chunk * sides.x_size / 2));
+    uint32_t* gradients = scratch<2>(chunk * sides.g_size);
+    sides.x = channels, sides.g = gradients;
+    for (int first = 0; first < B; first += chunk) {
+        const int some = std::min(chunk, B - first);
+        for (int b = 0; b < some; b++) {
+            single_channels(s, x + size_t(first + b) * s.C * s.H * s.W, channels + b * sides.x_size);
+            gradient_tiles(O, s.n(), g + size_t(first + b) * O * s.n(), gradients + b * sides.g_size, sides.g_part);
+        }
+        add_products(s, some, O, sides, sums);
+    }
+    put_sums(s, O, sums, w);
 }
 
 constexpr int ASK_FOR_PERMISSION = 0x1023, TILE_DATA = 18;
