@@ -1,4 +1,4 @@
-"""Our convolutions beside PyTorch's, layer by layer: where `engines/stacking.py` and `kernels/tiles.py` draw their lines.
+"""Our convolutions beside PyTorch's, layer by layer: where `stacking.py` and `kernels/tiles.py` draw their lines.
 
 Each row is a convolution of ten samples a client, forward, by its input and by its weights, in GFLOP/s. All ways have
 their turn one after another, on a clock that stands still while others have the processor; the best turn counts. The

@@ -217,8 +217,8 @@ def kernels_section() -> str:
     if not found:
         return "Not timed yet."
     head = (
-        f"GFLOP/s on {found['batch']} samples, one thread, the best of {found['turns']} turns; a float32 product of two "
-        f"1024 x 1024 matrices: {found['peak_gflops']:.0f}. {found['date']}, fedblend at {found['commit']}, "
+        f"GFLOP/s on {found['batch']} samples, one thread, the best of {found['turns']} turns; a float32 product of "
+        f"two 1024 x 1024 matrices: {found['peak_gflops']:.0f}. {found['date']}, fedblend at {found['commit']}, "
         f"{found['machine']['processor']}."
     )
     return f"{head}\n\n{markdown(KERNELS_HEAD, kernels_rows(found))}"
@@ -230,9 +230,7 @@ def kernels_rows(found: Table) -> list[list[str]]:
     for one in found["rows"]:
         theirs = [max(pair) for pair in zip(one["pytorch"], one["channels_last"], strict=True)]
         where = "matrix units" if one["tiles"] else "vector units"
-        made.append(
-            [one["layer"], f"{one['mflop']:.0f}", where, *(f"{rate:.0f}" for rate in (*one["ours"], *theirs))]
-        )
+        made.append([one["layer"], f"{one['mflop']:.0f}", where, *(f"{rate:.0f}" for rate in (*one["ours"], *theirs))])
     return made
 
 

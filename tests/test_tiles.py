@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -124,10 +123,10 @@ def test_pytorchs_own_use_of_the_units_goes_on() -> None:
 class Row(nn.Sequential):
     """Layers of enough channels, one with a ReLU and a pool behind it."""
 
-    def __init__(self, shape: Any = None, outputs: int = 3) -> None:
+    def __init__(self) -> None:
         super().__init__(
             nn.Conv2d(1, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 26, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(26 * 9, outputs),
+            nn.Linear(26 * 9, 3),
         )  # fmt: skip
 
 

@@ -23,10 +23,10 @@ def _call(name: str, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> None:
 
 def _call_conv(name: str, x_shape: Any, w_shape: Any, padding: int, *tensors: torch.Tensor) -> None:
     """Run a form of a convolution in the kernels that are fastest for its channels."""
-    _, O, C, *kernel = w_shape
-    on_tiles = tiles.take(C, O, kernel, padding)
+    _, outputs, channels, *kernel = w_shape
+    on_tiles = tiles.take(channels, outputs, kernel, padding)
     made, name = (tiles.library(), f"tiles_{name}") if on_tiles else (library(), name)
-    getattr(made, name)(*x_shape, O, *kernel, padding, *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
+    getattr(made, name)(*x_shape, outputs, *kernel, padding, *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
 
 
 def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:

@@ -27,9 +27,11 @@ constexpr int DEPTH = 32;         // terms of a product of tiles
 constexpr int TILE = SIDE * SIDE; // dwords of a tile: float32 numbers or pairs of bfloat16
 constexpr int PARTS = 3;
 
-// What is worked on at once, so that caches hold it: bytes of what is read, and places of a sum.
+// What is worked on at once, so that caches hold it: bytes of what is read, places of a sum, and blocks of those whose
+// products for all places of the kernel are made in a row.
 constexpr size_t READ_AT_ONCE = 1 << 20;
 constexpr int SUMMED_AT_ONCE = 512;
+constexpr int NEAR = 6;
 
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
 inline int blocks(int n, int of) { return (n + of - 1) / of; }
@@ -119,104 +121,38 @@ inline void split(__m512 low, __m512 high, __m512i parts[PARTS]) {
 
 inline __mmask16 first16(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1; }
 
-// What a convolution reads, with ph rows and pw columns of zeros around it, once for each column of the kernel: copy j
-// begins j columns later, and the rows of all copies are as wide as the outputs'. So the outputs of a sample are one run
-// of n places, kernel row i reads the run that is i * w later, and most loads of tiles begin at a cache line (those that
-// do not take twice as long, and are what bounds the products).
+// What a convolution reads, ph rows and pw columns of zeros around it, as one run of numbers: the zeros to the right of
+// a row are those to the left of the next. Output (i, j) stands at place i * pitch + j of a run of places, and kernel
+// row i, column j reads what is i * pitch + j later; the places between the outputs' rows are computed for nothing.
+// All channels of a place lie in one cache line, so that tiles are loaded in whole lines from wherever they begin.
 struct Geometry {
     int C, H, W, kh, kw, ph, pw;
     int h() const { return H + 2 * ph - kh + 1; }
     int w() const { return W + 2 * pw - kw + 1; }
     int n() const { return h() * w(); }
     int taps() const { return kh * kw; }
-    int rows() const { return H + 2 * ph; }
-    // A plane that is read in blocks of places, of `per_line` numbers a cache line: an odd number of lines, since planes
-    // that are a power of two apart would share one place in the cache.
-    int plane(int block, int per_line) const {
-        return (blocks(up(n(), block) + (kh - 1) * w(), per_line) | 1) * per_line;
-    }
-    int pair_plane() const { return plane(SIDE, 16); }
-    int pairs() const { return up(C, DEPTH) / 2; }
-    size_t pair_part() const { return size_t(kw) * pairs() * pair_plane(); }
-    int single_plane() const { return plane(DEPTH, 32); }
-    int singles() const { return up(C, SIDE); }
-    size_t single_part() const { return size_t(kw) * singles() * single_plane(); }
-    // A channel with its zeros, where those to the right of a row are those to the left of the next; in whole lines.
+    int deep() const { return blocks(C, DEPTH); }
     int pitch() const { return W + pw; }
-    int padded() const { return up(rows() * pitch() + pw, 32); }
+    int places() const { return h() * pitch(); }
+    // From a sample to the next, where several stand in one run: the zeros below one are those above the other.
+    int below() const { return (H + ph) * pitch(); }
+    // Numbers of a run that are read for `places` in blocks, in an odd number of cache lines, since runs that are a power
+    // of two apart would share one place in the cache.
+    int run(int places, int block) const {
+        return (blocks(up(places, block) + (kh - 1) * pitch() + kw, SIDE) | 1) * SIDE;
+    }
 };
 
 // Copy n numbers of a row.
-inline void copy_row(uint32_t* to, const uint32_t* from, int n) {
-    for (int t = 0; t < n; t += 16) {
-        const __mmask16 some = first16(n - t);
-        _mm512_mask_storeu_epi32(to + t, some, _mm512_maskz_loadu_epi32(some, from + t));
-    }
-}
-inline void copy_row(uint16_t* to, const uint16_t* from, int n) {
-    for (int t = 0; t < n; t += 32) {
-        const __mmask32 some = n - t >= 32 ? ~0u : (1u << (n - t)) - 1;
-        _mm512_mask_storeu_epi16(to + t, some, _mm512_maskz_loadu_epi16(some, from + t));
-    }
+inline void copy_row(float* to, const float* from, int n) {
+    for (int t = 0; t < n; t += SIDE)
+        _mm512_mask_storeu_ps(to + t, first16(n - t), _mm512_maskz_loadu_ps(first16(n - t), from + t));
 }
 
-// A channel's rows at their places among zeros.
-inline void lay(const Geometry& s, const float* x, uint32_t* padded) {
-    padded += s.ph * s.pitch() + s.pw;
-    for (int y = 0; y < s.H; y++)
-        copy_row(padded + y * s.pitch(), reinterpret_cast<const uint32_t*>(x) + y * s.W, s.W);
-}
-
-// The copies of a padded channel, or pair of channels, for each column of the kernel, `next` apart.
-template <class T>
-inline void spread(const Geometry& s, const T* padded, T* out, size_t next) {
-    for (int j = 0; j < s.kw; j++, out += next)
-        for (int y = 0; y < s.rows(); y++) copy_row(out + y * s.w(), padded + y * s.pitch() + j, s.w());
-}
-
-inline __m512 number_at(const uint32_t* from) { return _mm512_castsi512_ps(_mm512_load_si512(from)); }
-
-// One sample as dwords of two channels: [part][j][pair][plane].
-void pair_channels(const Geometry& s, const float* x, uint32_t* out) {
-    const int size = s.padded(), plane = s.pair_plane();
-    uint32_t *low = scratch<0>((2 + PARTS) * size), *high = low + size, *split_up = high + size;
-    std::fill(low, split_up, 0);
-    for (int pair = 0; pair < s.pairs(); pair++, x += 2 * s.H * s.W, out += plane) {
-        const int some = s.C - 2 * pair;
-        if (some >= 1) lay(s, x, low);
-        if (some >= 2) lay(s, x + s.H * s.W, high);
-        if (some <= 0) std::fill(low, low + size, 0);
-        if (some <= 1) std::fill(high, high + size, 0);
-        for (int t = 0; t < size; t += 16) {
-            __m512i parts[PARTS];
-            split<true>(number_at(low + t), number_at(high + t), parts);
-            for (int part = 0; part < PARTS; part++) _mm512_store_si512(split_up + part * size + t, parts[part]);
-        }
-        for (int part = 0; part < PARTS; part++)
-            spread(s, split_up + part * size, out + part * s.pair_part(), size_t(s.pairs()) * plane);
-    }
-}
-
-// One sample channel by channel: bfloat16 [part][j][channel][plane], with zeros behind the last row.
-void single_channels(const Geometry& s, const float* x, uint16_t* out) {
-    const int size = s.padded(), plane = s.single_plane();
-    uint32_t* padded = scratch<0>(size + PARTS * size / 2);
-    uint16_t* split_up = reinterpret_cast<uint16_t*>(padded + size);
-    std::fill(padded, padded + size, 0);
-    for (int c = 0; c < s.C; c++, x += s.H * s.W, out += plane) {
-        lay(s, x, padded);
-        for (int t = 0; t < size; t += 32) {
-            __m512i parts[PARTS];
-            split<false>(number_at(padded + t), number_at(padded + t + 16), parts);
-            for (int part = 0; part < PARTS; part++) _mm512_store_si512(split_up + part * size + t, parts[part]);
-        }
-        for (int part = 0; part < PARTS; part++) {
-            uint16_t* to = out + part * s.single_part();
-            const size_t next = size_t(s.singles()) * plane;
-            spread(s, split_up + part * size, to, next);
-            for (int j = 0; j < s.kw; j++) std::fill(to + j * next + s.rows() * s.w(), to + j * next + plane, 0);
-        }
-    }
+// A channel's rows at their places in a run of zeros.
+inline void lay(const Geometry& s, const float* x, float* run) {
+    run += s.ph * s.pitch() + s.pw;
+    for (int y = 0; y < s.H; y++) copy_row(run + y * s.pitch(), x + y * s.W, s.W);
 }
 
 void transpose(__m512i r[SIDE]) {
@@ -236,53 +172,130 @@ void transpose(__m512i r[SIDE]) {
     }
 }
 
-// One sample's gradients [O, n] as tiles of 32 places by 16 outputs: [part][outputs / 16][places / 32][tile].
-void gradient_tiles(int O, int n, const float* g, uint32_t* out, size_t part_size) {
-    for (int o = 0; o < O; o += SIDE)
-        for (int q = 0; q < n; q += DEPTH, out += TILE) {
-            __m512i rows[PARTS][SIDE];
-            for (int r = 0; r < SIDE; r++) {
-                const float* from = g + size_t(o + r) * n + q;
-                const int left = o + r < O ? n - q : 0;
-                __m512i parts[PARTS];
-                split<false>(_mm512_maskz_loadu_ps(first16(left), from),
-                             _mm512_maskz_loadu_ps(first16(left - 16), from + 16), parts);
-                for (int part = 0; part < PARTS; part++) rows[part][r] = parts[part];
-            }
-            for (int part = 0; part < PARTS; part++) {
-                transpose(rows[part]);
-                for (int r = 0; r < SIDE; r++) _mm512_store_si512(out + part * part_size + r * SIDE, rows[part][r]);
-            }
-        }
+// Sixteen numbers of each of sixteen runs, turned around.
+inline void load_turned(const float* runs, int run, __m512i rows[SIDE]) {
+    for (int r = 0; r < SIDE; r++) rows[r] = _mm512_load_si512(runs + size_t(r) * run);
+    transpose(rows);
 }
 
-// A client's weights, M outputs of a product over `depth` inputs, as tiles of 16 outputs by 32 inputs:
+// Runs for 32 channels, with zeros wherever nothing is laid.
+float* empty_runs(int run) {
+    float* runs = reinterpret_cast<float*>(scratch<0>(size_t(DEPTH) * run));
+    std::fill(runs, runs + size_t(DEPTH) * run, 0.0f);
+    return runs;
+}
+
+// One sample place by place: [part][channels / 32][place][32 channels in bfloat16]. `runs` is room for 32 channels.
+void places_of(const Geometry& s, int run, const float* x, float* runs, uint32_t* out) {
+    const size_t part_size = size_t(s.deep()) * run * SIDE;
+    for (int c = 0; c < s.C; c += DEPTH) {
+        for (int r = 0; r < DEPTH; r++)
+            if (c + r < s.C)
+                lay(s, x + size_t(c + r) * s.H * s.W, runs + size_t(r) * run);
+            else
+                std::fill(runs + size_t(r) * run, runs + size_t(r + 1) * run, 0.0f);
+        for (int q = 0; q < run; q += SIDE) {
+            __m512i low[SIDE], high[SIDE];
+            load_turned(runs + q, run, low);
+            load_turned(runs + size_t(SIDE) * run + q, run, high);
+            for (int r = 0; r < SIDE; r++, out += SIDE) {
+                __m512i parts[PARTS];
+                split<false>(_mm512_castsi512_ps(low[r]), _mm512_castsi512_ps(high[r]), parts);
+                for (int part = 0; part < PARTS; part++) _mm512_store_si512(out + part * part_size, parts[part]);
+            }
+        }
+    }
+}
+
+// The places of some samples as runs: each sample one of its own, or all of them in one, whichever has fewer blocks.
+struct Runs {
+    int number, samples, blocks_of_places, run;
+    Runs(const Geometry& s, int some) {
+        const int all = (some - 1) * s.below() + s.places();
+        const bool joined = blocks(all, DEPTH) < some * blocks(s.places(), DEPTH);
+        number = joined ? 1 : some, samples = joined ? some : 1;
+        blocks_of_places = blocks(joined ? all : s.places(), DEPTH);
+        run = s.run(blocks_of_places * DEPTH, DEPTH);
+    }
+    size_t part(const Geometry& s) const { return size_t(blocks(s.C, SIDE)) * run * SIDE; }
+};
+
+// A run's samples by pairs of places: [part][channels / 16][place][16 channels, here and at the next place].
+void pairs_of_places(const Geometry& s, const Runs& all, const float* x, uint32_t* out) {
+    const int run = all.run;
+    float* runs = empty_runs(run);
+    float* turned = reinterpret_cast<float*>(scratch<5>(size_t(run + 1) * SIDE));
+    std::fill(turned + size_t(run) * SIDE, turned + size_t(run + 1) * SIDE, 0.0f);
+    for (int c = 0; c < s.C; c += SIDE) {
+        for (int r = 0; r < std::min(SIDE, s.C - c); r++)
+            for (int b = 0; b < all.samples; b++)
+                lay(s, x + (size_t(b) * s.C + c + r) * s.H * s.W, runs + size_t(r) * run + b * s.below());
+        for (int q = 0; q < run; q += SIDE) {
+            __m512i rows[SIDE];
+            load_turned(runs + q, run, rows);
+            for (int r = 0; r < SIDE; r++) _mm512_store_si512(turned + size_t(q + r) * SIDE, rows[r]);
+        }
+        for (int q = 0; q < run; q++, out += SIDE) {
+            __m512i parts[PARTS];
+            split<true>(_mm512_load_ps(turned + size_t(q) * SIDE), _mm512_load_ps(turned + size_t(q + 1) * SIDE), parts);
+            for (int part = 0; part < PARTS; part++) _mm512_store_si512(out + part * all.part(s), parts[part]);
+        }
+    }
+}
+
+// A run's gradients [samples, O, h, w] as tiles of 16 outputs by 32 places: [part][outputs / 16][places / 32][tile].
+void gradient_tiles(const Geometry& s, const Runs& all, int O, const float* g, uint32_t* out, size_t part_size) {
+    const int run = all.run;
+    float* runs = empty_runs(run);
+    for (int o = 0; o < O; o += SIDE) {
+        for (int r = 0; r < std::min(SIDE, O - o); r++)
+            for (int b = 0; b < all.samples; b++)
+                for (int y = 0; y < s.h(); y++)
+                    copy_row(runs + size_t(r) * run + b * s.below() + y * s.pitch(),
+                             g + (size_t(b) * O + o + r) * s.n() + y * s.w(), s.w());
+        for (int q = 0; q < all.blocks_of_places * DEPTH; q += DEPTH)
+            for (int r = 0; r < SIDE; r++, out += SIDE) {
+                const float* from = runs + size_t(r) * run + q;
+                __m512i parts[PARTS];
+                split<false>(_mm512_load_ps(from), _mm512_load_ps(from + SIDE), parts);
+                for (int part = 0; part < PARTS; part++) _mm512_store_si512(out + part * part_size, parts[part]);
+            }
+    }
+}
+
+// A client's weights, M outputs of a product over `depth` inputs, as tiles of 32 inputs by 16 outputs:
 // [M / 32][inputs / 32][tap][part][up to 2][tile]. `along` and `down` are the steps from an input and an output to
 // the next.
 void weight_tiles(int M, int depth, int taps, size_t down, size_t along, bool flipped, const float* w, uint32_t* out) {
     const __m512i steps = _mm512_mullo_epi32(_mm512_set1_epi32(int(along)),
                                              _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
-    for (int m = 0; m < M; m += 2 * SIDE) {
-        const int tall = M - m > SIDE ? 2 : 1;
-        for (int k = 0; k < depth; k += DEPTH, out += size_t(taps) * PARTS * tall * TILE)
-            for (int r = 0; r < tall * SIDE; r++) {
-                const int left = m + r < M ? depth - k : 0;
-                const float* from = w + (m + r) * down + k * along;
-                uint32_t* to = out + (r / SIDE) * TILE + (r % SIDE) * SIDE;
-                for (int tap = 0; tap < taps; tap++, to += PARTS * tall * TILE) {
-                    const float* one = from + (flipped ? taps - 1 - tap : tap);
-                    __m512i parts[PARTS];
-                    const __m512 none = _mm512_setzero_ps();
-                    split<false>(_mm512_mask_i32gather_ps(none, first16(left), steps, one, 4),
-                                 _mm512_mask_i32gather_ps(none, first16(left - 16), steps, one + 16 * along, 4), parts);
-                    for (int part = 0; part < PARTS; part++) _mm512_store_si512(to + part * tall * TILE, parts[part]);
+    const __m512 none = _mm512_setzero_ps();
+    for (int first = 0; first < M; first += 2 * SIDE) {
+        const int wide = M - first > SIDE ? 2 : 1;
+        for (int k = 0; k < depth; k += DEPTH)
+            for (int tap = 0; tap < taps; tap++, out += size_t(PARTS) * wide * TILE)
+                for (int tile = 0; tile < wide; tile++) {
+                    __m512i rows[PARTS][SIDE];
+                    for (int r = 0; r < SIDE; r++) {
+                        const int m = first + tile * SIDE + r, left = m < M ? depth - k : 0;
+                        const float* from = w + m * down + k * along + (flipped ? taps - 1 - tap : tap);
+                        __m512i parts[PARTS];
+                        split<false>(_mm512_mask_i32gather_ps(none, first16(left), steps, from, 4),
+                                     _mm512_mask_i32gather_ps(none, first16(left - 16), steps, from + 16 * along, 4),
+                                     parts);
+                        for (int part = 0; part < PARTS; part++) rows[part][r] = parts[part];
+                    }
+                    for (int part = 0; part < PARTS; part++) {
+                        transpose(rows[part]);
+                        uint32_t* to = out + (part * wide + tile) * TILE;
+                        for (int r = 0; r < SIDE; r++) _mm512_store_si512(to + r * SIDE, rows[part][r]);
+                    }
                 }
-            }
     }
 }
 
 size_t weight_room(int M, int depth, int taps) {
-    return size_t(up(M, SIDE)) / SIDE * blocks(depth, DEPTH) * taps * PARTS * TILE;
+    return size_t(blocks(M, SIDE)) * blocks(depth, DEPTH) * taps * PARTS * TILE;
 }
 
 // The products of the six pairs of parts, added to tiles 0 to 3: [first of a][first, second of b], [second of a][...].
@@ -306,150 +319,150 @@ inline __attribute__((always_inline)) void clear_sums() {
     clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
 }
 
-// Up to sixteen places of a sample: what is read there, and where in y they go.
+// Sixteen places of a sample: what is read there, and where in y those of them go that are outputs.
 struct Place {
     const uint32_t* from;
     float* to;
-    int some;
+    __mmask16 outputs;
 };
 
-template <int NUMBER>
-inline void put(const Place& place, int n, int first, int rows) {
-    float* y = place.to + size_t(first) * n;
-    if (rows - first >= SIDE && place.some >= SIDE) {
-        store_tile<NUMBER>(y, 4 * size_t(n));
-        return;
-    }
-    alignas(64) float tile[TILE];
-    store_tile<NUMBER>(tile, 64);
-    for (int r = 0; r < std::min(rows - first, SIDE); r++, y += n)
-        _mm512_mask_storeu_ps(y, first16(place.some), _mm512_load_ps(tile + r * SIDE));
+// The sixteen places from q on, of a sample whose outputs go to y.
+Place place_of(const Geometry& s, const uint32_t* image, float* y, int q) {
+    Place place{image + size_t(q) * SIDE, y + q / s.pitch() * s.w() + std::min(q % s.pitch(), s.w()), 0};
+    for (int lane = 0; lane < SIDE; lane++)
+        if (q + lane < s.places() && (q + lane) % s.pitch() < s.w()) place.outputs |= 1u << lane;
+    return place;
 }
 
-// 16 TALL outputs, or the `rows` there are, at WIDE times 16 places.
+// A tile of sums [place][output], to `outputs` rows of y.
+template <int NUMBER>
+inline void put(const Place& place, int n, int first, int outputs) {
+    alignas(64) uint32_t tile[TILE];
+    store_tile<NUMBER>(tile, 64);
+    __m512i rows[SIDE];
+    for (int r = 0; r < SIDE; r++) rows[r] = _mm512_load_si512(tile + r * SIDE);
+    transpose(rows);
+    float* y = place.to + size_t(first) * n;
+    const __mmask16 some = first16(__builtin_popcount(place.outputs));
+    for (int r = 0; r < std::min(outputs - first, SIDE); r++, y += n)
+        _mm512_mask_storeu_epi32(y, some, _mm512_maskz_compress_epi32(place.outputs, rows[r]));
+}
+
+// Up to 16 WIDE outputs at TALL times 16 places.
 template <int TALL, int WIDE>
-void output_block(const Geometry& s, const uint32_t* a, const Place* places, int rows) {
-    const int plane = s.pair_plane();
-    const size_t part_size = s.pair_part();
+void output_block(const Geometry& s, int run, const Place* places, const uint32_t* weights, int outputs) {
+    const size_t part_size = size_t(s.deep()) * run * SIDE;
     clear_sums();
-    for (int k = 0; k < s.pairs(); k += SIDE)
+    for (int k = 0; k < s.deep(); k++)
         for (int i = 0; i < s.kh; i++)
-            for (int j = 0; j < s.kw; j++, a += PARTS * TALL * TILE) {
-                const size_t at = (size_t(j) * s.pairs() + k) * plane + i * s.w();
-                const uint32_t *left = places[0].from + at, *right = places[WIDE - 1].from + at;
+            for (int j = 0; j < s.kw; j++, weights += PARTS * WIDE * TILE) {
+                const size_t at = (size_t(k) * run + i * s.pitch() + j) * SIDE;
+                const uint32_t *first = places[0].from + at, *second = places[TALL - 1].from + at;
                 six_products<TALL, WIDE>(
                     [&](int part) __attribute__((always_inline)) {
-                        load_tile<4>(a + part * TALL * TILE, 64);
-                        if (TALL == 2) load_tile<5>(a + part * TALL * TILE + TILE, 64);
+                        load_tile<4>(first + part * part_size, 64);
+                        if (TALL == 2) load_tile<5>(second + part * part_size, 64);
                     },
                     [&](int part) __attribute__((always_inline)) {
-                        load_tile<6>(left + part * part_size, 4 * plane);
-                        if (WIDE == 2) load_tile<7>(right + part * part_size, 4 * plane);
+                        load_tile<6>(weights + part * WIDE * TILE, 64);
+                        if (WIDE == 2) load_tile<7>(weights + part * WIDE * TILE + TILE, 64);
                     });
             }
-    put<0>(places[0], s.n(), 0, rows);
-    if (WIDE == 2) put<1>(places[1], s.n(), 0, rows);
-    if (TALL == 2) put<2>(places[0], s.n(), SIDE, rows);
-    if (TALL == 2 && WIDE == 2) put<3>(places[1], s.n(), SIDE, rows);
+    put<0>(places[0], s.n(), 0, outputs);
+    if (WIDE == 2) put<1>(places[0], s.n(), SIDE, outputs);
+    if (TALL == 2) put<2>(places[1], s.n(), 0, outputs);
+    if (TALL == 2 && WIDE == 2) put<3>(places[1], s.n(), SIDE, outputs);
 }
 
 // y [B, M, h, w] of x [B, C, H, W] and weights as tiles.
 void products_at_places(const Geometry& s, int B, int M, const float* x, const uint32_t* weights, float* y) {
-    const size_t image_size = PARTS * s.pair_part();
+    const int run = s.run(s.places(), SIDE);
+    const size_t image_size = size_t(PARTS) * s.deep() * run * SIDE;
     const int chunk = chunk_of(B, int(READ_AT_ONCE / (4 * image_size)));
     uint32_t* images = scratch<1>(chunk * image_size);
-    const size_t a_size = size_t(s.pairs() / SIDE) * s.taps() * PARTS * TILE;
+    float* runs = empty_runs(run);
+    const size_t tile_size = size_t(s.deep()) * s.taps() * PARTS * TILE;
     std::vector<Place> places;
     for (int first = 0; first < B; first += chunk) {
         places.clear();
         for (int b = first; b < std::min(B, first + chunk); b++) {
             uint32_t* image = images + (b - first) * image_size;
-            pair_channels(s, x + size_t(b) * s.C * s.H * s.W, image);
-            for (int q = 0; q < s.n(); q += SIDE)
-                places.push_back({image + q, y + size_t(b) * M * s.n() + q, s.n() - q});
+            places_of(s, run, x + size_t(b) * s.C * s.H * s.W, runs, image);
+            for (int q = 0; q < s.places(); q += SIDE)
+                places.push_back(place_of(s, image, y + size_t(b) * M * s.n(), q));
         }
         for (int m = 0; m < M; m += 2 * SIDE) {
-            const uint32_t* a = weights + m / SIDE * a_size;
             for (size_t i = 0; i < places.size(); i += 2) {
-                const bool tall = M - m > SIDE, wide = places.size() - i > 1;
+                const bool tall = places.size() - i > 1, wide = M - m > SIDE;
                 const auto work = tall ? wide ? output_block<2, 2> : output_block<2, 1>
                                        : wide ? output_block<1, 2> : output_block<1, 1>;
-                work(s, a, &places[i], M - m);
+                work(s, run, &places[i], weights + m / SIDE * tile_size, M - m);
             }
             for (Place& place : places) place.to += size_t(2 * SIDE) * s.n();
         }
     }
 }
 
-// Where the two sides of products over places lie: bfloat16 channels, and tiles of gradients.
+// Where the two sides of products over places lie: tiles of gradients, and pairs of places.
 struct Sides {
-    const uint16_t* x;
-    const uint32_t* g;
-    int plane, blocks;
-    size_t x_part, x_size, g_next, g_part, g_size;
+    const uint32_t *g, *x;
+    size_t g_next, g_part, x_next, x_part;
 };
 
-// Sums over the places of `some` samples, 16 TALL channels and 16 WIDE outputs, added to `sums`.
+// Sums over `some` blocks of places, for 16 TALL outputs and 16 WIDE channels, added to `sums`.
 template <int TALL, int WIDE>
-void sum_block(const Sides& at, int some, float* sums) {
+void sum_block(Sides at, int some, float* sums) {
     load_tile<0>(sums, 64);
     if (WIDE == 2) load_tile<1>(sums + TILE, 64);
     if (TALL == 2) load_tile<2>(sums + 2 * TILE, 64);
     if (TALL == 2 && WIDE == 2) load_tile<3>(sums + 3 * TILE, 64);
-    for (int b = 0; b < some; b++)
-        for (int block = 0; block < at.blocks; block++) {
-            const uint16_t* x = at.x + b * at.x_size + block * DEPTH;
-            const uint32_t* g = at.g + b * at.g_size + block * TILE;
-            six_products<TALL, WIDE>(
-                [&](int part) __attribute__((always_inline)) {
-                    load_tile<4>(x + part * at.x_part, 2 * at.plane);
-                    if (TALL == 2) load_tile<5>(x + part * at.x_part + size_t(SIDE) * at.plane, 2 * at.plane);
-                },
-                [&](int part) __attribute__((always_inline)) {
-                    load_tile<6>(g + part * at.g_part, 64);
-                    if (WIDE == 2) load_tile<7>(g + part * at.g_part + at.g_next, 64);
-                });
-        }
+    for (int block = 0; block < some; block++, at.g += TILE, at.x += DEPTH * SIDE)
+        six_products<TALL, WIDE>(
+            [&](int part) __attribute__((always_inline)) {
+                load_tile<4>(at.g + part * at.g_part, 64);
+                if (TALL == 2) load_tile<5>(at.g + part * at.g_part + at.g_next, 64);
+            },
+            // Every second place: the one between is the other half of its pair.
+            [&](int part) __attribute__((always_inline)) {
+                load_tile<6>(at.x + part * at.x_part, 128);
+                if (WIDE == 2) load_tile<7>(at.x + part * at.x_part + at.x_next, 128);
+            });
     store_tile<0>(sums, 64);
     if (WIDE == 2) store_tile<1>(sums + TILE, 64);
     if (TALL == 2) store_tile<2>(sums + 2 * TILE, 64);
     if (TALL == 2 && WIDE == 2) store_tile<3>(sums + 3 * TILE, 64);
 }
 
-// A tile of sums [channel][output] to w [output][channel][tap].
-void put_weights(const float* sums, int channels, int outputs, size_t row, int taps, float* w) {
-    __m512i rows[SIDE];
-    for (int r = 0; r < SIDE; r++) rows[r] = _mm512_load_si512(sums + r * SIDE);
-    transpose(rows);
+// A run's products, added to sums [channels / 32][outputs / 32][tap][4 tiles].
+void add_run(const Geometry& s, const Runs& all, int O, const Sides& sides, float* sums) {
+    for (int c = 0; c < s.C; c += 2 * SIDE)
+        for (int o = 0; o < O; o += 2 * SIDE, sums += size_t(s.taps()) * 4 * TILE) {
+            const bool tall = O - o > SIDE, wide = s.C - c > SIDE;
+            const auto work = tall ? wide ? sum_block<2, 2> : sum_block<2, 1> : wide ? sum_block<1, 2> : sum_block<1, 1>;
+            for (int block = 0; block < all.blocks_of_places; block += NEAR)
+                for (int tap = 0; tap < s.taps(); tap++) {
+                    const int place = tap / s.kw * s.pitch() + tap % s.kw + block * DEPTH;
+                    Sides at = sides;
+                    at.g += o / SIDE * sides.g_next + size_t(block) * TILE;
+                    at.x += c / SIDE * sides.x_next + size_t(place) * SIDE;
+                    work(at, std::min(NEAR, all.blocks_of_places - block), sums + size_t(tap) * 4 * TILE);
+                }
+        }
+}
+
+// Sums to w [O, C, kh, kw].
+void put_sums(const Geometry& s, int O, const float* sums, float* w) {
+    const int taps = s.taps();
     const __m512i steps = _mm512_mullo_epi32(_mm512_set1_epi32(taps),
                                              _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
-    for (int o = 0; o < std::min(outputs, SIDE); o++)
-        _mm512_mask_i32scatter_epi32(w + o * row, first16(channels), steps, rows[o], 4);
-}
-
-// Some samples' products, added to sums [channels / 32][outputs / 32][tap][4 tiles].
-void add_products(const Geometry& s, int some, int O, const Sides& all, float* sums) {
     for (int c = 0; c < s.C; c += 2 * SIDE)
         for (int o = 0; o < O; o += 2 * SIDE)
-            for (int tap = 0; tap < s.taps(); tap++, sums += 4 * TILE) {
-                const bool tall = s.C - c > SIDE, wide = O - o > SIDE;
-                const auto work = tall ? wide ? sum_block<2, 2> : sum_block<2, 1> : wide ? sum_block<1, 2> : sum_block<1, 1>;
-                Sides at = all;
-                at.x += (size_t(tap % s.kw) * s.singles() + c) * all.plane + tap / s.kw * s.w();
-                at.g += o / SIDE * all.g_next;
-                work(at, some, sums);
-            }
-}
-
-void put_sums(const Geometry& s, int O, const float* sums, float* w) {
-    for (int c = 0; c < s.C; c += 2 * SIDE)
-        for (int o = 0; o < O; o += 2 * SIDE)
-            for (int tap = 0; tap < s.taps(); tap++)
+            for (int tap = 0; tap < taps; tap++)
                 for (int tile = 0; tile < 4; tile++, sums += TILE) {
-                    const int channel = c + tile / 2 * SIDE, output = o + tile % 2 * SIDE;
-                    if (channel < s.C && output < O)
-                        put_weights(sums, s.C - channel, O - output, size_t(s.C) * s.taps(), s.taps(),
-                                    w + (size_t(output) * s.C + channel) * s.taps() + tap);
+                    const int output = o + tile / 2 * SIDE, channel = c + tile % 2 * SIDE;
+                    for (int r = 0; r < std::min(SIDE, O - output); r++)
+                        _mm512_mask_i32scatter_ps(w + (size_t(output + r) * s.C + channel) * taps + tap,
+                                                  first16(s.C - channel), steps, _mm512_load_ps(sums + r * SIDE), 4);
                 }
 }
 
@@ -459,20 +472,15 @@ void products_over_places(const Geometry& s, int B, int O, const float* x, const
     const size_t sums_size = size_t(blocks(s.C, 2 * SIDE)) * blocks(O, 2 * SIDE) * s.taps() * 4 * TILE;
     float* sums = reinterpret_cast<float*>(scratch<3>(sums_size));
     std::fill(sums, sums + sums_size, 0.0f);
-    Sides sides = {nullptr, nullptr, s.single_plane(), blocks(s.n(), DEPTH), s.single_part(), 0, 0, 0, 0};
-    sides.g_next = size_t(sides.blocks) * TILE;
-    sides.g_part = blocks(O, SIDE) * sides.g_next;
-    sides.x_size = PARTS * sides.x_part, sides.g_size = PARTS * sides.g_part;
-    uint16_t* channels = reinterpret_cast<uint16_t*>(scratch<1>(chunk * sides.x_size / 2));
-    uint32_t* gradients = scratch<2>(chunk * sides.g_size);
-    sides.x = channels, sides.g = gradients;
     for (int first = 0; first < B; first += chunk) {
-        const int some = std::min(chunk, B - first);
-        for (int b = 0; b < some; b++) {
-            single_channels(s, x + size_t(first + b) * s.C * s.H * s.W, channels + b * sides.x_size);
-            gradient_tiles(O, s.n(), g + size_t(first + b) * O * s.n(), gradients + b * sides.g_size, sides.g_part);
+        const Runs all(s, std::min(chunk, B - first));
+        const size_t g_next = size_t(all.blocks_of_places) * TILE, g_part = blocks(O, SIDE) * g_next;
+        uint32_t *pairs = scratch<1>(PARTS * all.part(s)), *gradients = scratch<2>(PARTS * g_part);
+        for (int sample = first; sample < first + all.number * all.samples; sample += all.samples) {
+            pairs_of_places(s, all, x + size_t(sample) * s.C * s.H * s.W, pairs);
+            gradient_tiles(s, all, O, g + size_t(sample) * O * s.n(), gradients, g_part);
+            add_run(s, all, O, {gradients, pairs, g_next, g_part, size_t(all.run) * SIDE, all.part(s)}, sums);
         }
-        add_products(s, some, O, sides, sums);
     }
     put_sums(s, O, sums, w);
 }
