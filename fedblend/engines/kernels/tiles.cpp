@@ -31,7 +31,7 @@ constexpr int PARTS = 3;
 // products for all places of the kernel are made in a row.
 constexpr size_t READ_AT_ONCE = 1 << 20;
 constexpr int SUMMED_AT_ONCE = 512;
-constexpr int NEAR = 6;
+constexpr int NEAR = 2;
 
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
 inline int blocks(int n, int of) { return (n + of - 1) / of; }
@@ -136,8 +136,8 @@ struct Geometry {
     int places() const { return h() * pitch(); }
     // From a sample to the next, where several stand in one run: the zeros below one are those above the other.
     int below() const { return (H + ph) * pitch(); }
-    // Numbers of a run that are read for `places` in blocks, in an odd number of cache lines, since runs that are a power
-    // of two apart would share one place in the cache.
+    // Numbers of a run that are read for `places` in blocks, in an odd number of cache lines, since runs that are a
+    // power of two apart would share one place in the cache.
     int run(int places, int block) const {
         return (blocks(up(places, block) + (kh - 1) * pitch() + kw, SIDE) | 1) * SIDE;
     }
@@ -237,7 +237,8 @@ void pairs_of_places(const Geometry& s, const Runs& all, const float* x, uint32_
         }
         for (int q = 0; q < run; q++, out += SIDE) {
             __m512i parts[PARTS];
-            split<true>(_mm512_load_ps(turned + size_t(q) * SIDE), _mm512_load_ps(turned + size_t(q + 1) * SIDE), parts);
+            const float* here = turned + size_t(q) * SIDE;
+            split<true>(_mm512_load_ps(here), _mm512_load_ps(here + SIDE), parts);
             for (int part = 0; part < PARTS; part++) _mm512_store_si512(out + part * all.part(s), parts[part]);
         }
     }
@@ -438,7 +439,8 @@ void add_run(const Geometry& s, const Runs& all, int O, const Sides& sides, floa
     for (int c = 0; c < s.C; c += 2 * SIDE)
         for (int o = 0; o < O; o += 2 * SIDE, sums += size_t(s.taps()) * 4 * TILE) {
             const bool tall = O - o > SIDE, wide = s.C - c > SIDE;
-            const auto work = tall ? wide ? sum_block<2, 2> : sum_block<2, 1> : wide ? sum_block<1, 2> : sum_block<1, 1>;
+            const auto work = tall ? wide ? sum_block<2, 2> : sum_block<2, 1>
+                                   : wide ? sum_block<1, 2> : sum_block<1, 1>;
             for (int block = 0; block < all.blocks_of_places; block += NEAR)
                 for (int tap = 0; tap < s.taps(); tap++) {
                     const int place = tap / s.kw * s.pitch() + tap % s.kw + block * DEPTH;

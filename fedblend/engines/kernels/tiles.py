@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +16,13 @@ from fedblend.engines.kernels import build
 
 SOURCE = Path(__file__).with_name("tiles.cpp")
 
-FEWEST_CHANNELS = 24
-"""Channels on either side from which these are the fastest (measured: benchmarks/kernels.py); tiles hold 32."""
+DEPTH = 32
+"""Channels that a tile holds."""
+
+FILLED = 0.8
+"""Share of its tiles that a convolution's channels must fill, on either side, for these to be the fastest.
+
+Full ones are faster than oneDNN in every layer of benchmarks/kernels.py, by a tenth to two thirds."""
 
 
 @functools.cache
@@ -28,4 +34,5 @@ def library() -> ctypes.CDLL | None:
 
 def take(channels: int, outputs: int, kernel: Sequence[int], padding: int) -> bool:
     """Whether a convolution (stride 1) with so many channels in and out runs on the units."""
-    return min(channels, outputs) >= FEWEST_CHANNELS and padding < min(kernel) and library() is not None
+    filled = min(n / (DEPTH * math.ceil(n / DEPTH)) for n in (channels, outputs))
+    return filled >= FILLED and padding < min(kernel) and library() is not None
