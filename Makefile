@@ -26,7 +26,7 @@ lint: setup
 # Half an hour on two quiet cores. Other frameworks take part where benchmarks/peers/setup.sh has set them up.
 bench: setup
 	$(BIN)/python benchmarks/client_step.py
-	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/kernels.py --out benchmarks/results/kernels.json
 	$(BIN)/python benchmarks/augmix.py
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/xor.py --out benchmarks/results/xor.json

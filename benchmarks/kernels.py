@@ -1,24 +1,28 @@
-"""Our convolutions and pools beside PyTorch's, layer by layer: where `engines/stacking.py` draws its line.
+"""Our convolutions beside PyTorch's, layer by layer: where `stacking.py` and `kernels/tiles.py` draw their lines.
 
-Each row is a convolution of ten samples a client, forward, by its input and by its weights, in GFLOP/s; the peak is a
-matrix product's in the same run.
+Each row is a convolution of ten samples a client, forward, by its input and by its weights, in GFLOP/s. All ways have
+their turn one after another, on a clock that stands still while others have the processor; the best turn counts. The
+peak is a matrix product's in the same run.
 
-    python benchmarks/kernels.py          or, with the repeats of each:          python benchmarks/kernels.py 40
+    python benchmarks/kernels.py [--turns 20] [--out benchmarks/results/kernels.json]
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
+import argparse
+import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import page
 import torch
 from rich.console import Console
 from rich.table import Table
+from rounds import when_and_where
 
-from fedblend.engines.kernels import build, operators
-from fedblend.engines.stacking import MOST_CHANNELS
+from fedblend.engines.kernels import build, operators, tiles
 
 BATCH = 10
 LAYERS = (
@@ -28,61 +32,93 @@ LAYERS = (
     ("pfl's CNN, second", 32, 26, 64, 3, 0),
     ("VGG, first", 3, 32, 32, 3, 1),
     ("VGG, second", 32, 32, 64, 3, 1),
+    ("VGG, third", 64, 16, 128, 3, 1),
     ("VGG, fourth", 128, 16, 128, 3, 1),
+    ("VGG, fifth", 128, 8, 256, 3, 1),
+    ("VGG, sixth", 256, 8, 256, 3, 1),
 )
 """Name, input channels, side, output channels, kernel, padding."""
 
-
-def seconds(work: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a call."""
-    work()
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+Calls = tuple[Callable[[], object], ...]
 
 
-def rates(layer: tuple[str, int, int, int, int, int], repeats: int) -> list[float]:
-    """GFLOP/s of ours, then PyTorch's: forward, by input, by weights."""
-    _, channels, side, outputs, kernel, padding = layer
-    x, w = torch.randn(1, BATCH, channels, side, side), torch.randn(1, outputs, channels, kernel, kernel)
-    y = operators.run_conv(x, w, padding)
-    g = torch.randn_like(y)
-    work = 2 * y.numel() * channels * kernel * kernel / 1e9
+def best(calls: Sequence[Callable[[], object]], turns: int) -> list[float]:
+    """The least seconds of each call, which have their turns one after another."""
+    least = [math.inf] * len(calls)
+    for turn in range(turns + 1):
+        for i, call in enumerate(calls):
+            begun = time.thread_time()
+            call()
+            taken = time.thread_time() - begun
+            # The first turn is to warm up.
+            least[i] = min(least[i], taken) if turn else least[i]
+    return least
 
-    def backward(mask: list[bool]) -> Callable[[], object]:
-        settings = ([1, 1], [padding] * 2, [1, 1], False, [0, 0], 1, mask)
-        return lambda: torch.ops.aten.convolution_backward(g[0], x[0], w[0], None, *settings)
 
-    calls = (
+def ours(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, padding: int) -> Calls:
+    """The three forms in the kernels that the engine takes."""
+    return (
         lambda: operators.run_conv(x, w, padding),
-        lambda: operators.run_conv_input(g, w, padding, side, side),
-        lambda: operators.run_conv_weight(x, g, padding, kernel, kernel),
-        lambda: torch.conv2d(x[0], w[0], padding=padding),
-        backward([True, False, False]),
-        backward([False, True, False]),
+        lambda: operators.run_conv_input(g, w, padding, *x.shape[3:]),
+        lambda: operators.run_conv_weight(x, g, padding, *w.shape[3:]),
     )
-    return [work / seconds(call, repeats) for call in calls]
 
 
-def main(repeats: int) -> None:
-    """Print the table."""
+def pytorchs(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, padding: int, layout: torch.memory_format) -> Calls:
+    """The three forms in oneDNN, in a memory format."""
+    image, weight, gradient = (t[0].contiguous(memory_format=layout) for t in (x, w, g))
+    settings = ([1, 1], [padding] * 2, [1, 1], False, [0, 0], 1)
+
+    def backward(*mask: bool) -> Callable[[], object]:
+        return lambda: torch.ops.aten.convolution_backward(gradient, image, weight, None, *settings, [*mask, False])
+
+    return (lambda: torch.conv2d(image, weight, padding=padding), backward(True, False), backward(False, True))
+
+
+def rates(layer: tuple[str, int, int, int, int, int], turns: int) -> dict[str, object]:
+    """GFLOP/s of the three forms in our kernels, and in PyTorch's."""
+    name, channels, side, outputs, kernel, padding = layer
+    x, w = torch.randn(1, BATCH, channels, side, side), torch.randn(1, outputs, channels, kernel, kernel)
+    g = torch.randn_like(operators.run_conv(x, w, padding))
+    work = 2 * g.numel() * channels * kernel * kernel / 1e9
+    ways = {
+        "ours": ours(x, w, g, padding),
+        "pytorch": pytorchs(x, w, g, padding, torch.contiguous_format),
+        "channels_last": pytorchs(x, w, g, padding, torch.channels_last),
+    }
+    seconds = best([call for calls in ways.values() for call in calls], turns)
+    found = {way: [work / s for s in seconds[3 * i : 3 * i + 3]] for i, way in enumerate(ways)}
+    on_tiles = tiles.take(channels, outputs, (kernel, kernel), padding)
+    return {"layer": name, "mflop": 1000 * work, "tiles": on_tiles, **found}
+
+
+def peak(turns: int) -> float:
+    """GFLOP/s of a large product of float32 matrices."""
+    a, b = torch.randn(2, 1024, 1024)
+    return 2 * 1024**3 / 1e9 / best([lambda: a @ b], turns)[0]
+
+
+def main() -> None:
+    """Measure, print the table, and write the figures where asked to."""
+    parser = argparse.ArgumentParser(description="Time our convolutions beside PyTorch's.")
+    parser.add_argument("--turns", type=int, default=20, help="turns of each way")
+    parser.add_argument("--layers", nargs="*", default=[""], help="only layers with one of these in their names")
+    parser.add_argument("--out", type=Path, help="where the figures go (JSON)")
+    given = parser.parse_args()
     torch.set_num_threads(1)
     if build.library() is None:
         raise SystemExit(build.missing())
     build.keep_memory()
-    square = torch.randn(512, 512)
-    peak = 2 * 512**3 / 1e9 / seconds(lambda: square @ square, repeats)
-    table = Table(title=f"GFLOP/s; a matrix product's peak: {peak:.0f}; ours takes up to {MOST_CHANNELS} channels")
-    table.add_column("layer", no_wrap=True)
-    for column in ("ours", "by input", "by weights", "PyTorch", "by input", "by weights"):
-        table.add_column(column, justify="right")
-    for layer in LAYERS:
-        table.add_row(layer[0], *(f"{rate:.0f}" for rate in rates(layer, repeats)))
+    wanted = [layer for layer in LAYERS if any(word in layer[0] for word in given.layers)]
+    found = {**when_and_where(), "batch": BATCH, "turns": given.turns, "peak_gflops": peak(given.turns)}
+    found["rows"] = [rates(layer, given.turns) for layer in wanted]
+    table = Table(*page.KERNELS_HEAD, title=f"GFLOP/s; a matrix product's peak: {found['peak_gflops']:.0f}")
+    for row in page.kernels_rows(found):
+        table.add_row(*row)
     Console().print(table)
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    main()

@@ -227,6 +227,32 @@ def profile_facts(found: Table) -> str:
     )
 
 
+KERNELS_HEAD = ("layer", "MFLOP", "in", "forward", "by input", "by weights", "PyTorch's", "by input", "by weights")
+
+
+def kernels_section() -> str:
+    """How fast convolutions are, layer by layer."""
+    found = read("kernels")
+    if not found:
+        return "Not timed yet."
+    head = (
+        f"GFLOP/s on {found['batch']} samples, one thread, the best of {found['turns']} turns; a float32 product of "
+        f"two 1024 x 1024 matrices: {found['peak_gflops']:.0f}. {found['date']}, fedblend at {found['commit']}, "
+        f"{found['machine']['processor']}."
+    )
+    return f"{head}\n\n{markdown(KERNELS_HEAD, kernels_rows(found))}"
+
+
+def kernels_rows(found: Table) -> list[list[str]]:
+    """One row a layer: the kernels ours runs in, our rates, and PyTorch's in the better memory format for each form."""
+    made = []
+    for one in found["rows"]:
+        theirs = [max(pair) for pair in zip(one["pytorch"], one["channels_last"], strict=True)]
+        where = "matrix units" if one["tiles"] else "vector units"
+        made.append([one["layer"], f"{one['mflop']:.0f}", where, *(f"{rate:.0f}" for rate in (*one["ours"], *theirs))])
+    return made
+
+
 def server_step_section() -> str:
     """What AggEnhance's server step takes, by clients and classes."""
     lines = [
@@ -300,6 +326,7 @@ SECTIONS = {
     "job D on a GPU": lambda: job_section("D", "rounds-cuda"),
     "same work": same_work_section,
     "profile": profile_section,
+    "kernels": kernels_section,
     "server step": server_step_section,
     "aggregators": aggregators_section,
     "xor": xor_section,

@@ -43,7 +43,7 @@ class StackedEngine(LoopEngine):
         wanted = world.experiment.cuda_graphs and self.device.type == "cuda"
         self.recorder = recorder or (recorder_for(self.device) if wanted else None)
         self.benches: dict[Hashable, Bench] = {}
-        self.stacked = prepare(world.model, self.device)
+        self.stacked = prepare(world.model, self.device, world.experiment.precision)
         self.shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:1].to(self.device)))
         self.programs: dict[tuple[Any, ...], Program] = {}
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from fedblend.engines import kernels
-from fedblend.engines.kernels import build
+from fedblend.engines.kernels import build, tiles
 from fedblend.engines.precision import Precision, computing_in
 from fedblend.engines.sgd import Gradient
 from fedblend.engines.simplify import simplify
@@ -23,7 +23,7 @@ from fedblend.objectives.watching import Watching
 from fedblend.prefixes import under
 
 MOST_CHANNELS = 16
-"""Input channels up to which our convolution is faster than oneDNN's (measured: benchmarks/kernels.py)."""
+"""Input channels up to which our plain convolution is faster than oneDNN's (measured: benchmarks/kernels.py)."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,9 @@ class MaskedDropout(nn.Module):
         return x * (self.mask if len(self.mask) == len(x) else self.mask[: len(x)])
 
 
-def prepare(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy of a model whose dropout takes its masks from outside, and whose small layers run in our kernels."""
+def prepare(model: nn.Module, device: torch.device, precision: Precision = "float32") -> nn.Module:
+    """A copy of a model whose dropout takes its masks from outside, and whose layers run in our kernels where those
+    are faster."""
     made = copy.deepcopy(model).to(device).train()
     for layer in list(made.modules()):
         for name, child in list(layer.named_children()):
@@ -81,29 +82,35 @@ def prepare(model: nn.Module, device: torch.device) -> nn.Module:
     if device.type == "cpu" and build.library() is not None:
         for layer in list(made.modules()):
             if isinstance(layer, nn.Sequential):
-                _join_blocks(layer)
+                _join_blocks(layer, precision)
         for layer in list(made.modules()):
             for name, child in list(layer.named_children()):
-                if isinstance(child, nn.Conv2d) and _is_small(child):
+                if isinstance(child, nn.Conv2d) and _is_ours(child, precision):
                     setattr(layer, name, kernels.Convolution(child))
                 elif isinstance(child, nn.MaxPool2d) and _is_two_by_two(child):
                     setattr(layer, name, kernels.MaxPool())
     return made
 
 
-def _join_blocks(row: nn.Sequential) -> None:
+def _join_blocks(row: nn.Sequential, precision: Precision) -> None:
     """Make one layer of each convolution, ReLU and max pool that follow each other."""
     for i in range(len(row) - 2):
         first, *after = row[i], row[i + 1], row[i + 2]
         pools = [m for m in after if isinstance(m, nn.MaxPool2d) and _is_two_by_two(m)]
-        if isinstance(first, nn.Conv2d) and _is_small(first) and pools and any(isinstance(m, nn.ReLU) for m in after):
+        ours = isinstance(first, nn.Conv2d) and _is_ours(first, precision)
+        if ours and pools and any(isinstance(m, nn.ReLU) for m in after):
             row[i], row[i + 1], row[i + 2] = kernels.Convolution(first, pooled=True), nn.Identity(), nn.Identity()
 
 
-def _is_small(layer: nn.Conv2d) -> bool:
+def _is_ours(layer: nn.Conv2d, precision: Precision) -> bool:
     plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
     zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return plain and zeros and layer.padding[0] == layer.padding[1] and layer.in_channels <= MOST_CHANNELS
+    if not (plain and zeros and layer.padding[0] == layer.padding[1]):
+        return False
+    # oneDNN runs bfloat16 on the same units, and only once for each product.
+    exact = precision != "bfloat16"
+    large = exact and tiles.take(layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0]))
+    return large or layer.in_channels <= MOST_CHANNELS
 
 
 def _is_two_by_two(layer: nn.MaxPool2d) -> bool:

@@ -13,18 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedblend.engines.kernels import tiles
 from fedblend.engines.kernels.build import library
-
-Sizes = list[int]
 
 
 def _call(name: str, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> None:
     getattr(library(), name)(*numbers, *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
 
 
-def _conv_numbers(x_shape: Any, w_shape: Any, padding: int) -> tuple[int, ...]:
-    K, B, C, H, W = x_shape
-    return (K, B, C, H, W, w_shape[1], w_shape[3], w_shape[4], padding)
+def _call_conv(name: str, x_shape: Any, w_shape: Any, padding: int, *tensors: torch.Tensor) -> None:
+    """Run a form of a convolution in the kernels that are fastest for its channels."""
+    _, outputs, channels, *kernel = w_shape
+    on_tiles = tiles.take(channels, outputs, kernel, padding)
+    made, name = (tiles.library(), f"tiles_{name}") if on_tiles else (library(), name)
+    getattr(made, name)(*x_shape, outputs, *kernel, padding, *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
 
 
 def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
@@ -32,7 +34,7 @@ def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
     x, w = x.contiguous(), w.contiguous()
     K, B, _, H, W = x.shape
     y = x.new_empty(K, B, w.shape[1], H + 2 * padding - w.shape[3] + 1, W + 2 * padding - w.shape[4] + 1)
-    _call("conv", _conv_numbers(x.shape, w.shape, padding), x, w, y)
+    _call_conv("conv", x.shape, w.shape, padding, x, w, y)
     return y
 
 
@@ -40,7 +42,7 @@ def run_conv_input(g: torch.Tensor, w: torch.Tensor, padding: int, height: int, 
     """d <g, conv(x, w)> / d x for x of ``height`` x ``width``."""
     g, w = g.contiguous(), w.contiguous()
     x = g.new_empty(g.shape[0], g.shape[1], w.shape[2], height, width)
-    _call("conv_input", _conv_numbers(x.shape, w.shape, padding), g, w, x)
+    _call_conv("conv_input", x.shape, w.shape, padding, g, w, x)
     return x
 
 
@@ -48,7 +50,7 @@ def run_conv_weight(x: torch.Tensor, g: torch.Tensor, padding: int, height: int,
     """d <g, conv(x, w)> / d w for w of ``height`` x ``width``."""
     x, g = x.contiguous(), g.contiguous()
     w = x.new_empty(x.shape[0], g.shape[2], x.shape[2], height, width)
-    _call("conv_weight", _conv_numbers(x.shape, w.shape, padding), x, g, w)
+    _call_conv("conv_weight", x.shape, w.shape, padding, x, g, w)
     return w
 
 
