@@ -29,6 +29,13 @@ GREETINGS = 3
 
 HELLO = "query.hello"
 
+FAILURES = {
+    5: "its site is no longer connected",
+    7: "its SuperNode does not trust this app (--trusted-entities)",
+    8: "its app was killed, or no longer answers its SuperNode",
+}
+"""What some of Flower's error codes mean here; their own words are about messages."""
+
 log = logging.getLogger("flwr")
 
 Refusal = str
@@ -188,6 +195,8 @@ def answers(pull: Callable[[list[str]], Iterable[Message]], waiting: Mapping[str
 
 def read(answer: Message) -> Reply:
     """An answer as a reply: a site's refusal, a failure in its app and a message that is none all have a fault."""
+    if answer.has_error() and answer.error.code in FAILURES:
+        return Reply(fault=FAILURES[answer.error.code])
     if answer.has_error():
         reason = (answer.error.reason or "").strip().splitlines()
         return Reply(fault=f"its app failed (code {answer.error.code}): {reason[-1] if reason else 'no reason given'}")
