@@ -27,7 +27,7 @@ from fedblend.engines.flower.trial import Trial
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 
-PATIENCE_S = 400
+PATIENCE_S = 900
 """How long the test waits for an event before it gives up; far more than a loaded machine needs."""
 
 SITES = 3

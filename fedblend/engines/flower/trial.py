@@ -25,8 +25,8 @@ EAGER = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 LINK = "trial"
 """The SuperLink's name in Flower's configuration."""
 
-BEGIN = 60.0
-"""Seconds in which the SuperLink must answer."""
+BEGIN = 300.0
+"""Seconds in which the SuperLink, and Flower's commands, must answer: few are needed, but a machine may be busy."""
 
 GOODBYE = 10.0
 """Seconds that a process gets to end after it was told to."""
@@ -98,7 +98,7 @@ class Trial:
     def flwr(self, *words: str) -> str:
         """What a command of Flower's says. Raises :class:`FedblendError` if it fails."""
         done = subprocess.run(
-            [tool("flwr"), *words], env=self._environment(), capture_output=True, text=True, timeout=120, check=False
+            [tool("flwr"), *words], env=self._environment(), capture_output=True, text=True, timeout=BEGIN, check=False
         )
         if done.returncode:
             raise FedblendError(f"flwr {' '.join(words[:2])} failed: {(done.stdout + done.stderr).strip()}")
