@@ -18,6 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+from flower_rogue import WhenImported
+
 FOLDER = "FEDBLEND_PROBE"
 
 
@@ -69,14 +73,10 @@ def write(line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def at_site() -> None:
+def at_site(run_clientapp: Any) -> None:
     """Note a ClientApp's one message."""
-    from flwr.supernode.runtime import run_clientapp
-
-    from fedblend.engines.flower import client
-
     spans, told = Spans(), {"role": "site", "born": born()}
-    watch_work(spans)
+    WhenImported("fedblend.engines.flower.client", lambda _: watch_work(spans))
     pull, push = run_clientapp.pull_task_input, run_clientapp.push_message
 
     def pulled(*words: Any) -> Any:
@@ -84,8 +84,8 @@ def at_site() -> None:
         made = pull(*words)
         told["pulled"] = time.time()
         message = made[0]
-        told.update(kind=message.metadata.message_type, round=json.loads(_words(message)).get("round"))
-        told["client"] = client.client_of(made[1])
+        words = json.loads(str(message.content.config_records["words"]["words"]))
+        told.update(kind=message.metadata.message_type, round=words.get("round"), client=words.get("client"))
         return made
 
     def pushed(*words: Any) -> None:
@@ -97,16 +97,8 @@ def at_site() -> None:
     run_clientapp.pull_task_input, run_clientapp.push_message = pulled, pushed
 
 
-def _words(message: Any) -> str:
-    from fedblend.engines.flower.messages import WORDS
-
-    return str(message.content.config_records[WORDS][WORDS])
-
-
-def at_server() -> None:
+def at_server(sites: Any) -> None:
     """Note a ServerApp's exchanges: when messages were made and sent, and when each answer was there."""
-    from fedblend.engines.flower import sites
-
     exchange, send = sites.Sites.exchange, sites.Sites._send
 
     def exchanged(self: Any, kind: str, round: int, orders: Any) -> Any:
@@ -149,9 +141,12 @@ class Wire:
         return found
 
 
-APPS: dict[str, Callable[[], None]] = {"flwr-clientapp": at_site, "flwr-serverapp": at_server}
+APPS: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "flwr-clientapp": ("flwr.supernode.runtime.run_clientapp", at_site),
+    "flwr-serverapp": ("fedblend.engines.flower.sites", at_server),
+}
 
 for word in sys.orig_argv[:3]:
     if Path(word).name in APPS and FOLDER in os.environ:
-        APPS[Path(word).name]()
+        WhenImported(*APPS[Path(word).name])
         break

@@ -10,20 +10,47 @@ that Flower starts for a site's messages, and in no others. The folder ``FEDBLEN
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 CUES = "FEDBLEND_CUES"
 
 
-def install() -> None:
-    """Put the plan between Flower's message and fedblend's training."""
-    from fedblend.engines.flower import work
+class WhenImported(MetaPathFinder):
+    """Changes a module as soon as it is imported, and not before: an app must be up before Flower's patience ends."""
 
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self.name, self.change = name, change
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def changed(module: ModuleType) -> None:
+            execute(module)
+            self.change(module)
+
+        spec.loader.exec_module = changed  # type: ignore[method-assign]
+        return spec
+
+
+def follow_plan(work: Any) -> None:
+    """Put the plan between Flower's message and fedblend's training."""
     honest, folder = work.train, Path(os.environ[CUES])
 
     def train(here: Any, words: Any, tensors: Any) -> Any:
@@ -39,5 +66,5 @@ def install() -> None:
     work.train = train
 
 
-if any(Path(word).name == "flwr-clientapp" for word in sys.orig_argv):
-    install()
+if CUES in os.environ and any(Path(word).name == "flwr-clientapp" for word in sys.orig_argv):
+    WhenImported("fedblend.engines.flower.work", follow_plan)
