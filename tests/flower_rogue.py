@@ -3,9 +3,8 @@
 SuperNodes of the tests have a ``sitecustomize`` on their path that imports this; it changes fedblend in the processes
 that Flower starts for a site's messages, and in no others. The folder ``FEDBLEND_CUES`` holds
 
-- ``plan.json``: by "client-round" (rounds from 0) ``wait``, ``nan`` or ``shape``;
-- ``at-work-CLIENT-ROUND``, made when a site begins to train;
-- ``go-CLIENT-ROUND``, which a site that waits is waiting for.
+- ``plan.json``: by "client-round" (rounds from 0) ``nan``, ``shape``, or ``wait`` as long as the file says so;
+- ``at-work-CLIENT-ROUND``, made when a site begins to train.
 """
 
 from __future__ import annotations
@@ -53,11 +52,14 @@ def follow_plan(work: Any) -> None:
     """Put the plan between Flower's message and fedblend's training."""
     honest, folder = work.train, Path(os.environ[CUES])
 
+    def told_to(name: str) -> Any:
+        return json.loads((folder / "plan.json").read_text()).get(name)
+
     def train(here: Any, words: Any, tensors: Any) -> Any:
         name = f"{here.client}-{here.round}"
-        told = json.loads((folder / "plan.json").read_text()).get(name)
+        told = told_to(name)
         (folder / f"at-work-{name}").touch()
-        while told == "wait" and not (folder / f"go-{name}").exists():
+        while told_to(name) == "wait":
             time.sleep(0.05)
         said, leaving = honest(here, words, tensors)
         spoil = {"nan": lambda t: t * float("nan"), "shape": lambda t: t[..., :-1]}.get(told)
