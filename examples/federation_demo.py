@@ -120,9 +120,9 @@ def federate(asked: Experiment, paths: Sequence[Path], folder: Path, check: Chec
     check(state == "done", f"{asked.rounds} rounds between {len(paths)} SuperNodes", took)
     nodes = len(known.get("nodes", ()))
     check(nodes == len(paths), "SuperNodes that the SuperLink knows", nodes)
-    last = [line.strip() for line in stranger.splitlines() if line.strip()][-1:]
-    turned_away = "message (ID" not in stranger and not (folder / "stranger.jsonl").exists()
-    check(turned_away, "a SuperNode with an unknown key got no message; its last word", *last)
+    refusal = next((line.strip() for line in stranger.splitlines() if "Failed to activate" in line), "")
+    silent = "message (ID" not in stranger and not (folder / "stranger.jsonl").exists()
+    check(silent and bool(refusal), "a SuperNode with an unknown key is turned away, and gets no message", refusal)
 
 
 def show_rounds(trial: Trial, app: Path, run: RunDirectory) -> None:

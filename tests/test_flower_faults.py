@@ -103,7 +103,12 @@ def test_an_app_that_fails_is_refused_with_its_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [(5, "its site is no longer connected"), (7, "does not trust this app"), (8, "its app was killed")],
+    [
+        (3, "no answer within 0.4 seconds (deadline)"),
+        (5, "its site is no longer connected"),
+        (7, "does not trust this app"),
+        (8, "its app was killed"),
+    ],
 )
 def test_what_flower_says_of_a_site_is_told_in_words_of_sites(code: int, reason: str, tmp_path: Path) -> None:
     grid = nodes()

@@ -36,6 +36,9 @@ FAILURES = {
 }
 """What some of Flower's error codes mean here; their own words are about messages."""
 
+EXPIRED = (3, 4)
+"""Flower's error codes for a message, or its answer, whose time is over: as long as the deadline, and as good as none."""
+
 log = logging.getLogger("flwr")
 
 Refusal = str
@@ -174,7 +177,9 @@ class Sites:
         replies = {node: Reply(fault="the message could not be sent") for node in orders}
         replies |= {node: Reply(fault=f"no answer within {seconds:g} seconds (deadline)") for node in waiting.values()}
         for answer in answers(self.wire.pull_messages, waiting, seconds):
-            replies[waiting.pop(answer.metadata.reply_to_message_id)] = read(answer)
+            node = waiting.pop(answer.metadata.reply_to_message_id)
+            if not (answer.has_error() and answer.error.code in EXPIRED):
+                replies[node] = read(answer)
         return replies
 
 
