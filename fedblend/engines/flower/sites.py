@@ -37,7 +37,7 @@ FAILURES = {
 """What some of Flower's error codes mean here; their own words are about messages."""
 
 EXPIRED = (3, 4)
-"""Flower's error codes for a message, or its answer, whose time is over: as long as the deadline, and as good as none."""
+"""Flower's error codes for a message whose time, the deadline, is over, or its answer's: as good as no answer."""
 
 log = logging.getLogger("flwr")
 
