@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint bench evidence clean
+.PHONY: setup demo federation-demo test lint bench evidence clean
 
 setup: .venv/.ready
 
@@ -14,6 +14,10 @@ setup: .venv/.ready
 
 demo: setup
 	$(BIN)/fedblend run examples/quickstart.toml
+
+# Real processes on loopback, with TLS: three sites, and four hospitals where FEDBLEND_DATA has them. Some minutes.
+federation-demo: setup
+	$(BIN)/python examples/federation_demo.py
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
@@ -35,6 +39,7 @@ bench: setup
 	$(BIN)/python benchmarks/aggregators.py --out benchmarks/results/aggregators.json
 	$(BIN)/python benchmarks/population.py --out benchmarks/results/population.json
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/flower.py --out benchmarks/results/flower.json
 	$(BIN)/python benchmarks/profile_step.py --out benchmarks/results/profile.json
 	$(BIN)/python benchmarks/page.py
 

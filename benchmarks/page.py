@@ -311,6 +311,32 @@ def population_section() -> str:
     return markdown(head, lines)
 
 
+FLOWER_HEAD = ("way", "s a round", "training", "preparing", "starting", "serialisation", "transport", "waiting")
+
+
+def flower_section() -> str:
+    """What a federation's messages add to a round, and where a message's time goes."""
+    found = read("flower")
+    if not found:
+        return "Not timed yet."
+    machine, load, settings = found["machine"], found["load"], found["settings"]
+    lines = [
+        [
+            name,
+            f"{statistics.median(way['round_s']):.2f}",
+            *(f"{way['parts'][part]:.3f}" if part in way["parts"] else "" for part in FLOWER_HEAD[2:]),
+        ]
+        for name, way in found["ways"].items()
+    ]
+    return (
+        f"{settings['model']} on {settings['data']}, {settings['sites']} sites, {settings['rounds']} rounds. "
+        f"{found['date']}, fedblend at {found['commit']}, {machine['processor']}, {machine['cores']} cores; flwr "
+        f"{found['versions']['flwr']}, torch {found['versions']['torch']}. Meanwhile others used "
+        f"{load['others']:.2f} cores; the load was {load['before']:.1f} before and {load['after']:.1f} after, these "
+        f"processes' niceness {load['nice']}.\n\n{markdown(FLOWER_HEAD, lines)}"
+    )
+
+
 def read(name: str) -> dict[str, Any]:
     """One file of results; empty where there is none."""
     path = RESULTS / f"{name}.json"
@@ -331,6 +357,7 @@ SECTIONS = {
     "aggregators": aggregators_section,
     "xor": xor_section,
     "population": population_section,
+    "flower": flower_section,
 }
 
 

@@ -101,6 +101,28 @@ def test_an_app_that_fails_is_refused_with_its_reason(tmp_path: Path) -> None:
     assert record["refused"] == [{"client": 1, "reason": "its app failed (code 2): ValueError: no disk"}]
 
 
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (3, "no answer within 0.4 seconds (deadline)"),
+        (5, "its site is no longer connected"),
+        (7, "does not trust this app"),
+        (8, "its app was killed"),
+    ],
+)
+def test_what_flower_says_of_a_site_is_told_in_words_of_sites(code: int, reason: str, tmp_path: Path) -> None:
+    grid = nodes()
+
+    def fail(who: int, message: Message, reply: Message) -> Message:
+        gone = who == 1 and message.metadata.message_type == "train"
+        return Message(Error(code, "<Message Unavailable>"), reply_to=message) if gone else reply
+
+    grid.spoil = fail
+    (refused,) = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]["refused"]
+    assert refused["client"] == 1
+    assert reason in refused["reason"]
+
+
 def test_a_round_without_enough_good_uploads_stops_the_run_and_leaves_it_where_it_was(tmp_path: Path) -> None:
     asked = experiment(train=ALL, rounds=2, min_uploads=4)
     with pytest.raises(

@@ -97,8 +97,9 @@ def _join_blocks(row: nn.Sequential, precision: Precision) -> None:
     for i in range(len(row) - 2):
         first, *after = row[i], row[i + 1], row[i + 2]
         pools = [m for m in after if isinstance(m, nn.MaxPool2d) and _is_two_by_two(m)]
-        ours = isinstance(first, nn.Conv2d) and _is_ours(first, precision)
-        if ours and pools and any(isinstance(m, nn.ReLU) for m in after):
+        if not pools or not any(isinstance(m, nn.ReLU) for m in after):
+            continue
+        if isinstance(first, nn.Conv2d) and _is_ours(first, precision):
             row[i], row[i + 1], row[i + 2] = kernels.Convolution(first, pooled=True), nn.Identity(), nn.Identity()
 
 

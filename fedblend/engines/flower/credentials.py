@@ -29,9 +29,12 @@ def make_credentials(folder: Path, sites: int) -> None:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedblend trial server")])
     ca = _certificate(issuer, issuer, authority, authority)
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    # Python 3.13 and later trust no authority whose certificate does not say that it signs certificates.
+    ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
     (folder / "ca.crt").write_bytes(ca.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     made = _certificate(subject, issuer, server, authority).add_extension(x509.SubjectAlternativeName(names), False)
+    made = made.add_extension(_usage(signs_certificates=False), critical=True)
     (folder / "server.crt").write_bytes(made.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
     _write_secret(folder / "server.key", server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     for site in range(sites):
@@ -61,6 +64,13 @@ def _certificate(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    """What a key is for: to sign certificates, or what TLS needs of a server's."""
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
+    unused = dict.fromkeys((*others, "decipher_only", "crl_sign"), False)
+    return x509.KeyUsage(digital_signature=not signs_certificates, key_cert_sign=signs_certificates, **unused)
 
 
 def _write_secret(path: Path, content: bytes) -> None:

@@ -29,6 +29,16 @@ GREETINGS = 3
 
 HELLO = "query.hello"
 
+FAILURES = {
+    5: "its site is no longer connected",
+    7: "its SuperNode does not trust this app (--trusted-entities)",
+    8: "its app was killed, or no longer answers its SuperNode",
+}
+"""What some of Flower's error codes mean here; their own words are about messages."""
+
+EXPIRED = (3, 4)
+"""Flower's error codes for a message whose time, the deadline, is over, or its answer's: as good as no answer."""
+
 log = logging.getLogger("flwr")
 
 Refusal = str
@@ -180,7 +190,9 @@ class Sites:
         replies = {node: Reply(fault="the message could not be sent") for node in orders}
         replies |= {node: Reply(fault=f"no answer within {seconds:g} seconds (deadline)") for node in waiting.values()}
         for answer in answers(self.wire.pull_messages, waiting, seconds):
-            replies[waiting.pop(answer.metadata.reply_to_message_id)] = read(answer)
+            node = waiting.pop(answer.metadata.reply_to_message_id)
+            if not (answer.has_error() and answer.error.code in EXPIRED):
+                replies[node] = read(answer)
         return replies
 
 
@@ -201,6 +213,8 @@ def answers(pull: Callable[[list[str]], Iterable[Message]], waiting: Mapping[str
 
 def read(answer: Message) -> Reply:
     """An answer as a reply: a site's refusal, a failure in its app and a message that is none all have a fault."""
+    if answer.has_error() and answer.error.code in FAILURES:
+        return Reply(fault=FAILURES[answer.error.code])
     if answer.has_error():
         return Reply(fault=read_error(answer))
     try:

@@ -19,11 +19,14 @@ from fedblend.errors import FedblendError
 OFF = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 """Nothing is told to anybody outside."""
 
+EAGER = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+"""Seconds between two looks for an app to start, at every message; Flower's own is 1."""
+
 LINK = "trial"
 """The SuperLink's name in Flower's configuration."""
 
-BEGIN = 60.0
-"""Seconds in which the SuperLink must answer."""
+BEGIN = 300.0
+"""Seconds in which the SuperLink, and Flower's commands, must answer: few are needed, but a machine may be busy."""
 
 GOODBYE = 10.0
 """Seconds that a process gets to end after it was told to."""
@@ -95,7 +98,7 @@ class Trial:
     def flwr(self, *words: str) -> str:
         """What a command of Flower's says. Raises :class:`FedblendError` if it fails."""
         done = subprocess.run(
-            [tool("flwr"), *words], env=self._environment(), capture_output=True, text=True, timeout=120, check=False
+            [tool("flwr"), *words], env=self._environment(), capture_output=True, text=True, timeout=BEGIN, check=False
         )
         if done.returncode:
             raise FedblendError(f"flwr {' '.join(words[:2])} failed: {(done.stdout + done.stderr).strip()}")
@@ -150,7 +153,7 @@ class Trial:
     def _environment(self) -> dict[str, str]:
         # The apps that Flower starts are to be those beside this Python, and to see this fedblend.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**os.environ, **OFF, "FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+        return {**EAGER, **os.environ, **OFF, "FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def tool(name: str) -> str:

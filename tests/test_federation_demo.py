@@ -1,0 +1,57 @@
+"""The federation's demonstration: its hospitals, through Flower's messages in one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes
+
+from fedblend import api
+from fedblend.engines.flower.server import run
+from fedblend.engines.flower.site import read_site
+from fedblend.engines.flower.terms import Terms
+from fedblend.errors import FedblendError
+from fedblend.world import World
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def demo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("federation_demo", EXAMPLES / "federation_demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_hospitals_with_their_own_patients_get_the_weights_of_a_loop_over_all_of_them(tmp_path: Path) -> None:
+    made = demo()
+    try:
+        sizes = [len(read_site(EXAMPLES / "hospitals" / f"{name}.toml").data.load().train) for name in made.HOSPITALS]
+    except FedblendError as error:
+        pytest.skip(f"UCI Heart Disease is not here: {error}")
+    changes = [("rounds", 2)]
+    (asked,) = api.expand_file(EXAMPLES / "hospitals" / "federation.toml", changes, None).experiments.values()
+    paths = []
+    for name in made.HOSPITALS:
+        paths.append(tmp_path / f"{name}.toml")
+        shutil.copy(EXAMPLES / "hospitals" / f"{name}.toml", paths[-1])
+    grid = Nodes({"partition-id": client, "site": str(path)} for client, path in enumerate(paths))
+
+    finished = run(grid, asked, tmp_path / "run", Terms(deadline=60))
+
+    world = made.together(World.of(asked), paths)
+    assert finished.world.population.sizes.tolist() == world.population.sizes.tolist() == sizes
+    for name, tensor in made.by_loop(world, 2).items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+    logged = [line for name in made.HOSPITALS for line in (tmp_path / f"audit-{name}.jsonl").read_text().splitlines()]
+    assert len(logged) == 4 * 3
