@@ -12,15 +12,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import mix2fld_page
-
 from fedblend.reference.filling import fill
 from fedblend.reproduce import pages
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import xormixfl  # noqa: E402 (it lies beside this file, wherever that is read from)
+import mix2fld_page  # noqa: E402 (they lie beside this file, wherever that is read from)
+import xormixfl  # noqa: E402
 
 DOCS = HERE.parent / "docs"
 PAGES = (DOCS / "results.md", DOCS / "privacy.md")

@@ -49,7 +49,7 @@ def words_of(text: str) -> str:
 
 COMMANDS = (
     *("run", "resume", "report", "compare", "list", "new", "inspect", "channel", "points", "boundaries"),
-    *("attack", "leaks", "data show", "privacy samples", "privacy xor"),
+    *("attack", "leaks", "reproduce", "switches", "data show", "privacy samples", "privacy xor"),
     *("site init", "site audit", "federation up", "federation app"),
 )
 

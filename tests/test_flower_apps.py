@@ -366,7 +366,8 @@ def test_aggenhance_trains_the_aggregate_on_the_points_of_all_rounds() -> None:
 
 # What fits, and what does not ------------------------------------------------------------------------------------
 
-FIT = ["aggenhance", "fed-augmix", "fedavg", "fedmix", "localmix", "naivemix", "vanilla-fl"]
+MIXED = ["fedmix+fed-augmix", "naivemix+fed-augmix"]
+FIT = ["aggenhance", "fed-augmix", "fedavg", "fedmix", *MIXED, "localmix", "naivemix", "vanilla-fl"]
 
 
 def test_which_methods_fit_and_why_others_do_not() -> None:

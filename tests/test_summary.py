@@ -244,7 +244,8 @@ def test_terminal_table_marks_the_best_and_tells_what_is_unfinished(tmp_path, tw
     low = [record(0, 0.1), record(1, 0.2), record(2, 0.25, **sent)]
     fedavg = write_run(tmp_path / "fedavg", low, method={"name": "fedavg", "label": "[red]avg[/]"})
     cut = write_run(tmp_path / "cut", [record(0, 0.99)], "stopped", method="naivemix")
-    text = printed([*two_seeds, fedavg, cut])
+    again = write_run(tmp_path / "again", low, method={"name": "fedavg", "label": "[red]avg[/]"}, seed=1)
+    text = printed([*two_seeds, fedavg, again, cut])
     assert "\x1b[1m55.0 ± 21.2\x1b[0m" in text
     assert "\x1b[1m       99.0" not in text  # the best, but unfinished
     assert "[red]avg[/]" in text

@@ -30,6 +30,7 @@ USUAL_PARTITION = {
 DATA_OPTIONS = {
     "shakespeare": "roles = 20\nmax_samples = 250    # of each role: minutes, not hours\n",
     "npz": 'path = "data.npz"    # beside this file; arrays x, y and, if the data has them, client and split\n',
+    "hub": 'dataset = "ylecun/mnist"    # a name of https://huggingface.co/datasets, or a folder of Parquet files\n',
     "image-folder": 'path = "pictures"    # beside this file: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png\n',
     **dict.fromkeys(
         ("cifar10", "cifar100", "emnist", "fer2013", "voc2007", "heart", "leaf-shakespeare"),
