@@ -28,7 +28,7 @@ from fedblend.augment import augmix, draw_augmix, kernels
 from fedblend.config import Method
 from fedblend.data.dataset import Dataset
 from fedblend.engines import LoopEngine, StackedEngine, TrainTask
-from fedblend.engines.kernels import build
+from fedblend.kernels import build
 from fedblend.objectives import AugMix, Plan
 from fedblend.parts import part
 from fedblend.random import stream

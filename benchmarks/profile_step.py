@@ -38,9 +38,9 @@ from jobs import Job, load
 
 from fedblend.config import resolve
 from fedblend.engines import StackedEngine, TrainTask, inner_engine
-from fedblend.engines.kernels import RAW
 from fedblend.engines.stack import Stack
 from fedblend.engines.stacking import Inputs
+from fedblend.kernels import RAW
 from fedblend.world import World
 
 PEAK_SIZE = 1024

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.engines.simplify import simplify
+from fedblend.kernels.simplify import simplify
 from fedblend.server_steps import DistillToModel, Server
 from fedblend.sharing.base import Pool
 from fedblend.world import World, known_of

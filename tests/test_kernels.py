@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.engines.kernels import Convolution, MaxPool, build, conv, max_pool, operators
+from fedblend.kernels import Convolution, MaxPool, build, conv, max_pool, operators
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason=build.missing() or "no kernels")
 

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.engines.kernels import Convolution, conv, operators, tiles
 from fedblend.engines.stacking import prepare
 from fedblend.federation import Federation
+from fedblend.kernels import Convolution, conv, operators, tiles
 
 CPU = torch.device("cpu")
 EXACT = 2e-6

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedblend.aggregators.network import comparators
+from fedblend.kernels import build
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 
@@ -134,9 +135,6 @@ def _suited(tensors: Sequence[torch.Tensor]) -> bool:
 
 def library() -> ctypes.CDLL | None:
     """The kernels; ``None`` where there is no compiler."""
-    # Imported here, since engines import aggregators.
-    from fedblend.engines.kernels import build
-
     return build.library(SOURCE)
 
 

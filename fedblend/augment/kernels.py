@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
+from fedblend.kernels import build
+
 SOURCE = Path(__file__).with_name("augmix.cpp")
 
 
 def library() -> ctypes.CDLL | None:
     """The kernel; ``None`` where there is no compiler."""
-    # Imported here, since engines import objectives, and these the augmentations.
-    from fedblend.engines.kernels import build
-
     return build.library(SOURCE)
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from fedblend.engines.base import TrainTask
-from fedblend.engines.kernels import build
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.precision import allow_tf32
 from fedblend.engines.stacked import StackedEngine
 from fedblend.errors import FedblendError
+from fedblend.kernels import build
 from fedblend.random import stream
 from fedblend.sharing.base import gather
 from fedblend.world import World

@@ -13,11 +13,11 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from fedblend.engines import kernels
-from fedblend.engines.kernels import build, tiles
+from fedblend import kernels
 from fedblend.engines.precision import Precision, computing_in
 from fedblend.engines.sgd import Gradient
-from fedblend.engines.simplify import simplify
+from fedblend.kernels import build, tiles
+from fedblend.kernels.simplify import simplify
 from fedblend.objectives import Batch, Context
 from fedblend.objectives.watching import Watching
 from fedblend.prefixes import under

@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from fedblend.kernels.simplify import simplify
 from fedblend.parts import Count, NonNegative, Positive, part
 from fedblend.server_steps.base import Known, Refined, Server, ServerStep, Tensors
 from fedblend.server_steps.points import require_classes
@@ -74,8 +75,6 @@ def _traced(
     A flat list of tensor operations where the model can be traced: on batches of one sample, autograd's bookkeeping
     takes more time than the arithmetic.
     """
-    # The engines, whose tracing this is, import all parts.
-    from fedblend.engines.simplify import simplify
 
     def slopes(*tensors: torch.Tensor) -> list[torch.Tensor]:
         *values, x, targets = tensors

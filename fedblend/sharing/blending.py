@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedblend.kernels import build
+
 SOURCE = Path(__file__).with_name("xor.cpp")
 
 WHITE = 255
@@ -35,9 +37,6 @@ there is farther than WINDOW and alpha's own rounding take it."""
 
 def library() -> ctypes.CDLL | None:
     """The kernel; ``None`` where there is no compiler."""
-    # Imported here, since engines import sharings.
-    from fedblend.engines.kernels import build
-
     return build.library(SOURCE)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedblend.engines.kernels import tiles
-from fedblend.engines.kernels.build import library
+from fedblend.kernels import tiles
+from fedblend.kernels.build import library
 
 
 def _call(name: str, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 
-from fedblend.engines import kernels
+from fedblend import kernels
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedblend.engines.kernels import build
+from fedblend.kernels import build
 
 SOURCE = Path(__file__).with_name("tiles.cpp")
 
