@@ -11,13 +11,14 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from fedblend.config import Experiment, read_toml, set_field
+from fedblend.config import Experiment
 from fedblend.errors import FedblendError
 from fedblend.paths import from_file
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import execute
 from fedblend.runs.several import in_one_message, run_all
 from fedblend.study import Study, expand, slugify
+from fedblend.tables import read_toml, set_field
 
 RUNS = Path("runs")
 """Where runs are kept unless told otherwise."""

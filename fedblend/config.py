@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from fedblend import methods, parts
@@ -156,7 +153,9 @@ class Experiment(_Table):
     eval_every: Count = 1
     """Rounds from one evaluation on the test samples to the next; the last round is always evaluated."""
     judge: Literal["server", "device", "each"] | None = None
-    """Whose model is evaluated: the server's, one drawn device's after training, or each client's on its own tests."""
+    """Whose model is evaluated: the server's, one drawn device's after training, or each client's on its own tests;
+    unless given, the server's, or a device's where clients keep their own weights.
+    """
     stop_change: Positive | None = None
     """Relative change of the model (or of the mean outputs of every label) below which a run ends early."""
     compute_seconds: NonNegative | None = None
@@ -360,44 +359,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return [_without_none(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """A TOML file as plain data. Raises :class:`FedblendError` if it is missing or malformed."""
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FedblendError(f"{path}: no such file; give the path of an experiment file (TOML)") from None
-    except IsADirectoryError:
-        raise FedblendError(f"{path}: is a folder; give the path of an experiment file (TOML)") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedblendError(f"{path}: is not valid TOML: {error}") from None
-
-
-def write_toml(table: Mapping[str, Any]) -> str:
-    """Plain data as TOML text."""
-    return tomli_w.dumps(dict(table))
-
-
-def set_field(table: dict[str, Any], path: str, value: Any) -> None:
-    """Set ``a.b.c`` in nested tables, in place; names given as bare strings become tables on the way."""
-    *outer, last = path.split(".")
-    for step in outer:
-        inner = table.get(step)
-        if isinstance(inner, str):
-            inner = {"name": inner}
-        table[step] = dict(inner) if isinstance(inner, Mapping) else {}
-        table = table[step]
-    table[last] = value
-
-
-def parse_value(text: str) -> Any:
-    """A value from the command line, read as TOML where it is TOML, else as a plain string.
-
-    >>> parse_value("0.1"), parse_value("true"), parse_value("fedmix"), parse_value("[1, 2]")
-    (0.1, True, 'fedmix', [1, 2])
-    """
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

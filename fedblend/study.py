@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedblend import parts
-from fedblend.config import Experiment, check_keys, resolve, set_field
+from fedblend.config import Experiment, check_keys, resolve
 from fedblend.errors import FedblendError
 from fedblend.methods import overlay
+from fedblend.tables import set_field
 
 STUDY_KEYS = ("methods", "seeds", "grid", "variants")
 """Keys of a file that make it a study; every other key belongs to each of its experiments."""

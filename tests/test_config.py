@@ -16,16 +16,13 @@ from fedblend.config import (
     Experiment,
     Train,
     as_table,
-    parse_value,
-    read_toml,
     resolve,
-    set_field,
-    write_toml,
 )
 from fedblend.errors import FedblendError
 from fedblend.methods import SINGLE, expand, presets
 from fedblend.objectives import FedMix, HiddenMix, NaiveMix, Plain, Proximal
 from fedblend.sharing import HiddenMeans, LocalMeans, Means, NoSharing
+from fedblend.tables import parse_value, read_toml, set_field, write_toml
 
 BASE = {"data": "digits", "partition": "iid"}
 RAW = ("global-mixup", "fld", "prior-samples")

@@ -14,13 +14,14 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 
 from flower_helpers import Nodes
 
-from fedblend.config import Experiment, resolve, write_toml
+from fedblend.config import Experiment, resolve
 from fedblend.engines import LoopEngine
 from fedblend.engines.flower.audit import digest_of
 from fedblend.engines.flower.server import Terms, run
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation, State
 from fedblend.runs.files import read_lines
+from fedblend.tables import write_toml
 from fedblend.world import World
 
 

@@ -24,7 +24,6 @@ from flwr.supercore.object_ref import validate
 
 from fedblend import methods
 from fedblend.augment import augmix
-from fedblend.config import write_toml
 from fedblend.errors import FedblendError
 from fedblend.flower import BlendedLoss, Inputs, Strategy, add_sharing, blend_mod, blended_loss
 from fedblend.flower_apps.fitting import fitting
@@ -33,6 +32,7 @@ from fedblend.objectives import Plan
 from fedblend.parts import build
 from fedblend.random import stream
 from fedblend.runs.files import read_lines
+from fedblend.tables import write_toml
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flower_app"
 INPUTS = Inputs(shape=(5,), outputs=3)

@@ -18,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from test_flower import audit, by_loop, experiment, nodes, site_files
 
 from fedblend import methods
-from fedblend.config import Experiment, write_toml
+from fedblend.config import Experiment
 from fedblend.engines import LoopEngine
 from fedblend.engines.flower import work
 from fedblend.engines.flower.engine import FlowerEngine
@@ -28,6 +28,7 @@ from fedblend.engines.flower.site import Site
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation
 from fedblend.parts import build
+from fedblend.tables import write_toml
 from fedblend.world import World
 
 HEADER = 128

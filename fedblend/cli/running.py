@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedblend import api, report
 from fedblend.cli.progress import RunProgress
-from fedblend.config import Experiment, parse_value, resolve
+from fedblend.config import Experiment, resolve
 from fedblend.engines.ranks import rank_here
 from fedblend.engines.serving import serve_environment
 from fedblend.errors import FedblendError
@@ -19,6 +19,7 @@ from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, has_runs, read_study
 from fedblend.runs.several import in_one_message, run_all
 from fedblend.study import Study, slugify
+from fedblend.tables import parse_value
 
 Change = tuple[str, Any]
 

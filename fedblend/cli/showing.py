@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedblend import api, methods, parts
-from fedblend.config import as_table, write_toml
+from fedblend.config import as_table
 from fedblend.errors import FedblendError
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import Group, read
+from fedblend.tables import write_toml
 
 USUAL_PARTITION = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',

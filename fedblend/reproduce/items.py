@@ -18,9 +18,9 @@ import pydantic
 from pydantic import BaseModel, ConfigDict
 
 from fedblend import papers, parts
-from fedblend.config import read_toml
 from fedblend.errors import FedblendError, did_you_mean
 from fedblend.parts import Positive
+from fedblend.tables import read_toml
 
 FOLDER = Path(papers.__file__).parent
 """Where the papers' files lie."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedblend import parts
-from fedblend.config import Experiment, as_table, resolve, set_field
+from fedblend.config import Experiment, as_table, resolve
 from fedblend.errors import FedblendError, did_you_mean
 from fedblend.reproduce.items import Base, Change, Item, Line, Scale, Smaller, all_papers, find
 from fedblend.runs.groups import flatten
 from fedblend.study import slugify
+from fedblend.tables import set_field
 
 NOT_RUN = ("engine", "stack", "ranks", "memory_format", "device", "checkpoint_every", "name", "seed")
 """Fields that make no other run of one: those that may change when a run goes on, and what it is called."""

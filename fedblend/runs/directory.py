@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from fedblend.config import Experiment, as_table, read_toml, resolve, write_toml
+from fedblend.config import Experiment, as_table, resolve
 from fedblend.errors import FedblendError, listed
 from fedblend.runs.files import append_line, read_lines, write_atomically, write_json
+from fedblend.tables import read_toml, write_toml
 
 CONFIG = "config.toml"
 FACTS = "facts.json"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedblend.config import read_toml
 from fedblend.errors import FedblendError
 from fedblend.runs.directory import CONFIG, RunDirectory
+from fedblend.tables import read_toml
 
 NOT_COMPARED = ("seed", "name", "checkpoint_every")
 """Fields in which two runs may differ and still be one experiment repeated."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedblend import __version__
-from fedblend.config import Experiment, as_table, write_toml
+from fedblend.config import Experiment, as_table
 from fedblend.engines.flower.terms import Terms
 from fedblend.errors import FedblendError
 from fedblend.runs.files import write_atomically
+from fedblend.tables import write_toml
 
 EXPERIMENT = "experiment.toml"
 

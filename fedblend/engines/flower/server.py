@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedblend.config import Experiment, as_table, read_toml, resolve
+from fedblend.config import Experiment, as_table, resolve
 from fedblend.data.population import Population
 from fedblend.engines import Choice
 from fedblend.engines.base import Engine
@@ -24,6 +24,7 @@ from fedblend.errors import FedblendError
 from fedblend.federation import Record
 from fedblend.paths import from_file
 from fedblend.runs.runner import Finished, execute
+from fedblend.tables import read_toml
 from fedblend.world import World
 
 app = ServerApp()

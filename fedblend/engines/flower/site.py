@@ -13,12 +13,13 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend import parts
-from fedblend.config import Experiment, _part, read_toml
+from fedblend.config import Experiment, _part
 from fedblend.data.population import Population
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.errors import FedblendError, did_you_mean
 from fedblend.parts import Count, FilePath
 from fedblend.paths import from_file
+from fedblend.tables import read_toml
 from fedblend.world import World
 
 KINDS = ("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores")

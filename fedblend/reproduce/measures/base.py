@@ -60,7 +60,7 @@ class Measure:
 
         ``inf`` is a target that was never reached. Raises :class:`FedblendError` where the cell cannot be measured.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} defines no measured()")
 
     def steps(self, experiment: Experiment) -> float:
         """Work beside the run, in training steps of the experiment, for the estimate of time."""
