@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from augmix_page import by_method
 from kept import is_kept, pictures
 
 from fedblend.report.still import DPI, dress
-from fedblend.report.style import DASHES, INK, METHODS
+from fedblend.report.style import DASHES, INK, METHODS, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,8 @@ FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
 STAGES = ("untrained", "trained")
 SIDE = 0.9
 """Inches of a picture's side."""
+SAID: dict[str, Any] = {"fontsize": 8, "color": MUTED, "va": "center", "annotation_clip": False}
+"""How words beside the last panel look."""
 MEASURES = {"mse": ("MSE of what is rebuilt", 1), "ssim": ("SSIM (%)", 100), "psnr": ("PSNR (dB)", 1)}
 
 FolderOf = Callable[..., Path]
@@ -93,11 +96,11 @@ def trade_off(rows: Sequence[Mapping[str, Any]], accuracy: Mapping[int, float]) 
             axes.plot(
                 x, y, "o", color=METHODS[number], linestyle=DASHES[number][1], markersize=6, label=f"{stage} model"
             )
-            for severity, at, high in points:
-                word = "none" if severity == 0 else f"s = {severity}"
-                axes.annotate(word, (at, high), (5, 5), textcoords="offset points", fontsize=8, color=METHODS[number])
         dress(axes, label, "test accuracy (%)" if measure == "mse" else "")
-        axes.margins(0.12)
+        axes.margins(0.08)
+    for severity, high in accuracy.items():
+        word = "no Fed-AugMix" if severity == 0 else f"s = {severity}"
+        axes.annotate(word, (1.03, high), None, axes.get_yaxis_transform(), **SAID)
     handles, words = axes.get_legend_handles_labels()
     figure.legend(handles, words, loc="outside lower left", fontsize=8.5, frameon=False, labelcolor=INK, ncols=2)
     _save(figure, "augmix-trade-off")
@@ -141,7 +144,7 @@ def curves(runs: Sequence[Mapping[str, Any]]) -> None:
     """Test accuracy by round of FedAvg and FedProx, without Fed-AugMix and with it."""
     figure = _figure((8.2, 4.2))
     axes = figure.subplots()
-    for number, run in enumerate(runs):
+    for number, run in enumerate(sorted(runs, key=by_method)):
         stroke = DASHES[1][1] if run["method"].startswith("fedprox") else "-"
         accuracy = [100 * value for value in run["accuracy"]]
         axes.plot(run["rounds"], accuracy, color=METHODS[number], linestyle=stroke, linewidth=1.8, label=run["method"])

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mdtable import table
+
 from fedblend.report.still import dress
 from fedblend.report.style import BAND, INK, MUTED, Look, looks
 
@@ -129,12 +131,6 @@ def _draw_line(axes: Any, runs: Sequence[Row], look: Look) -> None:
 
 
 # Tables -----------------------------------------------------------------------------------------------------
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows as Markdown."""
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def figure_2(name: str = "mix2fld-figure-2") -> str:

@@ -6,8 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mdtable import table
+
 from xormixfl.dummies import DUMMIES, LEAKS
-from xormixfl.results import NOT_YET, PAPERS, command, markdown, paper, rows_of, settings_of
+from xormixfl.results import NOT_YET, PAPERS, command, paper, rows_of, settings_of
 
 
 def table_3(name: str = "xormixfl-distance") -> str:
@@ -27,7 +29,7 @@ def table_3(name: str = "xormixfl-distance") -> str:
                     papers = f" ({its['mean'][m][p - 1]:.0f} ± {its['deviation'][m][p - 1]:.0f})"
                     cells.append(f"{mean:.0f} ± {deviation:.0f}" + (papers if measure == "mds" else ""))
                 rows.append([method, str(len(dummies)), *cells])
-        parts.append(markdown([words, "M", *(f"p = {p}" for p in range(1, 6))], rows))
+        parts.append(table([words, "M", *(f"p = {p}" for p in range(1, 6))], rows))
     return "\n\n".join(parts)
 
 
@@ -46,7 +48,7 @@ def distance_claims(name: str = "xormixfl-distance") -> str:
     for words, claim in CLAIMS.items():
         told = [claim(numbers) for numbers in (papers, scaled, plain)]
         rows.append([words, *told])
-    return markdown(["claim", "the paper", "ours, MDS", "ours, distance itself"], rows)
+    return table(["claim", "the paper", "ours, MDS", "ours, distance itself"], rows)
 
 
 def leaks(name: str = "xormixfl-distance") -> str:
@@ -60,7 +62,7 @@ def leaks(name: str = "xormixfl-distance") -> str:
             one = _measured(measured, method, DUMMIES[0], p)
             shares = [one[key] for key in LEAKS]
             rows.append([method, str(p), *("" if share is None else f"{100 * share:.0f}" for share in shares)])
-    return f"{command(name)}, target 9, dummy 3\n\n" + markdown(["method", "p", *LEAKS.values()], rows)
+    return f"{command(name)}, target 9, dummy 3\n\n" + table(["method", "p", *LEAKS.values()], rows)
 
 
 METHODS = ("xormixfl", "mixfl", "mixfl, equal parts")

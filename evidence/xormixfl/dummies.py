@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mdtable import table
+
 from xormixfl.results import (
     NOT_YET,
     PAPERS,
@@ -13,7 +15,6 @@ from xormixfl.results import (
     accuracy_of,
     beside,
     command,
-    markdown,
     paper,
     rows_of,
     runs_of,
@@ -46,9 +47,7 @@ def table_4(name: str = "xormixfl-dummies") -> str:
     seeds = len({r.seed for r in runs})
     heads = [f"{what}, alpha {alpha:g}" for what in ("accuracy", "target's") for alpha in ALPHAS]
     about = f"{command(name)}; {seeds} seed{'s' if seeds > 1 else ''}; per cent, ours (the paper's, difference). At "
-    return f"{about}p = 1 nothing is blended, and alpha plays no part.\n\n" + markdown(
-        ["method", "p", "M", *heads], rows
-    )
+    return f"{about}p = 1 nothing is blended, and alpha plays no part.\n\n" + table(["method", "p", "M", *heads], rows)
 
 
 MEASURES: Mapping[str, Callable[[Run], float]] = {"accuracy": accuracy_of, "target": lambda run: run.target([HIDDEN])}
@@ -79,7 +78,7 @@ def dummy_claims(name: str = "xormixfl-dummies") -> str:
                 agree = "the paper's sign" if told[0] * told[1] > 0 else "not the paper's sign"
                 row = [f"{method}: {MEASURE_WORDS[measure]}, {words}", *(f"{t:+.1f}" for t in told), agree]
                 rows.append(row)
-    return markdown(["change in points, mean over the other settings", "the paper", "ours", ""], rows)
+    return table(["change in points, mean over the other settings", "the paper", "ours", ""], rows)
 
 
 MEASURE_WORDS = {"accuracy": "test accuracy", "target": "target's accuracy"}
@@ -129,7 +128,7 @@ def offset(name: str = "xormixfl-offset", leaks: str = "xormixfl-offset-leaks") 
         rows.append([str(levels), *(spread(values) for values in means), *shares])
     targets = sorted({r.settings["targets"][0] for r in runs})
     words = f"{command(name)}; means over the target labels {', '.join(map(str, targets))}, deviation over seeds"
-    return f"{words}\n\n" + markdown(["offset", "accuracy %", "target's accuracy %", *LEAKS.values()], rows)
+    return f"{words}\n\n" + table(["offset", "accuracy %", "target's accuracy %", *LEAKS.values()], rows)
 
 
 def offset_leaks(leaks: str = "xormixfl-offset-leaks") -> str:
@@ -141,7 +140,7 @@ def offset_leaks(leaks: str = "xormixfl-offset-leaks") -> str:
     for levels in sorted({settings_of(row["method"])[1]["offset"] for row in told}):
         mine = [row for row in told if settings_of(row["method"])[1]["offset"] == levels]
         rows.append([str(levels), *(f"{100 * statistics.mean(row[key] for row in mine):.1f}" for key in LEAKS)])
-    return f"{command(leaks)}\n\n" + markdown(["offset", *LEAKS.values()], rows)
+    return f"{command(leaks)}\n\n" + table(["offset", *LEAKS.values()], rows)
 
 
 LEAKS = {

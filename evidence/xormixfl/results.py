@@ -66,11 +66,6 @@ def command(name: str) -> str:
     return f"`{json.loads((RESULTS / f'{name}.json').read_text())['command']}`"
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as Markdown."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
-
-
 def spread(values: Sequence[float], digits: int = 1) -> str:
     """Mean and sample standard deviation; nothing of nothing."""
     if not values:

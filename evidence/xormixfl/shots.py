@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mdtable import table
+
 from xormixfl.results import (
     NOT_YET,
     PAPERS,
@@ -14,7 +16,6 @@ from xormixfl.results import (
     accuracy_of,
     beside,
     command,
-    markdown,
     paper,
     runs_of,
     spread,
@@ -65,7 +66,7 @@ def table_2(name: str = "xormixfl-mnist") -> str:
         rows.append([f"**mean, N = {number}**", *cells])
     seeds = len({r.seed for r in shots.runs})
     head = f"{command(name)}; {seeds} seed{'s' if seeds > 1 else ''}; test accuracy in per cent: ours ± deviation over "
-    return f"{head}seeds (the paper's, difference)\n\n" + markdown(["target labels", *methods], rows)
+    return f"{head}seeds (the paper's, difference)\n\n" + table(["target labels", *methods], rows)
 
 
 def figure_3_table(name: str = "xormixfl-mnist") -> str:
@@ -75,9 +76,9 @@ def figure_3_table(name: str = "xormixfl-mnist") -> str:
         return NOT_YET
     numbers = sorted({len(targets) for targets in shots.targets})
     rows = [[m, *(spread(shots.over(m, n, target_of)) for n in numbers)] for m in METHODS]
-    table = markdown(["target labels' accuracy %", *(f"N = {n}" for n in numbers)], rows)
+    told = table(["target labels' accuracy %", *(f"N = {n}" for n in numbers)], rows)
     picture = f"figures/{name.removesuffix('-mnist')}-figure-3.png"
-    return f"{table}\n\n![Accuracy of each target label, for N = 1, 2 and 4]({picture})"
+    return f"{told}\n\n![Accuracy of each target label, for N = 1, 2 and 4]({picture})"
 
 
 def shot_claims(name: str = "xormixfl-mnist") -> str:
@@ -113,7 +114,7 @@ def shot_claims(name: str = "xormixfl-mnist") -> str:
     if len(falls) == 3:
         fell = "yes" if falls[0] > falls[1] > falls[2] else "no"
         rows.append(["target's accuracy falls with N", "yes", fell, "came out" if fell == "yes" else "did not"])
-    return markdown(["claim", "the paper", "ours", ""], rows)
+    return table(["claim", "the paper", "ours", ""], rows)
 
 
 def _gap(pairs: Sequence[tuple[float, float]]) -> str:

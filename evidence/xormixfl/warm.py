@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+from mdtable import table
+
 from xormixfl import results
-from xormixfl.results import NOT_YET, command, markdown
+from xormixfl.results import NOT_YET, command
 
 ROUNDS = (0, 1, 2, 5, 10)
 
@@ -22,4 +24,4 @@ def warm_start(name: str = "warm-start") -> str:
         cells = [f"{100 * by_round[r]:.1f}" if r in by_round else "" for r in ROUNDS]
         rows.append([run["method"], str(run["seed"]), *cells, f"{sent:.1f}"])
     heads = [f"round {r}" for r in ROUNDS]
-    return f"{command(name)}; accuracy %\n\n" + markdown(["method", "seed", *heads, "MB"], rows)
+    return f"{command(name)}; accuracy %\n\n" + table(["method", "seed", *heads, "MB"], rows)
