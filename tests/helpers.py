@@ -18,6 +18,7 @@ from fedblend.data.population import Population
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.loop import EagerNet, LoopEngine
 from fedblend.federation import Federation, Record, State
+from fedblend.kernels import operators
 from fedblend.models.text import LSTMLayer
 from fedblend.objectives import Batch, Context, Objective, Task
 from fedblend.sharing import Local
@@ -250,3 +251,32 @@ def as_rows(x: torch.Tensor, y: torch.Tensor) -> list[tuple[float, ...]]:
 def without_machine(records: Iterable[Record]) -> list[Record]:
     """Records without the fields that differ between machines."""
     return [{k: v for k, v in record.items() if k != "machine"} for record in records]
+
+
+# Kernels ------------------------------------------------------------
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers of a seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pools_inside_equal_pools_after(
+    shape: tuple[int, int, int, int, int], outputs: int, kernel: tuple[int, int], padding: int
+) -> None:
+    """Assert that convolutions of x ``shape`` [K, B, C, H, W] which pool their outputs, or spread the gradients of
+    pooled ones, give the bits that a pool after them gives, and a spreading before them."""
+    x, w = draw(*shape), draw(shape[0], outputs, shape[2], *kernel, seed=1)
+    y = operators.run_conv(x, w, padding)
+    values, places = operators.run_pool(y)
+    g = draw(*values.shape, seed=2)
+    spread = operators.run_spread(g, places, *y.shape[-2:])
+
+    pooled, which = operators.run_conv_pool(x, w, padding)
+
+    assert torch.equal(pooled, values)
+    assert torch.equal(which, places)
+    by_input = operators.run_conv_input(spread, w, padding, *shape[3:])
+    assert torch.equal(operators.run_conv_input(g, w, padding, *shape[3:], which), by_input)
+    by_weight = operators.run_conv_weight(x, spread, padding, *kernel)
+    assert torch.equal(operators.run_conv_weight(x, g, padding, *kernel, which), by_weight)

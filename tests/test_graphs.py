@@ -16,6 +16,7 @@ from fedblend.engines.graphs import WARM_UP, CudaRecorder, NoRecorder, Recorded,
 from fedblend.engines.sgd import StackedSGD
 from fedblend.engines.stack import Stack
 from fedblend.federation import Federation, State
+from fedblend.kernels import build
 from fedblend.world import World
 
 RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
@@ -28,6 +29,12 @@ HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5}
 aten = torch.ops.aten
 WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten.is_nonzero.default, aten.equal.default}
 """Operations for whose result the host would wait."""
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the processor's own kernels: there are none on a GPU, and what captures operations does not see them."""
+    monkeypatch.setattr(build, "library", lambda source=None: None)
 
 
 def ragged(method: Any = "fedavg", model: dict[str, Any] | None = None, **train: Any) -> World:

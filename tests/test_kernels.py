@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import examples
-from hypothesis import given
+from helpers import draw, examples, pools_inside_equal_pools_after
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fedblend.kernels import Convolution, MaxPool, build, conv, max_pool, operators
+from fedblend.kernels.dense import add_product, run_dense
+from fedblend.kernels.simplify import simplify
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason=build.missing() or "no kernels")
 
@@ -23,10 +26,6 @@ Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
     """Equal but for the order in which float32 sums are made."""
     torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5 * float(b.abs().max()) + 1e-7)
-
-
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @given(
@@ -70,6 +69,73 @@ def test_max_pools_and_where_their_gradients_go(planes: int, height: int, width:
     assert torch.equal(y, wanted)
     assert torch.equal(operators.run_pick(x, which), wanted)
     assert torch.equal(operators.run_spread(g, which, height, width), torch.autograd.grad(wanted, reference, g)[0])
+
+
+@given(
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 12), st.integers(1, 4), st.integers(4, 40), st.integers(4, 40)),
+    outputs=st.integers(1, 9),
+    kernel=st.sampled_from([(1, 1), (3, 3), (2, 4)]),
+    padding=st.integers(0, 1),
+)
+@example(shape=(1, 1, 2, 26, 4), outputs=5, kernel=(2, 4), padding=0)  # of which no pool is left
+@examples(60)
+def test_pools_inside_convolutions_are_those_after_them(
+    shape: tuple[int, int, int, int, int], outputs: int, kernel: tuple[int, int], padding: int
+) -> None:
+    pools_inside_equal_pools_after(shape, outputs, kernel, padding)
+
+
+@given(
+    few=st.integers(1, 20),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 700), st.integers(1, 40)),
+    factor=st.sampled_from([-0.5, 0.03]),
+)
+@examples(60)
+def test_dense_layers_on_a_few_samples(few: int, shape: tuple[int, int, int], factor: float) -> None:
+    stack, inputs, outputs = shape
+    x, w, g = draw(stack, few, inputs), draw(stack, outputs, inputs, seed=1), draw(stack, few, outputs, seed=2)
+    stepped, other = w.clone(), w.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+
+    add_product(stepped, g.transpose(1, 2), x, factor)
+    add_product(other, g.transpose(1, 2), x, factor)
+
+    close(run_dense(x, w.transpose(1, 2)), torch.bmm(x.double(), w.double().transpose(1, 2)).float())
+    close(run_dense(x, w.transpose(1, 2).contiguous()), torch.bmm(x, w.transpose(1, 2)))
+    wanted = (w.double() + factor * torch.bmm(g.double().transpose(1, 2), x.double())).float()
+    close(stepped, wanted)
+    close(other, wanted)
+
+
+def test_a_traced_step_makes_joined_calls_with_the_same_numbers() -> None:
+    x, w, v = draw(2, 3, 2, 9, 8), draw(2, 4, 2, 3, 3, seed=1), draw(2, 5, 4 * 4 * 4, seed=2)
+
+    def step(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [t.detach().requires_grad_() for t in (x, w, v)]
+        hidden = torch.vmap(lambda a, b: max_pool(conv(a, b, 1)))(*leaves[:2]).flatten(2)
+        return list(torch.autograd.grad(torch.bmm(hidden, leaves[2].transpose(1, 2)).square().sum(), leaves))
+
+    graph = make_fx(step)(x, w, v)
+    simplify(graph, factors=False)
+
+    called = [n.target.__name__ for n in graph.graph.nodes if n.op == "call_function"]
+    assert {"run_conv_pool", "run_conv_input", "run_conv_weight", "run_dense"} <= set(called)
+    assert not {"run_conv", "run_pool", "run_spread"} & set(called)
+    for ours, wanted in zip(graph(x, w, v), step(x, w, v), strict=True):
+        close(ours, wanted)
+
+
+def test_what_somebody_else_reads_is_not_joined() -> None:
+    x, w = draw(2, 3, 2, 9, 8), draw(2, 4, 2, 3, 3, seed=1)
+
+    def read_twice(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        made = torch.vmap(lambda a, b: conv(a, b, 1))(x, w)
+        return [made, torch.vmap(max_pool)(made)]
+
+    graph = make_fx(read_twice)(x, w)
+    simplify(graph, factors=False)
+
+    for ours, wanted in zip(graph(x, w), read_twice(x, w), strict=True):
+        assert torch.equal(ours, wanted)
 
 
 def second_order(layer: Layer) -> Layer:

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from helpers import examples, images, run, world
+from helpers import draw, examples, images, pools_inside_equal_pools_after, run, world
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -23,10 +23,6 @@ EXACT = 2e-6
 """Error of a sum, as a share of the largest there is. With three products of the six it is 1e-5 and more."""
 
 needs_units = pytest.mark.skipif(tiles.library() is None, reason="this processor or system has no AMX units to lend")
-
-
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def close(ours: torch.Tensor, wanted: torch.Tensor, error: float = EXACT) -> None:
@@ -63,6 +59,21 @@ def test_the_three_forms_are_as_exact_as_float32(
         close(y[k], wanted)
         for ours, right in zip((by_x[k], by_w[k]), torch.autograd.grad(wanted, (a, b), g[k].double()), strict=True):
             close(ours, right)
+
+
+@needs_units
+@given(
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 5), st.integers(1, 40), st.integers(4, 13), st.integers(4, 36)),
+    outputs=st.integers(1, 40),
+    kernel=st.sampled_from([(3, 3), (2, 3), (1, 1)]),
+    padding=st.integers(0, 1),
+)
+@examples(30)
+def test_pools_inside_convolutions_are_those_after_them(
+    shape: tuple[int, int, int, int, int], outputs: int, kernel: tuple[int, int], padding: int
+) -> None:
+    with patch.object(tiles, "FILLED", 0.0):
+        pools_inside_equal_pools_after(shape, outputs, kernel, min(padding, min(kernel) - 1))
 
 
 @needs_units

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fedblend.config import Train
+from fedblend.kernels import add_product
 
 Products = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 Gradient = torch.Tensor | Products | None
@@ -115,9 +116,9 @@ class StackedSGD:
             if isinstance(gradient, tuple):
                 for a, b in gradient:
                     if self.rate is None:
-                        param.baddbmm_(a, b, alpha=-self.lr)
+                        add_product(param, a, b, -self.lr)
                     else:
-                        param.baddbmm_(a * self.rate, b)
+                        add_product(param, a * self.rate, b, 1.0)
             elif gradient is not None:
                 others.append(param)
                 grads.append(gradient)

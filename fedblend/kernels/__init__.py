@@ -1,5 +1,6 @@
-"""Convolutions and max pools of many clients at once on CPUs, as operators that PyTorch can differentiate and stack."""
+"""Layers of many clients at once on CPUs, as operators that PyTorch can differentiate and stack."""
 
-from fedblend.kernels.operators import RAW, Convolution, MaxPool, conv, max_pool
+from fedblend.kernels.dense import add_product, use_dense
+from fedblend.kernels.operators import RAW, Convolution, MaxPool, conv, join_pools, makes, max_pool
 
-__all__ = ["RAW", "Convolution", "MaxPool", "conv", "max_pool"]
+__all__ = ["RAW", "Convolution", "MaxPool", "add_product", "conv", "join_pools", "makes", "max_pool", "use_dense"]

@@ -52,7 +52,8 @@ def _fingerprint(compiler: str, source: Path) -> str:
     """Everything the machine code depends on: a shared home may be used by processors of several kinds."""
     info = Path("/proc/cpuinfo")
     processor = [line for line in info.read_text().splitlines() if line.startswith(("flags", "Features", "model name"))]
-    parts = (source.read_bytes(), repr((compiler, FLAGS, platform.machine(), processor[:2])).encode())
+    included = (header.read_bytes() for header in sorted(source.parent.glob("*.h")))
+    parts = (source.read_bytes(), *included, repr((compiler, FLAGS, platform.machine(), processor[:2])).encode())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 

@@ -12,21 +12,13 @@
 #include <cstring>
 #include <vector>
 
+#include "pools.h"
+#include "vectors.h"
+
 namespace {
 
-constexpr int LANES = 16;
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
-inline void store(float* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
-typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
-
-// Rows are too short for a call of memcpy.
-inline void copy_row(float* to, const float* from, int n) {
-    int i = 0;
-    for (; i + 8 <= n; i += 8) *reinterpret_cast<Half*>(to + i) = *reinterpret_cast<const Half*>(from + i);
-    for (; i < n; i++) to[i] = from[i];
-}
+// Floats of images and gradients that are worked on at once, so that the second cache holds them.
+constexpr int READ_AT_ONCE = 1 << 16;
 
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -59,6 +51,24 @@ void widen(const Shape& s, const float* g, float* out) {
     for (int o = 0; o < s.O; o++, out += s.gradient_plane())
         for (int i = 0; i < s.h(); i++, g += s.w()) copy_row(out + i * s.width(), g, s.w());
 }
+
+// The gradients of outputs, sample by sample; where `which` is given, they are those of the outputs' max pool.
+struct Gradients {
+    const Shape& s;
+    const float* g;
+    const uint8_t* which;
+    void next(float* out) {
+        const int64_t plane = s.gradient_plane();
+        const Planes planes{s.O, s.h(), s.w(), s.width(), plane, s.O * plane};
+        if (which) {
+            spread_planes(planes, g, which, out);
+            g += planes.outputs(), which += planes.outputs();
+        } else {
+            widen(s, g, out);
+            g += int64_t(s.O) * s.h() * s.w();
+        }
+    }
+};
 
 // Outputs [first, first + N) of one sample at flat places [q, q + V vectors).
 template <int N, int V>
@@ -105,14 +115,8 @@ void input_tile(const Shape& s, const float* g, const float* w, int first, int i
         }
 }
 
-inline float total(Vector v) {
-    float sum = 0;
-    for (int l = 0; l < LANES; l++) sum += v[l];
-    return sum;
-}
-
-// Weight gradients of outputs [first, first + N), channel c, row i of the kernel, columns [j, j + T), summed over
-// the samples of one client.
+// Weight gradients of outputs [first, first + N), channel c, row i of the kernel, columns [j, j + T), of some samples
+// of one client, added to those of the samples before.
 template <int N, int T>
 void weight_tile(const Shape& s, int B, const float* x, const float* g, int first, int c, int i, int j, float* out) {
     Vector sum[N][T] = {};
@@ -129,7 +133,7 @@ void weight_tile(const Shape& s, int B, const float* x, const float* g, int firs
         }
     }
     for (int n = 0; n < N; n++)
-        for (int t = 0; t < T; t++) out[((first + n) * s.C + c) * s.taps() + i * s.kw + j + t] = total(sum[n][t]);
+        for (int t = 0; t < T; t++) out[((first + n) * s.C + c) * s.taps() + i * s.kw + j + t] += total(sum[n][t]);
 }
 
 template <int N>
@@ -172,9 +176,13 @@ void weight_row(const Shape& s, int B, const float* x, const float* g, int first
 
 extern "C" {
 
-void conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* w, float* y) {
+// With `which` the outputs go through a max pool: y are the maxima.
+void conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* w, float* y,
+          uint8_t* which) {
     const Shape s{C, H, W, O, kh, kw, p};
     const int stride = s.gradient_plane();
+    const Planes planes{O, s.h(), s.w(), s.width(), stride, O * stride + 4 * LANES};
+    int64_t left = int64_t(K) * B * planes.outputs();
     std::vector<float> image(C * s.plane() + 4 * LANES), out(O * stride + 4 * LANES);
     for (int k = 0; k < K; k++, w += O * C * s.taps())
         for (int b = 0; b < B; b++, x += C * H * W) {
@@ -183,19 +191,25 @@ void conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const
             for (; o + 6 <= O; o += 6) forward_row<6>(s, image.data(), w, o, out.data(), stride);
             for (; o + 4 <= O; o += 4) forward_row<4>(s, image.data(), w, o, out.data(), stride);
             for (; o < O; o++) forward_row<1>(s, image.data(), w, o, out.data(), stride);
+            if (which) {
+                pool_planes(planes, out.data(), y, which, left);
+                y += planes.outputs(), which += planes.outputs(), left -= planes.outputs();
+                continue;
+            }
             for (o = 0; o < O; o++)
                 for (int i = 0; i < s.h(); i++, y += s.w()) copy_row(y, &out[o * stride + i * s.width()], s.w());
         }
 }
 
 void conv_input(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* g, const float* w,
-                float* x) {
+                float* x, const uint8_t* which) {
     const Shape s{C, H, W, O, kh, kw, p};
     std::vector<float> image(C * s.plane() + 4 * LANES), wide(O * s.gradient_plane());
+    Gradients gradients{s, g, which};
     for (int k = 0; k < K; k++, w += O * C * s.taps())
-        for (int b = 0; b < B; b++, g += O * s.h() * s.w(), x += C * H * W) {
+        for (int b = 0; b < B; b++, x += C * H * W) {
             std::fill(image.begin(), image.end(), 0.0f);
-            widen(s, g, wide.data());
+            gradients.next(wide.data());
             int c = 0;
             for (; c + 6 <= C; c += 6) input_row<6>(s, wide.data(), w, c, image.data());
             for (; c + 4 <= C; c += 4) input_row<4>(s, wide.data(), w, c, image.data());
@@ -205,127 +219,53 @@ void conv_input(int K, int B, int C, int H, int W, int O, int kh, int kw, int p,
 }
 
 void conv_weight(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* g,
-                 float* w) {
+                 float* w, const uint8_t* which) {
     const Shape s{C, H, W, O, kh, kw, p};
-    std::vector<float> images(B * C * s.plane() + 4 * LANES), wide(B * O * s.gradient_plane());
+    const int image = C * s.plane(), gradient = O * s.gradient_plane();
+    const int most = std::clamp(READ_AT_ONCE / (image + gradient), 1, B);
+    std::vector<float> images(most * image + 4 * LANES), wide(most * gradient);
+    Gradients gradients{s, g, which};
     for (int k = 0; k < K; k++, w += O * C * s.taps()) {
-        for (int b = 0; b < B; b++, g += O * s.h() * s.w(), x += C * H * W) {
-            pad_image(s, x, &images[b * C * s.plane()]);
-            widen(s, g, &wide[b * O * s.gradient_plane()]);
+        std::fill(w, w + O * C * s.taps(), 0.0f);
+        for (int first = 0; first < B; first += most) {
+            const int some = std::min(most, B - first);
+            for (int b = 0; b < some; b++, x += C * H * W) {
+                pad_image(s, x, &images[b * image]);
+                gradients.next(&wide[b * gradient]);
+            }
+            for (int c = 0; c < C; c++)
+                for (int i = 0; i < kh; i++) {
+                    int o = 0;
+                    for (; o + 4 <= O; o += 4) weight_row<4>(s, some, images.data(), wide.data(), o, c, i, w);
+                    for (; o + 2 <= O; o += 2) weight_row<2>(s, some, images.data(), wide.data(), o, c, i, w);
+                    for (; o < O; o++) weight_row<1>(s, some, images.data(), wide.data(), o, c, i, w);
+                }
         }
-        for (int c = 0; c < C; c++)
-            for (int i = 0; i < kh; i++) {
-                int o = 0;
-                for (; o + 4 <= O; o += 4) weight_row<4>(s, B, images.data(), wide.data(), o, c, i, w);
-                for (; o + 2 <= O; o += 2) weight_row<2>(s, B, images.data(), wide.data(), o, c, i, w);
-                for (; o < O; o++) weight_row<1>(s, B, images.data(), wide.data(), o, c, i, w);
-            }
     }
 }
 
-}  // extern "C"
-
-namespace {
-
-// 2x2 max pools with stride 2 of planes [H, W]. Rows are worked on 16 outputs at a time, also where fewer are left:
-// what is written beyond a row's end is overwritten by the next row, and the last rows go through a buffer.
-
-typedef int32_t Mask __attribute__((vector_size(4 * LANES)));
-constexpr Mask EVEN = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-constexpr Mask ODD = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-constexpr Mask LOW = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-constexpr Mask HIGH = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
-
-struct Blocks {
-    Vector value[4];  // upper left, upper right, lower left, lower right
-};
-
-inline Blocks load_blocks(const float* upper, const float* lower, int left, int64_t room) {
-    float copy[2][2 * LANES];
-    if (room < 2 * LANES) {
-        std::memcpy(copy[0], upper, 8 * left);
-        std::memcpy(copy[1], lower, 8 * left);
-        upper = copy[0], lower = copy[1];
-    }
-    const Vector a = load(upper), b = load(upper + LANES), c = load(lower), d = load(lower + LANES);
-    return {{__builtin_shuffle(a, b, EVEN), __builtin_shuffle(a, b, ODD), __builtin_shuffle(c, d, EVEN),
-             __builtin_shuffle(c, d, ODD)}};
-}
-
-// Run `work(upper, lower, place, left, room)` on runs of up to 16 blocks: `place` counts outputs, `left` those of
-// the row, `room` the floats of the input that lie beyond the start of the lower run.
-template <class Work>
-void each_run(int64_t planes, int H, int W, Work work) {
-    const int h = H / 2, w = W / 2;
-    for (int64_t n = 0; n < planes; n++)
-        for (int i = 0; i < h; i++)
-            for (int j = 0; j < w; j += LANES) {
-                const int64_t upper = (n * H + 2 * i) * W + 2 * j;
-                work(upper, upper + W, (n * h + i) * w + j, std::min(LANES, w - j), planes * H * W - upper - W);
-            }
-}
-
-template <class T, class V>
-inline void store_run(T* to, V value, int left, int64_t room) {
-    if (room >= LANES)
-        std::memcpy(to, &value, sizeof(V));
-    else
-        std::memcpy(to, &value, left * sizeof(T));
-}
-
-}  // namespace
-
-extern "C" {
-
-// Values, and which of the four was the (first) largest.
 void pool(int64_t planes, int H, int W, const float* x, float* y, uint8_t* which) {
-    const int64_t outputs = planes * (H / 2) * (W / 2);
-    each_run(planes, H, W, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
-        const auto [v] = load_blocks(x + upper, x + lower, left, room);
-        const Vector top = v[1] > v[0] ? v[1] : v[0], bottom = v[3] > v[2] ? v[3] : v[2];
-        const Mask first = (v[1] > v[0]) & 1, second = ((v[3] > v[2]) & 1) + 2;
-        store_run(y + place, bottom > top ? bottom : top, left, outputs - place);
-        store_run(which + place, __builtin_convertvector(bottom > top ? second : first, Bytes), left, outputs - place);
-    });
+    const Planes p = dense(planes, H, W);
+    pool_planes(p, x, y, which, p.outputs());
 }
 
 // The values that `which` points at: the derivative of the pool in a direction x.
 void pool_pick(int64_t planes, int H, int W, const float* x, const uint8_t* which, float* y) {
-    const int64_t outputs = planes * (H / 2) * (W / 2);
-    each_run(planes, H, W, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
+    const Planes p = dense(planes, H, W);
+    each_run(p, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
         const auto [v] = load_blocks(x + upper, x + lower, left, room);
         Bytes bytes = {};
         std::memcpy(&bytes, which + place, left);
         const Mask from = __builtin_convertvector(bytes, Mask);
         const Vector top = from == 1 ? v[1] : v[0], bottom = from == 3 ? v[3] : v[2];
-        store_run(y + place, from >= 2 ? bottom : top, left, outputs - place);
+        store_run(y + place, from >= 2 ? bottom : top, left, p.outputs() - place);
     });
 }
 
 // The adjoint of pool_pick: each gradient goes back to the place it came from.
 void pool_spread(int64_t planes, int H, int W, const float* g, const uint8_t* which, float* x) {
     if (H % 2 || W % 2) std::fill(x, x + planes * H * W, 0.0f);
-    each_run(planes, H, W, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
-        Bytes bytes = {};
-        Vector value = {};
-        std::memcpy(&bytes, which + place, left);
-        copy_row(reinterpret_cast<float*>(&value), g + place, left);
-        const Mask from = __builtin_convertvector(bytes, Mask);
-        const Vector zero = {};
-        Vector run[4];
-        for (int corner = 0; corner < 4; corner++) run[corner] = from == corner ? value : zero;
-        for (int row = 0; row < 2; row++) {
-            const Vector pair[2] = {__builtin_shuffle(run[2 * row], run[2 * row + 1], LOW),
-                                    __builtin_shuffle(run[2 * row], run[2 * row + 1], HIGH)};
-            float* to = x + (row ? lower : upper);
-            // Zeros beyond the row's end are overwritten by the rows after it, where each row is one run.
-            if (W / 2 <= LANES && room >= 2 * W + 2 * LANES)
-                std::memcpy(to, pair, sizeof pair);
-            else
-                std::memcpy(to, pair, 8 * left);
-        }
-    });
+    spread_planes(dense(planes, H, W), g, which, x);
 }
 
 }  // extern "C"

@@ -8,10 +8,14 @@ The derivative of a max pool picks the places of the maxima, and the adjoint of 
 from __future__ import annotations
 
 import ctypes
+import math
+import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Graph, Node
 
 from fedblend.kernels import tiles
 from fedblend.kernels.build import library
@@ -21,42 +25,63 @@ def _call(name: str, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> None:
     getattr(library(), name)(*numbers, *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
 
 
-def _call_conv(name: str, x_shape: Any, w_shape: Any, padding: int, *tensors: torch.Tensor) -> None:
+def _call_conv(name: str, x_shape: Any, w_shape: Any, padding: int, *tensors: torch.Tensor | None) -> None:
     """Run a form of a convolution in the kernels that are fastest for its channels."""
     _, outputs, channels, *kernel = w_shape
     on_tiles = tiles.take(channels, outputs, kernel, padding)
     made, name = (tiles.library(), f"tiles_{name}") if on_tiles else (library(), name)
-    getattr(made, name)(*x_shape, outputs, *kernel, padding, *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
+    places = (ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors)
+    getattr(made, name)(*x_shape, outputs, *kernel, padding, *places)
 
 
 def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
     """x [K, B, C, H, W] and w [K, O, C, kh, kw] to y [K, B, O, h, w]."""
     x, w = x.contiguous(), w.contiguous()
-    K, B, _, H, W = x.shape
-    y = x.new_empty(K, B, w.shape[1], H + 2 * padding - w.shape[3] + 1, W + 2 * padding - w.shape[4] + 1)
-    _call_conv("conv", x.shape, w.shape, padding, x, w, y)
+    y = x.new_empty(*x.shape[:2], w.shape[1], *_size_after(x, w, padding))
+    _call_conv("conv", x.shape, w.shape, padding, x, w, y, None)
     return y
 
 
-def run_conv_input(g: torch.Tensor, w: torch.Tensor, padding: int, height: int, width: int) -> torch.Tensor:
-    """d <g, conv(x, w)> / d x for x of ``height`` x ``width``."""
+def run_conv_pool(x: torch.Tensor, w: torch.Tensor, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`run_pool` of :func:`run_conv`, sample by sample, so that what is pooled never leaves the cache."""
+    x, w = x.contiguous(), w.contiguous()
+    y = x.new_empty(*x.shape[:2], w.shape[1], *(side // 2 for side in _size_after(x, w, padding)))
+    which = torch.empty_like(y, dtype=torch.uint8)
+    if y.numel():
+        _call_conv("conv", x.shape, w.shape, padding, x, w, y, which)
+    return y, which
+
+
+def _size_after(x: torch.Tensor, w: torch.Tensor, padding: int) -> tuple[int, int]:
+    return x.shape[3] + 2 * padding - w.shape[3] + 1, x.shape[4] + 2 * padding - w.shape[4] + 1
+
+
+def run_conv_input(
+    g: torch.Tensor, w: torch.Tensor, padding: int, height: int, width: int, which: torch.Tensor | None = None
+) -> torch.Tensor:
+    """d <g, conv(x, w)> / d x for x of ``height`` x ``width``; with ``which`` g are gradients of its max pool."""
     g, w = g.contiguous(), w.contiguous()
     x = g.new_empty(g.shape[0], g.shape[1], w.shape[2], height, width)
-    _call_conv("conv_input", x.shape, w.shape, padding, g, w, x)
+    if not g.numel():
+        return x.zero_()
+    _call_conv("conv_input", x.shape, w.shape, padding, g, w, x, which)
     return x
 
 
-def run_conv_weight(x: torch.Tensor, g: torch.Tensor, padding: int, height: int, width: int) -> torch.Tensor:
-    """d <g, conv(x, w)> / d w for w of ``height`` x ``width``."""
+def run_conv_weight(
+    x: torch.Tensor, g: torch.Tensor, padding: int, height: int, width: int, which: torch.Tensor | None = None
+) -> torch.Tensor:
+    """d <g, conv(x, w)> / d w for w of ``height`` x ``width``; with ``which`` g are gradients of its max pool."""
     x, g = x.contiguous(), g.contiguous()
     w = x.new_empty(x.shape[0], g.shape[2], x.shape[2], height, width)
-    _call_conv("conv_weight", x.shape, w.shape, padding, x, g, w)
+    if not g.numel():
+        return w.zero_()
+    _call_conv("conv_weight", x.shape, w.shape, padding, x, g, w, which)
     return w
 
 
 def _pool_numbers(height: int, width: int, outputs: torch.Tensor) -> tuple[Any, ...]:
-    planes = outputs.numel() // max(1, outputs.shape[-1] * outputs.shape[-2])
-    return (ctypes.c_int64(planes), height, width)
+    return (ctypes.c_int64(math.prod(outputs.shape[:-2])), height, width)
 
 
 def run_pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,6 +131,30 @@ RAW: dict[Any, Any] = {
     _spread: run_spread,
 }
 """Operator -> the function behind it, which a traced step calls without the dispatcher's detour."""
+
+
+def join_pools(graph: Graph, node: Node) -> None:
+    """In a traced step, make one call of a convolution and the max pool that alone reads it, and of each derivative of
+    a convolution and the spreading of gradients that it reads."""
+    first = node.args[0] if node.args else None
+    if node.target is _pool and isinstance(first, Node) and _is_read_by(first, _conv, {_pool}):
+        node.target, node.args = run_conv_pool, first.args
+    elif node.target is _spread and _is_read_by(node, _spread, {_conv_input, _conv_weight}):
+        g, which, *_ = node.args
+        for reader in list(node.users):
+            reader.args = (*(g if argument is node else argument for argument in reader.args), which)
+
+
+def makes(node: Node) -> bool:
+    """Whether a node of a traced step is a tensor that one of the operators made."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], Node) and node.args[0].target in (_pool, run_conv_pool)
+    return node.target in RAW
+
+
+def _is_read_by(node: Node, target: Any, readers: Collection[Any]) -> bool:
+    """Whether a node calls ``target``, and only ``readers`` read what it gives."""
+    return node.target is target and all(user.target in readers for user in node.users)
 
 
 def _stack(tensor: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:

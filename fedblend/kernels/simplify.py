@@ -39,7 +39,8 @@ IN_PLACE = {
 
 def simplify(graph: GraphModule, factors: bool = True) -> None:
     """Rewrite a traced step in place; its results stay the same numbers, some gradients as ``factors`` if so asked."""
-    for rule in (_without_nothing, _with_direct_views, *([_with_products_apart] if factors else [])):
+    rules = (_without_nothing, _with_direct_views, kernels.join_pools)
+    for rule in (*rules, *([_with_products_apart] if factors else []), kernels.use_dense):
         for node in list(graph.graph.nodes):
             rule(graph.graph, node)
         graph.graph.eliminate_dead_code()
@@ -84,7 +85,7 @@ def _in_its_place(graph: Graph, node: Node) -> None:
 
 def _is_fresh(node: Node) -> bool:
     """Whether a node makes a tensor of its own, of which no other is a view."""
-    if node.meta.get("fresh") or node.target in kernels.RAW:
+    if node.meta.get("fresh") or kernels.makes(node):
         return True
     schema = getattr(node.target, "_schema", None)
     return schema is not None and all(value.alias_info is None for value in schema.returns)

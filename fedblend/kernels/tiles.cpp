@@ -20,6 +20,8 @@
 #include <new>
 #include <vector>
 
+#include "pools.h"
+
 namespace {
 
 constexpr int SIDE = 16;          // rows of a tile, and float32 columns
@@ -144,15 +146,35 @@ struct Geometry {
 };
 
 // Copy n numbers of a row.
-inline void copy_row(float* to, const float* from, int n) {
+inline void copy_some(float* to, const float* from, int n) {
     for (int t = 0; t < n; t += SIDE)
         _mm512_mask_storeu_ps(to + t, first16(n - t), _mm512_maskz_loadu_ps(first16(n - t), from + t));
 }
 
+// Gradients [samples, O, h, w], which are given as they are, or as those of a max pool of the outputs.
+struct Gradients {
+    const float* g;
+    const uint8_t* which;
+    // Those of some samples from one on; they lie there until the next are asked for.
+    const float* of(int O, int h, int w, int sample, int samples) const {
+        if (!which) return g + size_t(sample) * O * h * w;
+        const Planes planes = dense(int64_t(samples) * O, h, w);
+        float* made = reinterpret_cast<float*>(scratch<6>(planes.size));
+        if (h % 2 || w % 2) std::fill(made, made + planes.size, 0.0f);
+        const size_t before = size_t(sample) * O * (h / 2) * (w / 2);
+        spread_planes(planes, g + before, which + before, made);
+        return made;
+    }
+    Gradients after(int samples, int O, int h, int w) const {
+        const size_t on = size_t(samples) * O * (which ? (h / 2) * (w / 2) : h * w);
+        return {g + on, which ? which + on : which};
+    }
+};
+
 // A channel's rows at their places in a run of zeros.
 inline void lay(const Geometry& s, const float* x, float* run) {
     run += s.ph * s.pitch() + s.pw;
-    for (int y = 0; y < s.H; y++) copy_row(run + y * s.pitch(), x + y * s.W, s.W);
+    for (int y = 0; y < s.H; y++) copy_some(run + y * s.pitch(), x + y * s.W, s.W);
 }
 
 void transpose(__m512i r[SIDE]) {
@@ -252,7 +274,7 @@ void gradient_tiles(const Geometry& s, const Runs& all, int O, const float* g, u
         for (int r = 0; r < std::min(SIDE, O - o); r++)
             for (int b = 0; b < all.samples; b++)
                 for (int y = 0; y < s.h(); y++)
-                    copy_row(runs + size_t(r) * run + b * s.below() + y * s.pitch(),
+                    copy_some(runs + size_t(r) * run + b * s.below() + y * s.pitch(),
                              g + (size_t(b) * O + o + r) * s.n() + y * s.w(), s.w());
         for (int q = 0; q < all.blocks_of_places * DEPTH; q += DEPTH)
             for (int r = 0; r < SIDE; r++, out += SIDE) {
@@ -375,8 +397,9 @@ void output_block(const Geometry& s, int run, const Place* places, const uint32_
     if (TALL == 2 && WIDE == 2) put<3>(places[1], s.n(), SIDE, outputs);
 }
 
-// y [B, M, h, w] of x [B, C, H, W] and weights as tiles.
-void products_at_places(const Geometry& s, int B, int M, const float* x, const uint32_t* weights, float* y) {
+// y [B, M, h, w] of x [B, C, H, W] and weights as tiles; with `which` its max pool, for which there is `room`.
+void products_at_places(const Geometry& s, int B, int M, const Gradients& x, const uint32_t* weights, float* y,
+                        uint8_t* which = nullptr, int64_t room = 0) {
     const int run = s.run(s.places(), SIDE);
     const size_t image_size = size_t(PARTS) * s.deep() * run * SIDE;
     const int chunk = chunk_of(B, int(READ_AT_ONCE / (4 * image_size)));
@@ -385,12 +408,14 @@ void products_at_places(const Geometry& s, int B, int M, const float* x, const u
     const size_t tile_size = size_t(s.deep()) * s.taps() * PARTS * TILE;
     std::vector<Place> places;
     for (int first = 0; first < B; first += chunk) {
+        const Planes planes = dense(int64_t(std::min(B - first, chunk)) * M, s.h(), s.w());
+        float* made = which ? reinterpret_cast<float*>(scratch<7>(planes.size)) : y + size_t(first) * M * s.n();
         places.clear();
         for (int b = first; b < std::min(B, first + chunk); b++) {
             uint32_t* image = images + (b - first) * image_size;
-            places_of(s, run, x + size_t(b) * s.C * s.H * s.W, runs, image);
+            places_of(s, run, x.of(s.C, s.H, s.W, b, 1), runs, image);
             for (int q = 0; q < s.places(); q += SIDE)
-                places.push_back(place_of(s, image, y + size_t(b) * M * s.n(), q));
+                places.push_back(place_of(s, image, made + size_t(b - first) * M * s.n(), q));
         }
         for (int m = 0; m < M; m += 2 * SIDE) {
             for (size_t i = 0; i < places.size(); i += 2) {
@@ -400,6 +425,10 @@ void products_at_places(const Geometry& s, int B, int M, const float* x, const u
                 work(s, run, &places[i], weights + m / SIDE * tile_size, M - m);
             }
             for (Place& place : places) place.to += size_t(2 * SIDE) * s.n();
+        }
+        if (which) {
+            pool_planes(planes, made, y, which, room);
+            y += planes.outputs(), which += planes.outputs(), room -= planes.outputs();
         }
     }
 }
@@ -469,7 +498,7 @@ void put_sums(const Geometry& s, int O, const float* sums, float* w) {
 }
 
 // w [O, C, kh, kw] of x [B, C, H, W] and gradients [B, O, h, w].
-void products_over_places(const Geometry& s, int B, int O, const float* x, const float* g, float* w) {
+void products_over_places(const Geometry& s, int B, int O, const float* x, const Gradients& g, float* w) {
     const int chunk = chunk_of(B, SUMMED_AT_ONCE / s.n());
     const size_t sums_size = size_t(blocks(s.C, 2 * SIDE)) * blocks(O, 2 * SIDE) * s.taps() * 4 * TILE;
     float* sums = reinterpret_cast<float*>(scratch<3>(sums_size));
@@ -480,7 +509,7 @@ void products_over_places(const Geometry& s, int B, int O, const float* x, const
         uint32_t *pairs = scratch<1>(PARTS * all.part(s)), *gradients = scratch<2>(PARTS * g_part);
         for (int sample = first; sample < first + all.number * all.samples; sample += all.samples) {
             pairs_of_places(s, all, x + size_t(sample) * s.C * s.H * s.W, pairs);
-            gradient_tiles(s, all, O, g + size_t(sample) * O * s.n(), gradients, g_part);
+            gradient_tiles(s, all, O, g.of(O, s.h(), s.w(), sample, all.samples), gradients, g_part);
             add_run(s, all, O, {gradients, pairs, g_next, g_part, size_t(all.run) * SIDE, all.part(s)}, sums);
         }
     }
@@ -496,35 +525,40 @@ extern "C" {
 // Whether the system lets this process use the units.
 int tiles_usable() { return syscall(SYS_arch_prctl, ASK_FOR_PERMISSION, TILE_DATA) == 0; }
 
+// With `which` the outputs go through a max pool: y are the maxima.
 void tiles_conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* w,
-                float* y) {
+                float* y, uint8_t* which) {
     const Geometry s{C, H, W, kh, kw, p, p};
+    const int64_t made = int64_t(B) * O * (which ? (s.h() / 2) * (s.w() / 2) : s.n());
     uint32_t* weights = scratch<4>(weight_room(O, C, s.taps()));
     const Tiles tiles;
-    for (int k = 0; k < K; k++) {
+    for (int k = 0; k < K; k++, y += made, which += which ? made : 0) {
         weight_tiles(O, C, s.taps(), size_t(C) * s.taps(), s.taps(), false, w + size_t(k) * O * C * s.taps(), weights);
-        products_at_places(s, B, O, x + size_t(k) * B * C * H * W, weights, y + size_t(k) * B * O * s.n());
+        products_at_places(s, B, O, {x + size_t(k) * B * C * H * W, nullptr}, weights, y, which, (K - k) * made);
     }
 }
 
+// With `which` the gradients are those of the outputs' max pool, here and below.
 void tiles_conv_input(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* g, const float* w,
-                      float* x) {
+                      float* x, const uint8_t* which) {
     // A convolution of the gradients with the kernels turned around.
     const Geometry s{O, H + 2 * p - kh + 1, W + 2 * p - kw + 1, kh, kw, kh - 1 - p, kw - 1 - p};
     uint32_t* weights = scratch<4>(weight_room(C, O, s.taps()));
     const Tiles tiles;
+    const Gradients all{g, which};
     for (int k = 0; k < K; k++) {
         weight_tiles(C, O, s.taps(), s.taps(), size_t(C) * s.taps(), true, w + size_t(k) * O * C * s.taps(), weights);
-        products_at_places(s, B, C, g + size_t(k) * B * O * s.H * s.W, weights, x + size_t(k) * B * C * H * W);
+        products_at_places(s, B, C, all.after(k * B, O, s.H, s.W), weights, x + size_t(k) * B * C * H * W);
     }
 }
 
 void tiles_conv_weight(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* g,
-                       float* w) {
+                       float* w, const uint8_t* which) {
     const Geometry s{C, H, W, kh, kw, p, p};
     const Tiles tiles;
+    const Gradients all{g, which};
     for (int k = 0; k < K; k++)
-        products_over_places(s, B, O, x + size_t(k) * B * C * H * W, g + size_t(k) * B * O * s.n(),
+        products_over_places(s, B, O, x + size_t(k) * B * C * H * W, all.after(k * B, O, s.h(), s.w()),
                              w + size_t(k) * O * C * s.taps());
 }
 

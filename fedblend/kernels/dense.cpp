@@ -1,0 +1,130 @@
+// Dense layers on a few samples: products of a few rows with a large matrix, and a step of SGD on it, in one pass each.
+//
+// All tensors are float32 and contiguous; a stack of K clients with B samples each comes as x [K, B, I], w [K, O, I],
+// y and g [K, B, O]. A matrix of megabytes does not stay in the cache from one step to the next, so that its way from
+// memory is most of what a layer costs.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "vectors.h"
+
+namespace {
+
+// Columns of w that are worked on at once: so many that those of all samples stay in the first caches.
+int block_of(int B) { return std::max(10240 / B / LANES, 4) * LANES; }
+
+// Numbers of a row that are fetched ahead: rows lie far apart, so that a processor does not expect the next.
+constexpr int AHEAD = 256;
+
+// Columns [first, first + some) of rows `apart`, with zeros up to whole vectors, `pitch` from row to row.
+void gather(int B, const float* x, int64_t apart, int some, int pitch, float* out) {
+    for (int b = 0; b < B; b++, x += apart, out += pitch) {
+        copy_row(out, x, some);
+        for (int i = some; i < pitch; i++) out[i] = 0;
+    }
+}
+
+inline Vector load_some(const float* p, int n) {
+    float copy[LANES] = {};
+    copy_row(copy, p, n);
+    return load(copy);
+}
+
+// Products of N samples' rows with M rows of w, added to y.
+template <int N, int M>
+void dots(const float* x, int pitch, const float* w, int64_t I, int some, float* y, int O) {
+    Vector sum[N][M] = {};
+    for (int i = 0; i < some; i += LANES) {
+        Vector weight[M];
+        for (int m = 0; m < M; m++) {
+            __builtin_prefetch(w + m * I + i + AHEAD);
+            weight[m] = some - i >= LANES ? load(w + m * I + i) : load_some(w + m * I + i, some - i);
+        }
+        for (int n = 0; n < N; n++) {
+            const Vector value = load(x + n * pitch + i);
+            for (int m = 0; m < M; m++) sum[n][m] += value * weight[m];
+        }
+    }
+    for (int n = 0; n < N; n++)
+        for (int m = 0; m < M; m++) y[n * O + m] += total(sum[n][m]);
+}
+
+template <int N>
+void dots_of(const float* x, int pitch, const float* w, int64_t I, int some, float* y, int O) {
+    int o = 0;
+    for (; o + 4 <= O; o += 4) dots<N, 4>(x, pitch, w + o * I, I, some, y + o, O);
+    for (; o < O; o++) dots<N, 1>(x, pitch, w + o * I, I, some, y + o, O);
+}
+
+// N samples' rows x, each times a number for each of M rows of w, added to those.
+template <int N, int M>
+void add_products(float factor, const float* g, int O, const float* x, int pitch, float* w, int64_t I, int some) {
+    float scaled[M][N];
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) scaled[m][n] = factor * g[n * O + m];
+    for (int i = 0; i < some; i += LANES) {
+        Vector sum[M];
+        for (int m = 0; m < M; m++) {
+            __builtin_prefetch(w + m * I + i + AHEAD);
+            sum[m] = some - i >= LANES ? load(w + m * I + i) : load_some(w + m * I + i, some - i);
+        }
+        for (int n = 0; n < N; n++) {
+            const Vector value = load(x + n * pitch + i);
+            for (int m = 0; m < M; m++) sum[m] += scaled[m][n] * value;
+        }
+        for (int m = 0; m < M; m++)
+            if (some - i >= LANES)
+                store(w + m * I + i, sum[m]);
+            else
+                copy_row(w + m * I + i, reinterpret_cast<const float*>(&sum[m]), some - i);
+    }
+}
+
+template <int N>
+void add_products_of(float factor, const float* g, int O, const float* x, int pitch, float* w, int64_t I, int some) {
+    int o = 0;
+    for (; o + 2 <= O; o += 2) add_products<N, 2>(factor, g + o, O, x, pitch, w + o * I, I, some);
+    for (; o < O; o++) add_products<N, 1>(factor, g + o, O, x, pitch, w + o * I, I, some);
+}
+
+}  // namespace
+
+extern "C" {
+
+// y = x w^T.
+void dense(int K, int B, int I, int O, const float* x, const float* w, float* y) {
+    const int block = block_of(B);
+    std::vector<float> rows(B * (block + LANES));
+    std::fill(y, y + int64_t(K) * B * O, 0.0f);
+    for (int k = 0; k < K; k++, x += int64_t(B) * I, w += int64_t(O) * I, y += int64_t(B) * O)
+        for (int first = 0; first < I; first += block) {
+            const int some = std::min(block, I - first), pitch = block + LANES;
+            gather(B, x + first, I, some, pitch, rows.data());
+            int b = 0;
+            for (; b + 5 <= B; b += 5) dots_of<5>(&rows[b * pitch], pitch, w + first, I, some, y + int64_t(b) * O, O);
+            for (; b + 2 <= B; b += 2) dots_of<2>(&rows[b * pitch], pitch, w + first, I, some, y + int64_t(b) * O, O);
+            for (; b < B; b++) dots_of<1>(&rows[b * pitch], pitch, w + first, I, some, y + int64_t(b) * O, O);
+        }
+}
+
+// w += factor g^T x.
+void dense_update(int K, int B, int I, int O, float factor, const float* g, const float* x, float* w) {
+    const int block = block_of(B);
+    std::vector<float> rows(B * (block + LANES));
+    for (int k = 0; k < K; k++, x += int64_t(B) * I, w += int64_t(O) * I, g += int64_t(B) * O)
+        for (int first = 0; first < I; first += block) {
+            const int some = std::min(block, I - first), pitch = block + LANES;
+            gather(B, x + first, I, some, pitch, rows.data());
+            const auto add = [&](int b, auto work) {
+                work(factor, g + int64_t(b) * O, O, &rows[b * pitch], pitch, w + first, I, some);
+            };
+            int b = 0;
+            for (; b + 10 <= B; b += 10) add(b, add_products_of<10>);
+            for (; b + 4 <= B; b += 4) add(b, add_products_of<4>);
+            for (; b < B; b++) add(b, add_products_of<1>);
+        }
+}
+
+}  // extern "C"

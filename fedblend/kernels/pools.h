@@ -1,0 +1,104 @@
+// 2x2 max pools with stride 2, and their adjoint, of planes [H, W].
+//
+// Rows are worked on 16 outputs at a time, also where fewer are left: what is written beyond a row's end is overwritten
+// by the next row, and the last rows go through a buffer.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "vectors.h"
+
+namespace {
+
+constexpr Mask EVEN = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+constexpr Mask ODD = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+constexpr Mask LOW = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+constexpr Mask HIGH = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+struct Blocks {
+    Vector value[4];  // upper left, upper right, lower left, lower right
+};
+
+inline Blocks load_blocks(const float* upper, const float* lower, int left, int64_t room) {
+    float copy[2][2 * LANES];
+    if (room < 2 * LANES) {
+        std::memcpy(copy[0], upper, 8 * left);
+        std::memcpy(copy[1], lower, 8 * left);
+        upper = copy[0], lower = copy[1];
+    }
+    const Vector a = load(upper), b = load(upper + LANES), c = load(lower), d = load(lower + LANES);
+    return {{__builtin_shuffle(a, b, EVEN), __builtin_shuffle(a, b, ODD), __builtin_shuffle(c, d, EVEN),
+             __builtin_shuffle(c, d, ODD)}};
+}
+
+// Planes of one size in a buffer of `size` floats: `apart` from one to the next, `pitch` from row to row.
+struct Planes {
+    int64_t number;
+    int H, W, pitch;
+    int64_t apart, size;
+    int64_t outputs() const { return number * (H / 2) * (W / 2); }
+};
+
+inline Planes dense(int64_t number, int H, int W) { return {number, H, W, W, int64_t(H) * W, number * H * W}; }
+
+// Run `work(upper, lower, place, left, room)` on runs of up to 16 blocks: `place` counts outputs, `left` those of
+// the row, `room` the floats of the buffer that lie beyond the start of the lower run.
+template <class Work>
+void each_run(const Planes& p, Work work) {
+    const int h = p.H / 2, w = p.W / 2;
+    for (int64_t n = 0; n < p.number; n++)
+        for (int i = 0; i < h; i++)
+            for (int j = 0; j < w; j += LANES) {
+                const int64_t upper = n * p.apart + 2 * i * p.pitch + 2 * j, lower = upper + p.pitch;
+                work(upper, lower, (n * h + i) * w + j, std::min(LANES, w - j), p.size - lower);
+            }
+}
+
+template <class T, class V>
+inline void store_run(T* to, V value, int left, int64_t room) {
+    if (room >= LANES)
+        std::memcpy(to, &value, sizeof(V));
+    else
+        std::memcpy(to, &value, left * sizeof(T));
+}
+
+// Values, and which of the four was the (first) largest; `outputs` is the room behind y and which.
+inline void pool_planes(const Planes& p, const float* x, float* y, uint8_t* which, int64_t outputs) {
+    each_run(p, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
+        const auto [v] = load_blocks(x + upper, x + lower, left, room);
+        const Vector top = v[1] > v[0] ? v[1] : v[0], bottom = v[3] > v[2] ? v[3] : v[2];
+        const Mask first = (v[1] > v[0]) & 1, second = ((v[3] > v[2]) & 1) + 2;
+        store_run(y + place, bottom > top ? bottom : top, left, outputs - place);
+        store_run(which + place, __builtin_convertvector(bottom > top ? second : first, Bytes), left, outputs - place);
+    });
+}
+
+// Each gradient at the place it came from, zeros at the other three. What no block covers stays as it is.
+inline void spread_planes(const Planes& p, const float* g, const uint8_t* which, float* x) {
+    each_run(p, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
+        Bytes bytes = {};
+        Vector value = {};
+        std::memcpy(&bytes, which + place, left);
+        copy_row(reinterpret_cast<float*>(&value), g + place, left);
+        const Mask from = __builtin_convertvector(bytes, Mask);
+        const Vector zero = {};
+        Vector run[4];
+        for (int corner = 0; corner < 4; corner++) run[corner] = from == corner ? value : zero;
+        for (int row = 0; row < 2; row++) {
+            const Vector pair[2] = {__builtin_shuffle(run[2 * row], run[2 * row + 1], LOW),
+                                    __builtin_shuffle(run[2 * row], run[2 * row + 1], HIGH)};
+            float* to = x + (row ? lower : upper);
+            // Zeros beyond the row's end are overwritten by the rows after it, where each row is one run.
+            if (p.W / 2 <= LANES && room >= 2 * p.pitch + 2 * LANES)
+                std::memcpy(to, pair, sizeof pair);
+            else
+                std::memcpy(to, pair, 8 * left);
+        }
+    });
+}
+
+}  // namespace
