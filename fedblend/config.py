@@ -347,7 +347,9 @@ def check_keys(table: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
 def _require_known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in table:
         if key not in known:
-            raise FedblendError(f"{where}{key}: unknown key{did_you_mean(key, known)}; valid: {', '.join(known)}")
+            inside = [] if where else [f"{name}.{key}" for name, model in TABLES.items() if key in model.model_fields]
+            meant = f" (did you mean '{inside[0]}'?)" if inside else did_you_mean(key, known)
+            raise FedblendError(f"{where}{key}: unknown key{meant}; valid: {', '.join(known)}")
 
 
 def as_table(experiment: Experiment) -> dict[str, Any]:

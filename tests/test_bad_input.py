@@ -64,6 +64,8 @@ def fedmix(**options: Any) -> dict[str, Any]:
     [
         ({"ruonds": 3}, ("ruonds: unknown key", "did you mean 'rounds'?", "valid: ")),
         ({"sedes": [3]}, ("sedes: unknown key", "did you mean 'seeds'?", "methods, seeds, grid")),
+        ({"lr": 0.1}, ("lr: unknown key", "did you mean 'train.lr'?")),
+        ({"aggregator": "krum"}, ("aggregator: unknown key", "did you mean 'method.aggregator'?")),
         ({"train": {"bacth_size": 4}}, ("train.bacth_size: unknown key", "did you mean 'batch_size'?")),
         ({"train": {"zzz": 4}}, ("train.zzz: unknown key", "valid: cohort, epochs, steps, batch_size")),
         ({"policy": {"min_means": 4}}, ("policy.min_means", "'min_mean'")),

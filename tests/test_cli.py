@@ -60,6 +60,13 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"Example: fedblend {command} " in shown
 
 
+def test_help_shows_no_escapes_and_cuts_no_summary_off() -> None:
+    for command in COMMANDS:
+        assert "\\[" not in succeeded(here(*command.split(), "--help")).out
+    for group in ("", *{command.split()[0] for command in COMMANDS if " " in command}):
+        assert "..." not in succeeded(here(*group.split(), "--help")).out.partition("Commands:")[2], group
+
+
 def test_help_lists_every_command_and_version_tells_the_version() -> None:
     shown = succeeded(here("--help")).out
     listed = re.findall(r"^  ([a-z]+) ", shown.partition("Commands:")[2], re.M)

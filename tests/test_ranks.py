@@ -220,3 +220,11 @@ def test_a_mistake_in_another_rank_is_told(tmp_path: Path) -> None:
     file = write(tmp_path / "file.toml", {**SETTINGS, "ranks": 0})
 
     refused(here("run", file, "--out", tmp_path / "out"), "ranks", "greater than or equal to 1")
+
+
+def test_more_ranks_than_clients_are_refused_before_any_is_started(tmp_path: Path) -> None:
+    file = write(tmp_path / "file.toml", {**SETTINGS, "engine": "loop"})
+
+    refused(here("run", file, "--ranks", 8, "--out", tmp_path / "out"), "ranks", "8 processes", "1 to 7")
+
+    assert not (tmp_path / "out" / SLUG).exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -370,9 +371,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cells(out: str) -> dict[tuple[str, str], list[str]]:
     """The rows of the table by direction and payload."""
-    rows = (line.split("  ") for line in out.splitlines() if line.startswith(("up ", "down ")))
-    told = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    return {(row[0], row[1]): row[2:] for row in told}
+    rows = (re.fullmatch(r"(up|down) +(.*?)((?: +[\d.,e+-]+){7})", line.rstrip()) for line in out.splitlines())
+    return {(row[1], row[2]): row[3].split() for row in rows if row}
 
 
 def test_channel_tells_what_becomes_of_each_payload() -> None:
@@ -400,6 +400,14 @@ def test_channel_tells_of_the_nearest_and_the_farthest_devices() -> None:
     assert "10 devices share the uplink, at 500 m" in shown
     assert "10 devices share the uplink, at 1000 m" in shown
     assert "400.9" in shown  # 16 times 25.06
+
+
+def test_channel_cuts_no_number_off_at_80_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    file = write(Path("tiny.toml"), {"channel": "wireless", "model": {"name": "mlp", "hidden": [9999]}})
+    shown = succeeded(here("channel", file)).out
+    assert cells(shown)["up", "model"][0] == f"{32 * (64 * 9999 + 9999 + 9999 * 10 + 10):,}"
+    assert "…" not in shown
 
 
 def test_channel_refuses_what_it_cannot_tell() -> None:

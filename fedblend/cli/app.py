@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import typer.core
 
 from fedblend.cli.federation_app import federation_app, site_app
+
+# Help is plain text. With Rich at hand Typer 0.20, which Flower asks for, escapes brackets in it all the same, as
+# "\[required]".
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     name="fedblend",
@@ -45,7 +50,10 @@ def _look_in(folder: Path | None) -> Path | None:
     return look_in(folder) if folder else None
 
 
-@app.command(epilog="Example: fedblend run examples/quickstart.toml --set rounds=20 --seeds 0,1,2")
+@app.command(
+    short_help="Run the experiments of a file, with a table and a report.",
+    epilog="Example: fedblend run examples/quickstart.toml --set rounds=20 --seeds 0,1,2",
+)
 def run(
     file: File,
     set_: Set = None,
@@ -84,7 +92,10 @@ def resume(
         running.resume_runs(run, jobs, ranks)
 
 
-@app.command(epilog="Example: fedblend report runs/quickstart --out comparison.html")
+@app.command(
+    short_help="Write one HTML page (and a PNG) that compares runs.",
+    epilog="Example: fedblend report runs/quickstart --out comparison.html",
+)
 def report(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="The page to write; the picture goes beside it.")] = Path("report.html"),
@@ -106,7 +117,9 @@ def compare(
     running.show_table(runs, sites)
 
 
-@app.command("list", epilog="Example: fedblend list methods")
+@app.command(
+    "list", short_help="List what there is, or the options of one name.", epilog="Example: fedblend list methods"
+)
 def list_(
     what: Annotated[
         str, typer.Argument(help="methods, parts, datasets, models, partitions, or a name: its options are then told.")
@@ -157,7 +170,9 @@ def points(
     probing.show_points(run, (epochs, lr, batch_size), vae_epochs, replay, out)
 
 
-@app.command(epilog="Example: fedblend boundaries runs/toy --out toy.png")
+@app.command(
+    short_help="Draw where runs' models divide a plane.", epilog="Example: fedblend boundaries runs/toy --out toy.png"
+)
 def boundaries(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("boundaries.png"),
@@ -168,7 +183,10 @@ def boundaries(
     probing.show_boundaries(runs, out)
 
 
-@app.command(epilog="Example: fedblend reproduce fedmix/table-1 --scale laptop --only fedavg --only fedmix")
+@app.command(
+    short_help="Reproduce a table or figure of a paper.",
+    epilog="Example: fedblend reproduce fedmix/table-1 --scale laptop --only fedavg --only fedmix",
+)
 def reproduce(
     item: Annotated[str | None, typer.Argument(help="PAPER/ITEM, such as fedmix/table-1; with --list a paper.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List every item, its data, times and results.")] = False,
@@ -194,7 +212,10 @@ def reproduce(
         reproducing.show_item(item, scale, only or [], running.parse_seeds(seeds), out, jobs, device)
 
 
-@app.command(epilog="Example: fedblend attack runs/quickstart/fedavg-seed0 --round 0 --client 3 --images 4 --steps 5")
+@app.command(
+    short_help="Rebuild a client's images from what it sent in a round.",
+    epilog="Example: fedblend attack runs/quickstart/fedavg-seed0 --round 0 --client 3 --images 4 --steps 5",
+)
 def attack(
     run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study with one run.")],
     round: Annotated[int, typer.Option(min=0, help="Rounds made before; 0 is the untrained model.")],
@@ -222,7 +243,10 @@ def attack(
     attacking.show_attack(run, (round, client), attack, (images, steps, attacker, labels), options, out)
 
 
-@app.command(epilog="Example: fedblend switches runs/augmix/fed-augmix-seed0 --out switches")
+@app.command(
+    short_help="Say when loss scaling switched lambda.",
+    epilog="Example: fedblend switches runs/augmix/fed-augmix-seed0 --out switches",
+)
 def switches(
     run: Annotated[Path, typer.Argument(help="A run of fed-augmix, or the folder of a study with just one.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the log (CSV) and the figure (PNG).")] = None,
@@ -237,7 +261,10 @@ def switches(
     switching.show_switches(run, out)
 
 
-@app.command(epilog="Example: fedblend leaks runs/quickstart --out leaks")
+@app.command(
+    short_help="Say what left the clients, and what was rebuilt from it.",
+    epilog="Example: fedblend leaks runs/quickstart --out leaks",
+)
 def leaks(
     runs: Runs,
     out: Annotated[Path | None, typer.Option(help="Folder for the table (CSV, JSON) and the figure (PNG).")] = None,
@@ -252,7 +279,11 @@ def leaks(
     leaking.show_leaks(runs, out)
 
 
-@data_app.command("show", epilog="Example: fedblend data show examples/quickstart.toml --out split.png")
+@data_app.command(
+    "show",
+    short_help="Draw a file's split, and print its non-IID measures.",
+    epilog="Example: fedblend data show examples/quickstart.toml --out split.png",
+)
 def data_show(
     file: File,
     set_: Set = None,
@@ -264,7 +295,10 @@ def data_show(
     showing.show_data(file, [running.parse_change(text) for text in set_ or []], out)
 
 
-@app.command(epilog="Example: fedblend channel examples/quickstart.toml --set channel=wireless")
+@app.command(
+    short_help="Tell what a wireless channel does to each payload.",
+    epilog="Example: fedblend channel examples/quickstart.toml --set channel=wireless",
+)
 def channel(
     file: File,
     set_: Set = None,
@@ -278,7 +312,11 @@ def channel(
     channels.show_channel(file, changes, channels.parse_counts(samples, "--samples"))
 
 
-@privacy_app.command("samples", epilog="Example: fedblend privacy samples examples/quickstart.toml --out pictures")
+@privacy_app.command(
+    "samples",
+    short_help="Measure what mixed samples tell of raw ones (Mix2FLD).",
+    epilog="Example: fedblend privacy samples examples/quickstart.toml --out pictures",
+)
 def privacy_samples(
     file: File,
     set_: Set = None,
@@ -296,7 +334,11 @@ def privacy_samples(
     privacy.show_samples(file, changes, privacy.parse_lambdas(lambdas), samples, devices, repeats, out, coordinated)
 
 
-@privacy_app.command("xor", epilog="Example: fedblend privacy xor xormixfl.toml --blended 1,2,3 --mds --out pictures")
+@privacy_app.command(
+    "xor",
+    short_help="Measure what XOR-encoded samples tell of raw ones (XorMixFL).",
+    epilog="Example: fedblend privacy xor xormixfl.toml --blended 1,2,3 --mds --out pictures",
+)
 def privacy_xor(
     file: File,
     set_: Set = None,

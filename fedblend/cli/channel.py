@@ -18,7 +18,7 @@ from fedblend.world import World
 OUTPUT_BITS = 32
 """Bits of a number of an output (b_out)."""
 
-COLUMNS = ("way", "payload", "bits", "mean SNR", "success", "bits a slot", "slots needed", "mean ms", "outage")
+COLUMNS = ("way", "payload", "bits", "mean\nSNR", "success", "bits\na slot", "slots\nneeded", "mean\nms", "outage")
 
 
 def parse_counts(text: str, option: str) -> list[int]:
@@ -77,10 +77,11 @@ def show_channel(file: Path, changes: Sequence[tuple[str, Any]], seeds: Sequence
 
 
 def _table(links: dict[str, Link], sent: dict[str, dict[str, int]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    # Narrow enough for 80 characters: Rich would cut numbers off, and half a number is a wrong one.
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for column in COLUMNS:
         text = column in ("way", "payload")
-        table.add_column(column, justify="left" if text else "right", no_wrap=text)
+        table.add_column(column, justify="left" if text else "right", no_wrap=True)
     for way, link in links.items():
         for payload, bits in sent[way].items():
             table.add_row(

@@ -21,7 +21,10 @@ MinSites = Annotated[int, typer.Option(min=0, help="Sites without which no excha
 Deadline = Annotated[float | None, typer.Option(help="Seconds in which sites must answer (default: 600).")]
 
 
-@federation_app.command(epilog="Example: fedblend federation up examples/quickstart.toml --run fedmix-seed0 --sites 3")
+@federation_app.command(
+    short_help="Try a federation on this machine.",
+    epilog="Example: fedblend federation up examples/quickstart.toml --run fedmix-seed0 --sites 3",
+)
 def up(
     file: File,
     sites: Annotated[int, typer.Option(min=1, help="Sites, each of them one client.")] = 3,
@@ -59,7 +62,10 @@ def app_(
     federating.write(federating.one_experiment(file, set_ or [], run), out, folder, min_sites, deadline)
 
 
-@site_app.command(epilog="Example: fedblend site init site.toml --data samples.npz --min-mean 20")
+@site_app.command(
+    short_help="Write a commented site file.",
+    epilog="Example: fedblend site init site.toml --data samples.npz --min-mean 20",
+)
 def init(
     path: Annotated[Path, typer.Argument(help="The site file to write.")] = Path("site.toml"),
     data: Annotated[Path | None, typer.Option(help="This site's samples (.npz).")] = None,

@@ -32,8 +32,18 @@ __all__ = [
 
 
 def make(world: World, choice: Choice) -> Engine:
-    """The engine that was chosen; with several ranks, their processes are started. The caller closes it."""
+    """The engine that was chosen; with several ranks, their processes are started. The caller closes it.
+
+    Raises :class:`FedblendError` for a device that is not there, and for more ranks than there are clients: each is a
+    process that holds the data, and one without a client only fills the machine.
+    """
     require_device(world.experiment.device)
+    clients = len(world.population)
+    if choice.ranks > clients and not started_by_torchrun():
+        raise FedblendError(
+            f"ranks: {choice.ranks} processes are more than the {clients} clients; valid: 1 to {clients}, and best no "
+            "more than this machine has processors"
+        )
     inner = inner_engine(world, choice.table())
     if started_by_torchrun():
         return DistributedEngine(world, inner, Ranks.of_environment(), choice.table(), Others())
