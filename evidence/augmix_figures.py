@@ -153,6 +153,31 @@ def curves(runs: Sequence[Mapping[str, Any]]) -> None:
     _save(figure, "augmix-accuracy")
 
 
+# What InvGrad rebuilds of single images ----------------------------------------------------------------------
+
+
+def single_images(
+    columns: Sequence[tuple[str, str]], rows: Sequence[str], folder_of: Callable[[str, str, str], Path]
+) -> None:
+    """One image for each (network, data), and below it what was rebuilt of it under each protection."""
+    figure = _figure((SIDE * 1.35 * len(columns), SIDE * 1.12 * (len(rows) + 1)))
+    grid = figure.subplots(len(rows) + 1, len(columns), squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for column, (network, data) in enumerate(columns):
+        for row, protection in enumerate(rows):
+            there = folder_of(network, data, protection)
+            if is_kept(there):
+                original, made = pictures(there)
+                _show(grid[0, column], original[0])
+                _show(grid[row + 1, column], made[0])
+        grid[0, column].set_title(f"{network}\n{data}", fontsize=8, color=INK)
+    for row, word in enumerate(("original", *rows)):
+        grid[row, 0].set_axis_on()
+        grid[row, 0].set_ylabel(word, fontsize=8, color=INK)
+    _save(figure, "invgrad-single-images")
+
+
 def _figure(size: tuple[float, float]) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -163,7 +188,8 @@ def _figure(size: tuple[float, float]) -> Figure:
 
 
 def _show(axes: Axes, image: np.ndarray) -> None:
-    axes.imshow(image[0], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    shown = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1).clip(0, 1)
+    axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():

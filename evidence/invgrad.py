@@ -12,7 +12,8 @@ Gaussian and Laplace noise on the update, as large as 0.01 on each gradient; and
     FEDBLEND_DATA=... python evidence/invgrad.py
 
 What is made already is kept (runs/evidence/invgrad); results are written to evidence/results/invgrad.json after each
-attack. Speeds are in seconds of the processor, so that other work on the machine counts less.
+attack, and some pictures to docs/figures/invgrad-single-images.png. Speeds are in seconds of the processor, so that
+other work on the machine counts less.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from augmix_figures import single_images
 from kept import attacked, is_kept, means, table_of, untrained, victims
 
 from fedblend.attacks import Moment
@@ -182,6 +184,7 @@ def main() -> None:
             attack(cell, place)
         speeds()
     write()
+    single_images(PAIRS, FEW, lambda *cell: folder_of(Cell(*cell[:2], 1, 1, cell[2]), 1))
 
 
 if __name__ == "__main__":
