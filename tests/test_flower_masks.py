@@ -23,7 +23,8 @@ from fedblend.aggregators.secure import COUNTS, LEVELS
 from fedblend.engines import LoopEngine
 from fedblend.engines.base import TrainTask
 from fedblend.engines.flower import masked_site as at_site
-from fedblend.engines.flower import masks, work
+from fedblend.engines.flower import masks
+from fedblend.engines.flower.here import Here
 from fedblend.engines.flower.masked_server import Masks
 from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import arrays, pack, unpack
@@ -255,7 +256,7 @@ class Round:
         world = World.of(asked())
         engine = LoopEngine(world)
         self.here = [
-            work.Here(engine, Site(**site), c, 0, Memory(Context(1, 1, {}, RecordDict(), {}))) for c in range(sites)
+            Here(engine, Site(**site), c, 0, Memory(Context(1, 1, {}, RecordDict(), {}))) for c in range(sites)
         ]
         self.start = world.weights()
         self.upload = {name: t + 0.25 for name, t in self.start.items()}

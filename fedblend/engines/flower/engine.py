@@ -18,6 +18,7 @@ from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.flower.audit import digest_of
 from fedblend.engines.flower.masked_server import Masks
 from fedblend.engines.flower.messages import arrays
+from fedblend.engines.flower.scoring import score_held, score_own
 from fedblend.engines.flower.sites import Order, Reply, Sites
 from fedblend.engines.flower.soundness import unlike
 from fedblend.engines.flower.work import LACKS, asked_of, runs_of
@@ -171,21 +172,13 @@ class FlowerEngine:
     def score(self, weights: Tensors, held: bool = False) -> Scores:
         """Score the server's test samples here; those that clients hold out, and weights that a client keeps, there."""
         own = str(int(weights[MARK])) if set(weights) == {MARK} else None
+        if held and own is not None:
+            raise FedblendError("judge: a device's model cannot be tested at other clients; valid: holdout = 0")
         if held:
-            return self._score_held(weights, own)
+            return score_held(self.sites, self.world.population, weights)
         if own is None:
             return self.inner.score(weights)
-        device = self._device
-        order = Order({"own": own, "held": False})
-        reply = self.sites.exchange("evaluate", int(own), {device: order})[device]
-        loss = reply.tensors.get("loss", torch.empty(0))
-        right = reply.tensors.get("right")
-        samples = np.arange(len(self.world.data.test))
-        alike = loss.shape == samples.shape and (right is None or right.shape == loss.shape)
-        if reply.fault is not None or not alike:
-            why = reply.fault or "its scores are not of this experiment's test samples"
-            raise FedblendError(f"judge: the model of client {device} could not be evaluated: {why}")
-        return Scores(loss.numpy(), None if right is None else right.numpy().astype(bool), samples)
+        return score_own(self.sites, reference_device(self.world), own, len(self.world.data.test))
 
     def server_model(self) -> nn.Module:
         """A module for functional calls with any weights, in evaluation mode, for the server step."""
@@ -193,11 +186,6 @@ class FlowerEngine:
 
     def close(self) -> None:
         """Nothing to let go of: sites wait for the next run."""
-
-    @property
-    def _device(self) -> int:
-        """The client whose model is evaluated where clients keep theirs."""
-        return reference_device(self.world)
 
     def _trained(
         self, task: TrainTask, clients: Sequence[int], extra: Mapping[int, Order] | None = None
@@ -261,24 +249,6 @@ class FlowerEngine:
         if loss is None:
             return "its loss is NaN or infinite (a learning rate too large?)"
         return None
-
-    def _score_held(self, weights: Tensors, own: str | None) -> Scores:
-        """How many of each client's own test samples are right, as the counts that the sites tell."""
-        if own is not None:
-            raise FedblendError("judge: a device's model cannot be tested at other clients; valid: holdout = 0")
-        population = self.world.population
-        clients = np.unique(population.owners(held=True)).tolist()
-        order = Order({"own": None, "held": True}, (arrays(named("weights/", weights)),))
-        replies = self.sites.exchange("evaluate", 0, dict.fromkeys(clients, order))
-        right = []
-        for client, reply in replies.items():
-            held, count = len(population.held(client)), reply.words.get("right")
-            if reply.fault is not None or reply.words.get("samples") != held or type(count) is not int:
-                why = reply.fault or f"it tells of {reply.words.get('samples')!r} samples, and holds {held} out"
-                raise FedblendError(f"holdout: client {client} does not say how well the model does: {why}")
-            right.append(np.arange(held) < count)
-        flags = np.concatenate(right) if right else np.empty(0, bool)
-        return Scores(np.full(len(flags), np.nan, np.float32), flags, population.held_order)
 
 
 def _joined(one: Order, other: Order | None) -> Order:

@@ -13,12 +13,13 @@ One round (Bonawitz et al. 2017, "Practical Secure Aggregation", figure 4, for a
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedblend.aggregators.secure import SecureMean
+from fedblend.engines.flower.here import Here
 from fedblend.engines.flower.masks import (
     BROKEN,
     bytes_in,
@@ -36,9 +37,6 @@ from fedblend.engines.flower.messages import Spoken, Tensors
 from fedblend.engines.flower.site import Refused
 from fedblend.errors import FedblendError
 from fedblend.prefixes import under
-
-if TYPE_CHECKING:
-    from fedblend.engines.flower.work import Here
 
 STATE = "secure"
 """What a site remembers of a round's protocol."""
