@@ -86,7 +86,8 @@ def kind_of(engine: LoopEngine, what: str) -> str:
     """The word for a payload: that under which its bytes are counted."""
     method = engine.world.experiment.method
     upload = "masked" if method.aggregator.hides_uploads else method.upload.bytes_kind
-    words = {UPLOAD: upload, SHARING: method.sharing.bytes_kind}
+    shared = "masked" if method.sharing.hides_entries else method.sharing.bytes_kind
+    words = {UPLOAD: upload, SHARING: shared}
     return str(words.get(what, what))
 
 

@@ -17,6 +17,7 @@ from fedblend.aggregators.base import Weighed
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.flower.audit import digest_of
 from fedblend.engines.flower.masked_server import Masks
+from fedblend.engines.flower.masked_sharing import shared_sums
 from fedblend.engines.flower.messages import arrays
 from fedblend.engines.flower.scoring import score_held, score_own
 from fedblend.engines.flower.sites import Order, Reply, Sites
@@ -27,6 +28,8 @@ from fedblend.engines.orders import pool_tensors
 from fedblend.errors import FedblendError, by_reason, listed
 from fedblend.federation import reference_device
 from fedblend.prefixes import named
+from fedblend.random import stream
+from fedblend.sharing import SecureMeans
 from fedblend.sharing.base import Payload, Pool
 from fedblend.uploads import bytes_of, fault_of
 from fedblend.world import World, known_of
@@ -54,6 +57,7 @@ class FlowerEngine:
         self._informed: tuple[int, frozenset[int]] = (-1, frozenset())
         self._held: dict[int, Tensors] = {}
         self._good: tuple[int, list[int]] = (0, [])
+        self._beside: dict[tuple[str, str], int] = {}
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
@@ -64,6 +68,9 @@ class FlowerEngine:
         """
         asked = list(clients)
         sharing = self.world.experiment.method.sharing
+        if isinstance(sharing, SecureMeans):
+            yield from self._share_sums(round, sharing, asked).items()
+            return
         tables = (arrays(named("weights/", weights)),) if sharing.each_round else ()
         requests = self.world.requests(sizes)
         orders = {client: Order(asked_of(requests.get(client)), tables) for client in asked}
@@ -71,14 +78,20 @@ class FlowerEngine:
         faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
         faults |= unlike(payloads, rows=True)
-        for client, reason in faults.items():
-            log.warning("fedblend: round %s: client %s shares nothing: %s", round + 1, client, reason)
         good = {client: payload for client, payload in payloads.items() if client not in faults}
-        if faults and not good:
-            raise FedblendError(f"round {round + 1}: no site shares anything ({_in_one_line(faults)})")
+        _tell_of(faults, round, bool(good))
         if sharing.each_round:
             self._informed = (round, frozenset(c for c in asked if replies[c].fault is None))
         yield from good.items()
+
+    def _share_sums(self, round: int, sharing: SecureMeans, asked: Sequence[int]) -> dict[int, Payload]:
+        """Have clients share under masks; the keys and shares that this takes are counted with the round's training."""
+        world = self.world
+        like = sharing.form(world.scale(world.data.test.x[:1]), world.task.outputs)
+        made = shared_sums(self.sites, round, sharing, asked, stream(world.experiment.seed, "pool", round), like)
+        _tell_of(made.faults, round, bool(made.payloads))
+        self._beside = {("up", "keys"): made.up, ("down", "keys"): made.down}
+        return made.payloads
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
         """Train clients in this process; a round's cohort goes through :meth:`collect`."""
@@ -86,6 +99,12 @@ class FlowerEngine:
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
         """Have the clients' sites train, check what they send, and keep of it what the aggregator needs."""
+        collected = self._collect(task, clients, lost)
+        beside, self._beside = self._beside, {}
+        collected.beside = {key: beside.get(key, 0) + collected.beside.get(key, 0) for key in beside | collected.beside}
+        return collected
+
+    def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
         kind = self.world.experiment.method.upload
         aggregator = kind.aggregator(self.world.experiment.method.aggregator)
         if isinstance(aggregator, SecureMean):
@@ -259,6 +278,14 @@ def _joined(one: Order, other: Order | None) -> Order:
 def _mark(start: Tensors) -> str | None:
     """The round that a client's own weights are of; ``None`` where it has only the first ones, which all know."""
     return str(int(start[MARK])) if set(start) == {MARK} else None
+
+
+def _tell_of(faults: Mapping[int, str], round: int, others: bool) -> None:
+    """Warn of clients that share nothing. Raises :class:`FedblendError` if there are no others."""
+    for client, reason in faults.items():
+        log.warning("fedblend: round %s: client %s shares nothing: %s", round + 1, client, reason)
+    if faults and not others:
+        raise FedblendError(f"round {round + 1}: no site shares anything ({_in_one_line(faults)})")
 
 
 def _in_one_line(faults: Mapping[int, str]) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from fedblend.engines.base import TrainTask
 from fedblend.engines.flower.here import Here
-from fedblend.engines.flower.masked_site import masked, secure
+from fedblend.engines.flower.masked_site import masked, masked_mean, secure
 from fedblend.engines.flower.messages import Spoken, Tensors
 from fedblend.engines.flower.site import Refused
 from fedblend.errors import FedblendError
@@ -29,10 +29,12 @@ def share(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     sharing = here.world.experiment.method.sharing
     if sharing.each_round:
         here.memory.keep("model", str(here.round), tensors)
-    weights = _in_order(here, tensors) if tensors else here.world.weights()
+    weights = _in_order(here, tensors) if sharing.each_round else here.world.weights()
     payload = shared(here, weights, here.client, here.round, request_of(here, words))
     if payload is None:
         return {"nothing": True}, {}
+    if sharing.hides_entries:
+        return {}, masked_mean(here, payload, tensors)
     if sharing.travels:
         return {}, payload
     here.memory.keep("shared", "", payload)
