@@ -292,6 +292,11 @@ class Experiment(_Table):
                 f"method.sharing.server_average: {sharing.server_average}: means of '{sharing.name}' never reach "
                 "the server, which could not average them; valid: 1"
             )
+        if sharing.hides_entries and self.channel.loses:
+            raise ValueError(
+                f"method.sharing: '{sharing.name}' sums what clients share once, and the channel '{self.channel.name}' "
+                "loses some of it; valid: means, or another channel"
+            )
         if getattr(sharing, "layer", None) != getattr(objective, "layer", None):
             raise ValueError(
                 f"method.sharing.layer: {getattr(sharing, 'layer', None)} and method.objective.layer: "

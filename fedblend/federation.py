@@ -239,7 +239,12 @@ class Federation:
         if self._pool is None or self._pool[0] is not state.entries:
             rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
             sharing, base = self.method.sharing, self.world.base(state.shared_sizes)
-            made = sharing.pool(state.entries, rng) if base is None else sharing.pool_beside(state.entries, base, rng)
+            if sharing.hides_entries:
+                made = sharing.pool_of_sums(state.entries, np.flatnonzero(state.shared_sizes), rng)
+            elif base is None:
+                made = sharing.pool(state.entries, rng)
+            else:
+                made = sharing.pool_beside(state.entries, base, rng)
             self._pool = (state.entries, made)
         return self._pool[1]
 

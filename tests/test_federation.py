@@ -854,6 +854,7 @@ RESUMED = {
     "hidden": {"method": "fedprox+fedmix-hidden", "model": {"name": "mlp", "hidden": [8, 6, 5]}},
     "raw": {"method": "global-mixup", "unsafe": True},
     "server average": {"method": {"name": "fedmix", "sharing": {"server_average": 2}}},
+    "secure means": {"method": {"name": "fedmix", "sharing": "secure-means"}},
     "arrival": {
         "method": {"name": "fedmix", "sharing": {"refresh": 0.0}},
         "arrival": {"first": 0.3, "clients": 0.6, "portion": 0.2},

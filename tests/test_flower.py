@@ -13,10 +13,12 @@ import torch
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes
+from flwr.app import Message
 
 from fedblend.config import Experiment, resolve
 from fedblend.engines import LoopEngine
 from fedblend.engines.flower.audit import digest_of
+from fedblend.engines.flower.messages import pack, unpack
 from fedblend.engines.flower.server import Terms, run
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation, State
@@ -200,3 +202,24 @@ def test_sites_with_data_of_their_own_train_as_if_the_server_had_dealt_them(tmp_
         assert torch.equal(finished.state.weights[name], tensor), name
     assert finished.directory.split()["counts"] == []
     assert finished.directory.facts()["clients"]["largest"] == int(world.population.sizes.max())
+
+
+def test_samples_that_clients_hold_out_are_scored_at_their_sites(tmp_path: Path) -> None:
+    asked, grid = experiment("fedavg", holdout=0.3, rounds=1), nodes()
+
+    finished = run(grid, asked, tmp_path / "run", Terms(deadline=5))
+
+    made, expected = finished.directory.metrics(), by_loop(asked)[1]
+    for ours, theirs in zip(made, expected, strict=True):
+        assert ours["clients"] == theirs["clients"]
+    assert {up for _, kind, _, up in grid.sent if kind == "evaluate"} == {0}
+
+    def lies(client: int, message: Message, reply: Message) -> Message:
+        if (client, message.metadata.message_type) != (2, "evaluate"):
+            return reply
+        return Message(pack({**unpack(reply.content)[0], "samples": 1}), reply_to=message)
+
+    grid = nodes()
+    grid.spoil = lies
+    with pytest.raises(FedblendError, match=r"holdout: client 2 does not say how well the model does: it tells of 1 s"):
+        run(grid, asked, tmp_path / "other", Terms(deadline=5))

@@ -388,6 +388,7 @@ def test_which_methods_fit_and_why_others_do_not() -> None:
         ("aggenhance-secure", "puts questions to clients"),
         ("fedmix-hidden", "shares again while training goes on"),
         ("global-mixup", "gives raw samples away"),
+        ({"name": "fedmix", "sharing": "secure-means"}, "masks what is shared in several exchanges"),
         ("local-means", "does not go out to other clients"),
         ({"name": "fedavg", "aggregator": "median"}, "the strategy that is wrapped aggregates"),
         ({"name": "fedavg", "objective": "fedmix"}, "needs what no sharing gives: x, y"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -183,3 +185,34 @@ def test_a_run_goes_on_through_all_faults_of_sites_and_servers(tmp_path: Path, m
     assert state is not None
     for name, tensor in expected.items():
         assert (state.weights[name] - tensor).norm() <= 1e-6 * tensor.norm(), name
+
+
+TRIAL = """
+import signal, sys, time
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)  # whatever runs the tests may ignore them
+from fedblend.engines.flower.trial import Trial
+from pathlib import Path
+with Trial(Path(sys.argv[1]), 0) as trial:
+    trial.begin()
+    print(trial.processes["superlink"].pid, flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_trial_that_is_told_to_end_ends_what_it_started(number: signal.Signals, tmp_path: Path) -> None:
+    told = [sys.executable, "-c", TRIAL, str(tmp_path), str(PATIENCE_S)]
+    with subprocess.Popen(told, stdout=subprocess.PIPE, text=True) as trial:
+        assert trial.stdout is not None
+        superlink = int(trial.stdout.readline())
+        os.kill(superlink, 0)
+        trial.send_signal(number)
+        ended = trial.wait(PATIENCE_S)
+    try:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(superlink, 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(superlink, signal.SIGKILL)
+    assert ended == 128 + number

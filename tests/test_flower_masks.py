@@ -23,7 +23,8 @@ from fedblend.aggregators.secure import COUNTS, LEVELS
 from fedblend.engines import LoopEngine
 from fedblend.engines.base import TrainTask
 from fedblend.engines.flower import masked_site as at_site
-from fedblend.engines.flower import masks, work
+from fedblend.engines.flower import masks
+from fedblend.engines.flower.here import Here
 from fedblend.engines.flower.masked_server import Masks
 from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import arrays, pack, unpack
@@ -211,7 +212,7 @@ def test_whoever_is_gone_the_sum_is_that_of_the_others(when: dict[int, str], lef
     [
         ({0: "query.keys", 1: "query.keys"}, "round 1: 2 sites sent keys, and a masked sum needs 3"),
         ({0: "query.shares", 1: "query.keys"}, "round 1: 2 sites sent shares, and a masked sum needs 3"),
-        ({0: "train", 1: "train"}, "round 1: 2 sites sent a model, and a masked sum needs 3"),
+        ({0: "train", 1: "train"}, "round 1: 2 sites sent models, and a masked sum needs 3"),
         ({0: "query.unmask", 1: "query.unmask"}, "cannot be unmasked: 2 shares of 'own/0', and 3 are needed"),
     ],
 )
@@ -255,16 +256,18 @@ class Round:
         world = World.of(asked())
         engine = LoopEngine(world)
         self.here = [
-            work.Here(engine, Site(**site), c, 0, Memory(Context(1, 1, {}, RecordDict(), {}))) for c in range(sites)
+            Here(engine, Site(**site), c, 0, Memory(Context(1, 1, {}, RecordDict(), {}))) for c in range(sites)
         ]
         self.start = world.weights()
         self.upload = {name: t + 0.25 for name, t in self.start.items()}
 
     def keys(self) -> dict[str, torch.Tensor]:
-        return {f"{h.client}/{name}": t for h in self.here for name, t in at_site.keys(h, {}, {})[1].items()}
+        return {
+            f"{h.client}/{name}": t for h in self.here for name, t in at_site.keys(h, {"of": "models"}, {})[1].items()
+        }
 
     def shares(self, keys: dict[str, torch.Tensor], threshold: int = 3) -> dict[int, dict[str, torch.Tensor]]:
-        return {h.client: at_site.shares(h, {"threshold": threshold}, keys)[1] for h in self.here}
+        return {h.client: at_site.shares(h, {"of": "models", "threshold": threshold}, keys)[1] for h in self.here}
 
     def sealed(self, shares: dict[int, dict[str, torch.Tensor]], client: int) -> dict[str, torch.Tensor]:
         return {f"sealed/{c}": table[str(client)] for c, table in shares.items() if c != client}
@@ -283,13 +286,13 @@ def test_a_site_masks_one_model_and_answers_once() -> None:
     first = one.masked(0, one.sealed(shares, 0))
     with pytest.raises(FedblendError, match="masks are not at this stage here"):
         one.masked(0, one.sealed(shares, 0))
-    kept = one.here[0].memory.recall(at_site.STATE, "0/masked")
+    kept = one.here[0].memory.recall(at_site.STATE, "0/models/masked")
     assert not {"own", "private/mask"} & set(kept)
-    words = {"there": [0, 1, 2], "gone": [3]}
+    words = {"of": "models", "there": [0, 1, 2], "gone": [3]}
     said = at_site.unmask(one.here[0], words, {})[1]
     assert set(said) == {"own/0", "own/1", "own/2", "pair/3"}
     with pytest.raises(FedblendError, match="masks are not at this stage here"):
-        at_site.unmask(one.here[0], {"there": [0, 1, 3], "gone": [2]}, {})
+        at_site.unmask(one.here[0], {"of": "models", "there": [0, 1, 3], "gone": [2]}, {})
     # New keys mask the same model in another way.
     again = one.shares(one.keys())
     assert int((one.masked(0, one.sealed(again, 0)) == first).sum()) <= 3
@@ -301,9 +304,9 @@ def test_a_site_unmasks_no_sum_that_it_did_not_mask_for() -> None:
     one.masked(0, one.sealed(shares, 0))
     for there, gone in (([0, 1, 2], [2, 3]), ([0, 1, 2], []), ([1, 2, 3], [0]), ([0, 1, 2, 3], [4])):
         with pytest.raises(Refused, match="which is not what it masked for"):
-            at_site.unmask(one.here[0], {"there": there, "gone": gone}, {})
+            at_site.unmask(one.here[0], {"of": "models", "there": there, "gone": gone}, {})
     with pytest.raises(Refused, match="a sum of 2 sites, and it needs 3"):
-        at_site.unmask(one.here[0], {"there": [0, 1], "gone": [2, 3]}, {})
+        at_site.unmask(one.here[0], {"of": "models", "there": [0, 1], "gone": [2, 3]}, {})
 
 
 def test_a_site_looks_at_keys_and_at_the_size_of_the_sum() -> None:
@@ -313,10 +316,10 @@ def test_a_site_looks_at_keys_and_at_the_size_of_the_sum() -> None:
     new = masks.tensor_of(masks.new_pair()[1])
     for wrong in ({"0/mask": new}, {"0/box": new}, {"2/box": keys["1/box"]}, {"2/mask": keys["2/box"]}):
         with pytest.raises(Refused, match="are not those that the sites sent"):
-            at_site.shares(one.here[0], {"threshold": 3}, keys | wrong)
+            at_site.shares(one.here[0], {"of": "models", "threshold": 3}, keys | wrong)
     for threshold in (2, 5):
         with pytest.raises(Refused, match=f"a sum of {threshold} of 4 sites"):
-            at_site.shares(one.here[0], {"threshold": threshold}, keys)
+            at_site.shares(one.here[0], {"of": "models", "threshold": threshold}, keys)
     strict = Round(min_sum=4)
     with pytest.raises(Refused, match="a sum of 3 of 4 sites: the experiment and this site's policy want 4"):
         strict.shares(strict.keys())
@@ -332,7 +335,11 @@ def test_shares_that_were_changed_on_the_way_are_left_out() -> None:
     sealed = one.sealed(shares, 0)
     sealed["sealed/2"] = sealed["sealed/2"].flip(0)
     one.masked(0, sealed)
-    assert set(at_site.unmask(one.here[0], {"there": [0, 1, 2, 3], "gone": []}, {})[1]) == {"own/0", "own/1", "own/3"}
+    assert set(at_site.unmask(one.here[0], {"of": "models", "there": [0, 1, 2, 3], "gone": []}, {})[1]) == {
+        "own/0",
+        "own/1",
+        "own/3",
+    }
 
 
 def test_a_site_can_let_its_model_out_masked_or_not_at_all(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from fedblend.config import Experiment
 from fedblend.engines import LoopEngine
 from fedblend.engines.flower import work
 from fedblend.engines.flower.engine import FlowerEngine
+from fedblend.engines.flower.here import Here
 from fedblend.engines.flower.messages import unpack
 from fedblend.engines.flower.server import Terms, meet, run
 from fedblend.engines.flower.site import Site
@@ -178,7 +179,7 @@ def test_a_site_gives_no_more_seeds_than_its_file_says(tmp_path: Path) -> None:
 )
 def test_a_request_that_is_none_is_refused(asked: Any) -> None:
     engine = LoopEngine(World.of(quick("xormixfl")))
-    here = work.Here(engine, Site(), 1, 0, None)
+    here = Here(engine, Site(), 1, 0, None)
     with pytest.raises(FedblendError, match="a request that is none"):
         work.request_of(here, {"request": asked})
 

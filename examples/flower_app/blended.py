@@ -15,10 +15,12 @@ client_app = ClientApp(mods=[blend_mod])  # fedblend
 
 
 def network() -> torch.nn.Module:
+    """Your model: pictures of 8 x 8 in, numbers for ten digits out."""
     return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
 
 
 def samples(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    """Your data: this client's inputs [n, 64] and labels [n]."""
     x, y = (torch.from_numpy(half) for half in load_digits(return_X_y=True))
     part, parts = context.node_config["partition-id"], context.node_config["num-partitions"]
     mine = y.argsort(stable=True).tensor_split(parts)[part]  # few labels at each client
@@ -30,6 +32,7 @@ add_sharing(client_app, INPUTS, samples)  # fedblend: FedMix's means, before the
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
+    """Your training: one epoch from the round's weights."""
     model, (x, y) = network(), samples(context)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -44,6 +47,7 @@ def train(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
+    """Your federation: the rounds of a strategy, and how good the model is then."""
     asked, model = context.run_config, network()
     strategy = Strategy(FedAvg(fraction_evaluate=0.0), asked["method"], INPUTS, model=model, lr=0.1)  # fedblend
     result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=asked["rounds"])

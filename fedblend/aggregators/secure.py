@@ -21,6 +21,24 @@ COUNTS = 2.0**24
 """Largest change of a whole number (batch norm's counters); steps are then 1/128."""
 
 
+def as_whole(numbers: torch.Tensor, largest: float, share: float) -> torch.Tensor:
+    """Numbers of at most ``largest``, times their ``share`` of a sum, as whole ones to be added modulo 2^32: int32."""
+    return (numbers.double() * (share * LEVELS / largest)).round().to(torch.int32)
+
+
+def from_whole(total: torch.Tensor, largest: float, share: float | torch.Tensor) -> torch.Tensor:
+    """The mean behind a sum of :func:`as_whole` whose summands' shares sum to ``share``, float64."""
+    return total.double() * (largest / LEVELS / share)
+
+
+def least_of(fewest: int, clients: int) -> int:
+    """Clients that must take part to the end, of so many: also the shares that give a secret back.
+
+    More than half, so that no two answers of one client can give both secrets of another away.
+    """
+    return max(fewest, clients // 2 + 1)
+
+
 @dataclass(frozen=True)
 class Total:
     """A sum over clients of encoded changes, int32 modulo 2^32, and the sum of their shares, in (0, 1]."""
@@ -55,11 +73,8 @@ class SecureMean(WeightedMean):
             )
 
     def threshold(self, cohort: int) -> int:
-        """Clients that must take part to the end, of so many: also the shares that give a secret back.
-
-        More than half, so that no two answers of one client can give both secrets of another away.
-        """
-        return max(self.fewest, cohort // 2 + 1)
+        """Clients that must take part to the end, of so many."""
+        return least_of(self.fewest, cohort)
 
     def share_of(self, samples: int, cohort: list[int]) -> float:
         """What a client with so many samples weighs among a cohort whose clients have ``cohort`` samples."""
@@ -78,17 +93,17 @@ class SecureMean(WeightedMean):
                     f"method.aggregator.range: a number of '{name}' changed by more than {largest:g} in one round, or "
                     "is not finite; valid: a larger range (coarser steps), or a smaller learning rate"
                 )
-            made.append((change * (share * LEVELS / largest)).round().long().flatten())
-        return torch.cat(made).to(torch.int32)
+            made.append(as_whole(change, largest, share).flatten())
+        return torch.cat(made)
 
     def decoded(self, total: Total, start: Tensors) -> dict[str, torch.Tensor]:
         """The mean: the round's weights moved by the sum of changes over the sum of shares."""
         made, place = {}, 0
         for name, before in sorted(start.items()):
             largest = self.range if before.is_floating_point() else COUNTS
-            numbers = total.numbers[place : place + before.numel()].double().reshape(before.shape)
+            numbers = total.numbers[place : place + before.numel()].reshape(before.shape)
             place += before.numel()
-            made[name] = as_stored(before.double() + numbers * (largest / LEVELS / total.share), before.dtype)
+            made[name] = as_stored(before.double() + from_whole(numbers, largest, total.share), before.dtype)
         return {name: made[name] for name in start}
 
     def partial(self, uploads: Iterable[Weighed]) -> list[Weighed]:  # type: ignore[override]

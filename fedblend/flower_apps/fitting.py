@@ -43,6 +43,8 @@ def of_sharing(sharing: Sharing) -> str:
         return f"the sharing '{name}' gives raw samples away"
     if sharing.for_server or not sharing.travels:
         return f"what '{name}' makes does not go out to other clients, and nothing else is done with it here"
+    if sharing.hides_entries:
+        return f"'{name}' masks what is shared in several exchanges, and a strategy asks once"
     if sharing.each_round or sharing.refresh is not None:
         return f"'{name}' shares again while training goes on, and a strategy asks once"
     return ""

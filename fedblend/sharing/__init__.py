@@ -5,6 +5,7 @@ from fedblend.sharing.base import Local, Payload, Pool, Sharing
 from fedblend.sharing.means import HiddenMeans, LocalMeans, Means, Noise
 from fedblend.sharing.raw import Raw
 from fedblend.sharing.seeds import MixedSeeds, RawSeeds
+from fedblend.sharing.sums import SecureMeans
 from fedblend.sharing.targets import BaseSamples, MixedTargetSeeds, XorSeeds
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Pool",
     "Raw",
     "RawSeeds",
+    "SecureMeans",
     "Sharing",
     "XorSeeds",
 ]

@@ -66,6 +66,7 @@ class Sharing:
     every round. ``for_server`` is true where what is shared is for the server step and does not go out to clients.
     ``server`` is the client that plays the server, where that has data of its own: it shares nothing with itself.
     ``coordinated`` is true where the server first asks clients for their labels, and then each for certain ones.
+    ``hides_entries`` is true where the server of a real federation learns sums over groups of clients only.
     """
 
     bytes_kind: str = "shared"
@@ -76,6 +77,7 @@ class Sharing:
     for_server: bool = False
     server: int | None = None
     coordinated: bool = False
+    hides_entries: bool = False
     active: bool = True
     refresh: float | None = None
 
@@ -107,6 +109,10 @@ class Sharing:
 
     def pool_beside(self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator) -> Pool:
         """At a server with samples of its own, ``base`` = (x, y) as stored: what is made of these and the entries."""
+        return self.pool(entries, rng)
+
+    def pool_of_sums(self, entries: Pool, asked: np.ndarray, rng: np.random.Generator) -> Pool:
+        """At a server that learns sums only: what is made of the entries of the clients ``asked``, int64 in order."""
         return self.pool(entries, rng)
 
     def view(self, pool: Pool, client: int) -> Pool:

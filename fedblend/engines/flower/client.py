@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 
 from fedblend.config import resolve
 from fedblend.engines.flower import masked_site, work
 from fedblend.engines.flower.audit import Audit
+from fedblend.engines.flower.here import Here, Work
 from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import arrays, pack, unpack
 from fedblend.engines.flower.site import Refused, Site, site_of, world_at
@@ -41,49 +44,7 @@ def hello(message: Message, context: Context) -> Message:
     return Message(pack(said), reply_to=message)
 
 
-@app.query("share")
-def share(message: Message, context: Context) -> Message:
-    """What this client shares before training."""
-    return answered(message, context, SHARING, work.share)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """This client's upload after a round's training."""
-    return answered(message, context, UPLOAD, work.train)
-
-
-@app.query("ask")
-def ask(message: Message, context: Context) -> Message:
-    """This client's answer to the server step."""
-    return answered(message, context, ANSWERS, work.ask)
-
-
-@app.query("keys")
-def keys(message: Message, context: Context) -> Message:
-    """This client's public keys for a round's masks."""
-    return answered(message, context, KEYS, masked_site.keys)
-
-
-@app.query("shares")
-def shares(message: Message, context: Context) -> Message:
-    """This client's shares for the others, sealed."""
-    return answered(message, context, KEYS, masked_site.shares)
-
-
-@app.query("unmask")
-def unmask(message: Message, context: Context) -> Message:
-    """This client's shares of others' secrets, with which the server takes masks off the sum."""
-    return answered(message, context, KEYS, masked_site.unmask)
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """How well weights do on samples that this site has for tests."""
-    return answered(message, context, SCORES, work.score)
-
-
-def answered(message: Message, context: Context, what: str, do: work.Work) -> Message:
+def answered(message: Message, context: Context, what: str, do: Work) -> Message:
     """The reply of ``do``, or why there is none; what leaves is in the audit log before it does."""
     try:
         words, tensors = unpack(message.content)
@@ -91,7 +52,7 @@ def answered(message: Message, context: Context, what: str, do: work.Work) -> Me
         if words["client"] != client:
             raise FedblendError(f"this is client {client}, not {words['client']}")
         engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["told"]))
-        here = work.Here(engine, site, client, int(words["round"]), Memory(context))
+        here = Here(engine, site, client, int(words["round"]), Memory(context))
         record = Audit(site.audit)
         run, kind = f"{words['experiment']['name']}/{context.run_id}", kind_of(engine, what)
         try:
@@ -125,7 +86,8 @@ def kind_of(engine: LoopEngine, what: str) -> str:
     """The word for a payload: that under which its bytes are counted."""
     method = engine.world.experiment.method
     upload = "masked" if method.aggregator.hides_uploads else method.upload.bytes_kind
-    words = {UPLOAD: upload, SHARING: method.sharing.bytes_kind}
+    shared = "masked" if method.sharing.hides_entries else method.sharing.bytes_kind
+    words = {UPLOAD: upload, SHARING: shared}
     return str(words.get(what, what))
 
 
@@ -152,3 +114,18 @@ def plain(said: dict[str, Any]) -> dict[str, Any]:
 
 def _held(engine: LoopEngine, client: int) -> int:
     return len(engine.world.population.held(client))
+
+
+ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work], ...] = (
+    (app.query("share"), SHARING, work.share),
+    (app.train(), UPLOAD, work.train),
+    (app.query("ask"), ANSWERS, work.ask),
+    (app.evaluate(), SCORES, work.score),
+    (app.query("keys"), KEYS, masked_site.keys),
+    (app.query("shares"), KEYS, masked_site.shares),
+    (app.query("unmask"), KEYS, masked_site.unmask),
+)
+"""Messages but the greeting: how Flower is told of them, what leaves in answer, and what makes it."""
+
+for register, what, do in ANSWERED:
+    register(functools.partial(answered, what=what, do=do))

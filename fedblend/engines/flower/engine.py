@@ -17,7 +17,9 @@ from fedblend.aggregators.base import Weighed
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.flower.audit import digest_of
 from fedblend.engines.flower.masked_server import Masks
+from fedblend.engines.flower.masked_sharing import shared_sums
 from fedblend.engines.flower.messages import arrays
+from fedblend.engines.flower.scoring import score_held, score_own
 from fedblend.engines.flower.sites import Order, Reply, Sites
 from fedblend.engines.flower.soundness import unlike
 from fedblend.engines.flower.work import LACKS, asked_of, runs_of
@@ -26,6 +28,8 @@ from fedblend.engines.orders import pool_tensors
 from fedblend.errors import FedblendError, by_reason, listed
 from fedblend.federation import reference_device
 from fedblend.prefixes import named
+from fedblend.random import stream
+from fedblend.sharing import SecureMeans
 from fedblend.sharing.base import Payload, Pool
 from fedblend.uploads import bytes_of, fault_of
 from fedblend.world import World, known_of
@@ -53,6 +57,7 @@ class FlowerEngine:
         self._informed: tuple[int, frozenset[int]] = (-1, frozenset())
         self._held: dict[int, Tensors] = {}
         self._good: tuple[int, list[int]] = (0, [])
+        self._beside: dict[tuple[str, str], int] = {}
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
@@ -63,6 +68,9 @@ class FlowerEngine:
         """
         asked = list(clients)
         sharing = self.world.experiment.method.sharing
+        if isinstance(sharing, SecureMeans):
+            yield from self._share_sums(round, sharing, asked).items()
+            return
         tables = (arrays(named("weights/", weights)),) if sharing.each_round else ()
         requests = self.world.requests(sizes)
         orders = {client: Order(asked_of(requests.get(client)), tables) for client in asked}
@@ -70,14 +78,20 @@ class FlowerEngine:
         faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
         faults |= unlike(payloads, rows=True)
-        for client, reason in faults.items():
-            log.warning("fedblend: round %s: client %s shares nothing: %s", round + 1, client, reason)
         good = {client: payload for client, payload in payloads.items() if client not in faults}
-        if faults and not good:
-            raise FedblendError(f"round {round + 1}: no site shares anything ({_in_one_line(faults)})")
+        _tell_of(faults, round, bool(good))
         if sharing.each_round:
             self._informed = (round, frozenset(c for c in asked if replies[c].fault is None))
         yield from good.items()
+
+    def _share_sums(self, round: int, sharing: SecureMeans, asked: Sequence[int]) -> dict[int, Payload]:
+        """Have clients share under masks; the keys and shares that this takes are counted with the round's training."""
+        world = self.world
+        like = sharing.form(world.scale(world.data.test.x[:1]), world.task.outputs)
+        made = shared_sums(self.sites, round, sharing, asked, stream(world.experiment.seed, "pool", round), like)
+        _tell_of(made.faults, round, bool(made.payloads))
+        self._beside = {("up", "keys"): made.up, ("down", "keys"): made.down}
+        return made.payloads
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
         """Train clients in this process; a round's cohort goes through :meth:`collect`."""
@@ -85,6 +99,12 @@ class FlowerEngine:
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
         """Have the clients' sites train, check what they send, and keep of it what the aggregator needs."""
+        collected = self._collect(task, clients, lost)
+        beside, self._beside = self._beside, {}
+        collected.beside = {key: beside.get(key, 0) + collected.beside.get(key, 0) for key in beside | collected.beside}
+        return collected
+
+    def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
         kind = self.world.experiment.method.upload
         aggregator = kind.aggregator(self.world.experiment.method.aggregator)
         if isinstance(aggregator, SecureMean):
@@ -171,21 +191,13 @@ class FlowerEngine:
     def score(self, weights: Tensors, held: bool = False) -> Scores:
         """Score the server's test samples here; those that clients hold out, and weights that a client keeps, there."""
         own = str(int(weights[MARK])) if set(weights) == {MARK} else None
+        if held and own is not None:
+            raise FedblendError("judge: a device's model cannot be tested at other clients; valid: holdout = 0")
         if held:
-            return self._score_held(weights, own)
+            return score_held(self.sites, self.world.population, weights)
         if own is None:
             return self.inner.score(weights)
-        device = self._device
-        order = Order({"own": own, "held": False})
-        reply = self.sites.exchange("evaluate", int(own), {device: order})[device]
-        loss = reply.tensors.get("loss", torch.empty(0))
-        right = reply.tensors.get("right")
-        samples = np.arange(len(self.world.data.test))
-        alike = loss.shape == samples.shape and (right is None or right.shape == loss.shape)
-        if reply.fault is not None or not alike:
-            why = reply.fault or "its scores are not of this experiment's test samples"
-            raise FedblendError(f"judge: the model of client {device} could not be evaluated: {why}")
-        return Scores(loss.numpy(), None if right is None else right.numpy().astype(bool), samples)
+        return score_own(self.sites, reference_device(self.world), own, len(self.world.data.test))
 
     def server_model(self) -> nn.Module:
         """A module for functional calls with any weights, in evaluation mode, for the server step."""
@@ -193,11 +205,6 @@ class FlowerEngine:
 
     def close(self) -> None:
         """Nothing to let go of: sites wait for the next run."""
-
-    @property
-    def _device(self) -> int:
-        """The client whose model is evaluated where clients keep theirs."""
-        return reference_device(self.world)
 
     def _trained(
         self, task: TrainTask, clients: Sequence[int], extra: Mapping[int, Order] | None = None
@@ -262,24 +269,6 @@ class FlowerEngine:
             return "its loss is NaN or infinite (a learning rate too large?)"
         return None
 
-    def _score_held(self, weights: Tensors, own: str | None) -> Scores:
-        """How many of each client's own test samples are right, as the counts that the sites tell."""
-        if own is not None:
-            raise FedblendError("judge: a device's model cannot be tested at other clients; valid: holdout = 0")
-        population = self.world.population
-        clients = np.unique(population.owners(held=True)).tolist()
-        order = Order({"own": None, "held": True}, (arrays(named("weights/", weights)),))
-        replies = self.sites.exchange("evaluate", 0, dict.fromkeys(clients, order))
-        right = []
-        for client, reply in replies.items():
-            held, count = len(population.held(client)), reply.words.get("right")
-            if reply.fault is not None or reply.words.get("samples") != held or type(count) is not int:
-                why = reply.fault or f"it tells of {reply.words.get('samples')!r} samples, and holds {held} out"
-                raise FedblendError(f"holdout: client {client} does not say how well the model does: {why}")
-            right.append(np.arange(held) < count)
-        flags = np.concatenate(right) if right else np.empty(0, bool)
-        return Scores(np.full(len(flags), np.nan, np.float32), flags, population.held_order)
-
 
 def _joined(one: Order, other: Order | None) -> Order:
     """Both orders as one."""
@@ -289,6 +278,14 @@ def _joined(one: Order, other: Order | None) -> Order:
 def _mark(start: Tensors) -> str | None:
     """The round that a client's own weights are of; ``None`` where it has only the first ones, which all know."""
     return str(int(start[MARK])) if set(start) == {MARK} else None
+
+
+def _tell_of(faults: Mapping[int, str], round: int, others: bool) -> None:
+    """Warn of clients that share nothing. Raises :class:`FedblendError` if there are no others."""
+    for client, reason in faults.items():
+        log.warning("fedblend: round %s: client %s shares nothing: %s", round + 1, client, reason)
+    if faults and not others:
+        raise FedblendError(f"round {round + 1}: no site shares anything ({_in_one_line(faults)})")
 
 
 def _in_one_line(faults: Mapping[int, str]) -> str:

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord
 
 from fedblend.engines.flower.masks import (
     BROKEN,
+    MODELS,
     bytes_in,
     digest,
     is_public,
@@ -29,13 +30,17 @@ from fedblend.uploads import bytes_of
 log = logging.getLogger("flwr")
 
 
+class TooFew(FedblendError):
+    """Fewer sites than a sum must cover."""
+
+
 @dataclass
 class Masks:
-    """A round's protocol between the server and the sites of one cohort; ``threshold`` is the least that take part.
+    """A sum's protocol between the server and the sites of one cohort; ``threshold`` is the least that take part.
 
     ``public`` are the public keys by site and name, ``sealed`` by receiver what senders sealed for it, ``commits`` the
     digests of sites' own secrets; ``faults`` says why sites take no part. ``up`` and ``down`` count the bytes of keys
-    and shares.
+    and shares. ``of`` is what is summed.
     """
 
     sites: Sites
@@ -47,10 +52,11 @@ class Masks:
     faults: dict[int, str] = field(default_factory=dict)
     up: int = 0
     down: int = 0
+    of: str = MODELS
 
     def begin(self, clients: Collection[int]) -> list[int]:
-        """Stages 1 and 2; returns the sites that go on to train. Raises :class:`FedblendError` if they are too few."""
-        told = self._ask("query.keys", dict.fromkeys(clients, Order({})))
+        """Stages 1 and 2; returns the sites that go on to stage 3. Raises :class:`TooFew` if they are too few."""
+        told = self._ask("query.keys", dict.fromkeys(clients, Order({"of": self.of})))
         for client, reply in told.items():
             keys = {name: bytes_in(tensor) for name, tensor in reply.tensors.items()}
             if set(keys) == {"mask", "box"} and all(map(is_public, keys.values())):
@@ -59,7 +65,7 @@ class Masks:
                 self.faults[client] = "it sent no keys"
         self._require(self.public, "sent keys")
         table = {f"{c}/{name}": tensor_of(key) for c, keys in self.public.items() for name, key in keys.items()}
-        order = Order({"threshold": self.threshold}, (arrays(table),))
+        order = Order({"of": self.of, "threshold": self.threshold}, (arrays(table),))
         self.down += bytes_of(table) * len(self.public)
         for client, reply in self._ask("query.shares", dict.fromkeys(self.public, order)).items():
             others = {str(peer) for peer in self.public if peer != client}
@@ -80,11 +86,11 @@ class Masks:
     def sum(self, vectors: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """Stage 4: the sum of the summands behind masked vectors, int32 [n], by site.
 
-        Raises :class:`FedblendError` if too few sites are left to take the masks off.
+        Raises :class:`TooFew` if too few sites are left to take the masks off, :class:`FedblendError` if one lies.
         """
-        self._require(vectors, "sent a model")
+        self._require(vectors, f"sent {self.of}")
         gone = [client for client in self.sealed if client not in vectors]
-        order = Order({"there": sorted(vectors), "gone": sorted(gone)})
+        order = Order({"of": self.of, "there": sorted(vectors), "gone": sorted(gone)})
         shares: dict[str, list[bytes]] = {}
         answers = self._ask("query.unmask", dict.fromkeys(sorted(vectors), order))
         for client in vectors.keys() - answers.keys():
@@ -116,7 +122,7 @@ class Masks:
     def _secret(self, name: str, shares: Mapping[str, list[bytes]]) -> bytes:
         there = shares.get(name, [])
         if len(there) < self.threshold:
-            raise FedblendError(
+            raise TooFew(
                 f"round {self.round + 1}: the sum cannot be unmasked: {len(there)} shares of {name!r}, and "
                 f"{self.threshold} are needed ({_in_one_line(self.faults)}); run the same command again"
             )
@@ -141,7 +147,7 @@ class Masks:
 
     def _require(self, there: Collection[int], what: str) -> None:
         if len(there) < self.threshold:
-            raise FedblendError(
+            raise TooFew(
                 f"round {self.round + 1}: {len(there)} sites {what}, and a masked sum needs {self.threshold} "
                 f"({_in_one_line(self.faults) or 'no reasons given'})"
             )

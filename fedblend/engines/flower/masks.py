@@ -29,6 +29,9 @@ from flwr.supercore.primitives.asymmetric import (
     public_key_to_bytes,
 )
 
+MODELS, MEANS = "models", "means"
+"""What is summed under masks: models after training, or the means that a group of clients shares."""
+
 KEY = 32
 """Bytes of a mask's key."""
 

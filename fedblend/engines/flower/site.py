@@ -25,7 +25,7 @@ from fedblend.world import World
 KINDS = ("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores")
 """What can leave a site, by the words under which bytes are counted; ``scores`` are counts of right test samples.
 
-``masked`` is a model of which the server learns only the sum with others, ``keys`` what that takes.
+``masked`` is a model, or a mean, of which the server learns only the sum with others, ``keys`` what that takes.
 """
 
 SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores")
@@ -48,7 +48,7 @@ class Site(BaseModel):
     min_mean: Count = 2
     """Fewest samples that a shared mean may cover; the experiment's own minimum holds as well."""
     min_sum: Annotated[int, Field(ge=2)] = 3
-    """Fewest sites whose masked models make a sum that the server may learn; the experiment's own number holds too."""
+    """Fewest sites whose masked models, or means, make a sum that the server may learn; the experiment's holds too."""
     max_seeds: Count | None = None
     """Most seeds that this site gives where a server asks for a number of them (XorMixFL); unless given, no limit."""
     rounds: Count | None = None

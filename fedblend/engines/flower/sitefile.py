@@ -15,7 +15,7 @@ TEXT = """# What this site lets out of the house, whatever a federation's server
 #   weights   a model after training          outputs   mean outputs by label
 #   means     means of samples                seeds     mixed samples
 #   raw       samples as they are             answers   to a server step, from this site's own model
-#   scores    how many test samples are right   masked    a model of which the server learns only a sum
+#   scores    how many test samples are right   masked    a model or mean of which the server learns only a sum
 #   keys      what masks are made of (public keys, sealed shares)
 # Without "weights" this site's model leaves masked, or not at all.
 allow = {allow}
@@ -23,7 +23,7 @@ allow = {allow}
 # Fewest samples that a shared mean may cover; the experiment's own minimum holds as well.
 min_mean = {min_mean}
 
-# Fewest sites whose masked models make a sum that the server may learn; the experiment's number holds as well.
+# Fewest sites whose masked models (or means) make a sum that the server may learn; the experiment's number holds too.
 min_sum = 3
 
 # Most seeds (single samples, mixed or encoded) that a server may ask for at a time; without this line no limit.

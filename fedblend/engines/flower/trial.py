@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +37,7 @@ GOODBYE = 10.0
 class Trial:
     """The processes of a federation in ``folder``: credentials, Flower's home and logs lie there.
 
-    A context manager: everything it started is ended when it is left.
+    A context manager: everything it started is ended when it is left, also by SIGTERM or a terminal that is closed.
     """
 
     def __init__(self, folder: Path, sites: int) -> None:
@@ -43,12 +45,21 @@ class Trial:
         self.keys, self.logs, self.home = (self.folder / name for name in ("credentials", "logs", "flower"))
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._heard: list[signal.Signals] = []
 
     def __enter__(self) -> Trial:
+        # Python ends at these without leaving anything that it is in; only its main thread can change that. Where they
+        # are ignored (nohup) or heard by somebody else, they stay so.
+        if threading.current_thread() is threading.main_thread():
+            self._heard = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+        for heard in self._heard:
+            signal.signal(heard, _leave)
         return self
 
     def __exit__(self, *about: object) -> None:
         self.stop()
+        for heard in self._heard:
+            signal.signal(heard, signal.SIG_DFL)
 
     def begin(self) -> None:
         """Make the credentials, start the SuperLink, and register the sites' keys with it."""
@@ -154,6 +165,10 @@ class Trial:
         # The apps that Flower starts are to be those beside this Python, and to see this fedblend.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return {**EAGER, **os.environ, **OFF, "FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def tool(name: str) -> str:

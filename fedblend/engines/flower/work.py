@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
 from fedblend.engines.base import TrainTask
-from fedblend.engines.flower.masked_site import masked, secure
-from fedblend.engines.flower.memory import Memory
+from fedblend.engines.flower.here import Here
+from fedblend.engines.flower.masked_site import masked, masked_mean, secure
 from fedblend.engines.flower.messages import Spoken, Tensors
-from fedblend.engines.flower.site import Refused, Site
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.flower.site import Refused
 from fedblend.errors import FedblendError
 from fedblend.prefixes import named, under
 from fedblend.protection import Mechanism
 from fedblend.random import stream
 from fedblend.sharing import Sharing
 from fedblend.sharing.base import Payload, Pool, Request, gather
-from fedblend.world import World, known_of
+from fedblend.world import known_of
 
 LACKS = "lacks"
 """The word with which a client says that it no longer has what it was sent before (its SuperNode was restarted)."""
-
-
-@dataclass(frozen=True)
-class Here:
-    """A client at its site, in one round: its world and engine, what it remembers, and what the site allows."""
-
-    engine: LoopEngine
-    site: Site
-    client: int
-    round: int
-    memory: Memory
-
-    @property
-    def world(self) -> World:
-        """What the engine works on."""
-        return self.engine.world
-
-    @property
-    def size(self) -> int:
-        """Samples that the client holds in this round."""
-        return int(self.world.sizes(self.round)[self.client])
 
 
 def share(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
@@ -53,10 +29,12 @@ def share(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     sharing = here.world.experiment.method.sharing
     if sharing.each_round:
         here.memory.keep("model", str(here.round), tensors)
-    weights = _in_order(here, tensors) if tensors else here.world.weights()
+    weights = _in_order(here, tensors) if sharing.each_round else here.world.weights()
     payload = shared(here, weights, here.client, here.round, request_of(here, words))
     if payload is None:
         return {"nothing": True}, {}
+    if sharing.hides_entries:
+        return {}, masked_mean(here, payload, tensors)
     if sharing.travels:
         return {}, payload
     here.memory.keep("shared", "", payload)
@@ -180,9 +158,6 @@ def score(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
         return {"right": None if right is None else int(right.sum()), "samples": int(mine.sum())}, {}
     found = {"loss": torch.from_numpy(made.loss)}
     return {}, found | ({} if made.right is None else {"right": torch.from_numpy(made.right)})
-
-
-Work = Callable[[Here, dict[str, Any], Tensors], Spoken]
 
 
 def _in_order(here: Here, tensors: Tensors) -> dict[str, torch.Tensor]:

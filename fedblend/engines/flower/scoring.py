@@ -1,0 +1,46 @@
+"""How well a model does where only sites can tell: on samples that they hold out, or with weights that one keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedblend.data.population import Population
+from fedblend.engines.base import Scores, Tensors
+from fedblend.engines.flower.messages import arrays
+from fedblend.engines.flower.sites import Order, Sites
+from fedblend.errors import FedblendError
+from fedblend.prefixes import named
+
+
+def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
+    """Scores of the experiment's test samples, so many, by the weights of round ``kept`` that a client has of its own.
+
+    Raises :class:`FedblendError` if its site does not tell them.
+    """
+    reply = sites.exchange("evaluate", int(kept), {client: Order({"own": kept, "held": False})})[client]
+    loss, right = reply.tensors.get("loss", torch.empty(0)), reply.tensors.get("right")
+    alike = loss.shape == (samples,) and (right is None or right.shape == loss.shape)
+    if reply.fault is not None or not alike:
+        why = reply.fault or "its scores are not of this experiment's test samples"
+        raise FedblendError(f"judge: the model of client {client} could not be evaluated: {why}")
+    return Scores(loss.numpy(), None if right is None else right.numpy().astype(bool), np.arange(samples))
+
+
+def score_held(sites: Sites, population: Population, weights: Tensors) -> Scores:
+    """How many of each client's own test samples are right, as the counts that the sites tell.
+
+    Raises :class:`FedblendError` if one of them tells none.
+    """
+    clients = np.unique(population.owners(held=True)).tolist()
+    order = Order({"own": None, "held": True}, (arrays(named("weights/", weights)),))
+    replies = sites.exchange("evaluate", 0, dict.fromkeys(clients, order))
+    right = []
+    for client, reply in replies.items():
+        held, count = len(population.held(client)), reply.words.get("right")
+        if reply.fault is not None or reply.words.get("samples") != held or type(count) is not int:
+            why = reply.fault or f"it tells of {reply.words.get('samples')!r} samples, and holds {held} out"
+            raise FedblendError(f"holdout: client {client} does not say how well the model does: {why}")
+        right.append(np.arange(held) < count)
+    flags = np.concatenate(right) if right else np.empty(0, bool)
+    return Scores(np.full(len(flags), np.nan, np.float32), flags, population.held_order)
