@@ -51,7 +51,7 @@ DATA: dict[str, dict[str, Any]] = {
 PAIRS = (("lenet5", "mnist"), ("lenet5", "cifar10"), ("lenet5", "fashion-mnist"), ("convnet", "cifar10"))
 SIZES = ((1, 1), (4, 5), (4, 1), (1, 5))
 """Images and local steps."""
-ITERATIONS = {("lenet5", 1): 1000, ("lenet5", 5): 300, ("convnet", 1): 300, ("convnet", 5): 100}
+ITERATIONS = {("lenet5", 1): 1000, ("lenet5", 5): 300, ("convnet", 1): 1500, ("convnet", 5): 100}
 """Iterations by network and local steps."""
 NOISE = {"name": "noise", "on": "gradients", "scale": 0.01}
 PROTECTIONS: dict[str, dict[str, Any]] = {

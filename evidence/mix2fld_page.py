@@ -1,6 +1,6 @@
 """Figures 2 and 3 of Mix2FLD as docs/results.md shows them: a picture of four panels, tables, and the paper's claims.
 
-python evidence/mix2fld_page.py [NAME] [PNG]     draws Figure 2 from evidence/results/NAME.json
+python evidence/mix2fld_page.py [NAME] [PNG]     draws Figure 2 or 3 from evidence/results/NAME.json
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from mdtable import table
 
 from fedblend.report.still import dress
-from fedblend.report.style import BAND, INK, MUTED, Look, looks
+from fedblend.report.style import BAND, INK, METHODS, MUTED, Look, looks
 
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE.parent / "docs" / "figures"
@@ -128,6 +128,32 @@ def _draw_line(axes: Any, runs: Sequence[Row], look: Look) -> None:
     axes.plot(x, middle, color=look.colour, linestyle=look.stroke, marker=".", linewidth=1.6)
     if len(runs) > 1:
         axes.fill_between(x, list(map(min, values)), list(map(max, values)), color=look.colour, alpha=BAND, linewidth=0)
+
+
+def draw_devices(name: str, path: Path) -> None:
+    """Figure 3: each device's accuracy by the number of devices, and their mean; a panel a split."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    forms = {"iid": "even labels", "non-iid": "uneven labels"}
+    for (form, title), axes, colour in zip(forms.items(), figure.subplots(1, 2, sharey=True), METHODS, strict=False):
+        runs = sorted((r for r in results(name)["runs"] if r["method"].endswith(f" form={form}")), key=_devices)
+        for run in runs:
+            axes.plot([_devices(run)] * _devices(run), [100 * a for a in run["devices"]], "o", color=colour, alpha=0.3)
+        means = [100 * run["mean"] for run in runs]
+        axes.plot([_devices(run) for run in runs], means, color=colour, marker="D", linewidth=1.6, label="mean")
+        axes.set_title(title, loc="left", fontsize=9.5, color=MUTED)
+        axes.set_xticks([_devices(run) for run in runs])
+        axes.margins(x=0.06)
+        axes.legend(fontsize=9, frameon=False, labelcolor=INK, loc="lower right")
+        dress(axes, "devices", "" if form == "non-iid" else "test accuracy of each device (%)")
+    figure.savefig(path)
+
+
+def _devices(run: Row) -> int:
+    return len(run["devices"])
 
 
 # Tables -----------------------------------------------------------------------------------------------------
@@ -287,4 +313,5 @@ def verdict(values: Sequence[float], bound: float) -> str:
 
 if __name__ == "__main__":
     study = sys.argv[1] if len(sys.argv) > 1 else "mix2fld-figure-2"
-    draw(study, Path(sys.argv[2]) if len(sys.argv) > 2 else FIGURES / f"{study}.png")
+    path = Path(sys.argv[2]) if len(sys.argv) > 2 else FIGURES / f"{study}.png"
+    (draw_devices if study == "mix2fld-figure-3" else draw)(study, path)
