@@ -60,13 +60,13 @@ LOOKS = ("view", "permute", "transpose", "squeeze", "expand", "detach", "getitem
 def kind_of(target: Callable[..., Any]) -> str:
     """The kind of an operation, by its name."""
     name = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
-    if target in RAW.values():
-        return OURS if "conv" in name else POOLS
-    if "pool" in name:
+    if name.startswith("run_conv"):
+        return OURS
+    if "pool" in name or target in RAW.values():
         return POOLS
     if "conv" in name:
         return LIBRARY
-    if "mm" in name.split(".")[-2:][0]:
+    if "mm" in name.split(".")[-2:][0] or name == "run_dense":
         return PRODUCTS
     return VIEWS if any(word in name for word in LOOKS) else POINTWISE
 
@@ -75,7 +75,7 @@ def flop_of(target: Callable[..., Any], arguments: tuple[Any, ...], made: Any) -
     """Floating point operations of a call."""
     kind, tensors = kind_of(target), [a for a in arguments if isinstance(a, torch.Tensor)]
     if kind == OURS:
-        return conv_flop(target.__name__, tensors[0], tensors[1], arguments[-2:])
+        return conv_flop(target.__name__, tensors[0], tensors[1], arguments[2:])
     if kind == LIBRARY:
         return library_flop(tensors, arguments)
     if kind == PRODUCTS:
@@ -89,16 +89,18 @@ def flop_of(target: Callable[..., Any], arguments: tuple[Any, ...], made: Any) -
 
 def conv_flop(name: str, first: torch.Tensor, second: torch.Tensor, last: tuple[Any, ...]) -> int:
     """Of a form of our convolution: output places x channels in x kernel, the same for all three forms."""
-    if name == "run_conv":
+    if name in ("run_conv", "run_conv_pool"):
         *_, height, width = first.shape
         _, out, channels, kh, kw = second.shape
-        grow = 2 * last[-1]
+        grow = 2 * last[0]
         places = first.shape[0] * first.shape[1] * out * (height + grow - kh + 1) * (width + grow - kw + 1)
         return 2 * places * channels * kh * kw
+    # Gradients of pooled outputs are a quarter of those of the outputs.
+    pooled = 4 if isinstance(last[-1], torch.Tensor) else 1
     if name == "run_conv_input":
-        return 2 * first.numel() * math.prod(second.shape[2:])
-    # The gradient of the weights: of x and of what came out, for a kernel of the last two sizes.
-    return 2 * second.numel() * first.shape[2] * math.prod(last)
+        return 2 * pooled * first.numel() * math.prod(second.shape[2:])
+    # The gradient of the weights: of x and of what came out, for a kernel of the two sizes after the padding.
+    return 2 * pooled * second.numel() * first.shape[2] * math.prod(last[1:3])
 
 
 def library_flop(tensors: list[torch.Tensor], arguments: tuple[Any, ...]) -> int:

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,10 @@ def experiment_of(job: Job, given: argparse.Namespace, eval_every: int = NEVER) 
     table = table_of(job.settings, str(given.job.resolve()), given.stored_order)
     asked = {field: value for field, value in asked.items() if value is not None}
     # All rounds of the job, more than are run: auto chooses as for a long run, and none of these is the last.
-    return resolve(table | asked | {"method": given.method, "rounds": ROUNDS, "eval_every": eval_every})
+    method: Any = given.method
+    if given.lam is not None:
+        method = {"name": method, "objective": {"lam": given.lam, "loss_scaling": False}}
+    return resolve(table | asked | {"method": method, "rounds": ROUNDS, "eval_every": eval_every})
 
 
 def timed_rounds(federation: Federation, state: State, rounds: int) -> tuple[State, list[float], list[Record]]:
@@ -114,6 +118,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--method", default="fedavg", help="fedavg, naivemix, ...; what it shares is shared while warming up"
     )
+    parser.add_argument("--lam", type=float, help="Fed-AugMix's lambda, without loss scaling")
     parser.add_argument("--stored-order", action="store_true", help="batches in the stored order, as the peers'")
     parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
     parser.add_argument("--no-graphs", action="store_true", help="on a GPU, launch every operation by itself")
