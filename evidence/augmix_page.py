@@ -65,23 +65,16 @@ def _with_error(row: dict[str, Any], measure: str, digits: int, factor: int = 1)
 
 
 def inverted() -> str:
-    """PSNR (SSIM) of what InvGrad rebuilt from untrained models: a row a protection, a column what is attacked."""
+    """PSNR (SSIM) of what InvGrad rebuilt from untrained models: a row for what is attacked, a column a protection."""
     results = _read("invgrad")
-    columns = list(dict.fromkeys(_column(row) for row in results["rows"]))
-    cells: dict[str, dict[Any, str]] = defaultdict(dict)
+    names = list(dict.fromkeys(row["protection"] for row in results["rows"]))
+    cells: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for row in results["rows"]:
-        cells[row["protection"]][_column(row)] = f"{row['psnr']:.1f} ({100 * row['ssim']:.0f})"
-    heads = [
-        f"{network}, {data}, {images} x {steps}, {iterations} it."
-        for network, data, images, steps, iterations in columns
-    ]
+        attacked = row["network"], row["data"], f"{row['images']} x {row['steps']}", f"{row['iterations']}"
+        cells[attacked][row["protection"]] = f"{row['psnr']:.1f} ({100 * row['ssim']:.0f})"
     about = f"`{results['command']}`; each cell: PSNR in dB (SSIM in %), mean over images and clients attacked"
-    rows = ([name, *(row.get(one, "") for one in columns)] for name, row in cells.items())
-    return f"{about}\n\n" + table(["protection", *heads], rows)
-
-
-def _column(row: dict[str, Any]) -> tuple[str, str, int, int, int]:
-    return row["network"], row["data"], row["images"], row["steps"], row["iterations"]
+    rows = ([*attacked, *(row.get(name, "") for name in names)] for attacked, row in cells.items())
+    return f"{about}\n\n" + table(["network", "data", "images x steps", "it.", *names], rows)
 
 
 def speed() -> str:
