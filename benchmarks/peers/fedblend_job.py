@@ -42,8 +42,11 @@ class JobData:
         return Dataset("job", "image", train, test, tuple(map(str, range(CLASSES))))
 
 
-def in_stored_order(n: int, epochs: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """What fedblend's own ``batches`` gives, but for the order of the samples."""
+def in_stored_order(
+    n: int, epochs: int, size: int, rng: np.random.Generator, steps: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """What fedblend's own ``batches`` gives for whole epochs, but for the order of the samples."""
+    assert steps is None
     starts = [epoch * n + first for epoch in range(epochs) for first in range(0, n, size)]
     return np.tile(np.arange(n), epochs), np.array([*starts, epochs * n], np.int64)
 
