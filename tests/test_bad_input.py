@@ -498,11 +498,14 @@ def test_runs_that_are_not_there(order: str) -> None:
     assert contents(Path()) == {"letter.txt": b"no run"}
 
 
-@pytest.mark.parametrize("order", ["resume", "report", "compare", "inspect"])
-def test_the_folder_of_all_studies_is_told_from_a_study(order: str) -> None:
+def test_the_folder_of_all_studies_is_told_from_a_study() -> None:
     for name in ("one", "two"):
         succeeded(run({"rounds": 0}, "--out", f"runs/{name}"))
-    refused(here(order, "runs"), "runs: holds studies, not runs", "one, two")
+    refused(here("resume", "runs"), "runs: holds studies, not runs", "one, two")
+    succeeded(run({"rounds": 0, "method": "fedmix"}, "--out", "runs", "--resume"))
+    assert "studies in it are left alone: one, two" in succeeded(here("resume", "runs")).err
+    several = refused(here("switches", "runs"), "runs: holds 3 runs; name one of them: ")
+    assert "fedmix-seed0, one/custom-seed0, two/custom-seed0" in several.err
 
 
 @pytest.mark.parametrize("order", ["resume", "report", "compare"])

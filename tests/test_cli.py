@@ -265,6 +265,16 @@ def test_compare_takes_single_runs_and_folders(study: Path) -> None:
     assert "fedavg" in both
 
 
+def test_all_runs_below_a_folder_are_taken_however_deep_their_studies_lie() -> None:
+    for method, folder in (("fedmix", "runs"), ("fedavg", "runs/one"), ("naivemix", "runs/old/two")):
+        file = write(Path("tiny.toml"), {"method": method, "rounds": 0})
+        succeeded(here("run", file, "--out", folder, *(["--resume"] if Path(folder).exists() else [])))
+    Path("runs/round").symlink_to(Path("runs").absolute())
+    for order in ("compare", "inspect"):
+        shown = re.findall(r"naivemix|fedavg|fedmix", succeeded(here(order, "runs")).out)
+        assert list(dict.fromkeys(shown)) == ["fedmix", "naivemix", "fedavg"]
+
+
 def test_report_writes_one_page_that_works_offline_and_a_picture(study: Path) -> None:
     outcome = succeeded(here("report", study, "--out", "page.html"))
     assert "page.html" in outcome.out

@@ -32,7 +32,7 @@ app.add_typer(federation_app, name="federation")
 app.add_typer(site_app, name="site")
 
 File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]
-Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders of studies.")]
+Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders: all runs below them.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Set a field: --set train.lr=0.05 (repeatable).")]
 Data = Annotated[
     Path | None,
