@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedblend.errors import FedblendError
+from fedblend.report.guarantees import Guarantee, guarantees
 from fedblend.report.privacy import NOTE, gives_raw_away
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, by_data
-from fedblend.runs.summary import MINUTE, averaged, duration, megabytes, rounds_to_target, score, table_of
+from fedblend.runs.summary import MINUTE, NOTHING, averaged, duration, megabytes, rounds_to_target, score, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,10 +39,12 @@ def _table(groups: Sequence[Group], title: str | None) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    rows = rows_of(table_of(groups))
+    stated = {one.method: one for one in guarantees(groups)}  # the last of each: of all that left its clients together
+    rows = [{**row, "guarantee": stated.get(row["method"])} for row in rows_of(table_of(groups))]
     columns = _columns(rows)
     notes = [f"* {row['method']}: {row['status']}" for row in rows if row["unfinished"]]
     notes += [f"! {g.name}: {NOTE}, it gives raw samples away" for g in groups if gives_raw_away(g.config)]
+    notes += list(dict.fromkeys(map(_on_epsilon, stated.values())))
     made = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1, 0, 0), header_style="bold")
     made.title, made.title_justify, made.title_style = title and Text(title), "left", "bold"
     made.caption_justify = "left"
@@ -85,6 +88,8 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     if targets:
         to = f"rounds\nto {100 * targets.pop():g} %" if len(targets) == 1 else "rounds\nto target"
         columns.append((to, lambda row: rounds_to_target(row).replace(" (", "\n("), _whole_target, -1))
+    if any(row["guarantee"] for row in rows):
+        columns.append(("epsilon", lambda row: row["guarantee"].short if row["guarantee"] else NOTHING, _epsilon, -1))
     return [
         *columns,
         ("MB\nup", lambda row: megabytes(row["bytes_up"], ""), lambda row: row["bytes_up"], -1),
@@ -113,6 +118,18 @@ def times(rows: Sequence[Row]) -> tuple[str, Callable[[Row], str]]:
     """The unit of the whole time, and the cells in it: minutes, or seconds where a run took less than a minute."""
     minutes = all(row["seconds"] >= MINUTE for row in rows if row["seeds"])
     return "min" if minutes else "s", lambda row: duration(row["seconds"] / (MINUTE if minutes else 1))
+
+
+def _epsilon(row: Row) -> float:
+    stated = row["guarantee"]
+    return math.nan if stated is None or stated.epsilon is None else stated.epsilon
+
+
+def _on_epsilon(one: Guarantee) -> str:
+    """What an epsilon covers, or why a method has none."""
+    if one.epsilon is None:
+        return f"epsilon of {one.method}: {one.text}"
+    return f"epsilon: of the {one.what} sent in the whole run, for {one.unit}, at delta = {one.delta:g}"
 
 
 def _whole_target(row: Row) -> float:
