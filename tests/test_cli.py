@@ -121,6 +121,19 @@ def test_the_list_of_methods_names_every_method() -> None:
         assert re.search(rf"^{re.escape(name)}\s", shown, re.M), name
 
 
+def test_the_list_without_a_word_says_what_can_be_listed_and_how_many_there_are() -> None:
+    shown = succeeded(here("list")).out
+    kinds = {kind: len(parts.known(kind)) for kind in parts.MODULES}
+    counts = {"methods": len(methods.presets()), "parts": sum(kinds.values())}
+    counts |= {f"{kind}s": kinds[kind] for kind in ("dataset", "model", "partition")}
+    for word, number in counts.items():
+        assert re.search(rf"^{word} +{number}\b", shown, re.M), (word, number)
+        succeeded(here("list", word))
+    for kind, number in kinds.items():
+        assert f"{kind} {number}" in words_of(shown)
+    assert "a table (experiment, train, method, policy, arrival)" in words_of(shown)
+
+
 DATASETS = ("digits", "shakespeare")
 RAW = ("global-mixup", "fld", "prior-samples")
 

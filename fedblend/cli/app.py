@@ -122,8 +122,9 @@ def compare(
 )
 def list_(
     what: Annotated[
-        str, typer.Argument(help="methods, parts, datasets, models, partitions, or a name: its options are then told.")
-    ],
+        str | None,
+        typer.Argument(help="methods, parts, datasets, models, partitions, or a name: its options are then told."),
+    ] = None,
 ) -> None:
     """List what an experiment can be made of, or the options of one name (fedmix, objective, train)."""
     from fedblend.cli import listing
