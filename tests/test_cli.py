@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ from torch import nn
 
 import fedblend
 from fedblend import methods, parts
-from fedblend.config import resolve
+from fedblend.cli.running import parse_change
+from fedblend.config import as_table, resolve
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ROOT = Path(__file__).resolve().parent.parent
@@ -219,6 +221,37 @@ def test_options_of_run_change_the_experiment() -> None:
     made = tomllib.loads(Path("out/fedmix-seed5/config.toml").read_text())
     assert (made["rounds"], made["train"]["lr"], made["train"]["cohort"], made["seed"]) == (1, 0.2, 2, 5)
     assert (made["model"]["hidden"], made["engine"]) == ([4], "loop")
+
+
+def test_none_takes_an_optional_field_out_and_is_a_word_like_any_other_elsewhere() -> None:
+    changes = {
+        "partition": {"name": "iid", "clients": 4, "samples": 10},
+        "train": {"steps": 3, "clip_norm": 1.0},
+        "arrival": {"first": 0.2},
+        "grid": {"target": [0.1, 0.2]},
+        "methods": [{"name": "fedmix", "sharing": {"noise": 0.5}}],
+        "protection": {"name": "prune", "keep": 0.5},
+    }
+    file = write(Path("tiny.toml"), changes)
+
+    def changed(*words: str) -> dict[str, Any]:
+        study = fedblend.api.expand_file(file, [parse_change(word) for word in words], None)
+        return as_table(next(iter(study.experiments.values())))
+
+    plain = changed("target=none")
+    assert "target" not in plain
+    assert "samples" not in changed("partition.samples=none")["partition"]
+    assert changed("partition.samples=none", "partition.samples=7")["partition"]["samples"] == 7
+    assert "samples" not in changed("partition.samples=7", "partition.samples=none")["partition"]
+    assert plain["train"].items() - changed("train.steps=none")["train"].items() == {("steps", 3)}
+    assert "arrival" not in changed("arrival=none")
+    assert changed("protection=none")["protection"] == {"name": "none"}
+    assert changed("name=none")["name"] == "none"
+    assert changed('start="none"')["start"] == "none"
+    assert "start" not in changed("start=none")
+    # A file that does not hold together with the field's value.
+    file = write(Path("tiny.toml"), {"train": {"steps": -3}})
+    assert "steps" not in changed("train.steps=none")["train"]
 
 
 def test_a_run_prints_progress_and_ends_with_a_table_and_a_report() -> None:

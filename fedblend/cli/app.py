@@ -33,7 +33,12 @@ app.add_typer(site_app, name="site")
 
 File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders: all runs below them.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Set a field: --set train.lr=0.05 (repeatable).")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Set a field: --set train.lr=0.05 (repeatable); none takes an optional one out of the file."
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option(

@@ -25,11 +25,11 @@ Change = tuple[str, Any]
 
 
 def parse_change(text: str) -> Change:
-    """``train.lr=0.05`` as (field, value)."""
+    """``train.lr=0.05`` as (field, value); the value ``None`` for a bare ``none``, since TOML has no word for it."""
     field, equals, value = text.partition("=")
     if not equals or not field.strip():
         raise FedblendError(f"--set {text!r} is not valid: write FIELD=VALUE, such as --set train.lr=0.05")
-    return field.strip(), parse_value(value.strip())
+    return field.strip(), None if value.strip() == "none" else parse_value(value.strip())
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
