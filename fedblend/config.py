@@ -330,6 +330,17 @@ class Experiment(_Table):
 TABLES: dict[str, type[BaseModel]] = {"train": Train, "method": Method, "policy": Policy, "arrival": Arrival}
 """Fields of an experiment that are tables of their own."""
 
+OTHER_WORDS = {
+    "learning_rate": "lr",
+    "step_size": "lr",
+    "clients_per_round": "cohort",
+    "participants": "cohort",
+    "gradient_clipping": "clip_norm",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+}
+"""What other libraries and papers call a field -> the field; only to tell which was meant."""
+
 
 def resolve(table: Mapping[str, Any]) -> Experiment:
     """An experiment from plain data. Raises :class:`FedblendError` with one message that names the field."""
@@ -347,8 +358,9 @@ def check_keys(table: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
 def _require_known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in table:
         if key not in known:
-            inside = [] if where else [f"{name}.{key}" for name, model in TABLES.items() if key in model.model_fields]
-            meant = f" (did you mean '{inside[0]}'?)" if inside else did_you_mean(key, known)
+            one = OTHER_WORDS.get(key, key)
+            inside = [] if where else [f"{name}.{one}" for name, model in TABLES.items() if one in model.model_fields]
+            meant = f" (did you mean '{inside[0]}'?)" if inside else did_you_mean(key, known, others=OTHER_WORDS)
             raise FedblendError(f"{where}{key}: unknown key{meant}; valid: {', '.join(known)}")
 
 
