@@ -188,6 +188,9 @@ def test_a_damaged_status_or_configuration_is_told(tiny: Path, tmp_path: Path) -
     refused(here("inspect", run), "status.json", "damaged")
     (run / "config.toml").write_text("rounds = ")
     refused(here("resume", run), "config.toml", "TOML")
+    for text, told in (("", "data: is missing"), ('data = "digits"\nrunds = 3', "runds: unknown key")):
+        (run / "config.toml").write_text(text)
+        refused(here("resume", run), f"{run}/config.toml: {told}")
 
 
 def state_of(clients: int, shared_round: int = -1) -> State:

@@ -69,11 +69,15 @@ class RunDirectory:
         write_atomically(self.path / CONFIG, write_toml(as_table(experiment)))
 
     def experiment(self) -> Experiment:
-        """The experiment of this run."""
+        """The experiment of this run. Raises :class:`FedblendError` that names the file if it holds none."""
         if not self.is_run(self.path):
             raise FedblendError(f"{self.path}: is not a run directory (it has no {CONFIG})")
+        table = read_toml(self.path / CONFIG)
         sys.path += [folder for folder in self.import_from() if folder not in sys.path]
-        return resolve(read_toml(self.path / CONFIG))
+        try:
+            return resolve(table)
+        except FedblendError as error:
+            raise FedblendError(f"{self.path / CONFIG}: {error}") from None
 
     def import_from(self) -> list[str]:
         """The folders in which parts of the user's own lay when the run began; none if this is no run."""
