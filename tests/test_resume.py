@@ -178,7 +178,8 @@ def test_a_damaged_checkpoint_is_told(damage: Callable[[bytes], bytes], tiny: Pa
     run = copy_of(tiny, tmp_path)
     (run / CHECKPOINT).write_bytes(damage((run / CHECKPOINT).read_bytes()))
     before = (run / "metrics.jsonl").read_bytes()
-    refused(here("resume", run), CHECKPOINT, "damaged")
+    told = refused(here("resume", run), f"{CHECKPOINT}: is not a checkpoint of fedblend or is damaged").err
+    assert told.count("is damaged") == 1
     assert (run / "metrics.jsonl").read_bytes() == before
 
 

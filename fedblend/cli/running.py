@@ -118,7 +118,8 @@ def run_in(
             console.print(f"Report: {page}", highlight=False, soft_wrap=True)
     except FedblendError as error:
         # After what failed before: a full disk stops the runs first, and then their report.
-        faults.append(str(error))
+        if not any(str(error) in fault for fault in faults):
+            faults.append(str(error))
     if faults:
         raise FedblendError("; ".join(faults))
 
