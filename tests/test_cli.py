@@ -376,6 +376,16 @@ def test_regression_runs_and_is_reported() -> None:
     assert Path("new/sizes.png").read_bytes().startswith(PNG)
 
 
+def test_data_of_one_class_run_with_a_warning() -> None:
+    rng = np.random.default_rng(0)
+    for y, told in ((np.zeros(60, int), 1), (np.arange(60) % 2, 0)):
+        np.savez("own.npz", x=rng.standard_normal((60, 6)), y=y)
+        file = write(Path("own.toml"), {"data": {"name": "npz", "path": "own.npz"}, "rounds": 0})
+        shown = words_of(succeeded(here("run", file, "--out", f"out{told}")).out)
+        assert shown.count("all samples are of one class, '0': there is nothing to tell apart") == told
+        assert Path(f"out{told}/report.html").read_text().count("all samples are of the class 0") == told
+
+
 NET = """
 from torch import nn
 

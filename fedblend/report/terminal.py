@@ -44,6 +44,8 @@ def _table(groups: Sequence[Group], title: str | None) -> Table:
     columns = _columns(rows)
     notes = [f"* {row['method']}: {row['status']}" for row in rows if row["unfinished"]]
     notes += [f"! {g.name}: {NOTE}, it gives raw samples away" for g in groups if gives_raw_away(g.config)]
+    if (only := groups[0].outcomes[0].only_class) is not None:
+        notes.append(f"! all samples are of one class, '{only}': there is nothing to tell apart")
     notes += list(dict.fromkeys(map(_on_epsilon, stated.values())))
     made = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1, 0, 0), header_style="bold")
     made.title, made.title_justify, made.title_style = title and Text(title), "left", "bold"

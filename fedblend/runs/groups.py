@@ -93,6 +93,12 @@ class Outcome:
         """What the data set is called."""
         return str(self.facts.get("data", {}).get("name", self.config["data"]["name"]))
 
+    @property
+    def only_class(self) -> str | None:
+        """The class of all samples, where the data set has just one: every model is then right."""
+        classes = self.facts.get("data", {}).get("classes", [])
+        return str(classes[0]) if len(classes) == 1 else None
+
 
 @dataclass(frozen=True)
 class Group:
