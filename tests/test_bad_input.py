@@ -567,6 +567,12 @@ def test_training_that_diverges_names_clients_and_reason() -> None:
     outcome = run({"train": {"lr": 1e30, "lr_decay": 1.0}, "rounds": 50}, "--out", "out")
     refused(outcome, "0 good uploads of 2", "(clients ", "NaN or infinity", "learning rate")
     assert outcome.err.count("NaN or infinity") == 1, "what both clients have in common is told once"
+    assert "NaN or infinity" not in " ".join(outcome.out.split())
+    assert "* custom: seed 0: failed at round 0 of 50" in outcome.out
+    assert re.search(r"^ custom \* +1 +failed +— ", outcome.out, re.M), "of the untrained model nothing is told"
+    assert "NaN or infinity" in " ".join(succeeded(here("compare", "out")).out.split())
+    page = (Path("out") / "report.html").read_text(encoding="utf-8")
+    assert re.search(r">failed<", page)
     stands = status(Path("out") / RUN)
     assert stands["state"] == "failed"
     assert "learning rate" in stands["reason"]

@@ -112,7 +112,7 @@ def run_in(
     faults = [in_one_message(failed, len(study.experiments))] if failed else []
     try:
         if runs:
-            console.print(report.compare(runs))
+            console.print(report.compare(runs, reasons=False))  # the error that ends this has them
             page = (runs[0].path if report_on else folder) / "report.html"
             report.write(runs, page, page.with_suffix(".png"))
             console.print(f"Report: {page}", highlight=False, soft_wrap=True)

@@ -11,7 +11,18 @@ from fedblend.report.guarantees import Guarantee, guarantees
 from fedblend.report.privacy import NOTE, gives_raw_away
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, by_data
-from fedblend.runs.summary import MINUTE, NOTHING, averaged, duration, megabytes, rounds_to_target, score, table_of
+from fedblend.runs.summary import (
+    MINUTE,
+    NOTHING,
+    averaged,
+    duration,
+    megabytes,
+    places,
+    rounds_to_target,
+    score,
+    status,
+    table_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,21 +30,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def compare(runs: Sequence[RunDirectory]) -> RenderableType:
+def compare(runs: Sequence[RunDirectory], reasons: bool = True) -> RenderableType:
     """One table a data set, one row a method over its seeds; the best value of a column is bold.
 
-    Below a table stands which runs are not finished (marked with an asterisk), and which methods give
-    raw samples away. Raises :class:`FedblendError` if there is no run to compare.
+    Below a table stands which runs are not finished (marked with an asterisk) and, with ``reasons``, why; and which
+    methods give raw samples away. Raises :class:`FedblendError` if there is no run to compare.
     """
     from rich.console import Group as Several
 
     if not runs:
         raise FedblendError("compare: no runs given; name run directories, or folders of studies")
     sets = by_data(runs)
-    return Several(*(_table(groups, name if len(sets) > 1 else None) for name, groups in sets.items()))
+    return Several(*(_table(groups, name if len(sets) > 1 else None, reasons) for name, groups in sets.items()))
 
 
-def _table(groups: Sequence[Group], title: str | None) -> Table:
+def _table(groups: Sequence[Group], title: str | None, reasons: bool) -> Table:
     """The table of one data set."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -42,7 +53,7 @@ def _table(groups: Sequence[Group], title: str | None) -> Table:
     stated = {one.method: one for one in guarantees(groups)}  # the last of each: of all that left its clients together
     rows = [{**row, "guarantee": stated.get(row["method"])} for row in rows_of(table_of(groups))]
     columns = _columns(rows)
-    notes = [f"* {row['method']}: {row['status']}" for row in rows if row["unfinished"]]
+    notes = [f"* {g.name}: {status(g) if reasons else places(g)}" for g in groups if g.unfinished]
     notes += [f"! {g.name}: {NOTE}, it gives raw samples away" for g in groups if gives_raw_away(g.config)]
     if (only := groups[0].outcomes[0].only_class) is not None:
         notes.append(f"! all samples are of one class, '{only}': there is nothing to tell apart")
@@ -80,7 +91,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         ("seeds", lambda row: str(row["seeds"]), lambda row: math.nan, 0),
         (
             "accuracy\n% ± std" if measure == "accuracy" else "loss\n± std",
-            lambda row: score(measure, row["final"], row["final_std"]),
+            lambda row: final_score(row, measure),
             lambda row: row["final"],
             sign,
         ),
@@ -105,13 +116,19 @@ def measure_of(rows: Sequence[Row]) -> str:
     return next((row["measure"] for row in rows if row["seeds"]), "accuracy")
 
 
+def final_score(row: Row, measure: str) -> str:
+    """The final accuracy or loss; that a method failed, where no run of it made a round."""
+    return "failed" if row["failed"] else score(measure, row["final"], row["final_std"])
+
+
 def last_evaluations(rows: Sequence[Row]) -> tuple[str, Callable[[Row], str]]:
     """Heading and cells of the mean of the last evaluations; how many they are stands where it is true of all."""
-    counts = {averaged(row) for row in rows if row["seeds"]}
+    told = [row for row in rows if row["seeds"]]
+    counts = {averaged(row) for row in [row for row in told if not row["failed"]] or told}
 
     def text(row: Row) -> str:
         mean = score(row["measure"], row["last"], row["last_std"])
-        return f"{mean} (n = {averaged(row)})" if len(counts) > 1 and row["seeds"] else mean
+        return f"{mean} (n = {averaged(row)})" if len(counts) > 1 and not math.isnan(row["last"]) else mean
 
     return f"mean of last {next(iter(counts)) if len(counts) == 1 else 'n'}", text
 
@@ -140,8 +157,10 @@ def _whole_target(row: Row) -> float:
 
 
 def rows_of(table: pd.DataFrame) -> list[Row]:
-    """The rows of a table, each by its columns' names."""
-    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+    """The rows of a table, each by its columns' names; without the scores of methods that never made a round."""
+    rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+    untrained = dict.fromkeys(("final", "last", "best"), math.nan)
+    return [row | untrained if row["failed"] else row for row in rows]
 
 
 def best_of(rows: Sequence[Row], text: Callable[[Row], str], value: Callable[[Row], float], sign: int) -> set[int]:
