@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from fedblend import methods, parts
 from fedblend.errors import FedblendError, did_you_mean
@@ -35,6 +36,14 @@ def _part(kind: str, where: str = "") -> Any:
 def _run_folder(given: Any) -> Any:
     """A folder as an absolute path; a name alone is left as it is."""
     return absolute(given) if isinstance(given, str) and "/" in given else given
+
+
+def _fit_for_a_folder(name: str) -> str:
+    if not re.search("[A-Za-z0-9]", name) or re.search(r"[/\\\x00-\x1f]", name):
+        raise ValueError(
+            "folders are called by it; valid: letters A to Z or digits, and beside them any sign but / and \\"
+        )
+    return name
 
 
 def _terms(specs: Any) -> tuple[Any, ...]:
@@ -144,7 +153,7 @@ class Experiment(_Table):
         Experiment(data="mnist5k", partition={"name": "classes", "clients": 20}, method="fedmix")
     """
 
-    name: str = "experiment"
+    name: Annotated[str, AfterValidator(_fit_for_a_folder)] = "experiment"
     """What the study is called: its folder under `runs/`, and the report's title."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of every random choice: split, first weights, cohorts, batches, mixing."""

@@ -482,6 +482,14 @@ def test_a_grid_over_a_field_that_a_method_lacks_names_the_method() -> None:
     refused_at_once(wrong, "objective.lambda: 1.5", "less than or equal to 1")
 
 
+def test_names_that_no_folder_can_have_are_refused() -> None:
+    for name in ("../../evil", "", "..", "a/b", "a\\b", "a\nb", "\N{GREEK SMALL LETTER MU}"):
+        refused_at_once(run({"name": name}), f"name: {name!r} is not valid", "valid: letters A to Z or digits")
+    for name, folder in (("ours, lr=0.1", "ours-lr-0.1"), ("a.b+c_d-2", "a.b+c_d-2")):
+        succeeded(run({"name": name, "rounds": 0}))
+        assert Path("runs", folder, RUN, "config.toml").is_file()
+
+
 @pytest.mark.parametrize("words", [("run",), ("rum",), ("run", "x", "--jobs", "0"), ("run", "x", "--nonsense")])
 def test_words_that_are_no_command(words: tuple[str, ...]) -> None:
     outcome = here(*words)
