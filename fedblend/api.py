@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import BaseModel
 from torch import nn
 
+from fedblend import parts
 from fedblend.config import Experiment
 from fedblend.errors import FedblendError
 from fedblend.paths import from_file
@@ -18,7 +24,7 @@ from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import execute
 from fedblend.runs.several import in_one_message, run_all
 from fedblend.study import Study, expand, slugify
-from fedblend.tables import read_toml, set_field
+from fedblend.tables import read_toml, set_field, unset_field
 
 RUNS = Path("runs")
 """Where runs are kept unless told otherwise."""
@@ -107,15 +113,45 @@ def tidy(directory: RunDirectory) -> pd.DataFrame:
 
 
 def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Sequence[int] | None) -> Study:
-    """The study in a file, with fields set from the command line."""
+    """The study in a file, with fields set from the command line.
+
+    ``None`` takes a field out that is optional, as if the file did not give it; for any other it is the text "none".
+    """
     table = load(path)
+    last = dict(changes)
     for field, value in changes:
         _vary_no_more(table, field)
-        if "methods" in table and field.split(".")[0] == "method":
-            _set_in_only_method(table, field, value)
-        else:
-            set_field(table, field, value)
+        if value is not None:
+            _change(table, field, partial(set_field, value=value))
+    for field in [field for field, value in last.items() if value is None]:
+        table = _without(table, field, seeds)
     return expand(table, seeds)
+
+
+def _without(table: dict[str, Any], field: str, seeds: Sequence[int] | None) -> dict[str, Any]:
+    """A file's table without an optional field; with the text "none" in any other."""
+    bare = copy.deepcopy(table)
+    _change(bare, field, unset_field)
+    for one in (table, bare):  # either may not hold together, in itself or without the field
+        with contextlib.suppress(FedblendError):
+            if all(_is_optional(made, field) for made in expand(one, seeds).experiments.values()):
+                return bare
+            break
+    _change(table, field, partial(set_field, value="none"))
+    return table
+
+
+def _is_optional(made: Any, field: str) -> bool:
+    """Whether ``a.b.c``, as a file spells it, names a field inside an experiment that need not be given a value."""
+    python = {word: name for name, word in parts.FILE_WORDS.items()}
+    *outer, last = (python.get(word, word) for word in field.split("."))
+    for word in outer:
+        made = getattr(made, word, None)
+    if isinstance(made, BaseModel):
+        return last in type(made).model_fields and type(made).model_fields[last].default is None
+    return dataclasses.is_dataclass(made) and any(
+        f.name == last and f.default is None for f in dataclasses.fields(made)
+    )
 
 
 def _vary_no_more(table: dict[str, Any], field: str) -> None:
@@ -127,11 +163,17 @@ def _vary_no_more(table: dict[str, Any], field: str) -> None:
         table["grid"] = {k: v for k, v in grid.items() if k != field and not k.startswith(f"{field}.")}
 
 
-def _set_in_only_method(table: dict[str, Any], field: str, value: Any) -> None:
-    """Set a field of the one method in a file's list of methods. Raises :class:`FedblendError` if it lists several."""
+def _change(table: dict[str, Any], field: str, how: Callable[[dict[str, Any], str], None]) -> None:
+    """Change a field of a file's table; one of the method in the only method of a list, if the file has a list.
+
+    Raises :class:`FedblendError` for a field of the method if the file lists several.
+    """
+    if "methods" not in table or field.split(".")[0] != "method":
+        how(table, field)
+        return
     given = table["methods"]
     if not isinstance(given, list) or len(given) != 1:
         raise FedblendError(f"{field}: this file has several methods; set it in the file, under [[methods]]")
     only = {"method": given[0]}
-    set_field(only, field, value)
+    how(only, field)
     table["methods"] = [only["method"]]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from fedblend import methods, parts
 from fedblend.errors import FedblendError, did_you_mean
@@ -35,6 +36,14 @@ def _part(kind: str, where: str = "") -> Any:
 def _run_folder(given: Any) -> Any:
     """A folder as an absolute path; a name alone is left as it is."""
     return absolute(given) if isinstance(given, str) and "/" in given else given
+
+
+def _fit_for_a_folder(name: str) -> str:
+    if not re.search("[A-Za-z0-9]", name) or re.search(r"[/\\\x00-\x1f]", name):
+        raise ValueError(
+            "folders are called by it; valid: letters A to Z or digits, and beside them any sign but / and \\"
+        )
+    return name
 
 
 def _terms(specs: Any) -> tuple[Any, ...]:
@@ -144,7 +153,7 @@ class Experiment(_Table):
         Experiment(data="mnist5k", partition={"name": "classes", "clients": 20}, method="fedmix")
     """
 
-    name: str = "experiment"
+    name: Annotated[str, AfterValidator(_fit_for_a_folder)] = "experiment"
     """What the study is called: its folder under `runs/`, and the report's title."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of every random choice: split, first weights, cohorts, batches, mixing."""
@@ -335,6 +344,17 @@ class Experiment(_Table):
 TABLES: dict[str, type[BaseModel]] = {"train": Train, "method": Method, "policy": Policy, "arrival": Arrival}
 """Fields of an experiment that are tables of their own."""
 
+OTHER_WORDS = {
+    "learning_rate": "lr",
+    "step_size": "lr",
+    "clients_per_round": "cohort",
+    "participants": "cohort",
+    "gradient_clipping": "clip_norm",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+}
+"""What other libraries and papers call a field -> the field; only to tell which was meant."""
+
 
 def resolve(table: Mapping[str, Any]) -> Experiment:
     """An experiment from plain data. Raises :class:`FedblendError` with one message that names the field."""
@@ -352,8 +372,9 @@ def check_keys(table: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
 def _require_known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in table:
         if key not in known:
-            inside = [] if where else [f"{name}.{key}" for name, model in TABLES.items() if key in model.model_fields]
-            meant = f" (did you mean '{inside[0]}'?)" if inside else did_you_mean(key, known)
+            one = OTHER_WORDS.get(key, key)
+            inside = [] if where else [f"{name}.{one}" for name, model in TABLES.items() if one in model.model_fields]
+            meant = f" (did you mean '{inside[0]}'?)" if inside else did_you_mean(key, known, others=OTHER_WORDS)
             raise FedblendError(f"{where}{key}: unknown key{meant}; valid: {', '.join(known)}")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 EXIT_CODE = 2
 """Exit code of the command line after any :class:`FedblendError`."""
@@ -20,14 +21,22 @@ class Stopped(FedblendError):
     """The run was interrupted (Ctrl-C); everything up to its last checkpoint is kept."""
 
 
-def did_you_mean(word: str, known: Iterable[str], alike: float = 0.5) -> str:
+def did_you_mean(
+    word: str, known: Iterable[str], alike: float = 0.5, others: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Return `` (did you mean 'x'?)`` for the known word nearest to ``word``, or ``""`` if none is ``alike``.
+
+    ``others`` are further words for known ones: further word -> known word.
 
     >>> did_you_mean("fedmixx", ["fedavg", "fedmix"])
     " (did you mean 'fedmix'?)"
+    >>> did_you_mean("learnrate", ["lr", "epochs"], others={"learning_rate": "lr"})
+    " (did you mean 'lr'?)"
     """
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=alike)
-    return f" (did you mean '{near[0]}'?)" if near else ""
+    words = {one: one for one in known}
+    words |= {other: one for other, one in others.items() if one in words}
+    near = difflib.get_close_matches(word, words, n=1, cutoff=alike)
+    return f" (did you mean '{words[near[0]]}'?)" if near else ""
 
 
 def listed(names: Sequence[object]) -> str:

@@ -41,6 +41,17 @@ def set_field(table: dict[str, Any], path: str, value: Any) -> None:
     table[last] = value
 
 
+def unset_field(table: dict[str, Any], path: str) -> None:
+    """Take ``a.b.c`` out of nested tables, in place, where it is there."""
+    *outer, last = path.split(".")
+    for step in outer:
+        inner = table.get(step)
+        if not isinstance(inner, Mapping):
+            return
+        table[step] = table = dict(inner)
+    table.pop(last, None)
+
+
 def parse_value(text: str) -> Any:
     """A value from the command line, read as TOML where it is TOML, else as a plain string.
 

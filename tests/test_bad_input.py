@@ -67,6 +67,9 @@ def fedmix(**options: Any) -> dict[str, Any]:
         ({"lr": 0.1}, ("lr: unknown key", "did you mean 'train.lr'?")),
         ({"aggregator": "krum"}, ("aggregator: unknown key", "did you mean 'method.aggregator'?")),
         ({"train": {"bacth_size": 4}}, ("train.bacth_size: unknown key", "did you mean 'batch_size'?")),
+        ({"train": {"learnrate": 0.1}}, ("train.learnrate: unknown key", "did you mean 'lr'?")),
+        ({"train": {"clients_per_round": 4}}, ("train.clients_per_round: unknown key", "did you mean 'cohort'?")),
+        ({"learning_rate": 0.1}, ("learning_rate: unknown key", "did you mean 'train.lr'?")),
         ({"train": {"zzz": 4}}, ("train.zzz: unknown key", "valid: cohort, epochs, steps, batch_size")),
         ({"policy": {"min_means": 4}}, ("policy.min_means", "'min_mean'")),
         ({"model": {"name": "mlp", "hiden": [3]}}, ("model.hiden", "'hidden'", "dropout")),
@@ -479,6 +482,14 @@ def test_a_grid_over_a_field_that_a_method_lacks_names_the_method() -> None:
     refused_at_once(wrong, "objective.lambda: 1.5", "less than or equal to 1")
 
 
+def test_names_that_no_folder_can_have_are_refused() -> None:
+    for name in ("../../evil", "", "..", "a/b", "a\\b", "a\nb", "\N{GREEK SMALL LETTER MU}"):
+        refused_at_once(run({"name": name}), f"name: {name!r} is not valid", "valid: letters A to Z or digits")
+    for name, folder in (("ours, lr=0.1", "ours-lr-0.1"), ("a.b+c_d-2", "a.b+c_d-2")):
+        succeeded(run({"name": name, "rounds": 0}))
+        assert Path("runs", folder, RUN, "config.toml").is_file()
+
+
 @pytest.mark.parametrize("words", [("run",), ("rum",), ("run", "x", "--jobs", "0"), ("run", "x", "--nonsense")])
 def test_words_that_are_no_command(words: tuple[str, ...]) -> None:
     outcome = here(*words)
@@ -498,11 +509,14 @@ def test_runs_that_are_not_there(order: str) -> None:
     assert contents(Path()) == {"letter.txt": b"no run"}
 
 
-@pytest.mark.parametrize("order", ["resume", "report", "compare", "inspect"])
-def test_the_folder_of_all_studies_is_told_from_a_study(order: str) -> None:
+def test_the_folder_of_all_studies_is_told_from_a_study() -> None:
     for name in ("one", "two"):
         succeeded(run({"rounds": 0}, "--out", f"runs/{name}"))
-    refused(here(order, "runs"), "runs: holds studies, not runs", "one, two")
+    refused(here("resume", "runs"), "runs: holds studies, not runs", "one, two")
+    succeeded(run({"rounds": 0, "method": "fedmix"}, "--out", "runs", "--resume"))
+    assert "studies in it are left alone: one, two" in succeeded(here("resume", "runs")).err
+    several = refused(here("switches", "runs"), "runs: holds 3 runs; name one of them: ")
+    assert "fedmix-seed0, one/custom-seed0, two/custom-seed0" in several.err
 
 
 @pytest.mark.parametrize("order", ["resume", "report", "compare"])
@@ -561,6 +575,12 @@ def test_training_that_diverges_names_clients_and_reason() -> None:
     outcome = run({"train": {"lr": 1e30, "lr_decay": 1.0}, "rounds": 50}, "--out", "out")
     refused(outcome, "0 good uploads of 2", "(clients ", "NaN or infinity", "learning rate")
     assert outcome.err.count("NaN or infinity") == 1, "what both clients have in common is told once"
+    assert "NaN or infinity" not in " ".join(outcome.out.split())
+    assert "* custom: seed 0: failed at round 0 of 50" in outcome.out
+    assert re.search(r"^ custom \* +1 +failed +— ", outcome.out, re.M), "of the untrained model nothing is told"
+    assert "NaN or infinity" in " ".join(succeeded(here("compare", "out")).out.split())
+    page = (Path("out") / "report.html").read_text(encoding="utf-8")
+    assert re.search(r">failed<", page)
     stands = status(Path("out") / RUN)
     assert stands["state"] == "failed"
     assert "learning rate" in stands["reason"]

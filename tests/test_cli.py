@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ from torch import nn
 
 import fedblend
 from fedblend import methods, parts
-from fedblend.config import resolve
+from fedblend.cli.running import parse_change
+from fedblend.config import as_table, resolve
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,6 +123,19 @@ def test_the_list_of_methods_names_every_method() -> None:
         assert re.search(rf"^{re.escape(name)}\s", shown, re.M), name
 
 
+def test_the_list_without_a_word_says_what_can_be_listed_and_how_many_there_are() -> None:
+    shown = succeeded(here("list")).out
+    kinds = {kind: len(parts.known(kind)) for kind in parts.MODULES}
+    counts = {"methods": len(methods.presets()), "parts": sum(kinds.values())}
+    counts |= {f"{kind}s": kinds[kind] for kind in ("dataset", "model", "partition")}
+    for word, number in counts.items():
+        assert re.search(rf"^{word} +{number}\b", shown, re.M), (word, number)
+        succeeded(here("list", word))
+    for kind, number in kinds.items():
+        assert f"{kind} {number}" in words_of(shown)
+    assert "a table (experiment, train, method, policy, arrival)" in words_of(shown)
+
+
 DATASETS = ("digits", "shakespeare")
 RAW = ("global-mixup", "fld", "prior-samples")
 
@@ -208,6 +223,37 @@ def test_options_of_run_change_the_experiment() -> None:
     assert (made["model"]["hidden"], made["engine"]) == ([4], "loop")
 
 
+def test_none_takes_an_optional_field_out_and_is_a_word_like_any_other_elsewhere() -> None:
+    changes = {
+        "partition": {"name": "iid", "clients": 4, "samples": 10},
+        "train": {"steps": 3, "clip_norm": 1.0},
+        "arrival": {"first": 0.2},
+        "grid": {"target": [0.1, 0.2]},
+        "methods": [{"name": "fedmix", "sharing": {"noise": 0.5}}],
+        "protection": {"name": "prune", "keep": 0.5},
+    }
+    file = write(Path("tiny.toml"), changes)
+
+    def changed(*words: str) -> dict[str, Any]:
+        study = fedblend.api.expand_file(file, [parse_change(word) for word in words], None)
+        return as_table(next(iter(study.experiments.values())))
+
+    plain = changed("target=none")
+    assert "target" not in plain
+    assert "samples" not in changed("partition.samples=none")["partition"]
+    assert changed("partition.samples=none", "partition.samples=7")["partition"]["samples"] == 7
+    assert "samples" not in changed("partition.samples=7", "partition.samples=none")["partition"]
+    assert plain["train"].items() - changed("train.steps=none")["train"].items() == {("steps", 3)}
+    assert "arrival" not in changed("arrival=none")
+    assert changed("protection=none")["protection"] == {"name": "none"}
+    assert changed("name=none")["name"] == "none"
+    assert changed('start="none"')["start"] == "none"
+    assert "start" not in changed("start=none")
+    # A file that does not hold together with the field's value.
+    file = write(Path("tiny.toml"), {"train": {"steps": -3}})
+    assert "steps" not in changed("train.steps=none")["train"]
+
+
 def test_a_run_prints_progress_and_ends_with_a_table_and_a_report() -> None:
     outcome = succeeded(here("run", write(Path("tiny.toml"))))
     run = Path("runs/tiny/custom-seed0")
@@ -265,6 +311,16 @@ def test_compare_takes_single_runs_and_folders(study: Path) -> None:
     assert "fedavg" in both
 
 
+def test_all_runs_below_a_folder_are_taken_however_deep_their_studies_lie() -> None:
+    for method, folder in (("fedmix", "runs"), ("fedavg", "runs/one"), ("naivemix", "runs/old/two")):
+        file = write(Path("tiny.toml"), {"method": method, "rounds": 0})
+        succeeded(here("run", file, "--out", folder, *(["--resume"] if Path(folder).exists() else [])))
+    Path("runs/round").symlink_to(Path("runs").absolute())
+    for order in ("compare", "inspect"):
+        shown = re.findall(r"naivemix|fedavg|fedmix", succeeded(here(order, "runs")).out)
+        assert list(dict.fromkeys(shown)) == ["fedmix", "naivemix", "fedavg"]
+
+
 def test_report_writes_one_page_that_works_offline_and_a_picture(study: Path) -> None:
     outcome = succeeded(here("report", study, "--out", "page.html"))
     assert "page.html" in outcome.out
@@ -318,6 +374,16 @@ def test_regression_runs_and_is_reported() -> None:
     shown = words_of(succeeded(here("data", "show", "numbers.toml", "--out", "new/sizes.png")).out)
     assert "samples a client 40 to 40, mean 40.0" in shown
     assert Path("new/sizes.png").read_bytes().startswith(PNG)
+
+
+def test_data_of_one_class_run_with_a_warning() -> None:
+    rng = np.random.default_rng(0)
+    for y, told in ((np.zeros(60, int), 1), (np.arange(60) % 2, 0)):
+        np.savez("own.npz", x=rng.standard_normal((60, 6)), y=y)
+        file = write(Path("own.toml"), {"data": {"name": "npz", "path": "own.npz"}, "rounds": 0})
+        shown = words_of(succeeded(here("run", file, "--out", f"out{told}")).out)
+        assert shown.count("all samples are of one class, '0': there is nothing to tell apart") == told
+        assert Path(f"out{told}/report.html").read_text().count("all samples are of the class 0") == told
 
 
 NET = """

@@ -412,3 +412,14 @@ def test_the_list_has_every_item_its_data_times_and_results(
     for name in all_papers()["mix2fld"].items:
         assert f"mix2fld/{name}" in told.out
     assert json.loads((tmp_path / "pace.json").read_text())
+
+    # In a narrow terminal titles and data wrap: nothing is cut off.
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = here("reproduce", "--list", "mix2fld", "--out", str(out)).out
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "…" not in told.out + narrow
+    assert narrow.split()[:7] == ["item", "what,", "data", "paper", "laptop", "smoke", "results"]
+    for name, item in all_papers()["mix2fld"].items.items():
+        assert f"mix2fld/{name} " in narrow
+        for word in item.title.split():
+            assert word in narrow

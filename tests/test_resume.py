@@ -178,7 +178,8 @@ def test_a_damaged_checkpoint_is_told(damage: Callable[[bytes], bytes], tiny: Pa
     run = copy_of(tiny, tmp_path)
     (run / CHECKPOINT).write_bytes(damage((run / CHECKPOINT).read_bytes()))
     before = (run / "metrics.jsonl").read_bytes()
-    refused(here("resume", run), CHECKPOINT, "damaged")
+    told = refused(here("resume", run), f"{CHECKPOINT}: is not a checkpoint of fedblend or is damaged").err
+    assert told.count("is damaged") == 1
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
@@ -188,6 +189,9 @@ def test_a_damaged_status_or_configuration_is_told(tiny: Path, tmp_path: Path) -
     refused(here("inspect", run), "status.json", "damaged")
     (run / "config.toml").write_text("rounds = ")
     refused(here("resume", run), "config.toml", "TOML")
+    for text, told in (("", "data: is missing"), ('data = "digits"\nrunds = 3', "runds: unknown key")):
+        (run / "config.toml").write_text(text)
+        refused(here("resume", run), f"{run}/config.toml: {told}")
 
 
 def state_of(clients: int, shared_round: int = -1) -> State:

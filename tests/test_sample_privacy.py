@@ -196,5 +196,9 @@ def test_privacy_samples_refuses_what_it_cannot_measure() -> None:
     refused(here(*start, "--lambdas", "1.0"), "--lambdas '1.0' is not valid")
     refused(here(*start, "--lambdas", "0.5"), "lambda: mixing with the ratios [0.5, 0.5] cannot be undone")
     refused(here(*start, "--devices", "9"), "--devices 9: only 4 of 4 clients")
+    refused(
+        here(*start, "--samples", "1"), "--samples 1: none of 2 mixtures", "send more, or coordinate their labels (--"
+    )
+    succeeded(here(*start, "--samples", "1", "--coordinated"))
     Path("taken").write_text("")
     refused(here(*start, "--out", "taken"), "--out taken: cannot be written")

@@ -10,7 +10,9 @@ import pytest
 
 from fedblend.config import resolve
 from fedblend.errors import FedblendError
+from fedblend.privacy.accountant import Release, epsilon
 from fedblend.report import compare
+from fedblend.report.guarantees import short
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.summary import averaged, curves, megabytes, rounds_to_target, score, table
@@ -272,6 +274,25 @@ def test_terminal_has_a_table_for_each_data_set(tmp_path):
 def test_terminal_table_tells_of_methods_that_give_raw_samples_away(tmp_path):
     run = write_run(tmp_path / "a", [record(0, 0.1)], method="global-mixup", unsafe=True)
     assert "! global-mixup: breaks privacy" in printed([run])
+
+
+def test_terminal_table_has_epsilon_where_a_run_adds_noise(tmp_path):
+    records = [record(0, 0.1), *(record(round, 0.5, cohort=[0, 1]) for round in (1, 2))]
+    runs = [write_run(tmp_path / "plain", records, method="fedavg")]
+    assert "epsilon" not in printed(runs)
+    plain_mean = {"name": "mean", "by": "clients"}
+    for label, multiplier, mean in (("some", 2.0, plain_mean), ("much", 8.0, plain_mean), ("weighted", 8.0, "mean")):
+        method = {"name": "fedavg", "label": label, "aggregator": mean}
+        noise = {"name": "noise", "clip": 1.0, "side": "server", "multiplier": multiplier}
+        runs.append(write_run(tmp_path / label, records, method=method, protection=noise, delta=1e-3))
+    text = printed(runs)
+    epsilons = [short(epsilon([Release("gaussian", m / 2, 2, (0, 2))], 1e-3)) for m in (2.0, 8.0)]
+    rows = {line.split()[0]: line.split() for line in re.sub(r"\x1b\[\d*m", "", text).splitlines() if line.strip()}
+    place = rows["method"].index("epsilon") - len(rows["method"])
+    assert [rows[name][place] for name in ("fedavg", "some", "much", "weighted")] == ["—", *epsilons, "none"]
+    assert f"\x1b[1m{epsilons[1]}\x1b[0m" in text.replace(" ", "")
+    assert "epsilon: of the weights sent in the whole run, for a client, at delta = 0.001" in " ".join(text.split())
+    assert "epsilon of weighted: none: noise at the server is sized for a plain mean" in " ".join(text.split())
 
 
 def test_nothing_to_compare_is_refused():

@@ -83,7 +83,8 @@ class _Listening:
 def _only(path: Path) -> RunDirectory:
     runs = find_runs([path])
     if len(runs) > 1:
-        raise FedblendError(f"{path}: holds {len(runs)} runs; name one of them: {listed([r.path.name for r in runs])}")
+        names = [run.path.relative_to(path) for run in runs]
+        raise FedblendError(f"{path}: holds {len(runs)} runs; name one of them: {listed(names)}")
     return runs[0]
 
 

@@ -32,8 +32,13 @@ app.add_typer(federation_app, name="federation")
 app.add_typer(site_app, name="site")
 
 File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]
-Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders of studies.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Set a field: --set train.lr=0.05 (repeatable).")]
+Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders: all runs below them.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Set a field: --set train.lr=0.05 (repeatable); none takes an optional one out of the file."
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option(
@@ -122,8 +127,9 @@ def compare(
 )
 def list_(
     what: Annotated[
-        str, typer.Argument(help="methods, parts, datasets, models, partitions, or a name: its options are then told.")
-    ],
+        str | None,
+        typer.Argument(help="methods, parts, datasets, models, partitions, or a name: its options are then told."),
+    ] = None,
 ) -> None:
     """List what an experiment can be made of, or the options of one name (fedmix, objective, train)."""
     from fedblend.cli import listing

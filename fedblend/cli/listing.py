@@ -17,12 +17,33 @@ LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model
 """The overviews, and the kind of part that each is of."""
 
 
-def show_list(word: str) -> None:
+def show_list(word: str | None) -> None:
     """Print an overview of methods or parts, or the options of a table, a kind of parts, a part, or a method.
 
-    Raises :class:`FedblendError` with the nearest known word for any other.
+    Without a word say what can be listed. Raises :class:`FedblendError` with the nearest known word for any other.
     """
-    Console().print(_overview(word) if word in LISTS else Group(*_details(word)))
+    if word is None:
+        Console().print(_contents())
+    else:
+        Console().print(_overview(word) if word in LISTS else Group(*_details(word)))
+
+
+def _contents() -> RenderableType:
+    """The words that can be listed, and how many there are of each."""
+    kinds = {kind: len(parts.known(kind)) for kind in parts.MODULES}
+    counts = {word: kinds[kind] for word, kind in LISTS.items() if kind}
+    counts |= {"methods": len(methods.presets()), "parts": sum(kinds.values())}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("fedblend list ...", no_wrap=True)
+    table.add_column("how many", justify="right")
+    table.add_column("of each kind")
+    for word in LISTS:
+        of_kinds = ", ".join(f"{kind} {number}" for kind, number in kinds.items()) if word == "parts" else ""
+        table.add_row(word, str(counts[word]), of_kinds)
+    names = ", ".join(entry.name for entry in tables())
+    return Group(
+        table, Text(f"\nWith any other name its options are told: a table ({names}), a kind, a method, or a part.")
+    )
 
 
 def _overview(word: str) -> Table:

@@ -31,8 +31,8 @@ REPORT = "report.html"
 WIDE = 140
 """Columns of a list that goes into a file or a pipe."""
 
-SHORTEST = 12
-"""Letters of what an item is that the list shows at least."""
+SHORTEST = 24
+"""Letters of what an item is that a line of the list has at least."""
 
 GAP = 2
 """Blanks between two columns of the list."""
@@ -147,18 +147,19 @@ def show_list(paper: str | None, out: Path) -> None:
 
 
 def _print_list(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
-    """A line an item: what it is gets the room that the others leave."""
+    """A row an item. What it is takes several lines where it must; in a narrow terminal its data stand below that."""
     heads = ("item", "what", "data", *SCALES, "results")
-    others = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    room = max(SHORTEST, console.width - sum(others) + others[1] - GAP * (len(others) - 1))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        # What an item is called is to be copied: never cut it.
-        least = others[0] if head == "item" else None
-        table.add_column(head, justify="right" if head in SCALES else "left", no_wrap=True, min_width=least)
+    others = [max(map(len, (head, *column))) for head, *column in zip(heads, *rows, strict=True) if head != "what"]
+    if console.width - sum(others) - GAP * len(others) < SHORTEST:
+        heads = ("item", "what, data", *SCALES, "results")
+        rows = [(item, f"{what}\n{data}".strip(), *rest) for item, what, data, *rest in rows]
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    for head, *column in zip(heads, *rows, strict=True):
+        # All but what it is are to be copied or compared: never break them.
+        least = None if head.startswith("what") else max(map(len, (head, *column)))
+        table.add_column(head, justify="right" if head in SCALES else "left", min_width=least)
     for row in rows:
-        what = row[1] if len(row[1]) <= room else f"{row[1][: room - 1]}…"
-        table.add_row(*map(Text, (row[0], what, *row[2:])))
+        table.add_row(*map(Text, row))
     console.print(table)
 
 

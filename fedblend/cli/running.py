@@ -13,10 +13,10 @@ from fedblend.cli.progress import RunProgress
 from fedblend.config import Experiment, resolve
 from fedblend.engines.ranks import rank_here
 from fedblend.engines.serving import serve_environment
-from fedblend.errors import FedblendError
+from fedblend.errors import FedblendError, listed
 from fedblend.report.sites import sites_table
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory, find_runs, has_runs, read_study
+from fedblend.runs.directory import RunDirectory, find_runs, read_study, runs_in, studies_in
 from fedblend.runs.several import in_one_message, run_all
 from fedblend.study import Study, slugify
 from fedblend.tables import parse_value
@@ -25,11 +25,11 @@ Change = tuple[str, Any]
 
 
 def parse_change(text: str) -> Change:
-    """``train.lr=0.05`` as (field, value)."""
+    """``train.lr=0.05`` as (field, value); the value ``None`` for a bare ``none``, since TOML has no word for it."""
     field, equals, value = text.partition("=")
     if not equals or not field.strip():
         raise FedblendError(f"--set {text!r} is not valid: write FIELD=VALUE, such as --set train.lr=0.05")
-    return field.strip(), parse_value(value.strip())
+    return field.strip(), None if value.strip() == "none" else parse_value(value.strip())
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
@@ -81,10 +81,15 @@ def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
         study = Study(path.parent.name, {path.name: _on_ranks(run.experiment(), ranks)})
         run_in(study, path.parent, True, jobs, [run])
         return
-    begun = {run.path.name: run.experiment() for run in find_runs([path])} if has_runs(path) else {}
+    begun = {run.name: RunDirectory(run).experiment() for run in runs_in(path)} if path.is_dir() else {}
     experiments = {slug: begun.get(slug) or resolve(table) for slug, table in read_study(path).items()} | begun
     if not experiments:
         find_runs([path])  # says what is wrong with the path
+    if others := [str(other.relative_to(path)) for other in studies_in(path)]:
+        if not experiments:
+            raise FedblendError(f"{path}: holds studies, not runs; name one of them: {listed(others)}")
+        text = f"{path}: its runs go on; studies in it are left alone: {listed(others)}"
+        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
     study = Study(path.name, {slug: _on_ranks(experiment, ranks) for slug, experiment in experiments.items()})
     run_in(study, path, True, jobs)
 
@@ -107,13 +112,14 @@ def run_in(
     faults = [in_one_message(failed, len(study.experiments))] if failed else []
     try:
         if runs:
-            console.print(report.compare(runs))
+            console.print(report.compare(runs, reasons=False))  # the error that ends this has them
             page = (runs[0].path if report_on else folder) / "report.html"
             report.write(runs, page, page.with_suffix(".png"))
             console.print(f"Report: {page}", highlight=False, soft_wrap=True)
     except FedblendError as error:
         # After what failed before: a full disk stops the runs first, and then their report.
-        faults.append(str(error))
+        if not any(str(error) in fault for fault in faults):
+            faults.append(str(error))
     if faults:
         raise FedblendError("; ".join(faults))
 

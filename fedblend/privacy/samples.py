@@ -155,7 +155,10 @@ def draw(
         start += len(own)
     all_rows, owner = np.concatenate(rows), np.repeat(np.arange(devices), samples)
     y, raws = labels[all_rows], np.concatenate(mixed)
-    pairs = pair_across(y[raws], owner, samples, rng)
+    try:
+        pairs = pair_across(y[raws], owner, samples, rng)
+    except FedblendError as error:
+        raise FedblendError(f"--samples {samples}: {error} (--coordinated)") from None
     holder = np.repeat(np.arange(devices), [len(own) for own in rows])
     return Mixtures(data.train.x[torch.from_numpy(all_rows)], y, holder, raws, owner, pairs)
 

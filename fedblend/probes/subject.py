@@ -139,5 +139,6 @@ def _one_with_points(path: Path) -> RunDirectory:
             'method = "aggenhance"'
         )
     if len(holders) > 1:
-        raise FedblendError(f"{path}: several runs hold points; name one: {listed([r.path.name for r in holders])}")
+        names = [run.path.relative_to(path) for run in holders]
+        raise FedblendError(f"{path}: several runs hold points; name one: {listed(names)}")
     return holders[0]

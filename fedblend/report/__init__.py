@@ -28,8 +28,11 @@ def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> 
     write_page(runs, html, png)
 
 
-def compare(runs: Sequence[RunDirectory]) -> RenderableType:
-    """A table a data set for the terminal, one row a method over its seeds; the best value of a column is bold."""
+def compare(runs: Sequence[RunDirectory], reasons: bool = True) -> RenderableType:
+    """A table a data set for the terminal, one row a method over its seeds; the best value of a column is bold.
+
+    Without ``reasons`` it does not say why runs failed.
+    """
     from fedblend.report.terminal import compare as tables
 
-    return tables(runs)
+    return tables(runs, reasons)

@@ -25,11 +25,14 @@ class Guarantee:
     by_round: Mapping[int, float]
 
     @property
+    def short(self) -> str:
+        """Epsilon, or that there is none."""
+        return "none" if self.epsilon is None else short(self.epsilon)
+
+    @property
     def text(self) -> str:
         """Epsilon and delta, or why there are none."""
-        if self.epsilon is None:
-            return f"none: {self.reason}"
-        return f"({short(self.epsilon)}, {self.delta:g})"
+        return f"none: {self.reason}" if self.epsilon is None else f"({self.short}, {self.delta:g})"
 
 
 def short(epsilon: float) -> str:

@@ -79,6 +79,7 @@ def _filled(chapter: Chapter, mark: str) -> dict[str, Any]:
         "groups": chapter.groups,
         "looks": chapter.looks,
         "unsafe": chapter.unsafe,
+        "only_class": chapter.groups[0].outcomes[0].only_class,
         "unfinished": chapter.unfinished,
         "results": results(chapter.table),
         "kinds": by_kind(chapter.table),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedblend.report.terminal import Row, best_of, last_evaluations, measure_of, rows_of, times
+from fedblend.report.terminal import Row, best_of, final_score, last_evaluations, measure_of, rows_of, times
 from fedblend.runs.groups import Group
 from fedblend.runs.summary import (
     MEGABYTE,
@@ -68,7 +68,8 @@ def results(table: pd.DataFrame) -> Grid:
         (
             f"final {'accuracy (%)' if measure == 'accuracy' else 'loss'}",
             "after the last round; mean ± sample deviation over seeds",
-            *_scored("final"),
+            lambda row: final_score(row, row["measure"]),
+            lambda row: row["final"],
             sign,
         ),
         (last, "the mean of the last evaluations, up to ten of them", mean_of_last, lambda row: row["last"], sign),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedblend.config import Experiment, as_table, resolve
-from fedblend.errors import FedblendError, listed
+from fedblend.errors import FedblendError
 from fedblend.runs.files import append_line, read_lines, write_atomically, write_json
 from fedblend.tables import read_toml, write_toml
 
@@ -68,11 +69,15 @@ class RunDirectory:
         write_atomically(self.path / CONFIG, write_toml(as_table(experiment)))
 
     def experiment(self) -> Experiment:
-        """The experiment of this run."""
+        """The experiment of this run. Raises :class:`FedblendError` that names the file if it holds none."""
         if not self.is_run(self.path):
             raise FedblendError(f"{self.path}: is not a run directory (it has no {CONFIG})")
+        table = read_toml(self.path / CONFIG)
         sys.path += [folder for folder in self.import_from() if folder not in sys.path]
-        return resolve(read_toml(self.path / CONFIG))
+        try:
+            return resolve(table)
+        except FedblendError as error:
+            raise FedblendError(f"{self.path / CONFIG}: {error}") from None
 
     def import_from(self) -> list[str]:
         """The folders in which parts of the user's own lay when the run began; none if this is no run."""
@@ -216,24 +221,42 @@ def has_runs(folder: Path) -> bool:
 
 
 def find_runs(paths: list[Path]) -> list[RunDirectory]:
-    """The runs named by paths: a run directory itself, or all runs in a study's folder, in the study's order."""
+    """The runs named by paths: a run directory itself, or all runs below a folder, each study's in its own order.
+
+    Raises :class:`FedblendError` for a path below which there is none.
+    """
     found: list[RunDirectory] = []
     for path in paths:
-        if RunDirectory.is_run(path):
-            found.append(RunDirectory(path))
-            continue
         if not path.is_dir():
             raise FedblendError(f"{path}: no such run; give a run directory, or a study's folder")
-        folders = sorted(p for p in path.iterdir() if p.is_dir())
-        inside = [p for p in folders if RunDirectory.is_run(p)]
-        if not inside:
-            studies = [p.name for p in folders if has_runs(p)]
-            raise FedblendError(
-                f"{path}: holds studies, not runs; name one of them: {listed(studies)}"
-                if studies
-                else f"{path}: holds no run (no {CONFIG} in it or in a folder of it)"
-            )
-        listed_first = list(read_study(path))
-        inside.sort(key=lambda p: listed_first.index(p.name) if p.name in listed_first else len(listed_first))
-        found += [RunDirectory(p) for p in inside]
+        below = [path] if RunDirectory.is_run(path) else _below(path)
+        if not below:
+            raise FedblendError(f"{path}: holds no run (no {CONFIG} in it or in any folder below)")
+        found += map(RunDirectory, below)
     return found
+
+
+def _below(folder: Path) -> list[Path]:
+    """The run directories in a folder, in its study's order, and then those below its other folders."""
+    return [*runs_in(folder), *(run for other in _others_in(folder) for run in _below(other))]
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The run directories that lie in a folder itself, in the order of its study."""
+    listed_first = list(read_study(folder))
+    inside = [p for p in _folders_in(folder) if RunDirectory.is_run(p)]
+    return sorted(inside, key=lambda p: listed_first.index(p.name) if p.name in listed_first else len(listed_first))
+
+
+def studies_in(folder: Path) -> list[Path]:
+    """The folders in a folder that are no runs but hold some, however deep."""
+    return [other for other in _others_in(folder) if _below(other)]
+
+
+def _others_in(folder: Path) -> list[Path]:
+    """The folders in a folder that are no runs; a link is none of them, since it may lead back."""
+    return [p for p in _folders_in(folder) if not (RunDirectory.is_run(p) or p.is_symlink() or p.name.startswith("."))]
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    return [p for p in sorted(folder.iterdir()) if os.access(p, os.R_OK | os.X_OK) and p.is_dir()]

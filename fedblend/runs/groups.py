@@ -86,12 +86,28 @@ class Outcome:
             place = f"at round {self.round} of {self.rounds}" if self.records else "before anything was recorded"
             return f"killed {place}; go on with: fedblend resume {shlex.quote(str(self.path))}"
         reason = f" ({self.status['reason']})" if self.status.get("reason") else ""
-        return f"{self.state} at round {self.round} of {self.rounds}{reason}"
+        return f"{self.place}{reason}"
+
+    @property
+    def place(self) -> str:
+        """How far the run came, without the reason: ``stopped at round 3 of 8``."""
+        return f"{self.state} at round {self.round} of {self.rounds}"
+
+    @property
+    def never_trained(self) -> bool:
+        """Whether the run failed in its first round: what was evaluated is then the untrained model."""
+        return self.state == "failed" and self.round == 0
 
     @property
     def data(self) -> str:
         """What the data set is called."""
         return str(self.facts.get("data", {}).get("name", self.config["data"]["name"]))
+
+    @property
+    def only_class(self) -> str | None:
+        """The class of all samples, where the data set has just one: every model is then right."""
+        classes = self.facts.get("data", {}).get("classes", [])
+        return str(classes[0]) if len(classes) == 1 else None
 
 
 @dataclass(frozen=True)

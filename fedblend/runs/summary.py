@@ -86,7 +86,8 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     A column ``x_std`` is the sample standard deviation over seeds (missing with one seed).
 
     - ``method``, ``seeds`` (how many are averaged), ``finished`` and ``unfinished`` (numbers of runs), ``status``
-      (of each run that is not finished) and ``states`` (how many of them failed, were stopped or killed, ...);
+      (of each run that is not finished), ``states`` (how many of them failed, were stopped or killed, ...) and
+      ``failed`` (whether all failed in their first round, so that scores are of the untrained model);
     - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``last`` (the mean of the last
       ``last_n`` evaluations, 10 at most, the untrained model left out; in the seed with fewest
       ``last_n_least``) and ``best``; ``loss`` is the final one;
@@ -123,6 +124,7 @@ def _row(g: Group) -> dict[str, Any]:
         "unfinished": len(g.unfinished),
         "status": status(g),
         "states": states(g),
+        "failed": bool(counted) and all(o.never_trained for o in counted),
         "measure": measure,
         **_over_seeds("final", [values[-1] for values in series]),
         **_over_seeds("last", [_mean(_last(values)) for values in series]),
@@ -161,6 +163,11 @@ def _target(counted: Sequence[Outcome], target: float | None) -> dict[str, Any]:
 def status(g: Group) -> str:
     """``done``, or which seeds are not finished and how they stand."""
     return "; ".join(f"seed {o.seed}: {o.standing}" for o in g.unfinished) or "done"
+
+
+def places(g: Group) -> str:
+    """As :func:`status`, without the reasons."""
+    return "; ".join(f"seed {o.seed}: {o.place}" for o in g.unfinished) or "done"
 
 
 def states(g: Group) -> str:
