@@ -337,6 +337,28 @@ def flower_section() -> str:
     )
 
 
+def batch_one_section() -> str:
+    """What steps of one sample take, of ten devices and of the server."""
+    found = read("batch_one")
+    base = {one["what"]: one["step_ms"] for one in reversed(found["rows"])}
+    lines = [
+        [
+            one["what"],
+            one["how"],
+            f"{one['step_ms']:.2f}",
+            f"{one['round_s']:.1f}",
+            f"{base[one['what']] / one['step_ms']:.1f}",
+        ]
+        for one in found["rows"]
+    ]
+    rounds = found["round"]
+    head = (
+        f"{found['devices']} devices with {rounds['devices']:,} steps of one sample a round, and a server with "
+        f"{rounds['server']:,}; one thread, medians of turns of {found['steps']} steps."
+    )
+    return f"{head}\n\n{markdown(('what', 'how', 'ms a step of all', 's a round', 'times as fast'), lines)}"
+
+
 def read(name: str) -> dict[str, Any]:
     """One file of results; empty where there is none."""
     path = RESULTS / f"{name}.json"
@@ -354,6 +376,7 @@ SECTIONS = {
     "profile": profile_section,
     "kernels": kernels_section,
     "server step": server_step_section,
+    "batch one": batch_one_section,
     "aggregators": aggregators_section,
     "xor": xor_section,
     "population": population_section,

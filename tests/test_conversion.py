@@ -153,3 +153,31 @@ def test_a_chain_of_elementwise_operations_works_in_one_tensor() -> None:
         "aten.relu_.default",
         "aten.add_.Tensor",
     ]
+
+
+def test_what_is_made_twice_is_made_once() -> None:
+    def twice(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.exp() + 1, x.exp() * 2, torch.rand_like(x), torch.rand_like(x)]
+
+    graph = make_fx(twice)(torch.randn(3, 4))
+    simplify(graph, factors=False)
+
+    called = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
+    assert called.count("aten.exp.default") == 1
+    assert called.count("aten.rand_like.default") == 2
+    x = torch.randn(3, 4)
+    for got, wanted in zip(graph(x)[:2], twice(x)[:2], strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_tensors_that_are_changed_stay_two() -> None:
+    def changed(x: torch.Tensor) -> list[torch.Tensor]:
+        first, second = torch.zeros_like(x), torch.zeros_like(x)
+        return [first.add_(x), second]
+
+    graph = make_fx(changed)(torch.randn(3))
+    simplify(graph, factors=False)
+
+    x = torch.randn(3)
+    assert torch.equal(graph(x)[0], x)
+    assert torch.equal(graph(x)[1], torch.zeros(3))

@@ -6,6 +6,7 @@ and on batches of ten the time that each call takes counts (benchmarks/profile_s
 
 from __future__ import annotations
 
+import operator
 from typing import Any, cast
 
 import torch
@@ -39,6 +40,7 @@ IN_PLACE = {
 
 def simplify(graph: GraphModule, factors: bool = True) -> None:
     """Rewrite a traced step in place; its results stay the same numbers, some gradients as ``factors`` if so asked."""
+    _without_repeats(graph.graph)
     rules = (_without_nothing, _with_direct_views, kernels.join_pools)
     for rule in (*rules, *([_with_products_apart] if factors else []), kernels.use_dense):
         for node in list(graph.graph.nodes):
@@ -53,6 +55,28 @@ def simplify(graph: GraphModule, factors: bool = True) -> None:
     # Inputs and outputs come and go as flat lists.
     graph.graph.set_codegen(CodeGen())
     graph.recompile()
+
+
+def _without_repeats(graph: Graph) -> None:
+    """Let what the same operation makes of the same arguments be made once, where no operation changes a tensor."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    if any(_changes(node) for node in calls):
+        return
+    known: dict[Any, Node] = {}
+    for node in calls:
+        first = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+        if first is not node and not _is_random(node):
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _changes(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return node.target is not operator.getitem and (schema is None or schema.is_mutable)
+
+
+def _is_random(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _without_nothing(graph: Graph, node: Node) -> None:
