@@ -62,8 +62,8 @@ objective.lambda = 0.2
 ```
 
 These are 2 methods x 4 cells of the grid x 3 seeds = 24 runs, each in a folder of its own. On the command line
-`--set train.lr=0.1` sets a field of all of them (the value is read as TOML, else as text), `--set partition.samples=none`
-takes one out of the file whose default is "not given", `--seeds 0,1` gives their seeds.
+`--set train.lr=0.1` sets a field of all of them (the value is read as TOML, else as text),
+`--set partition.samples=none` takes one out of the file whose default is "not given", `--seeds 0,1` gives their seeds.
 """
 
 UNITS = """\
