@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from cli_helpers import here
 
+from fedblend import parts
 from fedblend.config import Experiment
+from fedblend.data.loaders import cifar
+from fedblend.data.loaders.places import Home
 from fedblend.errors import FedblendError, Stopped
 from fedblend.reproduce import claims, pages, running
 from fedblend.reproduce.data import absent
@@ -423,3 +426,20 @@ def test_the_list_has_every_item_its_data_times_and_results(
         assert f"mix2fld/{name} " in narrow
         for word in item.title.split():
             assert word in narrow
+
+
+# Data ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [cifar.TEN, cifar.TEN_PYTHON])
+def test_either_form_of_a_data_set_will_do(form: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
+    data = parts.build("dataset", "cifar10", "data")
+    assert absent(data).startswith("data: 'cifar10' needs data_batch_1.bin")
+
+    place = tmp_path / form.folders[0]
+    place.mkdir(parents=True)
+    for name in form.files:
+        (place / name).touch()
+
+    assert absent(data) == ""

