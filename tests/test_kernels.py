@@ -138,6 +138,20 @@ def test_what_somebody_else_reads_is_not_joined() -> None:
         assert torch.equal(ours, wanted)
 
 
+def test_what_is_spread_for_a_convolution_to_read_as_its_image_is_not_joined() -> None:
+    small, g = draw(1, 2, 3, 4, 4), draw(1, 2, 5, 6, 6, seed=1)
+    which = torch.randint(0, 4, small.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+
+    def read(small: torch.Tensor, which: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        image = torch.ops.fedblend.pool_spread(small, which, 8, 8)
+        return [torch.ops.fedblend.conv_weight(image, g, 0, 3, 3)]
+
+    graph = make_fx(read)(small, which, g)
+    simplify(graph, factors=False)
+
+    assert torch.equal(graph(small, which, g)[0], read(small, which, g)[0])
+
+
 def second_order(layer: Layer) -> Layer:
     """A number whose derivatives hold second derivatives of the layer in both arguments, as FedMix's loss does."""
 

@@ -139,10 +139,19 @@ def join_pools(graph: Graph, node: Node) -> None:
     first = node.args[0] if node.args else None
     if node.target is _pool and isinstance(first, Node) and _is_read_by(first, _conv, {_pool}):
         node.target, node.args = run_conv_pool, first.args
-    elif node.target is _spread and _is_read_by(node, _spread, {_conv_input, _conv_weight}):
+    elif node.target is _spread and all(_reads_as_gradient(user, node) for user in node.users):
         g, which, *_ = node.args
         for reader in list(node.users):
             reader.args = (*(g if argument is node else argument for argument in reader.args), which)
+
+
+GRADIENTS = {_conv_input: 0, _conv_weight: 1}
+"""Which argument of a convolution's derivatives is the gradient of its outputs."""
+
+
+def _reads_as_gradient(reader: Node, node: Node) -> bool:
+    """Whether a derivative of a convolution reads a node as its outputs' gradient, and as nothing else."""
+    return [GRADIENTS.get(reader.target)] == [i for i, argument in enumerate(reader.args) if argument is node]
 
 
 def makes(node: Node) -> bool:
