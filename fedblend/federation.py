@@ -23,7 +23,7 @@ from fedblend.protection import Round
 from fedblend.random import stream
 from fedblend.server_steps import Server
 from fedblend.server_steps.base import Tensors
-from fedblend.sharing.base import Payload, Pool, gather, rows_of
+from fedblend.sharing.base import Payload, Pool, gather, joined, rows_of
 from fedblend.uploads import bytes_of
 from fedblend.world import World, known_of
 
@@ -213,7 +213,7 @@ class Federation:
             if sharing.each_round:
                 account.count("down", "weights", len(asked) * bytes_of(state.weights))
             kept = rows_of(state.entries, ~np.isin(state.entries.owner, asked))
-            entries = _in_order(kept, gather(payloads))
+            entries = joined(kept, gather(payloads))
         state = replace(
             state,
             entries=entries,
@@ -371,8 +371,7 @@ class Federation:
             with account.time("evaluate"):
                 record |= evaluate(self.engine, self._judged(state), self.world, self._own_models(state))
         record |= facts
-        if account.channel or self.experiment.compute_seconds is not None:
-            record |= self._clock(state, account)
+        record |= self._clock(state, account)
         record["bytes_up"] = dict(account.bytes["up"])
         record["bytes_down"] = dict(account.bytes["down"])
         record["machine"] = {"seconds": {k: round(v, 4) for k, v in account.seconds.items()}}
@@ -392,14 +391,3 @@ def _in_one_line(refused: list[Record]) -> str:
     """Why uploads were refused; a reason that several clients share is told once."""
     reasons = by_reason((r["client"], r["reason"]) for r in refused)
     return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())
-
-
-def _in_order(kept: Pool, new: Pool) -> Pool:
-    """Entries kept and entries renewed, in order of client."""
-    if not len(kept) or not len(new):
-        return new if len(new) else kept
-    both = Pool(
-        {name: torch.cat([kept.tensors[name], new.tensors[name]]) for name in new.tensors},
-        np.concatenate([kept.owner, new.owner]),
-    )
-    return rows_of(both, np.argsort(both.owner, kind="stable"))

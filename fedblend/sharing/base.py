@@ -134,3 +134,14 @@ def rows_of(pool: Pool, chosen: np.ndarray) -> Pool:
     """The chosen entries of a pool; ``chosen`` is bool or int64."""
     index = torch.from_numpy(chosen)
     return Pool({name: tensor[index] for name, tensor in pool.tensors.items()}, pool.owner[chosen])
+
+
+def joined(kept: Pool, new: Pool) -> Pool:
+    """Entries kept and entries renewed, in order of client."""
+    if not len(kept) or not len(new):
+        return new if len(new) else kept
+    both = Pool(
+        {name: torch.cat([kept.tensors[name], new.tensors[name]]) for name in new.tensors},
+        np.concatenate([kept.owner, new.owner]),
+    )
+    return rows_of(both, np.argsort(both.owner, kind="stable"))
