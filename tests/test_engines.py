@@ -21,6 +21,7 @@ from fedblend.engines.distributed import balance
 from fedblend.engines.stack import _width
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation, State
+from fedblend.kernels import lowrank
 from fedblend.objectives import Plain
 from fedblend.objectives.base import Tensors
 from fedblend.world import World
@@ -74,6 +75,23 @@ def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_siz
         assert [a.get(k) for k in ("cohort", "bytes_up", "bytes_down")] == [
             b.get(k) for k in ("cohort", "bytes_up", "bytes_down")
         ]
+
+
+@pytest.mark.parametrize("method", [*LENET_METHODS, "fd"])
+@pytest.mark.parametrize("stack", [1, 4])
+def test_large_layers_as_low_rank_updates_give_the_loops_weights(
+    method: str, stack: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lowrank, "LEAST", 64 * 64)
+    made = ragged(method, {"model": {"name": "mlp", "hidden": [64, 64]}})  # with room for 16 samples
+
+    loop, _ = after(made, LoopEngine(made))
+    engine = StackedEngine(made, stack=stack)
+    stacked, _ = after(made, engine)
+
+    taken = {place for program in engine.programs.values() for place in program.low_rank}
+    assert taken == (set() if "prox" in method else {2})  # which reads the weights
+    assert difference(stacked.weights, loop.weights) < 1e-5
 
 
 @pytest.mark.parametrize("method", LENET_METHODS)

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 from fedblend.kernels import Convolution, MaxPool, build, conv, max_pool, operators
 from fedblend.kernels.dense import add_product, run_dense
+from fedblend.kernels.dropout import Streams
+from fedblend.kernels.lowrank import LowRank
 from fedblend.kernels.simplify import simplify
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason=build.missing() or "no kernels")
@@ -104,6 +106,48 @@ def test_dense_layers_on_a_few_samples(few: int, shape: tuple[int, int, int], fa
     wanted = (w.double() + factor * torch.bmm(g.double().transpose(1, 2), x.double())).float()
     close(stepped, wanted)
     close(other, wanted)
+
+
+@given(
+    data=st.data(),
+    clients=st.integers(1, 4),
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    shared=st.booleans(),
+)
+@examples(60)
+def test_low_rank_updates_are_the_weights_they_stand_for(
+    data: st.DataObject, clients: int, shape: tuple[int, int], shared: bool
+) -> None:
+    outputs, inputs = shape
+    first = draw(1 if shared else clients, outputs, inputs).expand(clients, outputs, inputs)
+    kept, weights, before = LowRank(first), first.double().clone(), first.clone()
+    for seed in range(data.draw(st.integers(0, 5))):
+        start = data.draw(st.integers(0, clients - 1))
+        rows = slice(start, data.draw(st.integers(start + 1, clients)))
+        some, few = rows.stop - start, data.draw(st.integers(1, 7))
+        a, x = draw(some, outputs, few, seed=3 * seed), draw(some, few, inputs, seed=3 * seed + 1)
+        kept[rows].add(a, x, -0.5)
+        weights[rows] -= 0.5 * torch.bmm(a.double(), x.double())
+        g = draw(some, 2, outputs, seed=3 * seed + 2)
+        close(kept[rows].times(x, transposed=True), torch.bmm(x.double(), weights[rows].transpose(1, 2)).float())
+        close(kept[rows].times(g, transposed=False), torch.bmm(g.double(), weights[rows]).float())
+        if data.draw(st.booleans()):
+            close(kept[rows].tensor(), weights[rows].float())
+
+    close(kept.make(), weights.float())
+    assert torch.equal(first, before)
+    kept.make().zero_()
+    assert torch.equal(first, before)
+
+
+@given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 1500), max_size=4), p=st.floats(0.001, 0.999))
+@examples(60)
+def test_masks_are_those_of_pytorchs_generators(seed: int, sizes: list[int], p: float) -> None:
+    streams, generator = Streams([seed ^ 1, seed]), torch.Generator().manual_seed(seed)
+    for size in sizes:
+        ours, theirs = torch.empty(size), torch.ones(size).bernoulli_(1 - p, generator=generator)
+        streams.draw(1, ours, p)
+        assert torch.equal(ours, theirs.div_(1 - p))
 
 
 def test_a_traced_step_makes_joined_calls_with_the_same_numbers() -> None:

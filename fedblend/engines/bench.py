@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedblend.engines.graphs import Recorded, Recorder, moved
-from fedblend.engines.sgd import StackedSGD
+from fedblend.engines.sgd import StackedSGD, is_plain
 from fedblend.engines.stacking import Inputs, Step
+from fedblend.kernels import LowRank, is_worth_it
 from fedblend.objectives import Context, Objective
 from fedblend.objectives.watching import Means
 
@@ -45,13 +46,20 @@ class Given:
 
 @dataclass(frozen=True)
 class Members:
-    """What clients of a stack have of their own, one row each, and which of the stack they are."""
+    """What clients of a stack have of their own, one row each, and which of the stack they are.
 
-    params: list[torch.Tensor]
+    Parameters are tensors [K, ...], or :class:`fedblend.kernels.LowRank`.
+    """
+
+    params: list[Any]
     velocity: list[torch.Tensor]
     own: dict[str, torch.Tensor]
     losses: torch.Tensor
     first: int | torch.Tensor = 0
+
+    def tensors(self, clients: int) -> list[torch.Tensor]:
+        """The parameters of the first of them."""
+        return [p.make()[:clients] if isinstance(p, LowRank) else p[:clients] for p in self.params]
 
     def rows(self, rows: slice) -> Members:
         """Some of them, in place."""
@@ -117,9 +125,10 @@ class Bench:
             params = [p[:1].expand(rows, *p.shape[1:]) for p in params]
             own = _copies({name: values[:1].expand(rows, *values.shape[1:]) for name, values in own.items()})
             shared = _copies(shared)
-        params = [_copy(p) for p in params]
+        grows = recorder is None and device.type == "cpu" and is_plain(train)
+        grown = [LowRank(p) if grows and is_worth_it(p.shape, train.batch_size) else _copy(p) for p in params]
         velocity = [torch.zeros_like(p) for p in params] if train.momentum else []
-        members = Members(params, velocity, dict(own), torch.zeros(rows, device=device))
+        members = Members(grown, velocity, dict(own), torch.zeros(rows, device=device))
         watches = engine.world.experiment.method.upload.watches
         means = Means(engine.world.task.outputs, device, rows) if watches else None
         rate = torch.zeros((), device=device) if recorder or device.type == "cuda" else None
@@ -191,8 +200,10 @@ class Bench:
             terms = experiment.method.terms if last else ()
             watches = last and self.means is not None
             step = Step(engine.stacked, engine.names, phase, terms, context, experiment.precision, watches)
-            gradients, noted = engine.program(step, (self.kind, number), inputs)(inputs)
-            self.optimizer.step(members.params, members.velocity, gradients, given.active)
+            program = engine.program(step, (self.kind, number), inputs)
+            inputs = inputs.plain(but=program.low_rank)
+            gradients, noted = program(inputs)
+            self.optimizer.step(inputs.params, members.velocity, gradients, given.active)
         losses = noted[0] if given.active is None else noted[0].where(given.active, 0.0)
         members.losses.add_(losses * given.x.shape[1])
         if self.means is not None:

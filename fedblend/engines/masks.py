@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedblend.engines.stacking import MaskedDropout, dropouts
+from fedblend.kernels import dropout
 from fedblend.random import key
 
 Shapes = Mapping[str, tuple[tuple[int, ...], float]]
@@ -37,27 +38,39 @@ def dropout_shapes(model: nn.Module, sample: torch.Tensor) -> dict[str, tuple[tu
 class Masks:
     """The masks of a stack's clients for one round, drawn step by step.
 
-    On CPUs each client has the generator that the loop engine would lend it, so the masks are the loop's where
-    every layer drops once a step. On other devices one generator draws for the whole stack, since a call for each
-    client would cost more than the step.
+    On CPUs each client has the stream that the loop engine would lend it, so the masks are the loop's where every
+    layer drops once a step. On other devices one generator draws for the whole stack, since a call for each client
+    would cost more than the step.
     """
 
     def __init__(self, shapes: Shapes, seed: int, round: int, clients: Sequence[int], device: torch.device) -> None:
         self.shapes, self.device = shapes, device
         whose = clients if device.type == "cpu" else clients[:1]
-        self.generators = [torch.Generator(device) for _ in whose] if shapes else []
-        for generator, client in zip(self.generators, whose, strict=False):
-            generator.manual_seed(key(seed, "train", round, client, bits=32))
+        seeds = [key(seed, "train", round, client, bits=32) for client in whose] if shapes else []
+        ours = device.type == "cpu" and dropout.are_there()
+        self.streams = dropout.Streams(seeds) if ours else None
+        self.generators = [] if ours else [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
     def draw(self, first: int, size: int, active: np.ndarray) -> dict[str, torch.Tensor]:
         """Masks [K, size, ...] of the clients from ``first`` on; those that are not ``active`` draw nothing."""
         masks = {}
         for name, (shape, p) in self.shapes.items():
-            mask = torch.ones(len(active), size, *shape, device=self.device)
-            if self.device.type == "cpu":
-                for k in np.flatnonzero(active):
-                    mask[k].bernoulli_(1 - p, generator=self.generators[first + k])
+            if p < 1:
+                mask = torch.empty(len(active), size, *shape, device=self.device)
+                self._fill(mask, p, first, active)
             else:
-                mask.bernoulli_(1 - p, generator=self.generators[0])
-            masks[name] = mask.div_(1 - p) if p < 1 else mask.zero_()
+                mask = torch.zeros(len(active), size, *shape, device=self.device)
+            masks[name] = mask
         return masks
+
+    def _fill(self, mask: torch.Tensor, p: float, first: int, active: np.ndarray) -> None:
+        if self.device.type != "cpu":
+            mask.bernoulli_(1 - p, generator=self.generators[0]).div_(1 - p)
+            return
+        for k, draws in enumerate(active.tolist()):
+            if not draws:
+                mask[k].zero_()
+            elif self.streams:
+                self.streams.draw(first + k, mask[k], p)
+            else:
+                mask[k].bernoulli_(1 - p, generator=self.generators[first + k]).div_(1 - p)

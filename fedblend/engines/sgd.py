@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fedblend.config import Train
-from fedblend.kernels import add_product
+from fedblend.kernels import Rows, Weights, add_product
 
 Products = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 Gradient = torch.Tensor | Products | None
@@ -71,7 +71,7 @@ class StackedSGD:
     @torch.no_grad()
     def step(
         self,
-        params: Sequence[torch.Tensor],
+        params: Sequence[Weights],
         velocity: Sequence[torch.Tensor],
         gradients: Sequence[Gradient],
         active: torch.Tensor | None = None,
@@ -81,18 +81,19 @@ class StackedSGD:
         ``velocity`` is empty without momentum.
         """
         train = self.train
-        if train.clip_norm is None and not train.weight_decay and not train.momentum and active is None:
+        if is_plain(train) and active is None:
             self._step_plainly(params, gradients)
             return
+        tensors, gradients = self._step_low_rank(params, gradients, active)
         touched = [i for i, g in enumerate(gradients) if g is not None]
-        params = [params[i] for i in touched]
+        tensors = [tensors[i] for i in touched]
         grads = [_added_up(g) if isinstance(g, tuple) else g for g in gradients if g is not None]
         if train.clip_norm is not None:
             norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
             factor = (train.clip_norm / (norm + 1e-6)).clamp(max=1.0)
             grads = [g * _along(factor, g) for g in grads]
         if train.weight_decay:
-            grads = list(torch._foreach_add(grads, params, alpha=train.weight_decay))
+            grads = list(torch._foreach_add(grads, tensors, alpha=train.weight_decay))
         if train.momentum:
             velocity = [velocity[i] for i in touched]
             moved = torch._foreach_add(torch._foreach_mul(velocity, train.momentum), grads)
@@ -101,18 +102,34 @@ class StackedSGD:
         if active is not None:
             # Not a product with 0: what is held still may have gone to infinity.
             grads = [torch.where(_along(active, g), g, 0.0) for g in grads]
-        self._add(params, grads)
+        self._add(tensors, grads)
 
     def _add(self, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        if not params:
+            return
         if self.rate is None:
             torch._foreach_add_(params, grads, alpha=-self.lr)
         else:
             torch._foreach_add_(params, torch._foreach_mul(grads, self.rate))
 
-    def _step_plainly(self, params: Sequence[torch.Tensor], gradients: Sequence[Gradient]) -> None:
+    def _step_low_rank(
+        self, params: Sequence[Weights], gradients: Sequence[Gradient], active: torch.Tensor | None
+    ) -> tuple[list[torch.Tensor], list[Gradient]]:
+        """Move the weights that are kept as low-rank updates; gives the others and their gradients."""
+        others: list[tuple[torch.Tensor, Gradient]] = []
+        for param, gradient in zip(params, gradients, strict=True):
+            if not isinstance(param, Rows):
+                others.append((param, gradient))
+            elif isinstance(gradient, tuple):
+                for factors in gradient:
+                    a, b = factors if active is None else (torch.where(_along(active, f), f, 0.0) for f in factors)
+                    param.add(a, b, -self.lr)
+        return [param for param, _ in others], [gradient for _, gradient in others]
+
+    def _step_plainly(self, params: Sequence[Weights], gradients: Sequence[Gradient]) -> None:
         """Plain SGD, which adds a product of matrices without making it first."""
         others, grads = [], []
-        for param, gradient in zip(params, gradients, strict=True):
+        for param, gradient in zip(*self._step_low_rank(params, gradients, None), strict=True):
             if isinstance(gradient, tuple):
                 for a, b in gradient:
                     if self.rate is None:
@@ -122,8 +139,12 @@ class StackedSGD:
             elif gradient is not None:
                 others.append(param)
                 grads.append(gradient)
-        if others:
-            self._add(others, grads)
+        self._add(others, grads)
+
+
+def is_plain(train: Train) -> bool:
+    """Whether a step adds gradients times the learning rate, and nothing else."""
+    return train.clip_norm is None and not train.weight_decay and not train.momentum
 
 
 def _added_up(products: Products) -> torch.Tensor:

@@ -114,7 +114,7 @@ class Stack:
 
     def trained(self) -> list[torch.Tensor]:
         """The clients' weights [K, ...], which no later stack writes into."""
-        params = [p[: len(self.clients)] for p in self.bench.members.params]
+        params = self.bench.members.tensors(len(self.clients))
         return [p.clone() for p in params] if self.bench.recorder else params
 
     def outputs(self) -> torch.Tensor | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,18 +30,23 @@ MOST_CHANNELS = 16
 class Inputs:
     """What one step works on; every tensor has a leading dimension of K clients, but for what is ``shared``.
 
-    ``params`` are in the order of the model's names, ``x`` as stored. What an objective may use beside the batch is
-    ``shared`` by all clients, or each client's ``own``: the round's first weights (``start/...``), the pool
-    (``pool/...``), and what the server said (``said/...``).
+    ``params`` are in the order of the model's names, large ones perhaps as low-rank updates; ``x`` is as stored. What
+    an objective may use beside the batch is ``shared`` by all clients, or each client's ``own``: the round's first
+    weights (``start/...``), the pool (``pool/...``), and what the server said (``said/...``).
     """
 
-    params: list[torch.Tensor]
+    params: list[kernels.Weights]
     x: torch.Tensor
     y: torch.Tensor
     drawn: dict[str, torch.Tensor] = field(default_factory=dict)
     masks: dict[str, torch.Tensor] = field(default_factory=dict)
     own: dict[str, torch.Tensor] = field(default_factory=dict)
     shared: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def plain(self, but: Collection[int] = ()) -> Inputs:
+        """The same with tensors for all parameters, ``but`` for some."""
+        params = [_tensor(p) if i not in but else p for i, p in enumerate(self.params)]
+        return replace(self, params=params)
 
     def tree(self) -> tuple[Any, ...]:
         """All tensors as plain containers, in the order of the fields."""
@@ -156,7 +161,7 @@ class Step:
         That is losses [K] without terms and, where the step ``watches``, softmax outputs [K, B, C].
         """
         inputs = Inputs(*tree)
-        params = [p.detach().requires_grad_() for p in inputs.params]
+        params = [_tensor(p).detach().requires_grad_() for p in inputs.params]
         *_, shared = tree
         stacked = (params, *inputs.tree()[1:-1])
 
@@ -168,7 +173,7 @@ class Step:
         return gradients, [values.detach() for values in noted]
 
     def _of_one_client(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        weights = dict(zip(self.names, inputs.params, strict=True))
+        weights = dict(zip(self.names, map(_tensor, inputs.params), strict=True))
         for name, layer in dropouts(self.model).items():
             layer.mask = inputs.masks.get(name)
         context = Context(
@@ -194,24 +199,28 @@ class Step:
 
         Nothing of autograd's or vmap's bookkeeping is left in it.
         """
-        graph = make_fx(self)(*inputs.tree())
+        graph = make_fx(self)(*inputs.plain().tree())
         made = _bytes_made(graph)
-        simplify(graph)
-        return Program(graph, made)
+        return Program(graph, made, simplify(graph))
 
 
 @dataclass(frozen=True)
 class Program:
-    """A traced step, and the bytes of all the tensors it makes."""
+    """A traced step, the bytes of all the tensors it makes, and which parameters it takes as low-rank updates."""
 
     graph: torch.fx.GraphModule
     bytes: int
+    low_rank: Collection[int] = ()
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> tuple[list[Gradient], list[torch.Tensor]]:
         """What :class:`Step` gives, some gradients as the factors of a matrix product."""
         made = self.graph(*tree_leaves(inputs.tree()))
         return list(made[: len(inputs.params)]), list(made[len(inputs.params) :])
+
+
+def _tensor(weights: kernels.Weights) -> torch.Tensor:
+    return weights.tensor() if isinstance(weights, kernels.Rows) else weights
 
 
 def _bytes_made(graph: torch.fx.GraphModule) -> int:

@@ -1,6 +1,22 @@
 """Layers of many clients at once on CPUs, as operators that PyTorch can differentiate and stack."""
 
 from fedblend.kernels.dense import add_product, use_dense
+from fedblend.kernels.lowrank import LowRank, Rows, Weights, is_worth_it, use_low_rank
 from fedblend.kernels.operators import RAW, Convolution, MaxPool, conv, join_pools, makes, max_pool
 
-__all__ = ["RAW", "Convolution", "MaxPool", "add_product", "conv", "join_pools", "makes", "max_pool", "use_dense"]
+__all__ = [
+    "RAW",
+    "Convolution",
+    "LowRank",
+    "MaxPool",
+    "Rows",
+    "Weights",
+    "add_product",
+    "conv",
+    "is_worth_it",
+    "join_pools",
+    "makes",
+    "max_pool",
+    "use_dense",
+    "use_low_rank",
+]

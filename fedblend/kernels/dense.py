@@ -38,15 +38,16 @@ def add_product(w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float
 
 def use_dense(graph: Graph, node: Node) -> None:
     """In a traced step, let products of a few rows with transposed weights be made by :func:`run_dense`."""
-    if node.target is torch.ops.aten.bmm.default and build.library(SOURCE) is not None:
+    if node.target is torch.ops.aten.bmm.default:
         x, w = (argument.meta.get("val") for argument in node.args if isinstance(argument, Node))
-        if x is not None and w is not None and _is_ours(x, w):
+        if x is not None and w is not None and takes(x, w):
             node.target = run_dense
 
 
-def _is_ours(x: torch.Tensor, w: torch.Tensor) -> bool:
+def takes(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether :func:`run_dense` is there for such tensors."""
     few = x.shape[1] <= MOST_SAMPLES and _is_plain(x) and _is_plain(w)
-    return few and _is_transposed(w) and x.is_contiguous()
+    return few and _is_transposed(w) and x.is_contiguous() and build.library(SOURCE) is not None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -38,14 +38,18 @@ IN_PLACE = {
 """Elementwise operations, and what does the same to their first argument itself."""
 
 
-def simplify(graph: GraphModule, factors: bool = True) -> None:
-    """Rewrite a traced step in place; its results stay the same numbers, some gradients as ``factors`` if so asked."""
+def simplify(graph: GraphModule, factors: bool = True) -> set[int]:
+    """Rewrite a traced step in place; its results stay the same numbers, some gradients as ``factors`` if so asked.
+
+    Gives the places of the weights that it takes as low-rank updates.
+    """
     _without_repeats(graph.graph)
     rules = (_without_nothing, _with_direct_views, kernels.join_pools)
     for rule in (*rules, *([_with_products_apart] if factors else []), kernels.use_dense):
         for node in list(graph.graph.nodes):
             rule(graph.graph, node)
         graph.graph.eliminate_dead_code()
+    low_rank = _with_low_rank(graph.graph) if factors else set()
     for node in list(graph.graph.nodes):
         _in_its_place(graph.graph, node)
     for node in graph.graph.nodes:
@@ -55,6 +59,7 @@ def simplify(graph: GraphModule, factors: bool = True) -> None:
     # Inputs and outputs come and go as flat lists.
     graph.graph.set_codegen(CodeGen())
     graph.recompile()
+    return low_rank
 
 
 def _without_repeats(graph: Graph) -> None:
@@ -116,9 +121,12 @@ def _is_fresh(node: Node) -> bool:
 
 
 def _layout(node: Node) -> tuple[object, ...] | None:
-    """Shape and strides of what a node gives, where that is one tensor."""
+    """Shape and strides of what a node gives, where that is one tensor; no step is ever made along a single one."""
     made = node.meta.get("val")
-    return (made.shape, made.stride(), made.storage_offset()) if isinstance(made, torch.Tensor) else None
+    if not isinstance(made, torch.Tensor):
+        return None
+    strides = tuple(stride if size > 1 else 0 for size, stride in zip(made.shape, made.stride(), strict=True))
+    return (made.shape, strides, made.storage_offset())
 
 
 def _base(node: Node) -> Node:
@@ -160,6 +168,16 @@ def _with_products_apart(graph: Graph, node: Node) -> None:
     if node.op == "output":
         *gradients, values = cast(list[Any], node.args[0])
         node.args = ([*(_products(graph, node, g) or g for g in gradients), values],)
+
+
+def _with_low_rank(graph: Graph) -> set[int]:
+    """Let large weights whose gradients are factors come in as a low-rank update of what they were."""
+    nodes = list(graph.nodes)
+    *gradients, _ = cast(list[Any], nodes[-1].args[0])
+    factored = [i for i, gradient in enumerate(gradients) if isinstance(gradient, tuple)]
+    taken = {i for i in factored if kernels.use_low_rank(nodes[i])}
+    graph.eliminate_dead_code()
+    return taken
 
 
 def _products(graph: Graph, before: Node, node: Any) -> tuple[tuple[Node, Node], ...]:
