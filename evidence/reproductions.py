@@ -1,14 +1,18 @@
 """The papers' items behind docs/results.md: run at a scale, and their results kept as data.
 
-    python evidence/reproductions.py [PAPER/ITEM ...]
+    python evidence/reproductions.py [PAPER/ITEM ...] [--scale SCALE] [--only ROW_OR_COLUMN ...]
 
 Runs are kept in runs/reproductions and are gone on with; results are written to evidence/reproductions, of which
-`python evidence/tables.py` makes the page's tables. Without names, the items that have a result there are run again.
+`python evidence/tables.py` makes the page's tables, and their pictures to docs/figures. Without names, the items that
+have a result there are run again.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,25 +21,43 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RUNS = Path("runs/reproductions")
 KEPT = HERE / "reproductions"
+DOCS = ROOT / "docs"
 
 
-def main(names: list[str]) -> None:
-    """Run the items at the laptop's scale, or at that of the result that is kept."""
-    kept = {result["item"]: result["scale"] for result in (json.loads(p.read_text()) for p in KEPT.glob("*.json"))}
-    for name in names or sorted(kept):
-        scale = kept.get(name, "laptop")
-        command = [str(Path(sys.executable).with_name("fedblend")), "reproduce", name, "--scale", scale]
-        subprocess.run([*command, "--out", str(RUNS)], cwd=ROOT, check=True)
-        keep(name, scale)
+def main() -> None:
+    """Run what is named, or what is kept as it was run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("items", nargs="*", metavar="PAPER/ITEM")
+    parser.add_argument("--scale", default="laptop", choices=("laptop", "paper"))
+    parser.add_argument("--only", nargs="*", default=[], help="rows or columns")
+    asked = parser.parse_args()
+    chosen = [option for name in asked.only for option in ("--only", name)]
+    commands = [["reproduce", item, "--scale", asked.scale, *chosen] for item in asked.items]
+    if not commands:
+        results = [json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))]
+        commands = [shlex.split(result["command"])[1:] for result in results]
+    for command in commands:
+        fedblend = Path(sys.executable).with_name("fedblend")
+        subprocess.run([str(fedblend), *command, "--out", str(RUNS)], cwd=ROOT, check=True)
+        keep(command[1], command[command.index("--scale") + 1] if "--scale" in command else "paper")
 
 
-def keep(name: str, scale: str) -> None:
-    """Copy a result to those of the page."""
+def keep(item: str, scale: str) -> None:
+    """Copy a result, and the pictures that it tells of, to those of the page."""
     KEPT.mkdir(exist_ok=True)
-    result = (ROOT / RUNS / name / scale / "result.json").read_text()
-    (KEPT / f"{name.replace('/', '-')}-{scale}.json").write_text(result)
-    print(f"{name}: result kept in {KEPT.relative_to(ROOT)}")
+    name = f"{item.replace('/', '-')}-{scale}"
+    folder = ROOT / RUNS / item / scale
+    result = json.loads((folder / "result.json").read_text())
+    cells = (cell for quantity in result["quantities"].values() for cell in quantity["cells"])
+    for cell in cells:
+        for seed, value in cell["ours"].items():
+            if isinstance(value, str) and value.endswith(".png"):
+                place = "-".join(part for part in (name, cell["row"], cell["column"], seed) if part)
+                cell["ours"][seed] = f"figures/{place}.png"
+                shutil.copyfile(folder / value, DOCS / cell["ours"][seed])
+    (KEPT / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{item}: result kept in {KEPT.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

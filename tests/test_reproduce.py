@@ -356,6 +356,17 @@ def test_a_page_shows_ours_the_papers_the_difference_and_the_verdict() -> None:
     assert "Not at hand, so left out: cifar10." in lines
 
 
+def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> None:
+    cell = {"row": "a", "column": "x", "ours": {"0": "work/seeds.png"}, "paper": None, "paper_std": None}
+    quantity = {"label": "Samples", "unit": "", "digits": 1, "cells": [cell]}
+
+    page = pages.markdown({**RESULT, "quantities": {"q": quantity}, "claims": []})
+    words = running.command(plan("xormixfl/table-2", "smoke", only=["standalone", "0,2,4,8"]), Path("reproductions"))
+
+    assert "| A | ![A](work/seeds.png) |" in page.splitlines()
+    assert words == "fedblend reproduce xormixfl/table-2 --scale smoke --only standalone --only 0,2,4,8"
+
+
 def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> None:
     import torch
 

@@ -137,16 +137,18 @@ def _matrix(result: Mapping[str, Any], quantity: Mapping[str, Any]) -> list[str]
         "|---" * (len(result["columns"]) + 1) + "|",
     ]
     for row, label in result["rows"].items():
-        texts = [_cell_text(cells.get((row, column)), quantity["digits"]) for column in result["columns"]]
+        texts = [_cell_text(cells.get((row, column)), quantity["digits"], label) for column in result["columns"]]
         if any(texts):
             lines.append(f"| {label} | " + " | ".join(texts) + " |")
     return lines
 
 
-def _cell_text(cell: Mapping[str, Any] | None, digits: int) -> str:
+def _cell_text(cell: Mapping[str, Any] | None, digits: int, label: str) -> str:
     if cell is None:
         return ""
     ours = ours_text(cell["ours"], digits)
+    if ours.endswith(".png"):
+        return f"![{label}]({ours})"
     if cell["paper"] is None:
         return ours
     difference = difference_text(cell, digits)

@@ -76,6 +76,8 @@ class Plan:
     """What measures a quantity of a cell at this scale, by (quantity, row, column)."""
     originals: dict[tuple[str, str, str], Any]
     """The same at the paper's scale."""
+    only: tuple[str, ...] = ()
+    """The rows and columns that were asked for by name."""
 
     def mark(self, quantity: str, cell: Cell) -> str:
         """What a kept number must have been made by to be one of this cell: its experiment and its measure."""
@@ -172,7 +174,7 @@ def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, 
         measures[place] = _with(originals[place], smaller.measure)
     chosen = tuple(seeds) if seeds is not None else smaller.seeds or item.seeds
     asked = [cell for cell in cells if cell.row in asked_rows and cell.column in asked_columns]
-    return Plan(paper, key, item, scale, chosen, cells, asked, measures, originals)
+    return Plan(paper, key, item, scale, chosen, cells, asked, measures, originals, tuple(only))
 
 
 def _require_known(only: Sequence[str], item: Item) -> None:

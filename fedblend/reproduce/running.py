@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -96,8 +97,9 @@ def command(plan: Plan, out: Path) -> str:
     words = ["fedblend", "reproduce", plan.id]
     words += ["--scale", plan.scale] if plan.scale != "paper" else []
     words += ["--seeds", ",".join(map(str, plan.seeds))] if plan.seeds != plan.item.seeds else []
+    words += [word for name in plan.only for word in ("--only", name)]
     words += ["--out", str(out)] if str(out) != "reproductions" else []
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def _run_missing(
