@@ -364,7 +364,7 @@ def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> Non
     words = running.command(plan("xormixfl/table-2", "smoke", only=["standalone", "0,2,4,8"]), Path("reproductions"))
 
     assert "| A | ![A](work/seeds.png) |" in page.splitlines()
-    assert words == "fedblend reproduce xormixfl/table-2 --scale smoke --only standalone --only 0,2,4,8"
+    assert words == "fedblend reproduce xormixfl/table-2 --scale smoke --seeds 0 --only standalone --only 0,2,4,8"
 
 
 def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> None:
