@@ -1,6 +1,6 @@
 """The papers' items behind docs/results.md: run at a scale, and their results kept as data.
 
-    python evidence/reproductions.py [PAPER/ITEM ...] [--scale SCALE] [--only ROW_OR_COLUMN ...]
+    python evidence/reproductions.py [PAPER/ITEM ...] [--scale SCALE] [--only ROW_OR_COLUMN ...] [--seeds S,...]
 
 Runs are kept in runs/reproductions and are gone on with; results are written to evidence/reproductions, of which
 `python evidence/tables.py` makes the page's tables, and their pictures to docs/figures. Without names, the items that
@@ -30,8 +30,10 @@ def main() -> None:
     parser.add_argument("items", nargs="*", metavar="PAPER/ITEM")
     parser.add_argument("--scale", default="laptop", choices=("laptop", "paper"))
     parser.add_argument("--only", nargs="*", default=[], help="rows or columns")
+    parser.add_argument("--seeds", help="such as 0,1")
     asked = parser.parse_args()
-    chosen = [option for name in asked.only for option in ("--only", name)]
+    chosen = ["--seeds", asked.seeds] if asked.seeds else []
+    chosen += [option for name in asked.only for option in ("--only", name)]
     commands = [["reproduce", item, "--scale", asked.scale, *chosen] for item in asked.items]
     if not commands:
         results = [json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))]
