@@ -234,6 +234,29 @@ def test_auto_takes_what_is_clearly_faster_and_says_why(
     assert "2 stacked" in choice.why
 
 
+def test_auto_times_a_few_steps_however_many_a_client_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    step = LoopEngine._step
+
+    def counted(engine: LoopEngine, *given: Any) -> Any:
+        made.append(1)
+        return step(engine, *given)
+
+    monkeypatch.setattr(LoopEngine, "_step", counted)
+    for train in ({"epochs": 500}, {"steps": 5000}):
+        engines.choose(ragged("fedavg", **train), 1, 1)
+
+    assert 8 <= len(made) <= 200
+
+
+def test_where_no_client_trains_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.engines.choosing.seconds_a_step", lambda *_: 1 / 0)
+
+    choice = engines.choose(ragged("xormixfl"), 2, 1000)
+
+    assert (choice.engine, choice.stack, choice.ranks, choice.why) == ("stacked", 1, 1, "no client trains")
+
+
 def test_an_engine_that_is_asked_for_is_taken_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedblend.engines.choosing.seconds_a_step", lambda *_: 1 / 0)
 

@@ -90,7 +90,8 @@ class RunProgress:
         """How the run is computed, where that was for fedblend to choose."""
         if choice is None or choice["why"] == "as asked for":
             return
-        stack = f", {choice['stack']} clients at once" if choice["stack"] else ""
+        number = choice["stack"] or 1
+        stack = f", {number} clients at once" if number > 1 else ""
         ranks = f", {choice['ranks']} ranks" if choice["ranks"] > 1 else ""
         self.console.print(f"{slug}: engine {choice['engine']}{stack}{ranks} ({choice['why']})", highlight=False)
 
