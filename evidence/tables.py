@@ -1,4 +1,4 @@
-"""The tables of docs/results.md and docs/privacy.md, made from committed results: no number is copied by hand.
+"""The tables of docs/results.md, docs/reproductions.md and docs/privacy.md, made from committed results: no number is copied by hand.
 
 python evidence/tables.py          rewrites each table between its two marks in docs, and draws docs/figures
 """
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.reference.filling import fill
-from fedblend.reproduce import pages
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import augmix_page  # noqa: E402 (they lie beside this file, wherever that is read from)
 import mix2fld_page  # noqa: E402
+import reproduced_page  # noqa: E402
 import xormixfl  # noqa: E402
 from mdtable import table  # noqa: E402
 
 DOCS = HERE.parent / "docs"
-PAGES = (DOCS / "results.md", DOCS / "privacy.md")
+PAGES = (DOCS / "results.md", DOCS / "reproductions.md", DOCS / "privacy.md")
 TARGETS = {"femnist": 0.8, "aggenhance-mnist5k": 0.85}
 """Accuracy of "rounds to" where a study's is not 70 %."""
 
@@ -191,12 +191,6 @@ def sites(name: str, every: bool = True) -> str:
     return f"`{results['command']}`\n\n" + table(head, rows)
 
 
-def reproduced() -> str:
-    """Every result of `fedblend reproduce` that is kept in evidence/reproductions, as its command printed it."""
-    kept = sorted((HERE / "reproductions").glob("*.json"))
-    return "\n".join(pages.markdown(json.loads(path.read_text()), level=3) for path in kept).rstrip()
-
-
 TABLES = {
     "heart": lambda: sites("heart"),
     "har": lambda: sites("har", every=False),
@@ -222,7 +216,8 @@ TABLES = {
     "mix2fld-figure-3": mix2fld_page.figure_3,
     "mix2fld-privacy": mix2fld_page.sample_privacy,
     "private": lambda: epsilons("private", "weights"),
-    "reproduced": reproduced,
+    "reproduced": reproduced_page.details,
+    "reproduced overview": reproduced_page.overview,
     "private-means": lambda: epsilons("private-means", "means", "private-base"),
     **augmix_page.TABLES,
     **xormixfl.TABLES,
