@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, docs/reproductions.md and docs/privacy.md, made from committed results: no number is copied by hand.
+"""The tables of docs/results.md, reproductions.md and privacy.md, from committed results: no number is copied by hand.
 
 python evidence/tables.py          rewrites each table between its two marks in docs, and draws docs/figures
 """
