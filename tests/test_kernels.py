@@ -111,7 +111,7 @@ def test_dense_layers_on_a_few_samples(few: int, shape: tuple[int, int, int], fa
 @given(
     data=st.data(),
     clients=st.integers(1, 4),
-    shape=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 600)),
     shared=st.booleans(),
 )
 @examples(60)

@@ -180,7 +180,7 @@ def _stacks(world: World, ranks: int) -> list[int]:
     memory = MEMORY_SHARE * free_memory(one.device) / (ranks if one.device.type == "cpu" else 1)
     most = max(1, min(math.ceil(asked.train.cohort / ranks), int(memory / max(1, one.step_bytes()))))
     tried = STACKS if one.device.type == "cpu" else (64, 256)
-    return sorted({1, most} | {stack for stack in tried if stack < most}) if most <= tried[-1] else [1, *tried]
+    return sorted({1, *(stack for stack in tried if stack < most), *([most] if most <= 2 * tried[-1] else [])})
 
 
 def free_memory(device: torch.device) -> int:

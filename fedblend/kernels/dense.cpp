@@ -89,6 +89,39 @@ void add_products_of(float factor, const float* g, int O, const float* x, int pi
     for (; o < O; o++) add_products<N, 1>(factor, g + o, O, x, pitch, w + o * I, I, some);
 }
 
+// Columns of a made matrix that are worked on at once: those of all samples stay in the second cache.
+constexpr int MADE = 480;
+
+// M rows and V vectors of columns of w = from + g^T x.
+template <int M, int V>
+void make_tile(int B, const float* g, int O, const float* x, int pitch, const float* from, float* w, int64_t I) {
+    Vector sum[M][V];
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < V; v++) sum[m][v] = load(from + m * I + v * LANES);
+    for (int b = 0; b < B; b++, g += O, x += pitch) {
+        Vector value[V];
+        for (int v = 0; v < V; v++) value[v] = load(x + v * LANES);
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < V; v++) sum[m][v] += g[m] * value[v];
+    }
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < V; v++) store(w + m * I + v * LANES, sum[m][v]);
+}
+
+template <int M>
+void make_rows(int B, const float* g, int O, const float* x, int pitch, const float* from, float* w, int64_t I,
+               int some) {
+    int i = 0;
+    for (; i + 3 * LANES <= some; i += 3 * LANES) make_tile<M, 3>(B, g, O, x + i, pitch, from + i, w + i, I);
+    for (; i + LANES <= some; i += LANES) make_tile<M, 1>(B, g, O, x + i, pitch, from + i, w + i, I);
+    for (; i < some; i++)
+        for (int m = 0; m < M; m++) {
+            float sum = from[m * I + i];
+            for (int b = 0; b < B; b++) sum += g[b * O + m] * x[b * pitch + i];
+            w[m * I + i] = sum;
+        }
+}
+
 }  // namespace
 
 extern "C" {
@@ -124,6 +157,25 @@ void dense_update(int K, int B, int I, int O, float factor, const float* g, cons
             for (; b + 10 <= B; b += 10) add(b, add_products_of<10>);
             for (; b + 4 <= B; b += 4) add(b, add_products_of<4>);
             for (; b < B; b++) add(b, add_products_of<1>);
+        }
+}
+
+// w = from + g^T x for one `from` [O, I], where a client's g [B, O] and x [B, I] are the first of `room` rows.
+void dense_make(int K, int B, int I, int O, int room, const float* g, const float* x, const float* from, float* w) {
+    std::vector<float> rows(int64_t(B) * MADE);
+    for (int first = 0; first < I; first += MADE)
+        for (int k = 0; k < K; k++) {
+            const int some = std::min(MADE, I - first);
+            const float* factors = g + int64_t(k) * room * O;
+            float* made = w + int64_t(k) * O * I + first;
+            gather(B, x + int64_t(k) * room * I + first, I, some, MADE, rows.data());
+            int o = 0;
+            for (; o + 8 <= O; o += 8)
+                make_rows<8>(B, factors + o, O, rows.data(), MADE, from + o * int64_t(I) + first, made + o * int64_t(I), I,
+                             some);
+            for (; o < O; o++)
+                make_rows<1>(B, factors + o, O, rows.data(), MADE, from + o * int64_t(I) + first, made + o * int64_t(I), I,
+                             some);
         }
 }
 

@@ -36,6 +36,20 @@ def add_product(w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float
         w.baddbmm_(a, b, alpha=factor)
 
 
+def made_of(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """base [O, I] + a^T b of each client: [K, O, I]; a [K, B, O] and b [K, B, I] may be the first rows of longer ones."""
+    clients, samples, inputs = b.shape
+    outputs = a.shape[2]
+    room = b.stride(0) // inputs
+    rows = (room * outputs, outputs, 1), (room * inputs, inputs, 1)
+    plain = base.is_contiguous() and all(_is_plain(t) for t in (base, a, b))
+    if not plain or (a.stride(), b.stride()) != rows or build.library(SOURCE) is None:
+        return base.expand(clients, outputs, inputs).baddbmm(a.transpose(1, 2), b)
+    made = base.new_empty(clients, outputs, inputs)
+    _call("dense_make", (clients, samples, inputs, outputs, room), a, b, base, made)
+    return made
+
+
 def use_dense(graph: Graph, node: Node) -> None:
     """In a traced step, let products of a few rows with transposed weights be made by :func:`run_dense`."""
     if node.target is torch.ops.aten.bmm.default:

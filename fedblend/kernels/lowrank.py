@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from fedblend.kernels.dense import run_dense, takes
+from fedblend.kernels.dense import made_of, run_dense, takes
 
 aten = torch.ops.aten
 
@@ -53,8 +53,13 @@ class LowRank:
     def make(self) -> torch.Tensor:
         """The weights themselves, of which later steps are made: a tensor that may be written to."""
         if self.used:
-            factors = self.a[:, : self.used].transpose(1, 2), self.x[:, : self.used]
-            self.base = self.base.baddbmm_(*factors) if self.own else self.base.baddbmm(*factors)
+            a, x = self.a[:, : self.used], self.x[:, : self.used]
+            if self.own:
+                self.base.baddbmm_(a.transpose(1, 2), x)
+            elif self.base.stride(0) == 0:
+                self.base = made_of(self.base[0], a, x)
+            else:
+                self.base = self.base.baddbmm(a.transpose(1, 2), x)
         elif not self.own:
             self.base = self.base.clone(memory_format=torch.contiguous_format)
         self.own, self.used = True, 0
