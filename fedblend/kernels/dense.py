@@ -37,7 +37,10 @@ def add_product(w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float
 
 
 def made_of(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """base [O, I] + a^T b of each client: [K, O, I]; a [K, B, O] and b [K, B, I] may be the first rows of longer ones."""
+    """Each client's base [O, I] + a^T b as [K, O, I], for a [K, B, O] and b [K, B, I].
+
+    These may be the first rows of longer ones.
+    """
     clients, samples, inputs = b.shape
     outputs = a.shape[2]
     room = b.stride(0) // inputs
