@@ -15,7 +15,7 @@ from fedblend.reproduce.measures.base import Measure, Seen
 class SamplePrivacy(Measure):
     """Sample privacy of Mixup or Mix2up (Mix2FLD, Tables II and III; :mod:`fedblend.privacy.samples`).
 
-    The mixing ratio is that of the cell's ``method.sharing``.
+    The mixing ratio, and whether devices coordinate their labels, are those of the cell's ``method.sharing``.
     """
 
     figure: Literal[
@@ -39,14 +39,14 @@ class SamplePrivacy(Measure):
         from fedblend.data.partitions import prepare
         from fedblend.privacy.samples import draw, measure
 
-        one = seen.experiment
+        one, sharing = seen.experiment, seen.experiment.method.sharing
         data = one.data.load()
         population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
         drawn = []
         for repeat in range(self.repeats):
             seen.tick("draws", repeat, self.repeats)
-            drawn.append(draw(data, population, one.seed, repeat, self.devices, self.samples))
-        return asdict(measure(drawn, [one.method.sharing.lam])[0])
+            drawn.append(draw(data, population, one.seed, repeat, self.devices, self.samples, sharing.coordinated))
+        return asdict(measure(drawn, [sharing.lam])[0])
 
     def steps(self, experiment: Any) -> float:
         """About a hundred training steps a draw."""
