@@ -39,3 +39,9 @@ def absolute(value: Any) -> Any:
         return value
     folder = value.folder if isinstance(value, FromFile) else ""
     return os.path.abspath(os.path.join(folder, os.path.expanduser(value)))
+
+
+def absolute_folder(value: Any) -> Any:
+    """The path of a folder that is there, absolute; anything else, such as a name, as it is."""
+    path = absolute(value)
+    return path if isinstance(path, str) and os.path.isdir(path) else value

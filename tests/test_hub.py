@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedblend.errors import FedblendError
 from fedblend.parts import build
+from fedblend.paths import FromFile
 
 
 def load(folder, **options):
@@ -47,6 +48,13 @@ def test_pictures_labels_and_writers(folder):
         assert samples.client.tolist() == [i % 3 for i in range(len(samples))]
     assert data.train.y.tolist() == [0, 1] * 6
     assert (data.classes, data.client_names, data.kind) == (("nought", "one"), ("a", "b", "c"), "image")
+
+
+def test_a_folder_named_in_a_file_lies_beside_it(folder):
+    named = FromFile.of(folder.name, str(folder.parent))
+
+    assert build("dataset", {"name": "hub", "dataset": named}).dataset == str(folder)
+    assert build("dataset", {"name": "hub", "dataset": FromFile.of("a/name", "/")}).dataset == "a/name"
 
 
 def test_without_a_split_to_test_on_a_half_is_drawn(folder):

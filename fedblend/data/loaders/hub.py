@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BeforeValidator
 
 from fedblend.data.dataset import Dataset
 from fedblend.data.loaders.arrays import dataset_of
 from fedblend.data.loaders.files import TestShare, sha256_array
 from fedblend.errors import FedblendError, did_you_mean, listed
 from fedblend.parts import part
+from fedblend.paths import absolute_folder
 
 
 @part("dataset", "hub")
@@ -26,8 +28,8 @@ class Hub:
     several sizes.
     """
 
-    dataset: str
-    """Its name on the Hub, such as "ylecun/mnist", or a folder of Parquet files."""
+    dataset: Annotated[str, BeforeValidator(absolute_folder)]
+    """Its name on the Hub, such as "ylecun/mnist", or a folder of Parquet files; in a file, relative to that."""
     subset: str | None = None
     """Its configuration, where it has several."""
     inputs: str | None = None
