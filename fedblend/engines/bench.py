@@ -4,19 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
+from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.graphs import Recorded, Recorder, moved
+from fedblend.engines.masks import Shapes
 from fedblend.engines.sgd import StackedSGD, is_plain
-from fedblend.engines.stacking import Inputs, Step
+from fedblend.engines.stacking import Inputs, Program, Step
 from fedblend.kernels import LowRank, is_worth_it
 from fedblend.objectives import Context, Objective
 from fedblend.objectives.watching import Means
+from fedblend.world import World
 
-if TYPE_CHECKING:
-    from fedblend.engines.stacked import StackedEngine
+
+class Owner(Protocol):
+    """The engine whose stacks are trained on benches: what these need of it.
+
+    ``stack`` is the number of clients of its largest stack; ``stacked`` the model as stacks run it, ``names`` its
+    parameters in order, ``shapes`` those of its dropout masks.
+    """
+
+    world: World
+    device: torch.device
+    stack: int
+    scale: Scaler | OneHot
+    stacked: nn.Module
+    names: list[str]
+    shapes: Shapes
+
+    def program(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Program:
+        """A step's program for inputs of these shapes."""
+        ...
+
+    def bench(
+        self,
+        objective: Objective,
+        params: Sequence[torch.Tensor],
+        own: Mapping[str, torch.Tensor],
+        shared: Mapping[str, torch.Tensor],
+        plain: bool,
+    ) -> Bench:
+        """A bench with a stack's tensors on it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +121,7 @@ class Bench:
     after another, and records its steps.
     """
 
-    engine: StackedEngine
+    engine: Owner
     objective: Objective
     kind: Hashable
     members: Members
@@ -107,7 +139,7 @@ class Bench:
 
     @staticmethod
     def of(
-        engine: StackedEngine,
+        engine: Owner,
         objective: Objective,
         params: Sequence[torch.Tensor],
         own: Mapping[str, torch.Tensor],

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedblend.engines.base import TrainTask
-from fedblend.engines.bench import Bench, Given
+from fedblend.engines.bench import Bench, Given, Owner
 from fedblend.engines.graphs import moved
 from fedblend.engines.loop import Assignment
 from fedblend.engines.masks import Masks
 from fedblend.prefixes import named
-
-if TYPE_CHECKING:
-    from fedblend.engines.stacked import StackedEngine
 
 
 class Stack:
@@ -26,7 +23,7 @@ class Stack:
     clients have a batch, and what comes out is read once, at the end.
     """
 
-    def __init__(self, engine: StackedEngine, task: TrainTask, clients: Sequence[Assignment]) -> None:
+    def __init__(self, engine: Owner, task: TrainTask, clients: Sequence[Assignment]) -> None:
         self.engine, self.task, self.clients = engine, task, list(clients)
         self.device = engine.device
         experiment = engine.world.experiment

@@ -14,7 +14,7 @@ from fedblend.engines.base import Tensors, Trained, TrainTask
 from fedblend.engines.bench import Bench
 from fedblend.engines.graphs import Recorder, recorder_for
 from fedblend.engines.loop import Assignment, LoopEngine
-from fedblend.engines.masks import dropout_shapes
+from fedblend.engines.masks import Shapes, dropout_shapes
 from fedblend.engines.stack import Stack
 from fedblend.engines.stacking import Inputs, Program, Step, prepare
 from fedblend.objectives import Objective
@@ -44,7 +44,7 @@ class StackedEngine(LoopEngine):
         self.recorder = recorder or (recorder_for(self.device) if wanted else None)
         self.benches: dict[Hashable, Bench] = {}
         self.stacked = prepare(world.model, self.device, world.experiment.precision)
-        self.shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:1].to(self.device)))
+        self.shapes: Shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:1].to(self.device)))
         self.programs: dict[tuple[Any, ...], Program] = {}
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
