@@ -124,6 +124,17 @@ def test_dropout_draws_the_loops_masks() -> None:
     assert difference(stacked.weights, loop.weights) < 1e-5
 
 
+@pytest.mark.parametrize("model", [LENET, {"model": {"name": "module", "path": "helpers:RowsLSTM"}}])
+def test_stacked_scores_as_the_loop_does_whatever_the_weights(model: dict[str, Any]) -> None:
+    made = ragged("fedavg", model)
+    loop, stacked = LoopEngine(made), StackedEngine(made, stack=2)
+    first = made.weights()
+    for weights in (first, {name: tensor * 1.5 for name, tensor in first.items()}):
+        wanted, scores = loop.score(weights), stacked.score(weights)
+        np.testing.assert_allclose(scores.loss, wanted.loss, rtol=1e-5)
+        assert np.array_equal(scores.right, wanted.right)
+
+
 def test_regression_and_text_models_stack_too() -> None:
     settings = {"cohort": 4, "epochs": 2, "batch_size": 4}
     regression = world(

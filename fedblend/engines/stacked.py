@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from fedblend.engines.base import Tensors, Trained, TrainTask
 from fedblend.engines.bench import Bench
@@ -16,7 +15,7 @@ from fedblend.engines.graphs import Recorder, recorder_for
 from fedblend.engines.loop import Assignment, LoopEngine
 from fedblend.engines.masks import Shapes, dropout_shapes
 from fedblend.engines.stack import Stack
-from fedblend.engines.stacking import Inputs, Program, Step, prepare
+from fedblend.engines.stacking import Inputs, Program, Step, prepare, traced_forward
 from fedblend.objectives import Objective
 from fedblend.world import World
 
@@ -46,6 +45,7 @@ class StackedEngine(LoopEngine):
         self.stacked = prepare(world.model, self.device, world.experiment.precision)
         self.shapes: Shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:1].to(self.device)))
         self.programs: dict[tuple[Any, ...], Program] = {}
+        self.forwards: dict[tuple[Any, ...], Callable[..., torch.Tensor]] = {}
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
         """Train the clients in chunks. An exception names the clients, the round and the batch."""
@@ -99,7 +99,14 @@ class StackedEngine(LoopEngine):
         """The model with these weights, in the layers that are fastest here."""
         self.stacked.eval()
         placed = {name: tensor.to(self.device) for name, tensor in weights.items()}
-        return lambda x: functional_call(self.stacked, placed, (x,))
+
+        def outputs(x: torch.Tensor) -> torch.Tensor:
+            key = (tuple(placed), x.shape)
+            if key not in self.forwards:
+                self.forwards[key] = traced_forward(self.stacked, placed, x)
+            return self.forwards[key](*placed.values(), x)
+
+        return outputs
 
     def server_model(self) -> nn.Module:
         """A module for functional calls with any weights, in evaluation mode, in the layers that are fastest here."""

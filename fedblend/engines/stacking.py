@@ -219,6 +219,21 @@ class Program:
         return list(made[: len(inputs.params)]), list(made[len(inputs.params) :])
 
 
+def traced_forward(
+    model: nn.Module, weights: Mapping[str, torch.Tensor], x: torch.Tensor
+) -> Callable[..., torch.Tensor]:
+    """The model's outputs as a flat program of its weights, in this order, and inputs of this shape."""
+
+    def outputs(*tensors: torch.Tensor) -> torch.Tensor:
+        *values, x = tensors
+        made: torch.Tensor = functional_call(model, dict(zip(weights, values, strict=True)), (x,))
+        return made
+
+    graph = make_fx(outputs)(*weights.values(), x)
+    simplify(graph, factors=False)
+    return graph
+
+
 def _tensor(weights: kernels.Weights) -> torch.Tensor:
     return weights.tensor() if isinstance(weights, kernels.Rows) else weights
 
