@@ -124,6 +124,17 @@ def test_dropout_draws_the_loops_masks() -> None:
     assert difference(stacked.weights, loop.weights) < 1e-5
 
 
+@pytest.mark.parametrize("method", ["localmix", "fedmix", "fedprox+localmix"])
+def test_short_batches_taken_together_leave_out_what_was_drawn_for_a_longer_one(method: str) -> None:
+    holders = [list(range(0, 9)), list(range(9, 15)), list(range(15, 21))]
+    made = world(images(side=4), holders, method=method, train={"cohort": 3, "epochs": 4, "batch_size": 4}, **MLP)
+
+    loop, _ = after(made, LoopEngine(made))
+    stacked, _ = after(made, StackedEngine(made, stack=3))
+
+    assert difference(stacked.weights, loop.weights) < 1e-5
+
+
 @pytest.mark.parametrize("model", [LENET, {"model": {"name": "module", "path": "helpers:RowsLSTM"}}])
 def test_stacked_scores_as_the_loop_does_whatever_the_weights(model: dict[str, Any]) -> None:
     made = ragged("fedavg", model)

@@ -138,6 +138,10 @@ class Stack:
         places = self.rows[rows].gather(1, self.firsts[rows, step, None] + self.counted[size])
         x, y = (half.index_select(0, places.view(-1)).unflatten(0, places.shape) for half in (self.x, self.y))
         drawn = {name: values[rows, step] for name, values in self.drawn.items()}
+        if held is not None:
+            # What was drawn for a longer batch does not fit this one: clients that are held take another's.
+            whose = moved(torch.from_numpy(np.where(active, np.arange(len(active)), active.argmax())), self.device)
+            drawn = {name: values.index_select(0, whose) for name, values in drawn.items()}
         masks = [self.masks.draw(rows.start, size * self.objective.copies, active) for _ in self.objective.phases()]
         self.bench.step(Given(x, y, drawn, masks, held), rows)
 
