@@ -98,7 +98,8 @@ class StackedEngine(LoopEngine):
     def _scorer(self, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
         """The model with these weights, in the layers that are fastest here."""
         self.stacked.eval()
-        placed = {name: tensor.to(self.device) for name, tensor in weights.items()}
+        # In an order of their own: weights that come from another rank are in any.
+        placed = {name: weights[name].to(self.device) for name in sorted(weights)}
 
         def outputs(x: torch.Tensor) -> torch.Tensor:
             key = (tuple(placed), x.shape)
