@@ -84,7 +84,7 @@ def test_divergence_of_equal_distributions_is_zero() -> None:
     assert jensen_shannon(shares(0, views=1).expand(3, -1, -1)).item() == pytest.approx(0.0, abs=1e-15)
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_divergence_is_symmetric(order: tuple[int, ...]) -> None:
     given = shares(1)
 
