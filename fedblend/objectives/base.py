@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedblend.objectives.task import Task
+from fedblend.parts import part
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -117,8 +118,6 @@ class Objective:
 
         Only then is it asked for.
         """
-        from fedblend.objectives.plain import Plain
-
         return Plain()
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
@@ -140,3 +139,12 @@ class Term:
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """A scalar added to the loss of the objective's last phase (nearly always the only one)."""
         raise TypeError(f"{type(self).__name__} defines no loss")
+
+
+@part("objective", "plain")
+class Plain(Objective):
+    """The task's loss on the client's own batch: cross-entropy, or squared error (FedMix, Algorithm 3)."""
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """Mean loss of the batch."""
+        return context.task.loss(net(batch.x), batch.y)
