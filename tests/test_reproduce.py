@@ -158,6 +158,17 @@ def test_a_target_that_neither_side_reached_leaves_a_claim_undecided() -> None:
     assert claims.judge(claims.read("a < b", ["a", "b"], [""]), never | {("b", ""): 3.0}, {}).word == "does not hold"
 
 
+def test_a_claim_that_is_undecided_somewhere_holds_in_part() -> None:
+    cells = {("a", "x"): 1.0, ("b", "x"): 2.0, ("a", "y"): math.inf, ("b", "y"): math.inf}
+
+    verdict = claims.judge(claims.read("a < b", ["a", "b"], ["x", "y"]), cells, {})
+    claim = {"verdict": verdict.word, "places": {p: [f.holds, f.margin] for p, f in verdict.places.items()}}
+    words = pages.verdict_text({**claim, "seeds": [1, 2], "paper": "holds"}, {"other_data": [], "scale": "paper"})
+
+    assert verdict.word == "holds in part"
+    assert words == "holds in x; undecided in y"
+
+
 def test_a_claim_counts_the_seeds_in_which_it_holds() -> None:
     by_seed = {0: {("a", ""): 1.0, ("b", ""): 0.0}, 1: {("a", ""): 1.0, ("b", ""): 2.0}, 2: {("a", ""): 1.0}}
     means = {("a", ""): 1.0, ("b", ""): 1.0}

@@ -174,11 +174,14 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """``holds``, ``does not hold``, ``holds in part``, ``undecided`` or ``not measured``."""
+        """``holds``, ``does not hold``, ``holds in part``, ``undecided`` or ``not measured``.
+
+        It holds where it does so in every place; where some of them are undecided it holds in part.
+        """
         told = [found.holds for found in self.places.values() if found.holds is not None]
         if not told:
             return "undecided" if self.places else "not measured"
-        if all(told):
+        if all(told) and len(told) == len(self.places):
             return "holds"
         return "holds in part" if any(told) else "does not hold"
 

@@ -78,9 +78,9 @@ def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     told = claim["verdict"]
     places = claim["places"]
     if told == "holds in part":
-        inside = [place for place, (holds, _) in places.items() if holds]
-        outside = [place for place, (holds, _) in places.items() if holds is False]
-        told = f"holds in {_few(inside)}; not in {_few(outside)}"
+        words = {True: "holds in", False: "not in", None: "undecided in"}
+        groups = {word: [place for place, (holds, _) in places.items() if holds is key] for key, word in words.items()}
+        told = "; ".join(f"{word} {_few(group)}" for word, group in groups.items() if group)
     margins = [margin for _, margin in places.values() if isinstance(margin, (int, float))]
     if margins and claim["verdict"] in ("holds", "does not hold"):
         least, most = f"{min(margins):+.3g}", f"{max(margins):+.3g}"
