@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedblend.errors import FedblendError
 from fedblend.parts import part
@@ -13,8 +14,10 @@ from fedblend.reproduce.measures.base import Measure, Seen
 from fedblend.reproduce.measures.privacy import relative, shared_of
 from fedblend.runs.files import write_atomically
 
-GAP = 4
-"""Pixels between pictures of a sheet."""
+if TYPE_CHECKING:
+    from fedblend.report.points import Sheet
+
+INK = "#22303c"
 
 
 @part("measure", "points-picture")
@@ -31,24 +34,33 @@ class PointsPicture(Measure):
             raise FedblendError("the run's server made no points that are pictures")
         path = seen.folder / "points.png"
         seen.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, sheet([row for _, row in found[0].rows]))
+        write_atomically(path, draw(found[0]))
         return relative(path, seen.folder)
 
 
-def sheet(rows: list[list[str]]) -> bytes:
-    """Pictures given as data URLs (an empty one leaves a gap), in rows and columns, as one PNG."""
+def draw(sheet: Sheet) -> bytes:
+    """The points of a run as one PNG: classes above, rounds beside; a gap where a round made no point of a class."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
     from PIL import Image
 
-    tiles = [[Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))) if url else None for url in r] for r in rows]
-    first = next(tile for row in tiles for tile in row if tile is not None)
-    wide, high = first.width + GAP, first.height + GAP
-    made = Image.new("RGB", (wide * max(map(len, tiles)) + GAP, high * len(tiles) + GAP), "white")
-    for y, row in enumerate(tiles):
-        for x, tile in enumerate(row):
-            if tile is not None:
-                made.paste(tile.convert("RGB"), (GAP + x * wide, GAP + y * high))
+    wide, high = 0.9 * len(sheet.classes) + 0.8, len(sheet.rows) + 0.7
+    figure = Figure(figsize=(wide, high), dpi=80, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    for (place, (round, urls)), (column, name) in itertools.product(enumerate(sheet.rows), enumerate(sheet.classes)):
+        axes = figure.add_subplot(len(sheet.rows), len(sheet.classes), place * len(sheet.classes) + column + 1)
+        if urls[column]:
+            axes.imshow(
+                Image.open(io.BytesIO(base64.b64decode(urls[column].split(",")[1]))), cmap="gray", vmin=0, vmax=255
+            )
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        if place == 0:
+            axes.set_title(name, fontsize=8, color=INK, parse_math=False)
+        if column == 0:
+            axes.set_ylabel(f"round {round}", fontsize=8, color=INK)
     buffer = io.BytesIO()
-    made.save(buffer, "PNG")
+    figure.savefig(buffer)
     return buffer.getvalue()
 
 
