@@ -144,6 +144,11 @@ def test_stacked_scores_as_the_loop_does_whatever_the_weights(model: dict[str, A
         wanted, scores = loop.score(weights), stacked.score(weights)
         np.testing.assert_allclose(scores.loss, wanted.loss, rtol=1e-5)
         assert np.array_equal(scores.right, wanted.right)
+    # Weights that come from another rank are in any order: that makes no further program.
+    made_before = len(stacked.forwards)
+    again = stacked.score(dict(reversed(list(weights.items()))))
+    assert np.array_equal(again.loss, scores.loss)
+    assert len(stacked.forwards) == made_before
 
 
 def test_regression_and_text_models_stack_too() -> None:
