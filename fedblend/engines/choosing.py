@@ -84,6 +84,7 @@ def unstackable(world: World) -> str:
             return f"its layer '{name}' is a batch norm with running statistics, which every batch changes"
         if isinstance(layer, nn.RNNBase):
             return f"its layer '{name}' is a fused {type(layer).__name__}, which PyTorch cannot stack (see model lstm)"
+    world = _with_short_training(world)
     engine = StackedEngine(world, world.experiment.device, 2)
     try:
         _train(engine, _trial(engine, 2, batches=1))
@@ -101,15 +102,14 @@ def choose(world: World, processors: int, rounds: int) -> Choice:
     """
     asked = world.experiment
     allow_tf32(asked.precision)
-    ranks = asked.ranks
+    ranks, short = asked.ranks, _with_short_training(world)
     if asked.engine != "auto":
         stack = asked.stack
         if asked.engine == "stacked" and stack is None and not unstackable(world):
-            stack = _stacks(world, ranks or 1)[-1]
+            stack = _stacks(short, ranks or 1)[-1]
         return Choice(asked.engine, stack, ranks or 1, asked.memory_format or "contiguous", "as asked for")
-    short = _with_short_training(world)
     if not asked.method.upload.trains:
-        engine: Literal["loop", "stacked"] = "loop" if unstackable(short) else "stacked"
+        engine: Literal["loop", "stacked"] = "loop" if unstackable(world) else "stacked"
         return Choice(engine, 1, ranks or 1, asked.memory_format or "contiguous", "no client trains")
     loop = LoopEngine(short, asked.device)
     step = seconds_a_step(loop, 1)

@@ -1,4 +1,4 @@
-"""Masks of dropout, the same that PyTorch's generators give, in a tenth of the time; dropout.cpp says how."""
+"""Masks of dropout, the same numbers that PyTorch's generators give; dropout.cpp says how."""
 
 from __future__ import annotations
 
