@@ -20,6 +20,8 @@ from fedblend.errors import FedblendError, Stopped
 from fedblend.reproduce import claims, pages, running
 from fedblend.reproduce.data import absent
 from fedblend.reproduce.items import SCALES, Item, all_papers, names, read_paper
+from fedblend.reproduce.measures.attack import AttackFigure
+from fedblend.reproduce.measures.base import Seen
 from fedblend.reproduce.measures.memory import most_kept
 from fedblend.reproduce.plan import Plan, plan
 
@@ -376,6 +378,29 @@ def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> Non
 
     assert "| A | ![A](work/seeds.png) |" in page.splitlines()
     assert words == "fedblend reproduce xormixfl/table-2 --scale smoke --seeds 0 --only standalone --only 0,2,4,8"
+
+
+def test_items_share_the_attacks_on_an_experiments_clients_however_many_they_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = [(plan("fed-augmix/figure-4", "laptop"), "mse"), (plan("fed-augmix/figure-3", "laptop"), "picture")]
+    asked: list[tuple[int, Path]] = []
+
+    def attack(measure: Any, seen: Seen, each: Path) -> dict[str, Any]:
+        asked.append((measure.clients, each))
+        return {"mse": 1.0, "clients": [0]}
+
+    monkeypatch.setattr(AttackFigure, "_attack", attack)
+    for made, quantity in figures:
+        place = running.Place(tmp_path, made)
+        cell = next(cell for cell in made.cells if (cell.row, cell.column) == ("untrained", "10.0"))
+        seen = Seen(cell.seeded(0), None, place.work(cell, 0), lambda *_: None)
+        told = place.told(made.measures[quantity, cell.row, cell.column].measured(seen), seen.folder)
+
+    (many, there), (one, again) = asked
+    assert (many, one) == (2, 1)
+    assert there == again
+    assert (place.folder / told).resolve() == (there / "client0/images.png").resolve()
 
 
 def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> None:

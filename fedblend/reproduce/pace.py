@@ -29,6 +29,9 @@ TRIALS = 4
 OFFHAND_S = 0.003
 """Seconds of a step that nothing is known of yet."""
 
+FULL_BATCH = 10
+"""Samples from which on a step's time is about in proportion to them; below, it is mostly the step's own."""
+
 POINT_STEPS = 2.0
 """Samples' steps of training that one of AggEnhance's steps down a client's loss takes."""
 
@@ -81,8 +84,8 @@ class Pace:
         trains = experiment.method.upload.name != "nothing"
         a_round = float(cohort * train.steps_of(held)) if trains else 0.0
         a_round += server_steps(experiment, size, cohort, held)
-        # A forward pass alone is about a third of a step's work.
-        tests = size.test / train.batch_size / 3 / experiment.eval_every
+        # A forward pass alone is about a third of a step's work, and tests come in large batches.
+        tests = size.test / max(train.batch_size, FULL_BATCH) / 3 / experiment.eval_every
         return step * (a_round + tests) * max(1, experiment.rounds)
 
     def of(self, plan: Plan) -> float:
@@ -170,6 +173,7 @@ def _timed(experiment: Experiment) -> float:
     with one_thread():
         world = made_up(experiment)
         engine = LoopEngine(world, "cpu")
+        seconds_a_step(engine, 1)  # what is made once (tables, kernels) is no part of a step
         start = time.process_time()
         seconds_a_step(engine, 1)
         steps = TRIALS * world.experiment.train.steps_of(BATCHES * experiment.train.batch_size)

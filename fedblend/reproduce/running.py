@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -58,8 +59,12 @@ class Place:
         return found
 
     def work(self, cell: Cell, seed: int) -> Path:
-        """The folder for what measures keep of a cell; cells of one experiment share it."""
-        return self.folder / WORK / f"{cell.fingerprint}-seed{seed}"
+        """The folder for what measures keep of a cell; cells of one experiment share it, those of other items too."""
+        return self.out / WORK / f"{cell.fingerprint}-seed{seed}"
+
+    def told(self, value: Any, folder: Path) -> Any:
+        """A measure's value as a result tells it: pictures, whose paths count from ``folder``, from the item's."""
+        return Path(os.path.relpath(folder / value, self.folder)).as_posix() if isinstance(value, str) else value
 
 
 def run(
@@ -156,10 +161,7 @@ def _measured(place: Place, cells: list[Cell], tick: Tick, faults: dict[str, str
                     faults[f"{cell.row} {cell.column}, {name}"] = str(error)
                     continue
                 if value is not None:
-                    shown = (
-                        (seen.folder / value).relative_to(place.folder).as_posix() if isinstance(value, str) else value
-                    )
-                    made.setdefault((name, cell.row, cell.column), {})[seed] = shown
+                    made.setdefault((name, cell.row, cell.column), {})[seed] = place.told(value, seen.folder)
     return made
 
 

@@ -38,18 +38,18 @@ class AttackFigure(Measure):
 
     def measured(self, seen: Seen) -> float | str:
         """In the figure's unit."""
-        settings = {
+        how = {
             "attack": self.attack,
-            "clients": self.clients,
             "images": self.images,
             "steps": self.local_steps,
             "iterations": self.iterations,
             "attacker": self.attacker,
         }
-        found = seen.once("attack", settings, lambda place: self._attack(seen, place))
+        # However many clients are attacked, each is so in the same way, and only once.
+        each = seen.place("attack", how)
+        found = seen.once("attacks", {**how, "clients": self.clients}, lambda _: self._attack(seen, each))
         if self.figure == "picture":
-            path = seen.place("attack", settings) / f"client{found['clients'][0]}" / "images.png"
-            return path.relative_to(seen.folder).as_posix()
+            return (each / f"client{found['clients'][0]}" / "images.png").relative_to(seen.folder).as_posix()
         return float(found[self.figure]) * (100 if self.figure == "ssim" else 1)
 
     def _attack(self, seen: Seen, place: Path) -> dict[str, Any]:
