@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -39,16 +39,34 @@ class Owner(Protocol):
         """A step's program for inputs of these shapes."""
         ...
 
-    def bench(
-        self,
-        objective: Objective,
-        params: Sequence[torch.Tensor],
-        own: Mapping[str, torch.Tensor],
-        shared: Mapping[str, torch.Tensor],
-        plain: bool,
-    ) -> Bench:
+    def bench(self, brought: Brought) -> Bench:
         """A bench with a stack's tensors on it."""
         ...
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a stack of K clients comes with: the weights [K, ...] they begin with, what their objective may use of each
+    client's own [K, ...] and of what they share, and whether they train plainly.
+    """
+
+    objective: Objective
+    params: Sequence[torch.Tensor]
+    own: Mapping[str, torch.Tensor]
+    shared: Mapping[str, torch.Tensor]
+    plain: bool
+
+    @property
+    def kind(self) -> Hashable:
+        """What stacks that share a bench have in common."""
+        own = ((name, tensor.shape[1:]) for name, tensor in self.own.items())
+        return (self.plain, *own, *((name, tensor.shape) for name, tensor in self.shared.items()))
+
+    def widened(self, rows: int) -> Brought:
+        """The first client's in as many rows, in place of the stack's own; what is taken along is copied."""
+        params = [p[:1].expand(rows, *p.shape[1:]) for p in self.params]
+        own = _copies({name: values[:1].expand(rows, *values.shape[1:]) for name, values in self.own.items()})
+        return replace(self, params=params, own=own, shared=_copies(self.shared))
 
 
 @dataclass(frozen=True)
@@ -133,52 +151,33 @@ class Bench:
     sources: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
 
     @staticmethod
-    def key(plain: bool, own: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor]) -> Hashable:
-        """What stacks that share a bench have in common."""
-        return (plain, *((n, t.shape[1:]) for n, t in own.items()), *((n, t.shape) for n, t in shared.items()))
-
-    @staticmethod
-    def of(
-        engine: Owner,
-        objective: Objective,
-        params: Sequence[torch.Tensor],
-        own: Mapping[str, torch.Tensor],
-        shared: Mapping[str, torch.Tensor],
-        plain: bool,
-        recorder: Recorder | None = None,
-    ) -> Bench:
-        """A bench for tensors [K, ...]; with a ``recorder`` all are copied, with rows for the engine's whole stack."""
+    def of(engine: Owner, brought: Brought, recorder: Recorder | None = None) -> Bench:
+        """A bench for a stack's tensors; with a ``recorder`` all are copied, with rows for the engine's whole stack."""
         train, device = engine.world.experiment.train, engine.device
-        rows = len(params[0])
-        shared = {name: moved(tensor, device) for name, tensor in shared.items()}
+        shared = {name: moved(tensor, device) for name, tensor in brought.shared.items()}
+        brought = replace(brought, shared=shared)
         if recorder:
-            rows = engine.stack
             # As many rows as there can be; no step looks at more than those that a stack has filled.
-            params = [p[:1].expand(rows, *p.shape[1:]) for p in params]
-            own = _copies({name: values[:1].expand(rows, *values.shape[1:]) for name, values in own.items()})
-            shared = _copies(shared)
+            brought = brought.widened(engine.stack)
+        params, rows = brought.params, len(brought.params[0])
         grows = recorder is None and device.type == "cpu" and is_plain(train)
         grown = [LowRank(p) if grows and is_worth_it(p.shape, train.batch_size) else _copy(p) for p in params]
         velocity = [torch.zeros_like(p) for p in params] if train.momentum else []
-        members = Members(grown, velocity, dict(own), torch.zeros(rows, device=device))
+        members = Members(grown, velocity, dict(brought.own), torch.zeros(rows, device=device))
         watches = engine.world.experiment.method.upload.watches
         means = Means(engine.world.task.outputs, device, rows) if watches else None
         rate = torch.zeros((), device=device) if recorder or device.type == "cuda" else None
         optimizer = StackedSGD(train, rate)
-        return Bench(engine, objective, plain, members, dict(shared), optimizer, means, recorder)
+        shared = dict(brought.shared)
+        return Bench(engine, brought.objective, brought.plain, members, shared, optimizer, means, recorder)
 
-    def take(
-        self,
-        params: Sequence[torch.Tensor],
-        own: Mapping[str, torch.Tensor],
-        shared: Mapping[str, torch.Tensor],
-    ) -> None:
+    def take(self, brought: Brought) -> None:
         """Put another stack of K clients on the bench: its first K rows."""
-        for old, new in zip(self.members.params, params, strict=True):
+        for old, new in zip(self.members.params, brought.params, strict=True):
             old[: len(new)].copy_(new)
-        for name, new in own.items():
+        for name, new in brought.own.items():
             self.members.own[name][: len(new)].copy_(new)
-        for name, new in shared.items():
+        for name, new in brought.shared.items():
             # What is shared by all stays the same for rounds: the pool.
             known, version = self.sources.get(name, (None, 0))
             if known is not new or version != new._version:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedblend.engines.base import TrainTask
-from fedblend.engines.bench import Bench, Given, Owner
+from fedblend.engines.bench import Bench, Brought, Given, Owner
 from fedblend.engines.graphs import moved
 from fedblend.engines.loop import Assignment
 from fedblend.engines.masks import Masks
@@ -70,7 +70,7 @@ class Stack:
         give([named("said/", task.said_to(one.client)) for one in clients], not self._apart)
         if not clients[0].plain:
             give([named("pool/", one.pool.tensors) for one in clients], clients[0].pool is task.pool)
-        bench = engine.bench(self.objective, self._starts(), own, shared, clients[0].plain)
+        bench = engine.bench(Brought(self.objective, self._starts(), own, shared, clients[0].plain))
         bench.optimizer.begin(task.round)
         return bench
 

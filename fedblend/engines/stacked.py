@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedblend.engines.base import Tensors, Trained, TrainTask
-from fedblend.engines.bench import Bench
+from fedblend.engines.bench import Bench, Brought
 from fedblend.engines.graphs import Recorder, recorder_for
 from fedblend.engines.loop import Assignment, LoopEngine
 from fedblend.engines.masks import Shapes, dropout_shapes
 from fedblend.engines.stack import Stack
 from fedblend.engines.stacking import Inputs, Program, Step, prepare, traced_forward
-from fedblend.objectives import Objective
 from fedblend.world import World
 
 STACK = 16
@@ -75,24 +74,16 @@ class StackedEngine(LoopEngine):
             results.append(Trained(one.client, weights, one.samples, losses[k], noted))
         return results
 
-    def bench(
-        self,
-        objective: Objective,
-        params: Sequence[torch.Tensor],
-        own: Mapping[str, torch.Tensor],
-        shared: Mapping[str, torch.Tensor],
-        plain: bool,
-    ) -> Bench:
+    def bench(self, brought: Brought) -> Bench:
         """A bench with a stack's tensors on it; where steps are recorded, one that stays for the stacks to come."""
         if self.recorder is None:
-            return Bench.of(self, objective, params, own, shared, plain)
-        key = Bench.key(plain, own, shared)
+            return Bench.of(self, brought)
         # Taken out and put in again: the one that was used last stands last.
-        found = self.benches.pop(key, None) or Bench.of(self, objective, params, own, shared, plain, self.recorder)
-        self.benches[key] = found
+        found = self.benches.pop(brought.kind, None) or Bench.of(self, brought, self.recorder)
+        self.benches[brought.kind] = found
         if len(self.benches) > MOST_BENCHES:
             del self.benches[next(iter(self.benches))]
-        found.take(params, own, shared)
+        found.take(brought)
         return found
 
     def _scorer(self, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
