@@ -81,8 +81,8 @@ class StackedSGD:
         ``velocity`` is empty without momentum.
         """
         train = self.train
-        if is_plain(train) and active is None:
-            self._step_plainly(params, gradients)
+        if is_plain(train):
+            self._step_plainly(params, gradients, active)
             return
         tensors, gradients = self._step_low_rank(params, gradients, active)
         touched = [i for i, g in enumerate(gradients) if g is not None]
@@ -99,10 +99,7 @@ class StackedSGD:
             moved = torch._foreach_add(torch._foreach_mul(velocity, train.momentum), grads)
             torch._foreach_copy_(velocity, _where(active, moved, velocity))
             grads = list(moved)
-        if active is not None:
-            # Not a product with 0: what is held still may have gone to infinity.
-            grads = [torch.where(_along(active, g), g, 0.0) for g in grads]
-        self._add(tensors, grads)
+        self._add(tensors, [_held(active, g) for g in grads])
 
     def _add(self, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         if not params:
@@ -121,24 +118,27 @@ class StackedSGD:
             if not isinstance(param, Rows):
                 others.append((param, gradient))
             elif isinstance(gradient, tuple):
-                for factors in gradient:
-                    a, b = factors if active is None else (torch.where(_along(active, f), f, 0.0) for f in factors)
-                    param.add(a, b, -self.lr)
+                for a, b in gradient:
+                    param.add(_held(active, a), _held(active, b), -self.lr)
         return [param for param, _ in others], [gradient for _, gradient in others]
 
-    def _step_plainly(self, params: Sequence[Weights], gradients: Sequence[Gradient]) -> None:
+    def _step_plainly(
+        self, params: Sequence[Weights], gradients: Sequence[Gradient], active: torch.Tensor | None
+    ) -> None:
         """Plain SGD, which adds a product of matrices without making it first."""
         others, grads = [], []
-        for param, gradient in zip(*self._step_low_rank(params, gradients, None), strict=True):
+        for param, gradient in zip(*self._step_low_rank(params, gradients, active), strict=True):
             if isinstance(gradient, tuple):
                 for a, b in gradient:
+                    # The factors are much smaller than their product.
+                    a, b = _held(active, a), _held(active, b)
                     if self.rate is None:
                         add_product(param, a, b, -self.lr)
                     else:
                         add_product(param, a * self.rate, b, 1.0)
             elif gradient is not None:
                 others.append(param)
-                grads.append(gradient)
+                grads.append(_held(active, gradient))
         self._add(others, grads)
 
 
@@ -158,6 +158,11 @@ def _added_up(products: Products) -> torch.Tensor:
 def _along(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Numbers of clients [K] so that they broadcast over a tensor [K, ...]."""
     return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _held(active: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
+    """Values [K, ...], 0 for clients that are held still: no product with 0, since theirs may have gone to infinity."""
+    return values if active is None else torch.where(_along(active, values), values, 0.0)
 
 
 def _where(active: torch.Tensor | None, new: Sequence[torch.Tensor], old: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -21,6 +21,9 @@ from fedblend.world import World
 STACK = 16
 """Clients in one stack where nothing else is said."""
 
+HELD_BYTES = 1 << 30
+"""Bytes of trained weights that may wait until those of clients before them are made."""
+
 MOST_BENCHES = 4
 """Benches with recorded steps that are kept: clients that mix and clients that cannot, with a new pool and an old."""
 
@@ -30,7 +33,8 @@ class StackedEngine(LoopEngine):
 
     Each step is traced once for each shape of its inputs and then run as a flat program. Clients of a stack take
     their full batches together; where a client's batch is a smaller one, or it has no more, its weights are held
-    still, and the smaller batch is a step of its own. So the result is the loop's, whatever the clients' sizes.
+    still, and the smaller batch is a step of its own. So the result is the loop's, whatever the clients' sizes; for
+    speed, those of about as many steps stand in one stack.
     """
 
     def __init__(
@@ -49,26 +53,28 @@ class StackedEngine(LoopEngine):
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
         """Train the clients in chunks. An exception names the clients, the round and the batch."""
         given = [self.assign(task, client) for client in clients]
+        size = sum(p.numel() * p.element_size() for p in self.params)
+        window = max(self.stack, HELD_BYTES // max(1, size))
+        for start in range(0, len(given), window):
+            yield from self._train_window(task, given[start : start + window])
+
+    def _train_window(self, task: TrainTask, given: Sequence[Assignment]) -> Iterator[Trained]:
+        """Train clients in the stacks that suit them; results keep the order asked for."""
         kinds: dict[tuple[bool, ...], list[Assignment]] = defaultdict(list)
-        for one in given:
+        # Those of about as many steps together: a stack takes as long as its longest.
+        for one in sorted(given, key=lambda one: -len(one.sizes)):
+            # Clients that train on different losses cannot stand in one stack.
             kinds[one.plain, one.pool is task.pool, *task.knows(one.client)].append(one)
         chunks = [alike[i : i + self.stack] for alike in kinds.values() for i in range(0, len(alike), self.stack)]
-        if len(kinds) == 1:
-            for chunk in chunks:
-                yield from self._train_chunk(task, chunk)
-            return
-        # Clients that train on different losses cannot stand in one stack; results keep the order asked for.
         done = {result.client: result for chunk in chunks for result in self._train_chunk(task, chunk)}
-        yield from (done[one.client] for one in given)
+        yield from (done.pop(one.client) for one in given)
 
     def _train_chunk(self, task: TrainTask, assignments: Sequence[Assignment]) -> list[Trained]:
-        stack = Stack(self, task, sorted(assignments, key=lambda one: -len(one.sizes)))
+        stack = Stack(self, task, assignments)
         losses = stack.train()
         params, outputs = stack.trained(), stack.outputs()
-        place = {one.client: k for k, one in enumerate(stack.clients)}
         results = []
-        for one in assignments:
-            k = place[one.client]
+        for k, one in enumerate(assignments):
             weights = {**task.start_of(one.client), **dict(zip(self.names, (p[k] for p in params), strict=True))}
             noted = None if outputs is None else outputs[k]
             results.append(Trained(one.client, weights, one.samples, losses[k], noted))
