@@ -16,6 +16,7 @@ from torch import nn
 
 from fedblend import engines, methods
 from fedblend.engines import Choice, LoopEngine, StackedEngine, TrainTask
+from fedblend.engines import stacked as stacked_engine
 from fedblend.engines.choosing import MEMORY_SHARE, unstackable
 from fedblend.engines.distributed import balance
 from fedblend.engines.stack import _width
@@ -188,7 +189,25 @@ def test_a_client_that_diverges_leaves_its_neighbours_alone() -> None:
             assert difference(trained.weights, clean[trained.client]) < 1e-6
 
 
-def test_results_come_in_the_order_that_was_asked_for() -> None:
+@pytest.mark.parametrize("large", range(34, 40))
+def test_a_client_held_still_takes_nothing_of_what_its_gradient_would_have_been(large: int) -> None:
+    # After a step on this one sample its weights are so large that those of others overflow in them.
+    made = ragged("fedavg", epochs=1)
+    x = made.data.train.x.clone().float()
+    x[34:] = 0.0
+    x[large] = 1e18
+    made = replace(made, data=replace(made.data, train=replace(made.data.train, x=x)))
+    task, order = TrainTask(0, made.weights(), None, made.sizes(0)), [5, 4, 3, 2, 1, 0]
+    loop = next(LoopEngine(made).train(task, order)).weights
+    stacked = next(StackedEngine(made, stack=6).train(task, order)).weights
+
+    for name, tensor in loop.items():
+        torch.testing.assert_close(stacked[name], tensor, rtol=1e-4, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("room", [1, 1 << 30])
+def test_results_come_in_the_order_that_was_asked_for(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked_engine, "HELD_BYTES", room)
     made = ragged("local-means", LENET)
     fed = Federation(made, StackedEngine(made, stack=2))
     state = fed._share_if_due(fed.start()[0], made.sizes(0), _account())[0]
