@@ -10,11 +10,11 @@ from typing import Any
 from fedblend import engines
 from fedblend.attacks.metrics import WINDOW
 from fedblend.engines import Choice, TrainTask
-from fedblend.errors import FedblendError, listed
+from fedblend.errors import FedblendError
 from fedblend.federation import Federation, State
 from fedblend.runs import checkpoint
 from fedblend.runs.beginning import first_weights
-from fedblend.runs.directory import RunDirectory, find_runs
+from fedblend.runs.directory import RunDirectory, only_run
 from fedblend.runs.runner import one_thread
 from fedblend.world import World
 
@@ -42,7 +42,7 @@ class Moment:
         Raises :class:`FedblendError` for rounds that were not made, runs whose clients send no model, and data that
         are no labelled images.
         """
-        directory = run if isinstance(run, RunDirectory) else _only(Path(run))
+        directory = run if isinstance(run, RunDirectory) else only_run(Path(run))
         experiment = directory.experiment()
         reached = checkpoint.round_of(directory.path)
         if reached is None:
@@ -78,14 +78,6 @@ class _Listening:
         """Keep the task, and go no further."""
         self.task, self.cohort = task, tuple(clients)
         raise _Heard
-
-
-def _only(path: Path) -> RunDirectory:
-    runs = find_runs([path])
-    if len(runs) > 1:
-        names = [run.path.relative_to(path) for run in runs]
-        raise FedblendError(f"{path}: holds {len(runs)} runs; name one of them: {listed(names)}")
-    return runs[0]
 
 
 def _require_models(experiment: Any) -> None:

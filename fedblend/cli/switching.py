@@ -14,13 +14,13 @@ from rich.text import Text
 
 from fedblend.attacks.outcome import make_folder
 from fedblend.cli.probing import interrupted_once, steps_shown
-from fedblend.errors import FedblendError, Stopped, listed
+from fedblend.errors import Stopped
 from fedblend.objectives import AugMix
 from fedblend.probes.figures import curves
 from fedblend.probes.scaling import Switched, in_words, switches, totals_of
 from fedblend.report.points import spread
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory, find_runs
+from fedblend.runs.directory import RunDirectory, only_run
 from fedblend.runs.files import write_atomically
 
 ROWS = 16
@@ -31,7 +31,7 @@ LOG, FIGURE = "switches.csv", "switches.png"
 
 def show_switches(path: Path, out: Path | None) -> None:
     """Print how many batches of each round took the large lambda, and write the log and its figure into a folder."""
-    run = _only(path)
+    run = only_run(path)
     if out is not None:
         make_folder(out)  # before anything that takes long
     total = checkpoint.round_of(run.path) or 0
@@ -58,14 +58,6 @@ def show_switches(path: Path, out: Path | None) -> None:
         console.print(f"Log and figure: {out / LOG}, {out / FIGURE}", highlight=False, soft_wrap=True)
     if stopped:
         raise Stopped(f"stopped after {rows[-1].round if rows else 0} of {total} rounds")
-
-
-def _only(path: Path) -> RunDirectory:
-    runs = find_runs([path])
-    if len(runs) > 1:
-        names = [run.path.relative_to(path) for run in runs]
-        raise FedblendError(f"{path}: holds {len(runs)} runs; name one of them: {listed(names)}")
-    return runs[0]
 
 
 def _print(console: Console, rows: Sequence[Switched], run: RunDirectory) -> None:

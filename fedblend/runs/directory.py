@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedblend.config import Experiment, as_table, resolve
-from fedblend.errors import FedblendError
+from fedblend.errors import FedblendError, listed
 from fedblend.runs.files import append_line, read_lines, write_atomically, write_json
 from fedblend.tables import read_toml, write_toml
 
@@ -234,6 +234,15 @@ def find_runs(paths: list[Path]) -> list[RunDirectory]:
             raise FedblendError(f"{path}: holds no run (no {CONFIG} in it or in any folder below)")
         found += map(RunDirectory, below)
     return found
+
+
+def only_run(path: Path) -> RunDirectory:
+    """The one run that a path names. Raises :class:`FedblendError` where it holds none, or several."""
+    runs = find_runs([path])
+    if len(runs) > 1:
+        names = [run.path.relative_to(path) for run in runs]
+        raise FedblendError(f"{path}: holds {len(runs)} runs; name one of them: {listed(names)}")
+    return runs[0]
 
 
 def _below(folder: Path) -> list[Path]:
