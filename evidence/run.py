@@ -37,6 +37,7 @@ STUDIES: dict[str, list[str]] = {
     "fedmix-search": ["evidence/fedmix-search.toml"],
     "fedmix-scale": ["evidence/fedmix-scale.toml"],
     "fedmix-lr": ["evidence/fedmix-lr.toml"],
+    "fedmix-cifar10": ["evidence/fedmix-cifar10.toml", "--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"],
     "aggenhance-mnist5k": ["evidence/aggenhance-mnist5k.toml"],
     "aggenhance-fashion": ["evidence/aggenhance-fashion.toml"],
     "robustness": ["evidence/robustness.toml"],
