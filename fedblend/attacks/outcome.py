@@ -87,8 +87,9 @@ class Attacked:
     def title(self) -> str:
         """What was attacked and how, in one line."""
         scene = self.scene
+        run = scene.moment.world.experiment.method.label or scene.moment.run.path.name
         return (
-            f"{scene.moment.run.path.name}: client {scene.client} at round {scene.moment.round}, {self.attack}, "
+            f"{run}: client {scene.client} at round {scene.moment.round}, {self.attack}, "
             f"{_counted(len(scene.y), 'image')}, {_counted(scene.steps, 'step')}"
         )
 

@@ -37,7 +37,7 @@ def draw(scene: Scene, rebuilt: Rebuilt, likeness: Likeness, classes: Sequence[s
     originals = scale.to_unit(scene.x.detach().cpu())[:SHOWN]
     made = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(likeness.rebuilt)][:SHOWN]
     columns, rows = 2 * min(PAIRS, len(originals)), -(-len(originals) // PAIRS)
-    size = (max(5.4, SIDE * columns + 0.3), (SIDE + 0.45) * rows + 0.85)
+    size = (max(5.4, SIDE * columns + 0.3), (SIDE + 0.3) * rows + 0.5)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=9, fontweight="bold", color=INK, parse_math=False)
