@@ -63,7 +63,8 @@ def overview() -> str:
     made = {result["item"] for result in kept}
     known = dict(items())
     told = (
-        f"{len(made)} of {len(known)} items have results. Of {claims.total()} claims, {claims['holds']} hold, "
+        f"{len(made)} of {len(known)} items have results, {len(kept)} in all. Of their {claims.total()} claims, "
+        f"{claims['holds']} hold, "
         f"{claims['holds in part']} in part, {claims['does not hold']} do not, and "
         f"{claims['undecided'] + claims['not measured']} were not decided."
     )
@@ -89,7 +90,8 @@ def _row(name: str, item: Item, made: list[dict[str, Any]]) -> list[str]:
 def _facts(result: dict[str, Any]) -> tuple[str, str, str]:
     """The scale, the data, and how many of the claims hold."""
     full = not (result["smaller"] or result["other_data"])
-    data = ", ".join(result["facts"].get("data", {}))
+    # Where nothing is trained there are no facts of it.
+    data = ", ".join(result["facts"].get("data", {})) or ", ".join(t.split(" for ")[0] for t in result["other_data"])
     verdicts = [claim["verdict"] for claim in result["claims"]]
     decided = [verdict for verdict in verdicts if verdict not in ("undecided", "not measured")]
     in_part = f", {verdicts.count('holds in part')} in part" if "holds in part" in verdicts else ""

@@ -19,7 +19,7 @@ from torch import nn
 from fedblend import parts
 from fedblend.config import Experiment
 from fedblend.errors import FedblendError
-from fedblend.paths import from_file
+from fedblend.paths import from_file, import_from
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import execute
 from fedblend.runs.several import in_one_message, run_all
@@ -81,9 +81,7 @@ def load(path: str | Path) -> dict[str, Any]:
     """
     table = read_toml(path)
     beside = Path(path).resolve().parent
-    for folder in (str(beside), *RunDirectory(beside).import_from()):
-        if folder not in sys.path:
-            sys.path.append(folder)
+    import_from((str(beside), *RunDirectory(beside).import_from()))
     marked: dict[str, Any] = from_file(table, path)
     return marked
 

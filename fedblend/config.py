@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from fedblend import methods, parts
 from fedblend.errors import FedblendError, did_you_mean
-from fedblend.parts import Count, Fraction, NonNegative, Positive
+from fedblend.parts import Count, Float, Fraction, Int, NonNegative, Positive
 from fedblend.paths import absolute
 
 
@@ -67,9 +67,9 @@ class Train(_Table):
     """Samples in a step; a client's last, smaller batch is kept."""
     lr: Positive = 0.01
     """Learning rate in the first round."""
-    lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.999
+    lr_decay: Annotated[Float, Field(gt=0, le=1)] = 0.999
     """Factor by which the learning rate is multiplied after every round."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: Annotated[Float, Field(ge=0, lt=1)] = 0.0
     """Momentum of SGD; a client begins every round without any."""
     weight_decay: NonNegative = 0.0
     """L2 penalty of SGD: this times the weights is added to each gradient."""
@@ -155,9 +155,9 @@ class Experiment(_Table):
 
     name: Annotated[str, AfterValidator(_fit_for_a_folder)] = "experiment"
     """What the study is called: its folder under `runs/`, and the report's title."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[Int, Field(ge=0)] = 0
     """Seed of every random choice: split, first weights, cohorts, batches, mixing."""
-    rounds: Annotated[int, Field(ge=0)] = 10
+    rounds: Annotated[Int, Field(ge=0)] = 10
     """Rounds to make; 0 evaluates the untrained model."""
     eval_every: Count = 1
     """Rounds from one evaluation on the test samples to the next; the last round is always evaluated."""
@@ -181,9 +181,9 @@ class Experiment(_Table):
     """What stored values become on their way into the model."""
     partition: _part("partition")  # type: ignore[valid-type]
     """Which client holds which training samples."""
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    fraction: Annotated[Float, Field(gt=0, le=1)] = 1.0
     """Share of each client's samples that is kept, at least one (FedMix, Table 4)."""
-    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    holdout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's samples that it keeps to test the model on, for accuracy by client."""
     arrival: Arrival | None = None
     """Data that arrive while training goes on; without this table all are there from the start."""
@@ -201,13 +201,13 @@ class Experiment(_Table):
     """What gets through between clients and server."""
     protection: _part("protection") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
     """What is done to uploads before they leave a client."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[Float, Field(gt=0, lt=1)] = 1e-5
     """Probability that a stated epsilon may fail (the delta of differential privacy); below 1 / clients, say."""
     adversary: _part("adversary") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
     """Clients that send what they should not, to see what an aggregator makes of it."""
     policy: Policy = Policy()
     """What a client refuses."""
-    min_uploads: Annotated[int, Field(ge=0)] = 1
+    min_uploads: Annotated[Int, Field(ge=0)] = 1
     """Good uploads without which a round stops the run, at most `train.cohort`; with 0 a round without any changes
     nothing.
     """

@@ -20,20 +20,24 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import pydantic
 import pydantic.dataclasses
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, Strict
 
 from fedblend.errors import FedblendError, did_you_mean
 from fedblend.paths import absolute
 
 T = TypeVar("T")
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Int = Annotated[int, Strict()]
+"""A whole number; not what could be read as one and was hardly meant so: true, "2"."""
+Float = Annotated[float, Strict()]
+"""A number, likewise."""
+Fraction = Annotated[Float, Field(ge=0, le=1)]
 """A number in [0, 1]."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
 """A number above 0."""
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NonNegative = Annotated[Float, Field(ge=0, allow_inf_nan=False)]
 """A number from 0 up."""
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[Int, Field(ge=1)]
 """A whole number from 1 up."""
 FilePath = Annotated[str, BeforeValidator(absolute)]
 """A path of a file or folder: in an experiment file relative to it, else to the current folder; kept absolute."""

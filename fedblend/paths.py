@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+
+def import_from(folders: Iterable[str]) -> None:
+    """Let modules in these folders be imported, here and in processes that are started from here.
+
+    The fedblend that runs goes before them: a folder in one of them that is called so, such as a checkout, would be
+    taken for it otherwise.
+    """
+    ours = str(Path(__file__).resolve().parents[1])
+    sys.path += [folder for folder in dict.fromkeys([ours, *folders]) if folder not in sys.path]
 
 
 class FromFile(str):

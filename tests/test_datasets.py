@@ -107,10 +107,11 @@ def cifar(folder: Path, hundred: bool = False) -> np.ndarray:
     rng, first = np.random.default_rng(0), None
     names = ["train.bin", "test.bin"] if hundred else [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
     for name in names:
-        pictures = rng.integers(0, 256, (20, 3, 32, 32), np.uint8)
-        fine = np.arange(20) * 5 if hundred else np.arange(20) % 10
+        count = 100 if name == "train.bin" else 20
+        pictures = rng.integers(0, 256, (count, 3, 32, 32), np.uint8)
+        fine = np.arange(count) * 5 % 100 if hundred else np.arange(count) % 10
         labels = np.stack([fine // 5, fine], 1) if hundred else fine[:, None]
-        (folder / name).write_bytes(np.hstack([labels.astype(np.uint8), pictures.reshape(20, -1)]).tobytes())
+        (folder / name).write_bytes(np.hstack([labels.astype(np.uint8), pictures.reshape(count, -1)]).tobytes())
         first = pictures if first is None else first
     if hundred:
         (folder / "fine_label_names.txt").write_text("\n".join(f"fine{i}" for i in range(100)) + "\n")
@@ -152,6 +153,16 @@ def test_cifar10_damaged(tmp_path, file, damage, told):
     cifar(tmp_path)
     change(tmp_path / file, damage)
     refused(told, "cifar10", folder=tmp_path)
+
+
+def test_cifar_cut_between_two_records(tmp_path):
+    cifar(tmp_path / "10")
+    change(tmp_path / "10" / "data_batch_3.bin", lambda raw: raw[: 10 * 3073])
+    refused("data_batch_3.bin: is cut short: it holds 10 pictures, others 20", "cifar10", folder=tmp_path / "10")
+    for name, count in (("train.bin", 50), ("test.bin", 10)):
+        cifar(tmp_path / "100", hundred=True)
+        change(tmp_path / "100" / name, lambda raw, end=count * 3074: raw[:end])
+        refused(f"{name}: is cut short", "cifar100", folder=tmp_path / "100")
 
 
 def test_cifar10_mislabelled(tmp_path):

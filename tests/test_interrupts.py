@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from cli_helpers import TINY, Outcome, changed, finish, here
 from fedblend import api
 from fedblend.attacks import attack_run, outcome
 from fedblend.config import resolve
+from fedblend.runs import several
 
 COMMAND = "from fedblend.cli import main, probing; probing.LINE_EVERY = 0.0; main()"
 """The command, which tells of every tenth iteration at once."""
@@ -123,3 +126,22 @@ def test_before_the_attack_has_begun_nothing_is_written(
     assert len(pressed) < 2
     assert after is signal.default_int_handler
     assert list((tmp_path / "none").iterdir()) == []
+
+
+def test_a_worker_that_was_told_to_stop_asks_no_lock_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An interrupt between taking the lock of an event of processes and letting it go would leave all of them waiting.
+    told: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", told.append)
+    stop = multiprocessing.get_context("spawn").Event()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        several._begin_worker(SimpleNamespace(cancel_join_thread=lambda: None), stop)
+        stop.set()
+        end = time.monotonic() + 30
+        while not told and time.monotonic() < end:
+            time.sleep(0.01)
+        assert told == [signal.SIGINT]
+        monkeypatch.setattr(stop, "is_set", None)
+        assert several._in_worker({}, Path("nowhere"), False, "a", 1) == "stopped"
+    finally:
+        signal.signal(signal.SIGINT, before)

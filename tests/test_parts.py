@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+import fedblend
 from fedblend import parts
 from fedblend.config import resolve
 from fedblend.errors import FedblendError, did_you_mean
 from fedblend.models import MLP
 from fedblend.objectives import FedMix, LocalMix, Objective
 from fedblend.parts import build, dump, known, part
-from fedblend.paths import from_file
+from fedblend.paths import from_file, import_from
 from fedblend.sharing import Means
 
 REQUIRED = {
@@ -261,3 +262,16 @@ def test_a_dotted_path_that_leads_nowhere_is_told(name: str, told: str) -> None:
 def test_a_users_part_is_validated_like_any(half: type) -> None:
     with pytest.raises(FedblendError, match="share: 'x' is not valid"):
         build("objective", {"name": f"{__name__}:Half", "share": "x"})
+
+
+def test_the_fedblend_that_runs_is_found_before_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = str(Path(fedblend.__file__).resolve().parents[1])
+    # As an editable install has it, of which the path says nothing.
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if Path(folder).resolve() != Path(ours)])
+
+    import_from([str(tmp_path)])
+    import_from([str(tmp_path)])
+
+    assert sys.path[-2:] == [ours, str(tmp_path)]

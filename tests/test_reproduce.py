@@ -380,6 +380,36 @@ def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> Non
     assert words == "fedblend reproduce xormixfl/table-2 --scale smoke --seeds 0 --only standalone --only 0,2,4,8"
 
 
+def test_a_cell_of_fewer_seeds_than_others_says_which() -> None:
+    assert pages.ours_text({"1": 2.0, "2": 4.0}, 1, [0, 1, 2]) == "3.0 ± 1.4 [seeds 1, 2]"
+    assert pages.ours_text({"1": 2.0}, 1, [0, 1]) == "2.0 [seed 1]"
+    assert pages.ours_text({"1": 2.0, "2": 4.0}, 1, [1, 2]) == "3.0 ± 1.4"
+
+
+def test_rows_and_columns_are_asked_for_by_key_or_by_the_label_that_tables_show() -> None:
+    made = plan("fedmix/table-1", "smoke", only=["FedAvg", "cifar10"])
+
+    assert made.only == ("fedavg", "cifar10")
+    assert [(cell.row, cell.column) for cell in made.asked] == [("fedavg", "cifar10")]
+
+
+def test_data_that_cannot_be_fetched_end_an_item_before_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedblend.data.loaders import mnist
+
+    def no_net(*asked: Any) -> Path:
+        raise FedblendError("mnist: cannot fetch it")
+
+    monkeypatch.delenv("FEDBLEND_DATA", raising=False)
+    monkeypatch.setattr(mnist, "at_hand", lambda *asked: None)
+    monkeypatch.setattr(mnist, "_fetch", no_net)
+
+    with pytest.raises(FedblendError, match="fed-augmix/table-3: mnist: cannot fetch it"):
+        running.run(plan("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 def test_items_share_the_attacks_on_an_experiments_clients_however_many_they_ask_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from fedblend.aggregators.base import Aggregator, Tensors, Weighed, counting
 from fedblend.aggregators.kernels import squared_distances
 from fedblend.aggregators.mean import WeightedMean
 from fedblend.errors import FedblendError
-from fedblend.parts import Count, part
+from fedblend.parts import Count, Int, part
 
 FEWEST = 3
 """Uploads beyond 2 f that Krum needs: 2 f + 2 < n (Blanchard et al. 2017, proposition 4.2)."""
@@ -29,7 +29,7 @@ class Krum(Aggregator):
     counters) are no parameters and take no part in distances.
     """
 
-    byzantine: Annotated[int, Field(ge=0)] = 1
+    byzantine: Annotated[Int, Field(ge=0)] = 1
     """Clients of a round, f, that may send anything; `train.cohort` must be 2 f + 3 or more."""
 
     def require_possible(self, cohort: int) -> None:
@@ -52,7 +52,7 @@ class MultiKrum(Aggregator):
     would always take in what Krum is to keep out. Every upload counts once. Whole-number tensors are rounded.
     """
 
-    byzantine: Annotated[int, Field(ge=0)] = 1
+    byzantine: Annotated[Int, Field(ge=0)] = 1
     """Clients of a round, f, that may send anything; `train.cohort` must be 2 f + 3 or more."""
     kept: Count | None = None
     """Uploads that are averaged, m; unless given, all but `byzantine`. Where fewer arrive, at most all but those."""

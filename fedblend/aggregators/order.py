@@ -13,7 +13,7 @@ from fedblend.aggregators.base import Aggregator, Tensors, Weighed, counting
 from fedblend.aggregators.kernels import mean_of_order
 from fedblend.aggregators.mean import as_stored
 from fedblend.errors import FedblendError
-from fedblend.parts import part
+from fedblend.parts import Float, part
 
 
 @part("aggregator", "median")
@@ -42,7 +42,7 @@ class TrimmedMean(Aggregator):
     rounded. AggEnhance's "trimmed mean" is the aggregator `interval-mean`.
     """
 
-    share: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    share: Annotated[Float, Field(ge=0, lt=0.5)] = 0.1
     """Share of the uploads that is left out at each end, for each parameter by itself."""
 
     def require_possible(self, cohort: int) -> None:

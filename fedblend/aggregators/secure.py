@@ -12,7 +12,7 @@ from pydantic import Field
 from fedblend.aggregators.base import Tensors, Weighed
 from fedblend.aggregators.mean import WeightedMean, as_stored
 from fedblend.errors import FedblendError
-from fedblend.parts import Positive, part
+from fedblend.parts import Int, Positive, part
 
 LEVELS = 2**31 - 2**20
 """Steps from 0 to the largest number that a sum may reach: int32, less room for the rounding of two million clients."""
@@ -61,7 +61,7 @@ class SecureMean(WeightedMean):
 
     range: Positive = 16.0
     """Largest change of a number in one round that can be told; a client whose model moved further sends nothing."""
-    fewest: Annotated[int, Field(ge=2)] = 3
+    fewest: Annotated[Int, Field(ge=2)] = 3
     """Fewest clients whose sum the server may learn; more than half of the cohort is needed in any case."""
 
     def require_possible(self, cohort: int) -> None:

@@ -11,10 +11,10 @@ from pydantic import Field
 from fedblend.channels.base import Channel, Sent
 from fedblend.channels.link import LARGEST, Link, slots_in
 from fedblend.errors import FedblendError
-from fedblend.parts import Count, Positive, part
+from fedblend.parts import Count, Float, Int, Positive, part
 from fedblend.random import stream
 
-Decibels = Annotated[float, Field(ge=-300, le=300)]
+Decibels = Annotated[Float, Field(ge=-300, le=300)]
 """A level in decibels, within what numbers can hold."""
 
 MANY = 1e18
@@ -54,9 +54,9 @@ class Wireless(Channel):
     """Distance r of devices from the server in metres, or of the farthest ones."""
     nearest: Positive | None = None
     """Distance of the nearest devices in metres: they then lie uniformly between it and `distance`; else all there."""
-    places: Annotated[int, Field(ge=0)] = 0
+    places: Annotated[Int, Field(ge=0)] = 0
     """Seed of the devices' places, where they differ."""
-    path_loss: Annotated[float, Field(ge=2, le=20)] = 4.0
+    path_loss: Annotated[Float, Field(ge=2, le=20)] = 4.0
     """Path loss exponent alpha: power falls with distance in metres to this power."""
     noise: Decibels = -174.0
     """Noise power spectral density N_0 in dBm per hertz."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.text import Text
 from fedblend import methods, parts
 from fedblend.config import Method
 from fedblend.errors import FedblendError, did_you_mean
+from fedblend.paths import import_from
 from fedblend.reference import Entry, of_kind, of_part, tables
 
 LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model", "partitions": "partition"}
@@ -88,8 +89,7 @@ def _details(word: str) -> list[RenderableType]:
 
 def _own_part(path: str) -> type:
     """A part of the user's own, ``module:Class``, of a module in the current folder or installed."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    import_from([os.getcwd()])
     cls = parts.import_path(path, "list")
     if getattr(cls, "kind", None) not in parts.MODULES:
         raise FedblendError(f"list: '{path}' is no part; declare it with @part(KIND, NAME)")

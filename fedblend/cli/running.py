@@ -36,10 +36,10 @@ def parse_seeds(text: str | None) -> list[int] | None:
     """``0,1,2`` as a list."""
     if text is None:
         return None
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise FedblendError(f"--seeds {text!r} is not valid: write whole numbers with commas, such as 0,1,2") from None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and word.isascii() for word in words):
+        raise FedblendError(f"--seeds {text!r} is not valid: write whole numbers from 0 with commas, such as 0,1,2")
+    return [int(word) for word in words]
 
 
 def served() -> bool:

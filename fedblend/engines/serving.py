@@ -17,14 +17,15 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.engines.orders import kept_uploads, payload_words, pool_of, reduced, score_tensors, upload_tensors
 from fedblend.engines.ranks import Ranks, is_about_connection, part
 from fedblend.errors import FedblendError
+from fedblend.paths import import_from
 from fedblend.prefixes import by_client, for_clients, under
 from fedblend.sharing.base import Pool
 from fedblend.world import World
 
 
-def serve_apart(rank: int, size: int, where: str, pipe: Connection, import_from: list[str]) -> None:
-    """One of the processes that :class:`Others` starts."""
-    sys.path += [folder for folder in import_from if folder not in sys.path]
+def serve_apart(rank: int, size: int, where: str, pipe: Connection, folders: list[str]) -> None:
+    """One of the processes that :class:`Others` starts; it imports from where that one does."""
+    import_from(folders)
     torch.set_num_threads(1)
     try:
         serve(Ranks(rank, size, where))

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedblend.errors import FedblendError
 from fedblend.models.staged import Staged
-from fedblend.parts import Count, Fraction, part
+from fedblend.parts import Count, Float, Fraction, part
 
 
 def image_shape(shape: Sequence[int], model: str, least: int) -> tuple[int, int, int]:
@@ -85,7 +85,7 @@ class MLP:
 
     hidden: tuple[Count, ...] = (200, 100)
     """Widths of the hidden layers; none makes a linear model."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
     """Probability of dropout after each hidden layer."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:

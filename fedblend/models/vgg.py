@@ -12,7 +12,7 @@ from fedblend.models.blocks import head
 from fedblend.models.images import image_shape
 from fedblend.models.norms import Norm, Normed
 from fedblend.models.staged import Staged
-from fedblend.parts import Count, part
+from fedblend.parts import Count, Float, part
 
 
 def rows(made: Normed, inputs: int, runs: Sequence[Sequence[int]], pool: int) -> list[nn.Module]:
@@ -40,7 +40,7 @@ class VGG16(Normed):
     """Channels of the first run; later ones have 2, 4, 8 and 8 times as many."""
     hidden: tuple[Count, ...] = (512, 512)
     """Widths of the dense layers before the last."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.5
     """Probability of dropout after each hidden dense layer."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:

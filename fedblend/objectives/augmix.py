@@ -15,7 +15,7 @@ from fedblend.augment import VIEWS, augmix, draw_augmix
 from fedblend.errors import FedblendError
 from fedblend.objectives.base import Batch, Context, Net, Objective, Plan, Scale, Tensors
 from fedblend.objectives.watching import Watching
-from fedblend.parts import Count, NonNegative, Positive, build, part
+from fedblend.parts import Count, Float, NonNegative, Positive, build, part
 
 LEAST_SHARE = 1e-7
 """What the mixture's probabilities are raised to before their logarithm is taken, as in AugMix's own code."""
@@ -55,7 +55,7 @@ class AugMix(Objective):
     in training, when outputs hardly differ, so that their divergence alone would hide nothing in the gradient.
     """
 
-    severity: Annotated[float, Field(ge=0, le=10)] = 3.0
+    severity: Annotated[Float, Field(ge=0, le=10)] = 3.0
     """Severity s of the operations: levels are drawn from U(0.1, s) of 10; 0 leaves plain cross-entropy.
 
     The paper tries 2 to 10 and names no default; 3 is that of AugMix's own code.

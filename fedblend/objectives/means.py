@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from fedblend.objectives.base import Batch, Context, Net, Objective, Plan, Tensors
 from fedblend.objectives.mixup import draw_entries, has_partner, mixed_loss
-from fedblend.parts import Count, Fraction, NonNegative, part
+from fedblend.parts import Count, Fraction, Int, NonNegative, part
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -25,7 +25,7 @@ class MeanMix(Objective):
     """Mixing ratio: the share of the mean in a mixed sample."""
     mixed_share: Fraction = 1.0
     """Share of the batches that are mixed; the others are plain (lambda = 0)."""
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Annotated[Int, Field(ge=0)] = 0
     """Rounds over which lambda rises linearly to its value."""
     exclude_own: bool = False
     """Pick no mean of the client's own; where there is no other, its batches stay plain."""

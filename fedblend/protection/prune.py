@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedblend.parts import part
+from fedblend.parts import Float, part
 from fedblend.protection.base import Protection, Tensors, changes
 from fedblend.uploads import bytes_of
 
@@ -25,7 +25,7 @@ class Prune(Protection):
     (epsilon, delta): which entries travel depends on the data.
     """
 
-    keep: Annotated[float, Field(gt=0, le=1)] = 0.1
+    keep: Annotated[Float, Field(gt=0, le=1)] = 0.1
     """Share of the entries that is sent; 1 sends all."""
 
     def protect(self, upload: Tensors, start: Tensors, lr: float, rng: np.random.Generator) -> dict[str, torch.Tensor]:

@@ -40,10 +40,12 @@ def mean_of(ours: Mapping[str, Any]) -> float | None:
     return math.fsum(numbers) / len(numbers) if numbers else None
 
 
-def ours_text(ours: Mapping[str, Any], digits: int) -> str:
-    """Our number over seeds, or the path of a picture."""
+def ours_text(ours: Mapping[str, Any], digits: int, seeds: Sequence[int] = ()) -> str:
+    """Our number over seeds, or the path of a picture; where others of the table have more ``seeds``, it says which."""
     if not ours:
         return NOTHING
+    if len(ours) < len(seeds):
+        return f"{ours_text(ours, digits)} [seed{'s' if len(ours) > 1 else ''} {', '.join(ours)}]"
     pictures = [value for value in ours.values() if isinstance(value, str) and value != NEVER]
     if pictures:
         return pictures[0]
@@ -108,7 +110,8 @@ def long_rows(result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, ...]
         for cell in quantity["cells"]:
             digits = quantity["digits"]
             words = (result["rows"][cell["row"]], result["columns"][cell["column"]])
-            numbers = (ours_text(cell["ours"], digits), paper_text(cell, digits), difference_text(cell, digits))
+            ours = ours_text(cell["ours"], digits, result["seeds"])
+            numbers = (ours, paper_text(cell, digits), difference_text(cell, digits))
             rows.append((*words, *numbers))
         tables.append((head, rows))
     return tables
@@ -137,18 +140,22 @@ def _matrix(result: Mapping[str, Any], quantity: Mapping[str, Any]) -> list[str]
         "|---" * (len(result["columns"]) + 1) + "|",
     ]
     for row, label in result["rows"].items():
-        texts = [_cell_text(cells.get((row, column)), quantity["digits"], label) for column in result["columns"]]
+        texts = [
+            _cell_text(cells.get((row, column)), quantity["digits"], label, result["seeds"])
+            for column in result["columns"]
+        ]
         if any(texts):
             lines.append(f"| {label} | " + " | ".join(texts) + " |")
     return lines
 
 
-def _cell_text(cell: Mapping[str, Any] | None, digits: int, label: str) -> str:
+def _cell_text(cell: Mapping[str, Any] | None, digits: int, label: str, seeds: Sequence[int]) -> str:
     if cell is None:
         return ""
-    ours = ours_text(cell["ours"], digits)
-    if ours.endswith(".png"):
-        return f"![{label}]({ours})"
+    picture = ours_text(cell["ours"], digits)
+    if picture.endswith(".png"):
+        return f"![{label}]({picture})"
+    ours = ours_text(cell["ours"], digits, seeds)
     if cell["paper"] is None:
         return ours
     difference = difference_text(cell, digits)

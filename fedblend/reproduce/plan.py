@@ -149,7 +149,7 @@ def fingerprint(experiment: Experiment) -> str:
 
 
 def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> Plan:
-    """An item at a scale; ``only`` names rows and columns that are kept.
+    """An item at a scale; ``only`` names rows and columns that are kept, by their keys or labels.
 
     Raises :class:`FedblendError` for an unknown item, row or column, for one that fedblend cannot run, and for settings
     that do not fit.
@@ -159,7 +159,7 @@ def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, 
     if item.missing:
         raise FedblendError(f"reproduce: {paper}/{key} cannot be run yet: {item.missing}")
     smaller = item.laptop if scale == "laptop" else item.smoke if scale == "smoke" else Smaller()
-    _require_known(only, item)
+    only = [_key_of(word, item) for word in only]
     rows, asked_rows = _kept(item.rows, smaller.rows, only)
     columns, asked_columns = _kept(item.all_columns, smaller.columns, only)
     cells = []
@@ -177,13 +177,16 @@ def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, 
     return Plan(paper, key, item, scale, chosen, cells, asked, measures, originals, tuple(only))
 
 
-def _require_known(only: Sequence[str], item: Item) -> None:
-    known = [key for key in (*item.rows, *item.all_columns) if key]
-    for word in only:
-        if word not in known:
-            raise FedblendError(
-                f"--only {word}: no such row or column{did_you_mean(word, known)}; valid: {'; '.join(known)}"
-            )
+def _key_of(word: str, item: Item) -> str:
+    """The row or column that is meant by a key or, in capitals or not, by the label that tables show."""
+    lines = {**item.rows, **item.all_columns}
+    if word in lines and word:
+        return word
+    labels = {line.label.lower(): key for key, line in lines.items() if line.label}
+    if word.lower() in labels:
+        return labels[word.lower()]
+    known = [key for key in lines if key]
+    raise FedblendError(f"--only {word}: no such row or column{did_you_mean(word, known)}; valid: {'; '.join(known)}")
 
 
 def _kept(

@@ -16,7 +16,7 @@ from fedblend.config import Experiment
 from fedblend.errors import FedblendError, Stopped
 from fedblend.federation import Record
 from fedblend.reproduce import claims
-from fedblend.reproduce.data import absent
+from fedblend.reproduce.data import absent, is_fetched
 from fedblend.reproduce.measures import Measure, Seen
 from fedblend.reproduce.measures.base import Tick
 from fedblend.reproduce.plan import Cell, Plan
@@ -81,7 +81,7 @@ def run(
     and the result of it written).
     """
     place = Place(out, plan)
-    reasons = {cell.experiment.data.name: absent(cell.experiment.data) for cell in plan.asked}
+    reasons = {name: absent(data) or _not_fetched(data) for name, data in _data_of(plan).items()}
     lacking = {name: reason for name, reason in reasons.items() if reason}
     if len(lacking) == len(reasons):
         raise FedblendError(f"{plan.id}: {'; '.join(lacking.values())}")
@@ -95,6 +95,21 @@ def run(
         _keep(place, lacking, {"stopped": "not all of it was made"}, _kept_values(place, cells))
         raise Stopped(f"stopped; what is made is kept. Go on with: {command(plan, out)}") from None
     return _keep(place, lacking, faults, made)
+
+
+def _data_of(plan: Plan) -> dict[str, Any]:
+    """The data sets of what is asked for, by name."""
+    return {cell.experiment.data.name: cell.experiment.data for cell in plan.asked}
+
+
+def _not_fetched(data: Any) -> str:
+    """Why a data set that is not at hand cannot be fetched either; it is fetched now, before any work."""
+    try:
+        if is_fetched(data):
+            data.load()
+    except FedblendError as error:
+        return str(error)
+    return ""
 
 
 def command(plan: Plan, out: Path) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import IO, Any
 
 from fedblend.config import Experiment, as_table, resolve
 from fedblend.errors import FedblendError, listed
+from fedblend.paths import import_from
 from fedblend.runs.files import append_line, read_lines, write_atomically, write_json
 from fedblend.tables import read_toml, write_toml
 
@@ -73,7 +73,7 @@ class RunDirectory:
         if not self.is_run(self.path):
             raise FedblendError(f"{self.path}: is not a run directory (it has no {CONFIG})")
         table = read_toml(self.path / CONFIG)
-        sys.path += [folder for folder in self.import_from() if folder not in sys.path]
+        import_from(self.import_from())
         try:
             return resolve(table)
         except FedblendError as error:

@@ -205,15 +205,18 @@ def _follow(futures: list[Future[str]], records: Any, on_record: OnRecord) -> No
 
 
 class _Worker:
-    """What a process of the pool was given when it began."""
+    """What a process of the pool was given when it began, and whether it was told to stop."""
 
     records: Any = None
-    stop: Any = None
+    stopped = False
 
 
 def _begin_worker(records: Any, stop: Any) -> None:
-    """Watch, in a thread, for the order to stop and for the death of the command that began this process."""
-    _Worker.records, _Worker.stop = records, stop
+    """Watch, in a thread, for the order to stop and for the death of the command that began this process.
+
+    Only that thread asks ``stop``: an interrupt in the midst of its lock would leave it locked for all processes.
+    """
+    _Worker.records, _Worker.stopped = records, False
     # Nobody reads records any more once the command stops; a process must not wait for that to end.
     records.cancel_join_thread()
     parent = multiprocessing.parent_process()
@@ -223,7 +226,11 @@ def _begin_worker(records: Any, stop: Any) -> None:
             if parent is not None and not parent.is_alive():
                 # Killed, so nobody is left to train for, and the runs' locks must be freed.
                 os._exit(1)
+        _Worker.stopped = True
         signal.raise_signal(signal.SIGINT)
+        if parent is not None:
+            parent.join()
+            os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -238,7 +245,7 @@ def _in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str, proce
 
     signal.signal(signal.SIGINT, interrupt)
     try:
-        if _Worker.stop.is_set():
+        if _Worker.stopped:
             # The pool hands out one run more than it has processes, before the command was stopped.
             return "stopped"
         return _outcome(resolve(table), path, resume, lambda record: _Worker.records.put((slug, record)), processors)

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedblend.parts import Count, Positive, part
+from fedblend.parts import Count, Float, Positive, part
 from fedblend.server_steps.base import Answer, Known, Refined, Server, Tensors
 from fedblend.server_steps.points import Stacked, ballot, beginning, elect, require_classes, search
 from fedblend.server_steps.tuning import Tuning
@@ -32,7 +32,7 @@ class AggEnhance(Tuning):
     """Step size of these steps, on inputs in [0, 1]."""
     keep: Count | None = None
     """Points kept, the newest ones; unless given, all (Figure 16)."""
-    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    decay: Annotated[Float, Field(gt=0, le=1)] = 1.0
     """Weight of a point against one of the next round's; 1 weighs all alike (Figure 16)."""
 
     def require_possible(self, known: Known) -> None:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from fedblend.parts import Count, Positive
+from fedblend.parts import Count, Int, Positive
 from fedblend.server_steps.base import Server, ServerStep, Tensors
 from fedblend.server_steps.points import Stacked, logits
 
@@ -18,7 +18,7 @@ from fedblend.server_steps.points import Stacked, logits
 class Tuning(ServerStep):
     """Base of the steps that train the aggregate on points with plain SGD, in evaluation mode."""
 
-    epochs: Annotated[int, Field(ge=0)] = 10
+    epochs: Annotated[Int, Field(ge=0)] = 10
     """Epochs over the points; 0 leaves the aggregate as it is."""
     batch_size: Count = 32
     """Points a batch."""

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from fedblend.errors import FedblendError
-from fedblend.parts import Count, part
+from fedblend.parts import Count, Float, part
 from fedblend.sharing.base import Local, Payload, Pool, Request, Sharing
 from fedblend.sharing.inverse import (
     coordinate,
@@ -79,7 +79,7 @@ class MixedSeeds(Seeds):
 
     samples: Count = 10
     """Mixtures that each device sends, N_S."""
-    lam: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    lam: Annotated[Float, Field(gt=0, lt=1)] = 0.1
     """Share of the first sample, lambda; 0.5 cannot be undone."""
     inverse: bool = True
     """Mix inversely at the server (Mix2FLD), or use mixtures with their soft labels (MixFLD)."""

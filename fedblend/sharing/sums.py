@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedblend.aggregators.secure import as_whole, from_whole, least_of
 from fedblend.errors import FedblendError
-from fedblend.parts import NonNegative, Positive, part
+from fedblend.parts import Int, NonNegative, Positive, part
 from fedblend.protection.base import Mechanism
 from fedblend.sharing.base import Local, Payload, Pool, Sharing
 from fedblend.sharing.means import Means
@@ -34,9 +34,9 @@ class SecureMeans(Sharing):
     bytes_kind = "means"
     hides_entries = True
 
-    server_average: Annotated[int, Field(ge=2)] = 3
+    server_average: Annotated[Int, Field(ge=2)] = 3
     """Clients to a group; where clients do not come out even, groups are larger, but never twice as large."""
-    fewest: Annotated[int, Field(ge=2)] = 3
+    fewest: Annotated[Int, Field(ge=2)] = 3
     """Fewest clients whose sum the server may learn; more than half of a group is needed in any case."""
     range: Positive = 16.0
     """Largest number in a mean that can be told, of inputs or targets; a client that has a larger one sends nothing."""

@@ -13,13 +13,13 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from fedblend.errors import FedblendError
-from fedblend.parts import Count, part
+from fedblend.parts import Count, Float, Int, part
 from fedblend.sharing.base import Local, Payload, Pool, Request
 from fedblend.sharing.seeds import Seeds, short_labels
 from fedblend.sharing.xor import WHITE, decode, draw_within, encode, shortages, superpose
 
-Label = Annotated[int, Field(ge=0)]
-Inside = Annotated[float, Field(gt=0, lt=1)]
+Label = Annotated[Int, Field(ge=0)]
+Inside = Annotated[Float, Field(gt=0, lt=1)]
 
 
 class Drawn(NamedTuple):
@@ -189,7 +189,7 @@ class XorSeeds(_TargetSeeds):
     (Algorithm 2).
     """
 
-    offset: Annotated[int, Field(ge=0, le=WHITE)] = 0
+    offset: Annotated[Int, Field(ge=0, le=WHITE)] = 0
     """Against that leak: every dummy pixel is raised by a random number of grey levels from 0 to this, which nobody is
     told, so that no dummy pixel is constant; it stays in what the server decodes, as noise.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,6 +69,7 @@ class Cifar10:
         facts: dict[str, Any] = {"source": f"CIFAR10, {ORIGIN}", "files": fingerprints(paths, place), "notes": NOTES}
         reader = read_pickled if home is TEN_PYTHON else read_records
         read = [reader(path, {"label": 10}) for path in paths]
+        _require_alike({path: len(labels) for path, (labels, _) in zip(paths[:-1], read[:-1], strict=True)})
         train, test = _samples(read[:-1], 0), _samples(read[-1:], 0)
         return check(Dataset("cifar10", "image", train, test, TEN_CLASSES, facts=facts))
 
@@ -95,6 +97,7 @@ class Cifar100:
         facts: dict[str, Any] = {"source": f"CIFAR100, {ORIGIN}", "files": fingerprints(paths, place), "notes": NOTES}
         reader = read_pickled if home is HUNDRED_PYTHON else read_records
         read = [reader(path, {"coarse label": 20, "fine label": 100}) for path in paths[:2]]
+        _require_fifth(paths, [len(labels) for labels, _ in read])
         _require_nested(np.concatenate([labels for labels, _ in read]), place)
         column, classes = (1, 100) if self.labels == "fine" else (0, 20)
         if home is HUNDRED_PYTHON:
@@ -126,6 +129,24 @@ def read_records(path: Path, labels: dict[str, int]) -> tuple[np.ndarray, np.nda
                 f"{path}: record {bad[0]} holds the {name} {records[bad[0], column]}; valid: 0 to {classes - 1}"
             )
     return records[:, : len(labels)], records[:, len(labels) :].reshape(-1, *SHAPE)
+
+
+def _require_alike(sizes: Mapping[Path, int]) -> None:
+    """Raise an error if files that hold as many pictures each do not: one may be cut between two records."""
+    most = max(sizes.values())
+    for path, size in sizes.items():
+        if size < most:
+            raise FedblendError(f"{path}: is cut short: it holds {size:,} pictures, others {most:,}; fetch it anew")
+
+
+def _require_fifth(paths: Sequence[Path], sizes: Sequence[int]) -> None:
+    """Raise an error if the test half does not hold a fifth of the training half's pictures."""
+    train, test = sizes
+    if train != 5 * test:
+        short = paths[0] if train < 5 * test else paths[1]
+        raise FedblendError(
+            f"{short}: is cut short: training holds {train:,} pictures, tests {test:,}; valid: a fifth; fetch it anew"
+        )
 
 
 def _samples(read: list[tuple[np.ndarray, np.ndarray]], column: int) -> Samples:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fedblend.errors import FedblendError
 
@@ -94,5 +95,9 @@ def fetch(url: str, sha256: str, folder: str, remedy: str) -> Path:
         downloader = Resuming(place / f"{name}.part")
         return Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=place, downloader=downloader))
     except (requests.RequestException, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        cause = getattr(error.args[0], "reason", None) if error.args else None
+        if cause is not None and isinstance(error, requests.ConnectionError):
+            reason = f"no connection to {urlsplit(url).netloc}"  # the library's own words run over lines
+        else:
+            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise FedblendError(f"{folder}: cannot fetch {name} from {url} ({reason}); {remedy}") from None

@@ -11,9 +11,10 @@ import numpy as np
 from pydantic import Field
 
 from fedblend.errors import FedblendError
+from fedblend.parts import Float
 from fedblend.random import stream
 
-TestShare = Annotated[float, Field(gt=0, lt=1)]
+TestShare = Annotated[Float, Field(gt=0, lt=1)]
 """Share of the samples that becomes the test half where the data comes without one."""
 
 READ_AT_ONCE = 1 << 20

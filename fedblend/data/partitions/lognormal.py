@@ -11,7 +11,7 @@ from fedblend.data.partitions.deal import cut, deal_counts, require_classes
 from fedblend.data.partitions.dirichlet import fitted, proportions
 from fedblend.data.partitions.sizes import BIAS, MU, SIGMA, lognormal_sizes, require_clients
 from fedblend.data.population import Population
-from fedblend.parts import Count, Positive, part
+from fedblend.parts import Count, Float, Positive, part
 from fedblend.random import stream
 
 
@@ -31,11 +31,11 @@ class Lognormal:
     """Concentration of the Dirichlet draw of class proportions; without it classes are as in the whole data."""
     sizes: Literal["lognormal-share", "literal"] = "lognormal-share"
     """Whether draws are shares of all the data, or the sizes themselves (about 30 samples a client)."""
-    mu: Annotated[float, Field(ge=-50, le=50)] = MU
+    mu: Annotated[Float, Field(ge=-50, le=50)] = MU
     """Mean of the logarithm of a size above `bias`."""
-    sigma: Annotated[float, Field(ge=0, le=20)] = SIGMA
+    sigma: Annotated[Float, Field(ge=0, le=20)] = SIGMA
     """Standard deviation of the logarithm of a size above `bias`."""
-    bias: Annotated[float, Field(ge=0, le=1e9)] = BIAS
+    bias: Annotated[Float, Field(ge=0, le=1e9)] = BIAS
     """Samples that are added to every draw."""
     min_samples: Count = 1
     """Samples that every client gets at least."""

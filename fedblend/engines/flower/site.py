@@ -17,7 +17,7 @@ from fedblend.config import Experiment, _part
 from fedblend.data.population import Population
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.errors import FedblendError, did_you_mean
-from fedblend.parts import Count, FilePath
+from fedblend.parts import Count, FilePath, Int
 from fedblend.paths import from_file
 from fedblend.tables import read_toml
 from fedblend.world import World
@@ -47,7 +47,7 @@ class Site(BaseModel):
     """Kinds of payload that may leave: weights, masked, keys, outputs, means, seeds, raw, shared, answers, scores."""
     min_mean: Count = 2
     """Fewest samples that a shared mean may cover; the experiment's own minimum holds as well."""
-    min_sum: Annotated[int, Field(ge=2)] = 3
+    min_sum: Annotated[Int, Field(ge=2)] = 3
     """Fewest sites whose masked models, or means, make a sum that the server may learn; the experiment's holds too."""
     max_seeds: Count | None = None
     """Most seeds that this site gives where a server asks for a number of them (XorMixFL); unless given, no limit."""
