@@ -139,6 +139,11 @@ def test_list_tells_every_option_of_every_name(entry: Any) -> None:
         assert re.search(rf"^{option.name} .*{re.escape(option.text)}", shown, re.M), option.name
 
 
+def test_list_names_a_part_by_its_path_as_a_file_must() -> None:
+    shown = succeeded(here("list", "fedblend.objectives:FedMix")).out
+    assert 'method.objective.name = "fedblend.objectives:FedMix"' in shown
+
+
 def test_list_tells_all_parts_of_a_kind() -> None:
     shown = succeeded(here("list", "objective")).out
     for name in parts.known("objective"):

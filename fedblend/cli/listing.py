@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -67,7 +68,8 @@ def _overview(word: str) -> Table:
 def _details(word: str) -> list[RenderableType]:
     """All that goes by a word: a word may name a method and parts of several kinds."""
     if ":" in word:
-        return [_entry(of_part(_own_part(word)))]
+        # A file names it as it was named here.
+        return [_entry(replace(of_part(_own_part(word)), name=word))]
     entries = [entry for entry in tables() if entry.name == word]
     entries += of_kind(word) if word in parts.MODULES else []
     shown: list[RenderableType] = []

@@ -86,7 +86,10 @@ def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     margins = [margin for _, margin in places.values() if isinstance(margin, (int, float))]
     if margins and claim["verdict"] in ("holds", "does not hold"):
         least, most = f"{min(margins):+.3g}", f"{max(margins):+.3g}"
-        told += f" (by {least})" if least == most else f" (by {least} to {most})"
+        if any(margins):
+            told += f" (by {least})" if least == most else f" (by {least} to {most})"
+        elif claim["verdict"] == "does not hold":
+            told += " (level)"
     if claim["seeds"][1] > len(places):
         told += f", {claim['seeds'][0]} of {claim['seeds'][1]} seeds and places"
     if claim["verdict"] not in ("not measured", "undecided"):
