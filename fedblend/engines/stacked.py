@@ -66,8 +66,11 @@ class StackedEngine(LoopEngine):
             # Clients that train on different losses cannot stand in one stack.
             kinds[one.plain, one.pool is task.pool, *task.knows(one.client)].append(one)
         chunks = [alike[i : i + self.stack] for alike in kinds.values() for i in range(0, len(alike), self.stack)]
-        done = {result.client: result for chunk in chunks for result in self._train_chunk(task, chunk)}
-        yield from (done.pop(one.client) for one in given)
+        # By assignment, not by client: a trial may train one of them several times.
+        done = {
+            id(one): made for chunk in chunks for one, made in zip(chunk, self._train_chunk(task, chunk), strict=True)
+        }
+        yield from (done.pop(id(one)) for one in given)
 
     def _train_chunk(self, task: TrainTask, assignments: Sequence[Assignment]) -> list[Trained]:
         stack = Stack(self, task, assignments)
