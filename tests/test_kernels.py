@@ -128,6 +128,11 @@ def test_low_rank_updates_are_the_weights_they_stand_for(
         a, x = draw(some, outputs, few, seed=3 * seed), draw(some, few, inputs, seed=3 * seed + 1)
         kept[rows].add(a, x, -0.5)
         weights[rows] -= 0.5 * torch.bmm(a.double(), x.double())
+        if data.draw(st.booleans()):
+            active = data.draw(st.none() | st.lists(st.booleans(), min_size=some, max_size=some).map(torch.tensor))
+            kept[rows].draw_near(first[rows], 0.25, active)
+            moves = rows if active is None else torch.arange(clients)[rows][active]
+            weights[moves] -= 0.25 * (weights[moves] - first[moves])
         g = draw(some, 2, outputs, seed=3 * seed + 2)
         close(kept[rows].times(x, transposed=True), torch.bmm(x.double(), weights[rows].transpose(1, 2)).float())
         close(kept[rows].times(g, transposed=False), torch.bmm(g.double(), weights[rows]).float())

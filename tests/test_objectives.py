@@ -44,6 +44,7 @@ from fedblend.objectives import (
     Proximal,
     Task,
 )
+from fedblend.objectives.base import Net, Tensors
 from fedblend.sharing import Pool
 from fedblend.world import World
 
@@ -724,6 +725,14 @@ def test_proximal_term_is_measured_from_the_rounds_global_weights() -> None:
                 p -= lr * (gradient + mu * (p - first.weights[name]))
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(second.weights[name], parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_proximal_term_with_another_loss_is_differentiated() -> None:
+    class Absolute(Proximal):
+        def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+            return self.mu * torch.stack([(p - context.start[n]).abs().sum() for n, p in params.items()]).sum()
+
+    assert (Proximal(mu=3.0).pull, Absolute(mu=3.0).pull) == (3.0, 0.0)
 
 
 def test_proximal_term_of_weight_0_changes_nothing() -> None:

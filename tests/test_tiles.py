@@ -165,8 +165,9 @@ def test_which_layers_run_there() -> None:
     assert [type(layer) for layer in prepare(Row(), CPU)][2:5] == [Convolution, nn.Identity, nn.Identity]
     # The processor's bfloat16 is faster still, for those that ask for it.
     assert isinstance(prepare(Row(), CPU, "bfloat16")[2], nn.Conv2d)
-    assert tiles.take(64, 32, (3, 3), 1)
-    for channels, outputs, padding in ((25, 64, 1), (64, 33, 1), (64, 64, 3)):
+    for channels, outputs in ((64, 32), (16, 32), (32, 16), (12, 64)):
+        assert tiles.take(channels, outputs, (3, 3), 1)
+    for channels, outputs, padding in ((17, 64, 1), (64, 33, 1), (11, 32, 1), (3, 16, 1), (64, 64, 3)):
         assert not tiles.take(channels, outputs, (3, 3), padding)
 
 

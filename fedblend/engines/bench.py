@@ -12,11 +12,12 @@ from torch import nn
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.graphs import Recorded, Recorder, moved
 from fedblend.engines.masks import Shapes
-from fedblend.engines.sgd import StackedSGD, is_plain
+from fedblend.engines.sgd import Pull, StackedSGD, is_plain, without_pull
 from fedblend.engines.stacking import Inputs, Program, Step
 from fedblend.kernels import LowRank, is_worth_it
 from fedblend.objectives import Context, Objective
 from fedblend.objectives.watching import Means
+from fedblend.prefixes import under
 from fedblend.world import World
 
 
@@ -228,17 +229,23 @@ class Bench:
             last = number == len(phases) - 1
             inputs = Inputs(members.params, given.x, given.y, given.drawn, masks, members.own, self.shared)
             context = Context(engine.world.task, engine.scale)
-            terms = experiment.method.terms if last else ()
+            terms, mu = without_pull(experiment.method.terms if last else (), experiment.train)
             watches = last and self.means is not None
             step = Step(engine.stacked, engine.names, phase, terms, context, experiment.precision, watches)
             program = engine.program(step, (self.kind, number), inputs)
             inputs = inputs.plain(but=program.low_rank)
             gradients, noted = program(inputs)
-            self.optimizer.step(inputs.params, members.velocity, gradients, given.active)
+            pull = Pull(mu, self._starts(members)) if mu else None
+            self.optimizer.step(inputs.params, members.velocity, gradients, given.active, pull)
         losses = noted[0] if given.active is None else noted[0].where(given.active, 0.0)
         members.losses.add_(losses * given.x.shape[1])
         if self.means is not None:
             self.means.add(noted[1], given.y, members.first, given.active)
+
+    def _starts(self, members: Members) -> list[torch.Tensor]:
+        """The weights that the round began with, in the parameters' order: everyone's, or each member's [K, ...]."""
+        start = under("start/", self.shared) | under("start/", members.own)
+        return [start[name] for name in self.engine.names]
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

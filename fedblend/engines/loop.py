@@ -14,7 +14,7 @@ from torch import nn
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.collecting import collect
 from fedblend.engines.precision import computing_in, no_tf32
-from fedblend.engines.sgd import SGD
+from fedblend.engines.sgd import SGD, Pull, without_pull
 from fedblend.errors import FedblendError
 from fedblend.objectives import Batch, Context, Objective, Plan
 from fedblend.objectives.watching import Means, Watching
@@ -211,11 +211,13 @@ class LoopEngine:
         net = Watching(self.net, batch.x)
         with computing_in(precision, self.device):
             loss = value = last(net, batch, drawn, context)
-        for term in self.world.experiment.method.terms:
+        terms, mu = without_pull(self.world.experiment.method.terms, self.world.experiment.train)
+        for term in terms:
             loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), net, batch, context)
         if means is not None:
             means.add(net.distribution()[None], batch.y[None])
-        optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
+        pull = Pull(mu, [context.start[name] for name in self.names]) if mu else None
+        optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), pull)
         return value.detach()
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from fedblend.config import Train
-from fedblend.kernels import Rows, Weights, add_product
+from fedblend.kernels import Rows, Weights, add_product, draw_near
+from fedblend.objectives import Term
 
 Products = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 Gradient = torch.Tensor | Products | None
 """A gradient [K, ...], or pairs of stacks of matrices whose products add up to it, or none for an unused tensor."""
+
+
+class Pull(NamedTuple):
+    """What plain steps of SGD add to gradients: ``mu`` times the distance from the round's first weights, ``toward``.
+
+    The derivative of FedProx's term. Toward tensors broadcast over those of a stack.
+    """
+
+    mu: float
+    toward: Sequence[torch.Tensor]
 
 
 class SGD:
@@ -27,9 +39,11 @@ class SGD:
         self.velocity: list[torch.Tensor] | None = None
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Move the parameters, in place."""
+    def step(self, gradients: Sequence[torch.Tensor | None], pull: Pull | None = None) -> None:
+        """Move the parameters, in place; with a ``pull``, which only plain steps take, toward others besides."""
         train = self.train
+        if pull is not None:
+            torch._foreach_lerp_(self.params, list(pull.toward), self.lr * pull.mu)
         params = [p for p, g in zip(self.params, gradients, strict=True) if g is not None]
         grads = [g for g in gradients if g is not None]
         if train.clip_norm is not None:
@@ -75,13 +89,16 @@ class StackedSGD:
         velocity: Sequence[torch.Tensor],
         gradients: Sequence[Gradient],
         active: torch.Tensor | None = None,
+        pull: Pull | None = None,
     ) -> None:
         """Move parameters [K, ...] in place; where ``active`` bool [K] is given and false, a client stays still.
 
-        ``velocity`` is empty without momentum.
+        ``velocity`` is empty without momentum; only plain steps take a ``pull``.
         """
         train = self.train
         if is_plain(train):
+            if pull is not None:
+                self._draw_near(params, pull, active)
             self._step_plainly(params, gradients, active)
             return
         tensors, gradients = self._step_low_rank(params, gradients, active)
@@ -100,6 +117,14 @@ class StackedSGD:
             torch._foreach_copy_(velocity, _where(active, moved, velocity))
             grads = list(moved)
         self._add(tensors, [_held(active, g) for g in grads])
+
+    def _draw_near(self, params: Sequence[Weights], pull: Pull, active: torch.Tensor | None) -> None:
+        share = self.lr * pull.mu if self.rate is None else self.rate * -pull.mu
+        for param, toward in zip(params, pull.toward, strict=True):
+            if isinstance(param, Rows):
+                param.draw_near(toward, self.lr * pull.mu, active)
+            else:
+                draw_near(param, toward, share, active)
 
     def _add(self, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         if not params:
@@ -145,6 +170,13 @@ class StackedSGD:
 def is_plain(train: Train) -> bool:
     """Whether a step adds gradients times the learning rate, and nothing else."""
     return train.clip_norm is None and not train.weight_decay and not train.momentum
+
+
+def without_pull(terms: Sequence[Term], train: Train) -> tuple[list[Term], float]:
+    """The terms that have to be differentiated, and the sum of the others' mu, for :class:`Pull`."""
+    if not is_plain(train):
+        return list(terms), 0.0
+    return [term for term in terms if not term.pull], sum(term.pull for term in terms)
 
 
 def _added_up(products: Products) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Layers of many clients at once on CPUs, as operators that PyTorch can differentiate and stack."""
 
 from fedblend.kernels.dense import add_product, use_dense
-from fedblend.kernels.lowrank import LowRank, Rows, Weights, is_worth_it, use_low_rank
+from fedblend.kernels.lowrank import LowRank, Rows, Weights, draw_near, is_worth_it, use_low_rank
 from fedblend.kernels.operators import RAW, Convolution, MaxPool, conv, join_pools, makes, max_pool
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Weights",
     "add_product",
     "conv",
+    "draw_near",
     "is_worth_it",
     "join_pools",
     "makes",

@@ -65,6 +65,14 @@ class LowRank:
         self.own, self.used = True, 0
         return self.base
 
+    def draw_near(self, rows: slice, toward: torch.Tensor, share: float, active: torch.Tensor | None) -> None:
+        """:func:`draw_near` for some clients, toward the weights that they began with."""
+        a = self.a[rows, : self.used]
+        draw_near(a, a.new_zeros(()), share, active)
+        # Until it is the stack's own, the base is where they began.
+        if self.own:
+            draw_near(self.base[rows], toward, share, active)
+
     def add(self, rows: slice, a: torch.Tensor, x: torch.Tensor, factor: float) -> None:
         """Add factor a x for a [k, O, B] and x [k, B, I] to some clients' weights."""
         samples = x.shape[1]
@@ -92,6 +100,10 @@ class Rows:
         """These weights themselves, which may be written to."""
         return self.whole.make()[self.rows]
 
+    def draw_near(self, toward: torch.Tensor, share: float, active: torch.Tensor | None) -> None:
+        """:func:`draw_near` toward the weights that these clients began with."""
+        self.whole.draw_near(self.rows, toward, share, active)
+
     def add(self, a: torch.Tensor, x: torch.Tensor, factor: float) -> None:
         """Add factor a x for a [k, O, B] and x [k, B, I]."""
         self.whole.add(self.rows, a, x, factor)
@@ -109,6 +121,17 @@ class Rows:
 
 
 Weights = torch.Tensor | Rows
+
+
+def draw_near(
+    weights: torch.Tensor, toward: torch.Tensor, share: float | torch.Tensor, active: torch.Tensor | None
+) -> None:
+    """Move weights [K, ...] a share of their way toward others, in place; all, or where ``active`` bool [K] is true."""
+    if active is None:
+        weights.lerp_(toward, share)
+    else:
+        chosen = active.view(-1, *[1] * (weights.dim() - 1))
+        weights.copy_(torch.where(chosen, weights.lerp(toward, share), weights))
 
 
 def room(outputs: int, inputs: int) -> int:

@@ -16,13 +16,14 @@ from fedblend.kernels import build
 
 SOURCE = Path(__file__).with_name("tiles.cpp")
 
-DEPTH = 32
-"""Channels that a tile holds."""
+SIDE = 16
+"""Rows of a tile, and columns of a product of two."""
 
-FILLED = 0.8
+FILLED = 0.7
 """Share of its tiles that a convolution's channels must fill, on either side, for these to be the fastest.
 
-Full ones are faster than oneDNN in every layer of benchmarks/kernels.py, by a tenth to two thirds."""
+A step's three forms together then take four fifths down to two fifths of the time of our plain kernels (12 channels,
+48), and are faster than oneDNN's in nearly every layer of benchmarks/kernels.py; with 10 channels they are slower."""
 
 
 @functools.cache
@@ -34,5 +35,5 @@ def library() -> ctypes.CDLL | None:
 
 def take(channels: int, outputs: int, kernel: Sequence[int], padding: int) -> bool:
     """Whether a convolution (stride 1) with so many channels in and out runs on the units."""
-    filled = min(n / (DEPTH * math.ceil(n / DEPTH)) for n in (channels, outputs))
+    filled = min(n / (SIDE * math.ceil(n / SIDE)) for n in (channels, outputs))
     return filled >= FILLED and padding < min(kernel) and library() is not None

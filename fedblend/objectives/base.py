@@ -136,6 +136,14 @@ class Term:
 
     uses_outputs: bool = False
 
+    @property
+    def pull(self) -> float:
+        """mu of a term that is mu / 2 ||w - w_t||^2 and nothing else: steps of SGD may then add mu (w - w_t) at once.
+
+        0 for any other term, which is differentiated.
+        """
+        return 0.0
+
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """A scalar added to the loss of the objective's last phase (nearly always the only one)."""
         raise TypeError(f"{type(self).__name__} defines no loss")

@@ -15,6 +15,11 @@ class Proximal(Term):
     mu: NonNegative = 0.1
     """Weight of the term."""
 
+    @property
+    def pull(self) -> float:
+        """``mu``, unless a subclass has another loss."""
+        return self.mu if type(self).loss is Proximal.loss else 0.0
+
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """The penalty on the distance to the weights the round began with."""
         # Tensor by tensor: fused list operations cannot be stacked over clients.
