@@ -22,6 +22,7 @@ ROOT = HERE.parent
 RUNS = Path("runs/reproductions")
 KEPT = HERE / "reproductions"
 DOCS = ROOT / "docs"
+STOPPED = 130  # after Ctrl-C, and the result of what was made is written
 
 
 def main() -> None:
@@ -40,8 +41,12 @@ def main() -> None:
         commands = [shlex.split(result["command"])[1:] for result in results]
     for command in commands:
         fedblend = Path(sys.executable).with_name("fedblend")
-        subprocess.run([str(fedblend), *command, "--out", str(RUNS)], cwd=ROOT, check=True)
+        code = subprocess.run([str(fedblend), *command, "--out", str(RUNS)], cwd=ROOT, check=False).returncode
+        if code not in (0, STOPPED):
+            raise SystemExit(code)
         keep(command[1], command[command.index("--scale") + 1] if "--scale" in command else "paper")
+        if code == STOPPED:
+            raise SystemExit(code)
 
 
 def keep(item: str, scale: str) -> None:

@@ -317,6 +317,25 @@ def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> Non
     assert all(cell["ours"] for cell in whole["quantities"]["accuracy"]["cells"])
 
 
+def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accuracy_does_not(tmp_path: Path) -> None:
+    class Interrupting(Counted):
+        @contextmanager
+        def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
+            def listen(slug: str, record: Mapping[str, Any]) -> None:
+                if record["round"] == 1:
+                    raise KeyboardInterrupt
+
+            yield listen
+
+    made = at_smoke("aggenhance/table-1", only=["fedavg"])
+    with pytest.raises(Stopped):
+        running.run(made, tmp_path, Interrupting(), jobs=1)
+    kept = running.result_of(tmp_path, "aggenhance", "table-1", "smoke")["quantities"]
+
+    assert [cell["ours"] for cell in kept["rounds"]["cells"] if cell["row"] == "fedavg"] == [{"0": 1.0}]
+    assert not any(cell["ours"] for cell in kept["accuracy"]["cells"])
+
+
 # Pages -----------------------------------------------------------------------------------------------------
 
 RESULT: dict[str, Any] = {

@@ -49,13 +49,22 @@ class Place:
 
     def finished(self, cell: Cell) -> dict[int, Path]:
         """Every finished run of a cell's experiment by its seed, also of other items and scales: they are the same."""
+        return {seed: path for seed, path in self.begun(cell).items() if read(RunDirectory(path)).finished}
+
+    def begun(self, cell: Cell) -> dict[int, Path]:
+        """The same with runs that have not ended, where there is no other."""
         found: dict[int, Path] = {}
+        ended: set[int] = set()
         here = f"{self.plan.paper}/{self.plan.name}/{self.plan.scale}/{RUNS}"
         for pattern in (here, f"*/*/*/{RUNS}"):
             for path in sorted(self.out.glob(f"{pattern}/*-{cell.fingerprint}-seed*")):
                 seed = int(path.name.rpartition("-seed")[2])
-                if seed not in found and RunDirectory.is_run(path) and read(RunDirectory(path)).finished:
+                if seed in ended or not RunDirectory.is_run(path):
+                    continue
+                if read(RunDirectory(path)).finished:
+                    ended.add(seed)
                     found[seed] = path
+                found.setdefault(seed, path)
         return found
 
     def work(self, cell: Cell, seed: int) -> Path:
@@ -159,7 +168,7 @@ def _measured(place: Place, cells: list[Cell], tick: Tick, faults: dict[str, str
     made: Values = {}
     for cell in cells:
         trains = plan.trains(cell)
-        runs = place.finished(cell) if trains else {}
+        runs, ended = (place.begun(cell), place.finished(cell)) if trains else ({}, {})
         for seed in sorted({*plan.seeds, *runs}) if trains else plan.seeds:
             if trains and seed not in runs:
                 continue
@@ -169,6 +178,8 @@ def _measured(place: Place, cells: list[Cell], tick: Tick, faults: dict[str, str
                 if measure is None:
                     continue
                 try:
+                    if trains and seed not in ended and not measure.is_settled(seen):
+                        continue
                     value = measure.measured(seen)
                 except FedblendError as error:
                     if isinstance(error, Stopped):
@@ -181,7 +192,8 @@ def _measured(place: Place, cells: list[Cell], tick: Tick, faults: dict[str, str
 
 
 def _kept_values(place: Place, cells: list[Cell]) -> Values:
-    """What can be measured at once of the finished runs, after Ctrl-C: nothing that takes work."""
+    """What can be measured at once after Ctrl-C, of finished runs and of others so far as it is settled: nothing that
+    takes work."""
     with contextlib.suppress(FedblendError, KeyboardInterrupt):
         plan = place.plan
         quick = {n: m for n, m in plan.measures.items() if m.trains and type(m).__module__.endswith("measures.runs")}

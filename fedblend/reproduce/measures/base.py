@@ -21,7 +21,7 @@ Tick = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Seen:
-    """A cell with one seed: its experiment, its finished run (none where nothing is trained), a folder for work."""
+    """A cell with one seed: its experiment, its run (none where nothing is trained), a folder for work."""
 
     experiment: Experiment
     run: Path | None
@@ -61,6 +61,10 @@ class Measure:
         ``inf`` is a target that was never reached. Raises :class:`FedblendError` where the cell cannot be measured.
         """
         raise TypeError(f"{type(self).__name__} defines no measured()")
+
+    def is_settled(self, seen: Seen) -> bool:
+        """Whether a run that was interrupted has gone far enough for a number that no later round changes."""
+        return False
 
     def steps(self, experiment: Experiment) -> float:
         """Work beside the run, in training steps of the experiment, for the estimate of time."""

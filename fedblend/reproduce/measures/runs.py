@@ -57,6 +57,10 @@ class RoundsTo(Measure):
         reached = (round for round, value in _smoothed(seen.outcome, self.last) if value >= target)
         return float(next(reached, math.inf))
 
+    def is_settled(self, seen: Seen) -> bool:
+        """Once the target is reached."""
+        return math.isfinite(self.measured(seen))
+
 
 @part("measure", "label-accuracy")
 class LabelAccuracy(Measure):
@@ -122,6 +126,10 @@ class Costs(Measure):
         if self.figure not in total and not self.figure.startswith(("bytes_", "seconds.")):
             raise FedblendError(f"figure: '{self.figure}' is not valid; valid: {', '.join(total)}")
         return self.scale * total[self.figure] / (max(1.0, total["uploads"]) if self.per_upload else 1.0)
+
+    def is_settled(self, seen: Seen) -> bool:
+        """Once the target is reached, where counting ends there."""
+        return self.until_target and math.isfinite(self.measured(seen))
 
 
 @part("measure", "split")
