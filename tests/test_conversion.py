@@ -11,11 +11,11 @@ import torch
 from helpers import images, same, world
 from torch import nn
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fedblend.engines import LoopEngine, StackedEngine
 from fedblend.kernels.simplify import simplify
+from fedblend.kernels.tracing import trace
 from fedblend.server_steps import DistillToModel, Server
 from fedblend.sharing.base import Pool
 from fedblend.world import World, known_of
@@ -134,7 +134,7 @@ def chained(x: torch.Tensor) -> list[torch.Tensor]:
 def test_only_what_nothing_else_reads_is_overwritten(function: Callable[..., list[torch.Tensor]]) -> None:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
     kept = x.clone()
-    graph = make_fx(function)(x)
+    graph = trace(function, x)
     simplify(graph, factors=False)
 
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_only_what_nothing_else_reads_is_overwritten(function: Callable[..., lis
 
 
 def test_a_chain_of_elementwise_operations_works_in_one_tensor() -> None:
-    graph = make_fx(chained)(torch.randn(3, 4))
+    graph = trace(chained, torch.randn(3, 4))
     simplify(graph, factors=False)
 
     assert [str(n.target) for n in graph.graph.nodes if n.op == "call_function"] == [
@@ -159,7 +159,7 @@ def test_what_is_made_twice_is_made_once() -> None:
     def twice(x: torch.Tensor) -> list[torch.Tensor]:
         return [x.exp() + 1, x.exp() * 2, torch.rand_like(x), torch.rand_like(x)]
 
-    graph = make_fx(twice)(torch.randn(3, 4))
+    graph = trace(twice, torch.randn(3, 4))
     simplify(graph, factors=False)
 
     called = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
@@ -175,7 +175,7 @@ def test_tensors_that_are_changed_stay_two() -> None:
         first, second = torch.zeros_like(x), torch.zeros_like(x)
         return [first.add_(x), second]
 
-    graph = make_fx(changed)(torch.randn(3))
+    graph = trace(changed, torch.randn(3))
     simplify(graph, factors=False)
 
     x = torch.randn(3)

@@ -11,7 +11,6 @@ from helpers import draw, examples, pools_inside_equal_pools_after
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fedblend.kernels import Convolution, MaxPool, build, conv, max_pool, operators
@@ -19,6 +18,7 @@ from fedblend.kernels.dense import add_product, run_dense
 from fedblend.kernels.dropout import Streams
 from fedblend.kernels.lowrank import LowRank
 from fedblend.kernels.simplify import simplify
+from fedblend.kernels.tracing import trace
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason=build.missing() or "no kernels")
 
@@ -163,7 +163,7 @@ def test_a_traced_step_makes_joined_calls_with_the_same_numbers() -> None:
         hidden = torch.vmap(lambda a, b: max_pool(conv(a, b, 1)))(*leaves[:2]).flatten(2)
         return list(torch.autograd.grad(torch.bmm(hidden, leaves[2].transpose(1, 2)).square().sum(), leaves))
 
-    graph = make_fx(step)(x, w, v)
+    graph = trace(step, x, w, v)
     simplify(graph, factors=False)
 
     called = [n.target.__name__ for n in graph.graph.nodes if n.op == "call_function"]
@@ -180,7 +180,7 @@ def test_what_somebody_else_reads_is_not_joined() -> None:
         made = torch.vmap(lambda a, b: conv(a, b, 1))(x, w)
         return [made, torch.vmap(max_pool)(made)]
 
-    graph = make_fx(read_twice)(x, w)
+    graph = trace(read_twice, x, w)
     simplify(graph, factors=False)
 
     for ours, wanted in zip(graph(x, w), read_twice(x, w), strict=True):
@@ -195,7 +195,7 @@ def test_what_is_spread_for_a_convolution_to_read_as_its_image_is_not_joined() -
         image = torch.ops.fedblend.pool_spread(small, which, 8, 8)
         return [torch.ops.fedblend.conv_weight(image, g, 0, 3, 3)]
 
-    graph = make_fx(read)(small, which, g)
+    graph = trace(read, small, which, g)
     simplify(graph, factors=False)
 
     assert torch.equal(graph(small, which, g)[0], read(small, which, g)[0])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedblend.kernels import build
+from fedblend.kernels.tracing import opaque
 
 SOURCE = Path(__file__).with_name("augmix.cpp")
 
@@ -57,17 +58,6 @@ def turned() -> torch.Tensor:
     return torch.tensor(turns(), dtype=torch.float64)
 
 
-_operator = torch.library.custom_op("fedblend::augmix", blend_images, mutates_args=())
-blend = torch.ops.fedblend.augmix.default
-
-
-@_operator.register_fake
-def _shapes(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
-    shape = (*greys.shape[:-4], operation.shape[-3], *greys.shape[-4:])
-    return torch.empty(shape, dtype=torch.float32, device=greys.device)
-
-
-@_operator.register_vmap
 def _stacked(info: Any, in_dims: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, int]:
     """One more leading dimension is nothing new."""
     stacked = [
@@ -75,3 +65,6 @@ def _stacked(info: Any, in_dims: Any, *tensors: torch.Tensor) -> tuple[torch.Ten
         for tensor, dim in zip(tensors, in_dims, strict=True)
     ]
     return blend(*stacked), 0
+
+
+blend = opaque("augmix", blend_images, _stacked)

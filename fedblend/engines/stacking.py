@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from fedblend import kernels
@@ -18,6 +17,7 @@ from fedblend.engines.precision import Precision, computing_in
 from fedblend.engines.sgd import Gradient
 from fedblend.kernels import build, tiles
 from fedblend.kernels.simplify import simplify
+from fedblend.kernels.tracing import trace
 from fedblend.objectives import Batch, Context
 from fedblend.objectives.watching import Watching
 from fedblend.prefixes import under
@@ -199,7 +199,7 @@ class Step:
 
         Nothing of autograd's or vmap's bookkeeping is left in it.
         """
-        graph = make_fx(self)(*inputs.plain().tree())
+        graph = trace(self, *inputs.plain().tree())
         made = _bytes_made(graph)
         return Program(graph, made, simplify(graph))
 
@@ -229,7 +229,7 @@ def traced_forward(
         made: torch.Tensor = functional_call(model, dict(zip(weights, values, strict=True)), (x,))
         return made
 
-    graph = make_fx(outputs)(*weights.values(), x)
+    graph = trace(outputs, *weights.values(), x)
     simplify(graph, factors=False)
     return graph
 

@@ -72,7 +72,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _is_transposed(matrices: torch.Tensor) -> bool:
-    return matrices.transpose(1, 2).is_contiguous()
+    _, rows, columns = matrices.shape
+    steps = zip(matrices.shape, matrices.stride(), (rows * columns, 1, rows), strict=True)
+    return all(size == 1 or step == wanted for size, step, wanted in steps)
 
 
 def _call(name: str, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> None:

@@ -160,7 +160,7 @@ def use_low_rank(weights: Node) -> bool:
     Only where every use of it is a product with some rows; says whether it is.
     """
     shown = weights.meta.get("val")
-    if weights.op != "placeholder" or shown is None or len(shown.shape) != 3 or shown[0].numel() < LEAST:
+    if weights.op != "placeholder" or shown is None or len(shown.shape) != 3 or shown.shape[1:].numel() < LEAST:
         return False
     turned = [user for user in weights.users if user.target is aten.transpose.int and user.args[1:] == (1, 2)]
     products = [(node, factor) for factor in (weights, *turned) for node in factor.users if node not in turned]

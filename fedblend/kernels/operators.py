@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 
 from fedblend.kernels import tiles
 from fedblend.kernels.build import library
+from fedblend.kernels.tracing import opaque
 
 
 def _call(name: str, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> None:
@@ -109,18 +110,12 @@ def run_spread(g: torch.Tensor, which: torch.Tensor, height: int, width: int) ->
     return x
 
 
-def _operator(name: str, function: Any) -> Any:
-    """A function as one opaque operator, so that a traced step calls it as it is."""
-    torch.library.custom_op(f"fedblend::{name}", function, mutates_args=())
-    return getattr(torch.ops.fedblend, name).default
-
-
-_conv = _operator("conv", run_conv)
-_conv_input = _operator("conv_input", run_conv_input)
-_conv_weight = _operator("conv_weight", run_conv_weight)
-_pool = _operator("pool", run_pool)
-_pick = _operator("pool_pick", run_pick)
-_spread = _operator("pool_spread", run_spread)
+_conv = opaque("conv", run_conv)
+_conv_input = opaque("conv_input", run_conv_input)
+_conv_weight = opaque("conv_weight", run_conv_weight)
+_pool = opaque("pool", run_pool)
+_pick = opaque("pool_pick", run_pick)
+_spread = opaque("pool_spread", run_spread)
 
 RAW: dict[Any, Any] = {
     _conv: run_conv,

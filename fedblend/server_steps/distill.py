@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fedblend.kernels.simplify import simplify
+from fedblend.kernels.tracing import trace
 from fedblend.parts import Count, NonNegative, Positive, part
 from fedblend.server_steps.base import Known, Refined, Server, ServerStep, Tensors
 from fedblend.server_steps.points import require_classes
@@ -86,7 +86,7 @@ def _traced(
             return list(torch.autograd.grad(loss, params))
 
     try:
-        graph = make_fx(slopes)(*weights.values(), x, targets)
+        graph = trace(slopes, *weights.values(), x, targets)
     except RuntimeError:
         # What a model's forward pass does depends on numbers.
         return slopes

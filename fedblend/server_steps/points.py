@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fedblend.data.scale import Scaler
 from fedblend.errors import FedblendError
+from fedblend.kernels.tracing import trace
 from fedblend.server_steps.base import Known, Server, Tensors
 
 Stacked = dict[str, torch.Tensor]
@@ -51,14 +51,17 @@ def search(models: Stacked, begin: torch.Tensor, known: Known, steps: int, step_
         return F.cross_entropy(logits(known, weights, points), labels, reduction="sum")
 
     def step(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
-        slope = torch.vmap(torch.func.grad(loss, argnums=1))(weights, points)
+        moving = points.detach().requires_grad_()
+        with torch.enable_grad():
+            total = torch.vmap(loss)(weights, moving).sum()
+        (slope,) = torch.autograd.grad(total, moving)
         return (points - step_size * slope).clamp(0, 1)
 
     points = begin.expand(count, *begin.shape).contiguous()
-    moved = make_fx(step)(models, points)
+    moved = trace(step, models, points)
     with torch.no_grad():
         for _ in range(steps):
-            points = moved(models, points)
+            points = moved(*models.values(), points)
     return points
 
 
