@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long a machine takes, busy or not, says nothing of what is asserted.
 settings.register_profile("fedblend", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedblend")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each process of pytest-xdist begin with tests marked ``long``: at the end the others would wait for them."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if item.get_closest_marker("long")]
+    others = [item for item in items if not item.get_closest_marker("long")]
+    made: list[pytest.Item] = []
+    for i in range(processes):
+        # The shares that `--dist worksteal` gives out: equal ones, in order.
+        share = (len(items) - len(made)) // (processes - i)
+        first = long[i::processes]
+        made += [*first, *others[: share - len(first)]]
+        del others[: share - len(first)]
+    items[:] = made

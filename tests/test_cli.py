@@ -440,6 +440,7 @@ def test_a_module_and_an_objective_beside_the_file_run_and_can_be_gone_back_to(o
     assert lines_of(run) == TINY["rounds"] + 1
 
 
+@pytest.mark.long
 def test_the_configuration_that_a_run_kept_runs_again(own: Path) -> None:
     # As the report gives it, "one method at a time"; parts of one's own lie neither here nor beside that file.
     succeeded(call("run", own, "--out", "out", "--set", "rounds=1"))

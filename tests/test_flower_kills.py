@@ -120,6 +120,7 @@ def in_memory(stage: Stage, folder: Path) -> dict[str, torch.Tensor]:
     return run(grid, stage.asked, folder, Terms(deadline=5)).state.weights
 
 
+@pytest.mark.long
 def test_a_run_goes_on_through_all_faults_of_sites_and_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
     paths = [str(tmp_path), str(Path(flower_rogue.__file__).parent), os.environ.get("PYTHONPATH", "")]

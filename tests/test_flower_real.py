@@ -24,6 +24,7 @@ LIMIT = 200
 """Seconds after which the run is given up; a site's every message starts a process that imports PyTorch."""
 
 
+@pytest.mark.long
 def test_real_sites_give_the_loops_weights_and_a_stranger_is_turned_away(tmp_path: Path) -> None:
     asked = experiment(partition={"name": "iid", "clients": 2}, train={"cohort": 2, "lr": 0.1}, rounds=1)
     configs = site_files(tmp_path, 2)
@@ -55,6 +56,7 @@ def test_real_sites_give_the_loops_weights_and_a_stranger_is_turned_away(tmp_pat
     assert "message" not in stranger
 
 
+@pytest.mark.long
 def test_the_command_for_a_trial_makes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = write(Path("trial.toml"), {"method": "fedmix", "rounds": 1})

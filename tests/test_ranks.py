@@ -123,6 +123,7 @@ def test_more_ranks_than_clients_in_a_round(one_rank: Path, tmp_path: Path) -> N
     assert records(tmp_path / "three" / SLUG) == records(tmp_path / "one" / SLUG)
 
 
+@pytest.mark.long
 def test_a_run_killed_on_two_ranks_goes_on_on_one(one_rank: Path, tmp_path: Path) -> None:
     file, run = one_rank.parent.parent / "file.toml", tmp_path / "out" / SLUG
     process = start("run", file, "--ranks", 2, "--set", "rounds=100000", "--out", tmp_path / "out")
@@ -146,6 +147,7 @@ def test_a_run_killed_on_two_ranks_goes_on_on_one(one_rank: Path, tmp_path: Path
     assert records(run) == records(tmp_path / "whole" / SLUG)
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_ends_the_run_with_a_message_and_it_goes_on_on_two(one_rank: Path, tmp_path: Path) -> None:
     file, run = one_rank.parent.parent / "file.toml", tmp_path / "out" / SLUG
     process = start("run", file, "--ranks", 2, "--set", "rounds=100000", "--out", tmp_path / "out")

@@ -82,6 +82,7 @@ def copy_of(run: Path, folder: Path) -> Path:
 # Killed ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_killed_at_ten_instants_ends_like_one_left_alone(eventful: Path, tmp_path: Path) -> None:
     file, run, chance = eventful.parent.parent / "eventful.toml", tmp_path / "out" / SLUG, random.Random(20)
     checkpoint, temporary = run / CHECKPOINT, run / f".{CHECKPOINT}.tmp"
@@ -377,6 +378,7 @@ def go_on_with_study(study: Path, out: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.long
 def test_a_study_of_two_at_once_killed_and_resumed(study: Path, tmp_path: Path) -> None:
     process = begin_study(study, tmp_path / "out")
     try:

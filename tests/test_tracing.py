@@ -103,9 +103,9 @@ def test_an_outline_has_a_tensors_shape_and_no_memory() -> None:
 STACKED = """
 import sys, fedblend
 model = {"name": "cnn", "channels": [4]}
-settings = {"data": "digits", "partition": {"name": "iid", "clients": 4}, "engine": "stacked", "rounds": 1, "model": model}
+settings = {"data": "digits", "partition": {"name": "iid", "clients": 4}, "engine": "stacked", "rounds": 1}
 train = {"cohort": 4, "epochs": 1}
-fedblend.run(fedblend.Experiment(**settings, method=sys.argv[1], train=train), out=sys.argv[2])
+fedblend.run(fedblend.Experiment(**settings, model=model, method=sys.argv[1], train=train), out=sys.argv[2])
 print(sorted({"torch._dynamo", "torch._inductor"} & set(sys.modules)))
 """
 

@@ -104,6 +104,7 @@ def test_a_name_is_kept_and_a_folder_made_absolute() -> None:
     assert experiment().start is None
 
 
+@pytest.mark.long
 def test_one_file_makes_the_shot_and_what_goes_on_from_it(tmp_path: Path) -> None:
     file = {
         **SMALL,

@@ -13,7 +13,7 @@ from fedblend import methods, parts
 from fedblend.config import Method
 from fedblend.errors import FedblendError, did_you_mean
 from fedblend.paths import import_from
-from fedblend.reference import Entry, of_kind, of_part, tables
+from fedblend.reference import TABLE_CLASSES, Entry, of_kind, of_part, of_table
 
 LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model", "partitions": "partition"}
 """The overviews, and the kind of part that each is of."""
@@ -42,7 +42,7 @@ def _contents() -> RenderableType:
     for word in LISTS:
         of_kinds = ", ".join(f"{kind} {number}" for kind, number in kinds.items()) if word == "parts" else ""
         table.add_row(word, str(counts[word]), of_kinds)
-    names = ", ".join(entry.name for entry in tables())
+    names = ", ".join(TABLE_CLASSES)
     return Group(
         table, Text(f"\nWith any other name its options are told: a table ({names}), a kind, a method, or a part.")
     )
@@ -70,7 +70,7 @@ def _details(word: str) -> list[RenderableType]:
     if ":" in word:
         # A file names it as it was named here.
         return [_entry(replace(of_part(_own_part(word)), name=word))]
-    entries = [entry for entry in tables() if entry.name == word]
+    entries = [of_table(word)] if word in TABLE_CLASSES else []
     entries += of_kind(word) if word in parts.MODULES else []
     shown: list[RenderableType] = []
     if word in methods.presets():
@@ -83,7 +83,7 @@ def _details(word: str) -> list[RenderableType]:
     if not shown:
         raise FedblendError(
             f"list: {word!r} is not valid{did_you_mean(word, _words())}; valid: {', '.join(LISTS)}, a table "
-            f"({', '.join(entry.name for entry in tables())}), a kind of parts ({', '.join(parts.MODULES)}), or any "
+            f"({', '.join(TABLE_CLASSES)}), a kind of parts ({', '.join(parts.MODULES)}), or any "
             "name in these lists"
         )
     return shown
@@ -101,7 +101,7 @@ def _own_part(path: str) -> type:
 def _words() -> list[str]:
     """All that can be listed."""
     names = [name for kind in parts.MODULES for name in parts.known(kind)]
-    return [*LISTS, *(entry.name for entry in tables()), *parts.MODULES, *methods.presets(), *names]
+    return [*LISTS, *TABLE_CLASSES, *parts.MODULES, *methods.presets(), *names]
 
 
 def _named(name: str) -> list[Entry]:

@@ -3,6 +3,6 @@
 ``python -m fedblend.reference > docs/configuration.md`` writes the page anew.
 """
 
-from fedblend.reference.options import Entry, Option, of_kind, of_part, tables
+from fedblend.reference.options import TABLE_CLASSES, Entry, Option, of_kind, of_part, of_table, tables
 
-__all__ = ["Entry", "Option", "of_kind", "of_part", "tables"]
+__all__ = ["TABLE_CLASSES", "Entry", "Option", "of_kind", "of_part", "of_table", "tables"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import textwrap
@@ -36,7 +37,7 @@ class Entry:
     name: str
     where: str
     text: str
-    options: list[Option]
+    options: tuple[Option, ...]
 
     @property
     def summary(self) -> str:
@@ -44,13 +45,19 @@ class Entry:
         return re.sub(r"(?::\w+:`|``)(.+?)`{1,2}", r"`\1`", self.text.split("\n")[0])
 
 
+TABLE_CLASSES: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
+"""The experiment itself, and its tables, by name."""
+
+
 def tables() -> list[Entry]:
-    """The experiment itself, and its tables."""
-    own: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
-    return [
-        Entry("table", name, name if cls is not Experiment else "", _text(cls), options(cls))
-        for name, cls in own.items()
-    ]
+    """All of these."""
+    return [of_table(name) for name in TABLE_CLASSES]
+
+
+def of_table(name: str) -> Entry:
+    """One of these."""
+    cls = TABLE_CLASSES[name]
+    return Entry("table", name, name if cls is not Experiment else "", _text(cls), options(cls))
 
 
 def of_kind(kind: str) -> list[Entry]:
@@ -62,15 +69,16 @@ def of_part(cls: Any, values: Mapping[str, Any] | None = None) -> Entry:
     """One part; with ``values`` (see :func:`fedblend.parts.dump`) these take the place of its defaults."""
     made = options(cls)
     if values is not None:
-        made = [Option(o.name, o.type, _value(values.get(o.name)), o.text) for o in made]
+        made = tuple(Option(o.name, o.type, _value(values.get(o.name)), o.text) for o in made)
     return Entry(cls.kind, cls.name, places()[cls.kind], _text(cls), made)
 
 
-def options(cls: Any) -> list[Option]:
+@functools.cache
+def options(cls: Any) -> tuple[Option, ...]:
     """The options of a model of pydantic or of a part, in order."""
     schema, texts = TypeAdapter(cls).json_schema(), descriptions(cls)
     required = schema.get("required", [])
-    return [
+    return tuple(
         Option(
             parts.FILE_WORDS.get(name, name),
             type_in_words(field),
@@ -78,7 +86,7 @@ def options(cls: Any) -> list[Option]:
             texts.get(name, ""),
         )
         for name, field in schema.get("properties", {}).items()
-    ]
+    )
 
 
 def descriptions(cls: type) -> dict[str, str]:
@@ -99,6 +107,7 @@ def descriptions(cls: type) -> dict[str, str]:
     return found
 
 
+@functools.cache
 def places() -> dict[str, str]:
     """Where in a file a part of each kind is named: kind -> path."""
     found: dict[str, str] = {}
