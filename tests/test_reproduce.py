@@ -271,6 +271,9 @@ def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
     assert [bool(cell["ours"]) for cell in cells[0]] == [True, False]
     assert [bool(cell["ours"]) for cell in cells[1]] == [True, True]
     assert cells[1][0]["ours"] == cells[0][0]["ours"]
+    # Which is the whole table of this scale.
+    assert first["command"].endswith("--scale smoke --only 0.01")
+    assert both["command"].endswith("--scale smoke")
 
 
 def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:

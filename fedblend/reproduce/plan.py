@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedblend import parts
@@ -93,6 +93,21 @@ class Plan:
     def id(self) -> str:
         """``fedmix/table-1``."""
         return f"{self.paper}/{self.name}"
+
+    def with_others(self, made: Collection[tuple[str, str]], seeds: Collection[int]) -> Plan:
+        """The plan that asks for what other plans have ``made`` too, cells (row, column) with some seeds.
+
+        It names rows and columns only where it asks for others than the scale's own.
+        """
+        usual = plan(self.id, self.scale).asked
+        asked = {(cell.row, cell.column) for cell in self.asked} | set(made)
+        only: list[str] = []
+        for axis in (0, 1):
+            lines = list(dict.fromkeys((cell.row, cell.column)[axis] for cell in self.cells))
+            there = [key for key in lines if any(place[axis] == key for place in asked)]
+            if set(there) != {(cell.row, cell.column)[axis] for cell in usual}:
+                only += there
+        return replace(self, only=tuple(only), seeds=tuple(sorted({*self.seeds, *seeds})))
 
     def smaller(self) -> list[str]:
         """In what it is smaller than the paper's, a line a field: ``rounds: 40, not 500``."""

@@ -206,17 +206,19 @@ def _keep(place: Place, lacking: Mapping[str, str], faults: Mapping[str, str], n
     """Write the result, with the numbers that an earlier one has of other cells and seeds, and return it."""
     plan, item = place.plan, place.plan.item
     made = _joined(plan, result_of(place.out, plan.paper, plan.name, plan.scale), new)
+    cells = {(row, column) for (_, row, column), by_seed in made.items() if by_seed}
+    seeds = sorted({seed for by_seed in made.values() for seed in by_seed})
     result: dict[str, Any] = {
         "item": plan.id,
         "title": item.title,
         "scale": plan.scale,
-        "command": command(plan, Path("reproductions")),
+        "command": command(plan.with_others(cells, seeds), Path("reproductions")),
         "smaller": plan.smaller(),
         "other_data": sorted({" for ".join(cell.other_data) for cell in plan.cells if cell.other_data}),
         "absent": sorted(lacking),
         "faults": dict(faults),
         "note": item.note,
-        "seeds": sorted({seed for by_seed in made.values() for seed in by_seed}),
+        "seeds": seeds,
         "facts": _facts(place, plan.cells),
         "rows": {cell.row: item.rows[cell.row].label or cell.row for cell in plan.cells},
         "columns": {cell.column: item.all_columns[cell.column].label or cell.column for cell in plan.cells},
