@@ -20,6 +20,7 @@ from fedblend.errors import FedblendError, Stopped
 from fedblend.reproduce import claims, pages, running
 from fedblend.reproduce.data import absent
 from fedblend.reproduce.items import SCALES, Item, all_papers, names, read_paper
+from fedblend.reproduce.measures import AccuracyAt
 from fedblend.reproduce.measures.attack import AttackFigure
 from fedblend.reproduce.measures.base import Seen
 from fedblend.reproduce.measures.memory import most_kept
@@ -331,11 +332,13 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
             yield listen
 
     made = at_smoke("aggenhance/table-1", only=["fedavg"])
+    made.measures["after-30", "fedavg", "mnist"] = AccuracyAt(round=1)
     with pytest.raises(Stopped):
         running.run(made, tmp_path, Interrupting(), jobs=1)
     kept = running.result_of(tmp_path, "aggenhance", "table-1", "smoke")["quantities"]
 
     assert [cell["ours"] for cell in kept["rounds"]["cells"] if cell["row"] == "fedavg"] == [{"0": 1.0}]
+    assert [len(cell["ours"]) for cell in kept["after-30"]["cells"] if cell["row"] == "fedavg"] == [1]
     assert not any(cell["ours"] for cell in kept["accuracy"]["cells"])
 
 

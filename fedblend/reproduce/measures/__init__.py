@@ -13,10 +13,11 @@ from fedblend.reproduce.measures.memory import StepMemory
 from fedblend.reproduce.measures.pictures import PointsPicture, SeedsPicture
 from fedblend.reproduce.measures.points import PointsFigure
 from fedblend.reproduce.measures.privacy import SamplePrivacy, SeedPrivacy
-from fedblend.reproduce.measures.runs import Accuracy, Clients, Costs, LabelAccuracy, RoundsTo, Split
+from fedblend.reproduce.measures.runs import Accuracy, AccuracyAt, Clients, Costs, LabelAccuracy, RoundsTo, Split
 
 __all__ = [
     "Accuracy",
+    "AccuracyAt",
     "AttackFigure",
     "Clients",
     "Costs",

@@ -44,6 +44,25 @@ class Accuracy(Measure):
         return 100 * (max(values) if self.best else values[-1]) if values else None
 
 
+@part("measure", "accuracy-at")
+class AccuracyAt(Measure):
+    """Test accuracy in per cent at a round on the way, as a curve shows it; the final one of a shorter run."""
+
+    round: Count = 1
+    """The round; where it was not evaluated, the last before it that was."""
+    last: Count = 1
+    """Evaluations up to there of which the mean is taken."""
+
+    def measured(self, seen: Seen) -> float | None:
+        """In per cent."""
+        values = [value for round, value in _smoothed(seen.outcome, self.last) if round <= self.round]
+        return 100 * values[-1] if values else None
+
+    def is_settled(self, seen: Seen) -> bool:
+        """Once the round is made."""
+        return seen.outcome.round >= self.round
+
+
 @part("measure", "rounds-to")
 class RoundsTo(Measure):
     """Rounds until the test accuracy first reached the experiment's ``target``; ``inf`` where it never did."""
