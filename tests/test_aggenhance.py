@@ -20,7 +20,7 @@ from fedblend.federation import Federation
 from fedblend.objectives import Task
 from fedblend.runs import checkpoint
 from fedblend.server_steps import AggEnhance, PriorSamples, SecureAggEnhance, Server
-from fedblend.server_steps.points import ballot, beginning, elect, logits, search
+from fedblend.server_steps.points import ballots, beginning, elect, logits, search
 from fedblend.server_steps.prior import augmented
 
 CLASSES = 3
@@ -154,7 +154,7 @@ def test_votes_by_hand() -> None:
         # Class 0 at .4: model one only (-.2 against .6). Class 1 at .3: model two only (-.4 against .2).
         [1 - chance(-0.2), chance(0.2)],
     ]
-    score = ballot(one, points, view) + ballot(two, points, view)
+    score = sum(ballots([one, two], points, view))
 
     torch.testing.assert_close(score, torch.tensor(wanted))
     assert elect(points, score).flatten().tolist() == [0.0, 1.0]

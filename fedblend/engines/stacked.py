@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from fedblend.engines.graphs import Recorder, recorder_for
 from fedblend.engines.loop import Assignment, LoopEngine
 from fedblend.engines.masks import Shapes, dropout_shapes
 from fedblend.engines.stack import Stack
-from fedblend.engines.stacking import Inputs, Program, Step, prepare, traced_forward
+from fedblend.engines.stacking import Inputs, Program, Step, outputs_of, prepare
+from fedblend.kernels.simplify import Flat
 from fedblend.world import World
 
 STACK = 16
@@ -48,7 +50,7 @@ class StackedEngine(LoopEngine):
         self.stacked = prepare(world.model, self.device, world.experiment.precision)
         self.shapes: Shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:1].to(self.device)))
         self.programs: dict[tuple[Any, ...], Program] = {}
-        self.forwards: dict[tuple[Any, ...], Callable[..., torch.Tensor]] = {}
+        self.forwards: dict[tuple[str, ...], Flat] = {}
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
         """Train the clients in chunks. An exception names the clients, the round and the batch."""
@@ -101,13 +103,10 @@ class StackedEngine(LoopEngine):
         # In an order of their own: weights that come from another rank are in any.
         placed = {name: weights[name].to(self.device) for name in sorted(weights)}
 
-        def outputs(x: torch.Tensor) -> torch.Tensor:
-            key = (tuple(placed), x.shape)
-            if key not in self.forwards:
-                self.forwards[key] = traced_forward(self.stacked, placed, x)
-            return self.forwards[key](*placed.values(), x)
-
-        return outputs
+        names = tuple(placed)
+        if names not in self.forwards:
+            self.forwards[names] = Flat(partial(outputs_of, self.stacked, names))
+        return partial(self.forwards[names], *placed.values())
 
     def server_model(self) -> nn.Module:
         """A module for functional calls with any weights, in evaluation mode, in the layers that are fastest here."""

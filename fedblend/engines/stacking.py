@@ -219,19 +219,11 @@ class Program:
         return list(made[: len(inputs.params)]), list(made[len(inputs.params) :])
 
 
-def traced_forward(
-    model: nn.Module, weights: Mapping[str, torch.Tensor], x: torch.Tensor
-) -> Callable[..., torch.Tensor]:
-    """The model's outputs as a flat program of its weights, in this order, and inputs of this shape."""
-
-    def outputs(*tensors: torch.Tensor) -> torch.Tensor:
-        *values, x = tensors
-        made: torch.Tensor = functional_call(model, dict(zip(weights, values, strict=True)), (x,))
-        return made
-
-    graph = trace(outputs, *weights.values(), x)
-    simplify(graph, factors=False)
-    return graph
+def outputs_of(model: nn.Module, names: Sequence[str], *tensors: torch.Tensor) -> torch.Tensor:
+    """A model's outputs, as a function of its weights in the order of their ``names``, and of inputs."""
+    *values, x = tensors
+    made: torch.Tensor = functional_call(model, dict(zip(names, values, strict=True)), (x,))
+    return made
 
 
 def _tensor(weights: kernels.Weights) -> torch.Tensor:

@@ -7,6 +7,7 @@ and on batches of ten the time that each call takes counts (benchmarks/profile_s
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 
 from fedblend import kernels
+from fedblend.kernels.tracing import AskedForNumber, trace
 
 aten = torch.ops.aten
 
@@ -36,6 +38,33 @@ IN_PLACE = {
     aten.threshold_backward.default: aten.threshold_backward.grad_input,
 }
 """Elementwise operations, and what does the same to their first argument itself."""
+
+
+class Flat:
+    """A function of tensors as a flat program, which is traced when it is first called with tensors of such shapes.
+
+    A function that asks for numbers of tensors cannot be traced, and is called itself.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.programs: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """What the function gives, without a derivative; several results as a flat list."""
+        kind = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if kind not in self.programs:
+            self.programs[kind] = self._traced(tensors)
+        with torch.no_grad():
+            return self.programs[kind](*tensors)
+
+    def _traced(self, tensors: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+        try:
+            graph = trace(self.function, *tensors)
+        except AskedForNumber:
+            return self.function
+        simplify(graph, factors=False)
+        return graph
 
 
 def simplify(graph: GraphModule, factors: bool = True) -> set[int]:

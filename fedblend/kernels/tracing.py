@@ -36,11 +36,15 @@ def opaque(name: str, function: Callable[..., Any], stacked: Callable[..., Any] 
     return getattr(torch.ops.fedblend, name).default
 
 
+class AskedForNumber(RuntimeError):
+    """A function that is traced does what depends on its tensors' numbers."""
+
+
 def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
     """What a function does with tensors like these, whose numbers it must not depend on.
 
     The module takes the leaves of the arguments' tree, and gives those of the result's, or the one tensor that it is.
-    Each node's ``meta["val"]`` tells its shape, strides and type, but has no numbers. Raises :class:`RuntimeError`
+    Each node's ``meta["val"]`` tells its shape, strides and type, but has no numbers. Raises :class:`AskedForNumber`
     where a tensor's number is asked for.
     """
     leaves, tree = tree_flatten(arguments)
@@ -74,7 +78,7 @@ class Recorder(TorchDispatchMode):
         """Do it, and note it."""
         kwargs = kwargs or {}
         if torch.Tag.data_dependent_output in func.tags:
-            raise RuntimeError(f"{func} asks for a number of a tensor that is not known when a step is traced")
+            raise AskedForNumber(f"{func} asks for a number of a tensor that is not known when a step is traced")
         if func is aten.lift_fresh.default:
             # A tensor that is made of numbers anew each time.
             func = aten.lift_fresh_copy.default

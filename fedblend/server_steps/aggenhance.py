@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedblend.parts import Count, Float, Positive, part
 from fedblend.server_steps.base import Answer, Known, Refined, Server, Tensors
-from fedblend.server_steps.points import Stacked, ballot, beginning, elect, require_classes, search
+from fedblend.server_steps.points import Stacked, ballots, beginning, elect, require_classes, search
 from fedblend.server_steps.tuning import Tuning
 
 
@@ -65,7 +65,8 @@ class AggEnhance(Tuning):
         if not uploads:
             return {}
         if "points" in question:
-            return {client: {"scores": ballot(one, question["points"], known)} for client, one in uploads.items()}
+            votes = ballots(list(uploads.values()), question["points"], known)
+            return {client: {"scores": vote} for client, vote in zip(uploads, votes, strict=True)}
         first = next(iter(uploads.values()))
         models = {name: torch.stack([one[name] for one in uploads.values()]) for name in first}
         found = search(models, question["begin"], known, self.steps, self.step_size)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedblend.kernels.simplify import simplify
-from fedblend.kernels.tracing import trace
+from fedblend.kernels.simplify import Flat
 from fedblend.parts import Count, NonNegative, Positive, part
 from fedblend.server_steps.base import Known, Refined, Server, ServerStep, Tensors
 from fedblend.server_steps.points import require_classes
@@ -60,35 +60,20 @@ class DistillToModel(ServerStep):
         trained = [name for name in server.trained if made[name].is_floating_point()]
         params = [made[name] for name in trained]
         drawn = torch.from_numpy(server.rng.integers(len(x), size=(self.steps, self.batch_size)))
-        slopes = _traced(server.model, made, trained, x[drawn[0]], targets[drawn[0]])
-        with torch.no_grad():
-            for rows in drawn:
-                torch._foreach_add_(params, slopes(*made.values(), x[rows], targets[rows]), alpha=-lr)
+        slopes = Flat(partial(_slopes, server.model, list(made), trained))
+        for rows in drawn:
+            torch._foreach_add_(params, slopes(*made.values(), x[rows], targets[rows]), alpha=-lr)
         return made
 
 
-def _traced(
-    model: nn.Module, weights: Tensors, trained: Sequence[str], x: torch.Tensor, targets: torch.Tensor
-) -> Callable[..., list[torch.Tensor]]:
-    """The gradients by the ``trained`` tensors, as a function of all weights and of a batch like this one.
-
-    A flat list of tensor operations where the model can be traced: on batches of one sample, autograd's bookkeeping
-    takes more time than the arithmetic.
-    """
-
-    def slopes(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        *values, x, targets = tensors
-        leaves = {name: t.detach() for name, t in zip(weights, values, strict=True)}
-        params = [leaves[name].requires_grad_() for name in trained]
-        with torch.enable_grad():
-            outputs = functional_call(model, leaves, (x,))
-            loss = -(targets * F.log_softmax(outputs, -1)).sum(-1).mean()
-            return list(torch.autograd.grad(loss, params))
-
-    try:
-        graph = trace(slopes, *weights.values(), x, targets)
-    except RuntimeError:
-        # What a model's forward pass does depends on numbers.
-        return slopes
-    simplify(graph, factors=False)
-    return graph
+def _slopes(
+    model: nn.Module, names: Sequence[str], trained: Sequence[str], *tensors: torch.Tensor
+) -> list[torch.Tensor]:
+    """The gradients by the ``trained`` tensors, as a function of all weights, of a batch and of its targets."""
+    *values, x, targets = tensors
+    leaves = {name: t.detach() for name, t in zip(names, values, strict=True)}
+    params = [leaves[name].requires_grad_() for name in trained]
+    with torch.enable_grad():
+        outputs = functional_call(model, leaves, (x,))
+        loss = -(targets * F.log_softmax(outputs, -1)).sum(-1).mean()
+        return list(torch.autograd.grad(loss, params))

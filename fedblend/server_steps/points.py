@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch.func import functional_call
@@ -9,10 +11,16 @@ from torch.nn import functional as F
 
 from fedblend.data.scale import Scaler
 from fedblend.errors import FedblendError
-from fedblend.kernels.tracing import trace
+from fedblend.kernels.simplify import Flat
 from fedblend.server_steps.base import Known, Server, Tensors
 
 Stacked = dict[str, torch.Tensor]
+
+MODELS_AT_ONCE = 16
+"""Models whose points are moved together: few, for memory; so many already share the cost of each call."""
+
+POINTS_AT_ONCE = 200
+"""Points that a model votes on together."""
 
 
 def require_classes(step: str, known: Known) -> None:
@@ -38,41 +46,49 @@ def beginning(server: Server) -> torch.Tensor:
 
 
 def search(models: Stacked, begin: torch.Tensor, known: Known, steps: int, step_size: float) -> torch.Tensor:
-    """A point for each model and class [K, C, ...], all of them moved at once (lines 5 to 7).
+    """A point for each model and class [K, C, ...] (lines 5 to 7).
 
     ``models`` has a leading dimension of models; every point starts at its class's ``begin`` [C, ...] and stays in
     [0, 1].
     """
     labels = torch.arange(len(begin))
-    count = len(next(iter(models.values())))
 
     def loss(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
         # The sum: each point is a problem of its own, whose step must not shrink with the number of classes.
         return F.cross_entropy(logits(known, weights, points), labels, reduction="sum")
 
-    def step(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
+    def step(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         moving = points.detach().requires_grad_()
         with torch.enable_grad():
-            total = torch.vmap(loss)(weights, moving).sum()
+            total = torch.vmap(loss)(dict(zip(models, weights, strict=True)), moving).sum()
         (slope,) = torch.autograd.grad(total, moving)
         return (points - step_size * slope).clamp(0, 1)
 
-    points = begin.expand(count, *begin.shape).contiguous()
-    moved = trace(step, models, points)
-    with torch.no_grad():
+    moved, found = Flat(step), []
+    for some in zip(*(values.split(MODELS_AT_ONCE) for values in models.values()), strict=True):
+        points = begin.expand(len(some[0]), *begin.shape).contiguous()
         for _ in range(steps):
-            points = moved(*models.values(), points)
-    return points
+            points = moved(points, *some)
+        found.append(points)
+    return torch.cat(found)
 
 
-@torch.no_grad()
-def ballot(weights: Tensors, points: torch.Tensor, known: Known) -> torch.Tensor:
-    """What one model says of points [K, C, ...]: of each its class's probability if it is the likeliest, else 0."""
+def ballots(models: Sequence[Tensors], points: torch.Tensor, known: Known) -> list[torch.Tensor]:
+    """What each model says of points [K, C, ...]: of each its class's probability if it is the likeliest, else 0."""
     count, classes = points.shape[:2]
     labels = torch.arange(classes).repeat(count)
-    chances = logits(known, weights, points.flatten(0, 1)).softmax(1)
-    own = chances[torch.arange(len(labels)), labels]
-    return torch.where(chances.argmax(1) == labels, own, 0.0).view(count, classes)
+    names = list(models[0])
+
+    def said(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return logits(known, dict(zip(names, weights, strict=True)), points).softmax(1)
+
+    chances_of, votes = Flat(said), []
+    for one in models:
+        weights = [one[name] for name in names]
+        chances = torch.cat([chances_of(some, *weights) for some in points.flatten(0, 1).split(POINTS_AT_ONCE)])
+        own = chances.gather(1, labels[:, None])[:, 0]
+        votes.append(torch.where(chances.argmax(1) == labels, own, 0.0).view(count, classes))
+    return votes
 
 
 def elect(points: torch.Tensor, score: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch.nn import functional as F
 
+from fedblend.kernels.simplify import Flat
 from fedblend.parts import Count, Int, Positive
 from fedblend.server_steps.base import Server, ServerStep, Tensors
 from fedblend.server_steps.points import Stacked, logits
@@ -36,13 +39,21 @@ class Tuning(ServerStep):
         lr = server.lr if self.lr is None else self.lr
         made = {name: tensor.clone() for name, tensor in weights.items()}
         trained = [name for name in server.trained if made[name].is_floating_point()]
+        params = [made[name] for name in trained]
+        slopes = Flat(partial(_slopes, server, list(made), trained))
         for _ in range(self.epochs):
             order = torch.from_numpy(server.rng.permutation(len(labels)))
             for rows in order.split(self.batch_size):
-                leaves = {name: made[name].requires_grad_() for name in trained}
-                outputs = logits(server, {**made, **leaves}, self.seen(points[rows], server))
-                each = F.cross_entropy(outputs, labels[rows], reduction="none")
-                loss = (each * worth[rows]).sum() / worth[rows].sum()
-                slopes = torch.autograd.grad(loss, list(leaves.values()))
-                made |= {n: p.detach() - lr * g for (n, p), g in zip(leaves.items(), slopes, strict=True)}
-        return {name: tensor.detach() for name, tensor in made.items()}
+                batch = self.seen(points[rows], server), labels[rows], worth[rows]
+                torch._foreach_add_(params, slopes(*made.values(), *batch), alpha=-lr)
+        return made
+
+
+def _slopes(server: Server, names: Sequence[str], trained: Sequence[str], *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients by the ``trained`` tensors, as a function of all weights, and of points, labels and weights."""
+    *values, points, labels, worth = tensors
+    leaves = {name: t.detach() for name, t in zip(names, values, strict=True)}
+    params = [leaves[name].requires_grad_() for name in trained]
+    with torch.enable_grad():
+        each = F.cross_entropy(logits(server, leaves, points), labels, reduction="none")
+        return list(torch.autograd.grad((each * worth).sum() / worth.sum(), params))
