@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-
 import torch
-from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedblend.kernels.simplify import Flat
 from fedblend.parts import Count, NonNegative, Positive, part
 from fedblend.server_steps.base import Known, Refined, Server, ServerStep, Tensors
 from fedblend.server_steps.points import require_classes
+from fedblend.server_steps.slopes import slopes_of
 
 
 @part("server_step", "distill-to-model")
@@ -60,20 +56,12 @@ class DistillToModel(ServerStep):
         trained = [name for name in server.trained if made[name].is_floating_point()]
         params = [made[name] for name in trained]
         drawn = torch.from_numpy(server.rng.integers(len(x), size=(self.steps, self.batch_size)))
-        slopes = Flat(partial(_slopes, server.model, list(made), trained))
+
+        def loss(weights: Tensors, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            outputs = functional_call(server.model, dict(weights), (x,))
+            return -(targets * F.log_softmax(outputs, -1)).sum(-1).mean()
+
+        slopes = slopes_of(loss, list(made), trained)
         for rows in drawn:
             torch._foreach_add_(params, slopes(*made.values(), x[rows], targets[rows]), alpha=-lr)
         return made
-
-
-def _slopes(
-    model: nn.Module, names: Sequence[str], trained: Sequence[str], *tensors: torch.Tensor
-) -> list[torch.Tensor]:
-    """The gradients by the ``trained`` tensors, as a function of all weights, of a batch and of its targets."""
-    *values, x, targets = tensors
-    leaves = {name: t.detach() for name, t in zip(names, values, strict=True)}
-    params = [leaves[name].requires_grad_() for name in trained]
-    with torch.enable_grad():
-        outputs = functional_call(model, leaves, (x,))
-        loss = -(targets * F.log_softmax(outputs, -1)).sum(-1).mean()
-        return list(torch.autograd.grad(loss, params))

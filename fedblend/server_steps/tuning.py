@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from fedblend.kernels.simplify import Flat
 from fedblend.parts import Count, Int, Positive
 from fedblend.server_steps.base import Server, ServerStep, Tensors
 from fedblend.server_steps.points import Stacked, logits
+from fedblend.server_steps.slopes import slopes_of
 
 
 @dataclass(frozen=True)
@@ -40,20 +38,15 @@ class Tuning(ServerStep):
         made = {name: tensor.clone() for name, tensor in weights.items()}
         trained = [name for name in server.trained if made[name].is_floating_point()]
         params = [made[name] for name in trained]
-        slopes = Flat(partial(_slopes, server, list(made), trained))
+
+        def loss(weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor) -> torch.Tensor:
+            each = F.cross_entropy(logits(server, weights, points), labels, reduction="none")
+            return (each * worth).sum() / worth.sum()
+
+        slopes = slopes_of(loss, list(made), trained)
         for _ in range(self.epochs):
             order = torch.from_numpy(server.rng.permutation(len(labels)))
             for rows in order.split(self.batch_size):
                 batch = self.seen(points[rows], server), labels[rows], worth[rows]
                 torch._foreach_add_(params, slopes(*made.values(), *batch), alpha=-lr)
         return made
-
-
-def _slopes(server: Server, names: Sequence[str], trained: Sequence[str], *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The gradients by the ``trained`` tensors, as a function of all weights, and of points, labels and weights."""
-    *values, points, labels, worth = tensors
-    leaves = {name: t.detach() for name, t in zip(names, values, strict=True)}
-    params = [leaves[name].requires_grad_() for name in trained]
-    with torch.enable_grad():
-        each = F.cross_entropy(logits(server, leaves, points), labels, reduction="none")
-        return list(torch.autograd.grad((each * worth).sum() / worth.sum(), params))
