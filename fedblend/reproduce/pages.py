@@ -25,6 +25,7 @@ def heading(result: Mapping[str, Any]) -> list[str]:
     lines += [f"Scaled down: {'; '.join(result['smaller'])}."] if result["smaller"] else []
     lines += [f"Not at hand, so left out: {', '.join(result['absent'])}."] if result["absent"] else []
     lines += [f"Failed: {what}: {why}." for what, why in result["faults"].items()]
+    lines += ["Stopped before all of it was made."] if result.get("stopped") else []
     lines += [result["note"]] if result["note"] else []
     return lines
 

@@ -101,7 +101,7 @@ def run(
             faults = _run_missing(place, cells, on_runs, jobs, device)
         made = _measured(place, cells, tick, faults)
     except (KeyboardInterrupt, Stopped):
-        _keep(place, lacking, {"stopped": "not all of it was made"}, _kept_values(place, cells))
+        _keep(place, lacking, {}, _settled(place), stopped=True)
         raise Stopped(f"stopped; what is made is kept. Go on with: {command(plan, out)}") from None
     return _keep(place, lacking, faults, made)
 
@@ -191,18 +191,20 @@ def _measured(place: Place, cells: list[Cell], tick: Tick, faults: dict[str, str
     return made
 
 
-def _kept_values(place: Place, cells: list[Cell]) -> Values:
+def _settled(place: Place) -> Values:
     """What can be measured at once after Ctrl-C, of finished runs and of others so far as it is settled: nothing that
     takes work."""
     with contextlib.suppress(FedblendError, KeyboardInterrupt):
         plan = place.plan
         quick = {n: m for n, m in plan.measures.items() if m.trains and type(m).__module__.endswith("measures.runs")}
         only = Plan(**{**vars(plan), "measures": quick})
-        return _measured(Place(place.out, only), cells, lambda what, done, total: None, {})
+        return _measured(Place(place.out, only), plan.cells, lambda what, done, total: None, {})
     return {}
 
 
-def _keep(place: Place, lacking: Mapping[str, str], faults: Mapping[str, str], new: Values) -> dict[str, Any]:
+def _keep(
+    place: Place, lacking: Mapping[str, str], faults: Mapping[str, str], new: Values, stopped: bool = False
+) -> dict[str, Any]:
     """Write the result, with the numbers that an earlier one has of other cells and seeds, and return it."""
     plan, item = place.plan, place.plan.item
     made = _joined(plan, result_of(place.out, plan.paper, plan.name, plan.scale), new)
@@ -217,6 +219,7 @@ def _keep(place: Place, lacking: Mapping[str, str], faults: Mapping[str, str], n
         "other_data": sorted({" for ".join(cell.other_data) for cell in plan.cells if cell.other_data}),
         "absent": sorted(lacking),
         "faults": dict(faults),
+        "stopped": stopped,
         "note": item.note,
         "seeds": seeds,
         "facts": _facts(place, plan.cells),
