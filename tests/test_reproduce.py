@@ -332,14 +332,14 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
             yield listen
 
     made = at_smoke("aggenhance/table-1", only=["fedavg"])
-    made.measures["after-30", "fedavg", "mnist"] = AccuracyAt(round=1)
+    made.measures["after-15", "fedavg", "mnist"] = AccuracyAt(round=1)
     with pytest.raises(Stopped):
         running.run(made, tmp_path, Interrupting(), jobs=1)
     result = running.result_of(tmp_path, "aggenhance", "table-1", "smoke")
     kept = result["quantities"]
 
     assert [cell["ours"] for cell in kept["rounds"]["cells"] if cell["row"] == "fedavg"] == [{"0": 1.0}]
-    assert [len(cell["ours"]) for cell in kept["after-30"]["cells"] if cell["row"] == "fedavg"] == [1]
+    assert [len(cell["ours"]) for cell in kept["after-15"]["cells"] if cell["row"] == "fedavg"] == [1]
     assert not any(cell["ours"] for cell in kept["accuracy"]["cells"])
     assert "Stopped before all of it was made." in pages.heading(result)
 
