@@ -22,6 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # The shares that `--dist worksteal` gives out: equal ones, in order.
         share = (len(items) - len(made)) // (processes - i)
         first = long[i::processes]
-        made += [*first, *others[: share - len(first)]]
-        del others[: share - len(first)]
+        room = max(0, share - len(first))
+        made += [*first, *others[:room]]
+        del others[:room]
     items[:] = made

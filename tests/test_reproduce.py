@@ -20,11 +20,12 @@ from fedblend.errors import FedblendError, Stopped
 from fedblend.reproduce import claims, pages, running
 from fedblend.reproduce.data import absent
 from fedblend.reproduce.items import SCALES, Item, all_papers, names, read_paper
-from fedblend.reproduce.measures import AccuracyAt
+from fedblend.reproduce.measures import Accuracy, AccuracyAt, RoundsTo
 from fedblend.reproduce.measures.attack import AttackFigure
 from fedblend.reproduce.measures.base import Seen
 from fedblend.reproduce.measures.memory import most_kept
 from fedblend.reproduce.plan import Plan, plan
+from fedblend.runs.groups import Outcome
 
 EVERY_TABLE = {
     "fedmix": "table-1 figure-2 table-2 table-3 table-4 table-5 figure-3 table-6 table-7 table-9 figure-4 table-10 "
@@ -342,6 +343,23 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
     assert [len(cell["ours"]) for cell in kept["after-15"]["cells"] if cell["row"] == "fedavg"] == [1]
     assert not any(cell["ours"] for cell in kept["accuracy"]["cells"])
     assert "Stopped before all of it was made." in pages.heading(result)
+
+
+def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reached(tmp_path: Path) -> None:
+    one = at_smoke("aggenhance/table-1").asked[0].experiment
+    records = [{"round": n, "loss": 1.0, "accuracy": n / 10} for n in range(6)]  # 0 is the untrained model
+
+    def seen(target: float) -> Seen:
+        made = Seen(one.model_copy(update={"target": target}), None, tmp_path, lambda what, done, total: None)
+        vars(made)["outcome"] = Outcome(tmp_path, {"rounds": 9}, records, {"state": "stopped"}, {})
+        return made
+
+    assert AccuracyAt(round=3, last=2).measured(seen(0.5)) == pytest.approx(25)
+    assert AccuracyAt(round=1, last=5).measured(seen(0.5)) == pytest.approx(10)
+    assert [AccuracyAt(round=n).is_settled(seen(0.5)) for n in (4, 5, 6)] == [True, True, False]
+    assert RoundsTo(last=2).measured(seen(0.44)) == 5
+    assert [RoundsTo(last=2).is_settled(seen(target)) for target in (0.44, 0.46)] == [True, False]
+    assert not Accuracy().is_settled(seen(0.5))
 
 
 # Pages -----------------------------------------------------------------------------------------------------

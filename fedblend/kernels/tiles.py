@@ -22,8 +22,7 @@ SIDE = 16
 FILLED = 0.7
 """Share of its tiles that a convolution's channels must fill, on either side, for these to be the fastest.
 
-A step's three forms together then take less time than in our plain kernels (from 12 channels on; with 10 these are
-faster), and than in oneDNN's in every layer of benchmarks/kernels.py."""
+A step's three forms together then take less time than oneDNN's in every layer of benchmarks/kernels.py."""
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """A function of tensors as the flat list of operations that it makes, without what vmap and autograd do around them.
 
-PyTorch's ``make_fx`` gives the same list, but loads PyTorch's compiler for it, which is seconds of every process, and
-makes a fake tensor of each one to note its shape, which is most of the time of a trace.
+PyTorch's ``make_fx`` gives the same list, but loads PyTorch's compiler for it, in every process, and makes a fake
+tensor of each one to note its shape.
 """
 
 from __future__ import annotations
