@@ -61,7 +61,7 @@ def after(made: World, engine: engines.Engine, rounds: int = 3) -> tuple[State, 
     return run(Federation(made, engine), rounds)
 
 
-@pytest.mark.parametrize("method", [*methods.SINGLE, "fedprox+fedmix"])
+@pytest.mark.parametrize("method", [*methods.SINGLE, "fedprox+fedmix", "fedprox+fd"])
 def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_size(method: str) -> None:
     made = ragged(method)
 
@@ -78,7 +78,9 @@ def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_siz
         ]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedmix", "fedmix-hidden", "fedprox+fedmix", "fed-augmix", "fd"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedmix", "fedmix-hidden", "fedprox+fedmix", "fed-augmix", "fd", "fedprox+fd"]
+)
 @pytest.mark.parametrize("stack", [1, 4])
 def test_large_layers_as_low_rank_updates_give_the_loops_weights(
     method: str, stack: int, monkeypatch: pytest.MonkeyPatch
