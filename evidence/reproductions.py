@@ -2,7 +2,8 @@
 
     python evidence/reproductions.py [PAPER/ITEM ...] [--scale SCALE] [--only ROW_OR_COLUMN ...] [--seeds S,...]
 
-Runs are kept in runs/reproductions and are gone on with; results are written to evidence/reproductions, of which
+Runs are kept in runs/reproductions and are gone on with; numbers that a kept result has already, made in the same way,
+stay in it where their runs do not lie here. Results are written to evidence/reproductions, of which
 `python evidence/tables.py` makes the page's tables, and their pictures to docs/figures. Without names, the items that
 have a result there are run again.
 """
@@ -40,13 +41,29 @@ def main() -> None:
         results = [json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))]
         commands = [shlex.split(result["command"])[1:] for result in results]
     for command in commands:
+        scale = command[command.index("--scale") + 1] if "--scale" in command else "paper"
+        take_up(command[1], scale)
         fedblend = Path(sys.executable).with_name("fedblend")
         code = subprocess.run([str(fedblend), *command, "--out", str(RUNS)], cwd=ROOT, check=False).returncode
         if code not in (0, STOPPED):
             raise SystemExit(code)
-        keep(command[1], command[command.index("--scale") + 1] if "--scale" in command else "paper")
+        keep(command[1], scale)
         if code == STOPPED:
             raise SystemExit(code)
+
+
+def take_up(item: str, scale: str) -> None:
+    """Put the kept result where the item's runs would lie, if there is none yet: of its numbers those stay that are
+    made as they would be now. Pictures are not among them; they are made of runs."""
+    kept, place = KEPT / f"{item.replace('/', '-')}-{scale}.json", ROOT / RUNS / item / scale / "result.json"
+    if place.exists() or not kept.exists():
+        return
+    result = json.loads(kept.read_text())
+    for quantity in result["quantities"].values():
+        for cell in quantity["cells"]:
+            cell["ours"] = {seed: value for seed, value in cell["ours"].items() if not str(value).endswith(".png")}
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps(result))
 
 
 def keep(item: str, scale: str) -> None:

@@ -207,7 +207,8 @@ def _keep(
 ) -> dict[str, Any]:
     """Write the result, with the numbers that an earlier one has of other cells and seeds, and return it."""
     plan, item = place.plan, place.plan.item
-    made = _joined(plan, result_of(place.out, plan.paper, plan.name, plan.scale), new)
+    earlier = result_of(place.out, plan.paper, plan.name, plan.scale)
+    made = _joined(plan, earlier, new)
     cells = {(row, column) for (_, row, column), by_seed in made.items() if by_seed}
     seeds = sorted({seed for by_seed in made.values() for seed in by_seed})
     result: dict[str, Any] = {
@@ -222,7 +223,7 @@ def _keep(
         "stopped": stopped,
         "note": item.note,
         "seeds": seeds,
-        "facts": _facts(place, plan.cells),
+        "facts": _facts(place, made, earlier.get("facts", {})),
         "rows": {cell.row: item.rows[cell.row].label or cell.row for cell in plan.cells},
         "columns": {cell.column: item.all_columns[cell.column].label or cell.column for cell in plan.cells},
         "quantities": {name: _quantity(plan, name, made) for name in item.quantities},
@@ -245,21 +246,23 @@ def _joined(plan: Plan, earlier: Mapping[str, Any], new: Values) -> Values:
     return {where: made.get(where, {}) | new.get(where, {}) for where in {**made, **new}}
 
 
-def _facts(place: Place, cells: list[Cell]) -> dict[str, Any]:
-    """Versions, and data with checksums, as the runs tell them."""
-    runs = sorted({path for cell in cells if place.plan.trains(cell) for path in place.finished(cell).values()})
-    if not runs:
-        return {}
-    facts = [RunDirectory(path).facts() for path in runs]
-    return {
-        "versions": facts[0]["versions"],
-        "data": {
-            one["data"]["name"]: {k: v for k, v in one["data"].items() if k in ("train", "test", "files", "notes")}
-            for one in facts
-        },
-        "runs": len(runs),
-        "seconds": round(sum(sum(r["machine"]["seconds"].values()) for p in runs for r in RunDirectory(p).metrics())),
+def _facts(place: Place, made: Values, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Versions, and data with checksums, as the runs that the numbers are of tell them; those of an earlier result's
+    runs, which need not lie here, with them."""
+    told = {(row, column, seed) for (_, row, column), by_seed in made.items() for seed in by_seed}
+    runs = {
+        path
+        for cell in place.plan.cells
+        if place.plan.trains(cell)
+        for seed, path in place.begun(cell).items()
+        if (cell.row, cell.column, seed) in told
     }
+    facts: dict[str, Any] = dict(earlier)
+    for path in sorted(runs):
+        one = RunDirectory(path).facts()
+        data = {key: value for key, value in one["data"].items() if key in ("train", "test", "files", "notes")}
+        facts = {"versions": one["versions"], "data": facts.get("data", {}) | {one["data"]["name"]: data}}
+    return facts
 
 
 def _quantity(plan: Plan, name: str, made: Values) -> dict[str, Any]:

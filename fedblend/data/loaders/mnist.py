@@ -120,7 +120,7 @@ def load_idx(source: Source, folder: str | None) -> Dataset:
         halves[half] = Samples(torch.from_numpy(np.array(x)), torch.from_numpy(y))
     facts: dict[str, Any] = {
         "source": source.origin,
-        "files": {str(path): sha256_file(path) for path in paths.values()},
+        "files": {path.name: sha256_file(path) for path in paths.values()},
         "notes": "the publisher's own split",
     }
     return check(Dataset(source.name, "image", halves["train"], halves["test"], source.classes, facts=facts))
