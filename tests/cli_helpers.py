@@ -25,6 +25,7 @@ PATIENCE_S = 120
 """How long a test waits for a process before it gives up; far more than a loaded machine needs."""
 
 CHECKPOINT = "checkpoint.safetensors"
+PNG = b"\x89PNG\r\n\x1a\n"
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -44,6 +45,11 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
+
+
+def words_of(text: str) -> str:
+    """A table's text on one line, as it would stand in a terminal without end."""
+    return " ".join(text.split())
 
 
 # Files -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,12 @@ from hypothesis import HealthCheck, settings
 # How long a machine takes, busy or not, says nothing of what is asserted.
 settings.register_profile("fedblend", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedblend")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

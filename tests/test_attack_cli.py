@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import TINY, changed, contents, here, refused, succeeded
+from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded
 from helpers import run as after_rounds
 from helpers import same
 
@@ -31,7 +31,6 @@ from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.world import World
 
-PNG = b"\x89PNG\r\n\x1a\n"
 ONE = {"train": {"cohort": 1, "momentum": 0.5, "lr": 0.05, "batch_size": 40, "epochs": 1}, "rounds": 2}
 """One client a round, whose model is then the next round's."""
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cli_helpers import contents, here, refused, succeeded
+from cli_helpers import PNG, contents, here, refused, succeeded
 from helpers import experiment, images, world
 from PIL import Image
 from torch import nn
@@ -41,7 +41,6 @@ from fedblend.runs.runner import execute
 from fedblend.world import World
 
 ROOT = Path(__file__).parent.parent
-PNG = b"\x89PNG\r\n\x1a\n"
 STEP = {"name": "aggenhance", "steps": 4, "step_size": 0.5, "epochs": 2}
 
 

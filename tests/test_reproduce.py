@@ -1,9 +1,8 @@
-"""Papers' items: all of them are there, their numbers are the papers', their claims read, and each runs."""
+"""Papers' items run, go on, and become pages, through the command too."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,196 +10,27 @@ from typing import Any
 
 import pytest
 from cli_helpers import here
+from reproduce_helpers import RUN
 
 from fedblend import parts
 from fedblend.config import Experiment
 from fedblend.data.loaders import cifar
 from fedblend.data.loaders.places import Home
 from fedblend.errors import FedblendError, Stopped
-from fedblend.reproduce import claims, pages, running
+from fedblend.reproduce import pages, running
 from fedblend.reproduce.data import absent
-from fedblend.reproduce.items import SCALES, Item, all_papers, names, read_paper
+from fedblend.reproduce.items import all_papers
 from fedblend.reproduce.measures import Accuracy, AccuracyAt, RoundsTo
 from fedblend.reproduce.measures.attack import AttackFigure
 from fedblend.reproduce.measures.base import Seen
 from fedblend.reproduce.measures.memory import most_kept
+from fedblend.reproduce.place import Place
 from fedblend.reproduce.plan import Plan, plan
+from fedblend.reproduce.result import RESULT as KEPT
+from fedblend.reproduce.result import command, result_of
 from fedblend.runs.groups import Outcome
 
-EVERY_TABLE = {
-    "fedmix": "table-1 figure-2 table-2 table-3 table-4 table-5 figure-3 table-6 table-7 table-9 figure-4 table-10 "
-    "appendix-g table-11 table-12 table-13 table-14 table-15 table-16 table-17 table-18",
-    "aggenhance": "table-1 figure-5 figure-2 figure-3 figure-6 figure-7 figure-8 figure-9 figure-11 figure-13 "
-    "figure-16 figure-10 figure-14 figure-15",
-    "mix2fld": "figure-2 figure-3 table-2 table-3",
-    "xormixfl": "table-2 figure-2 figure-3 table-3 table-4",
-    "fed-augmix": "table-2 table-3 figure-3 figure-8 figure-9 figure-4 figure-5 figure-6 figure-7",
-}
-"""Every table and figure of the papers that shows a result."""
-
-ITEMS = [(paper, name) for paper, made in all_papers().items() for name in made.items]
-RUN = [f"{paper}/{name}" for paper, name in ITEMS if not all_papers()[paper].items[name].missing]
-
-
-def item(paper: str, name: str) -> Item:
-    return all_papers()[paper].items[name]
-
-
-# What the files hold ---------------------------------------------------------------------------------------
-
-
-def test_every_table_and_figure_of_the_papers_is_an_item() -> None:
-    wanted = {f"{paper}/{name}" for paper, all_names in EVERY_TABLE.items() for name in all_names.split()}
-
-    assert set(names()) == wanted
-
-
-@pytest.mark.parametrize(
-    ("name", "quantity", "row", "column", "number"),
-    [
-        ("fedmix/table-1", "accuracy", "fedmix", "cifar10", 81.2),
-        ("fedmix/table-1", "rounds", "fedprox-localmix", "femnist", 39),
-        ("fedmix/table-7", "accuracy", "fedmix", "0.25", 80.5),  # 81.2 elsewhere: the paper's numbers disagree
-        ("fedmix/table-18", "accuracy", "global", "0.5", 91.1),
-        ("aggenhance/table-1", "rounds", "fedavg-enhanced", "voc", 23),
-        ("mix2fld/table-3", "privacy", "cifar10", "0.49", 10.143),
-        ("xormixfl/table-4", "target", "xor-5", "3,4/0.95", 68.95),
-        ("fed-augmix/table-2", "psnr", "cifar100-converged", "10.0", 9.393),
-    ],
-)
-def test_a_papers_number_stands_at_its_row_and_column(
-    name: str, quantity: str, row: str, column: str, number: float
-) -> None:
-    assert running.papers_numbers(item(*names()[name]), quantity)[row, column] == number
-
-
-@pytest.mark.parametrize(("paper", "name"), ITEMS)
-def test_the_papers_own_numbers_bear_its_claims_out(paper: str, name: str) -> None:
-    for claim in item(paper, name).claims:
-        quantity = claim.of or next(iter(item(paper, name).quantities))
-        numbers = running.papers_numbers(item(paper, name), quantity)
-        read = claims.read(claim.holds, list(item(paper, name).rows), list(item(paper, name).all_columns))
-
-        verdict = claims.judge(read, numbers, {}, claim.where)
-
-        if claim.differs:
-            assert verdict.word in ("holds in part", "does not hold"), claim.says
-        else:
-            assert verdict.word in ("holds", "not measured"), claim.says
-
-
-@pytest.mark.parametrize("name", RUN)
-def test_an_item_has_sound_experiments_at_every_scale(name: str) -> None:
-    for scale in SCALES:
-        made = plan(name, scale)
-        assert made.cells
-        # What is smaller is told, and the paper's own scale is nowhere smaller.
-        assert bool(made.smaller()) is (scale != "paper") or scale == "laptop"
-
-
-def test_a_laptop_replaces_data_only_where_the_heading_says_so() -> None:
-    made = plan("fedmix/table-5", "laptop")
-
-    assert {cell.other_data for cell in made.cells} == {("fashion-mnist", "cifar10")}
-    assert "data: fashion-mnist, not cifar10" in made.smaller()
-    assert "rounds: 40, not 500" in made.smaller()
-
-
-def test_an_untrained_model_stays_untrained_where_rounds_are_scaled_down() -> None:
-    for scale in SCALES:
-        rounds = {cell.row: cell.experiment.rounds for cell in plan("fed-augmix/table-2", scale).cells}
-        assert rounds["mnist-untrained"] == 0
-        assert rounds["mnist-converged"] >= 1
-
-
-def test_a_file_with_too_few_numbers_in_a_row_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        'title = "mine"\n[bases.a]\n[items.t]\ntitle = "t"\nbase = "a"\ngrid = { rounds = [1, 2] }\nrows = { x = {} }\n'
-        '[items.t.quantities.q]\nlabel = "q"\nmeasure = "accuracy"\npaper = { x = [1] }\n'
-    )
-
-    with pytest.raises(FedblendError, match=r"items\.t\.quantities\.q: row 'x' has 1 numbers, but there are 2 columns"):
-        read_paper(path)
-
-
-# Claims ----------------------------------------------------------------------------------------------------
-
-CELLS = {("a", "1"): 5.0, ("b", "1"): 3.0, ("a", "2"): 2.0, ("b", "2"): 3.0}
-
-
-@pytest.mark.parametrize(
-    ("text", "where", "margins", "word"),
-    [
-        ("a > b", None, {"1": 2.0, "2": -1.0}, "holds in part"),
-        ("a > b", ["1"], {"1": 2.0}, "holds"),
-        ("b > a", ["1"], {"1": -2.0}, "does not hold"),
-        ("a - b >= 2", ["1"], {"1": 0.0}, "holds"),
-        ("6 > a > b", None, {"1": 1.0, "2": -1.0}, "holds in part"),
-        ("@1 >= @2", None, {"a": 3.0, "b": 0.0}, "holds"),
-        ("a@1 > 2 * a@2", None, {"": 1.0}, "holds"),
-        ("mean:a > mean:b", None, {"": 0.5}, "holds"),
-        ("spread:b < spread:a", None, {"": 3.0}, "holds"),
-        ("max:@2 <= 3", None, {"": 0.0}, "holds"),
-        ("( a@1 - a@2 ) / b@1 >= 1", None, {"": 0.0}, "holds"),
-    ],
-)
-def test_a_claim_is_judged_at_each_place(
-    text: str, where: list[str] | None, margins: Mapping[str, float], word: str
-) -> None:
-    verdict = claims.judge(claims.read(text, ["a", "b"], ["1", "2"]), CELLS, {}, where)
-
-    assert {place: found.margin for place, found in verdict.places.items()} == margins
-    assert verdict.word == word
-
-
-def test_a_target_that_neither_side_reached_leaves_a_claim_undecided() -> None:
-    never = {("a", ""): math.inf, ("b", ""): math.inf}
-
-    assert claims.judge(claims.read("a < b", ["a", "b"], [""]), never, {}).word == "undecided"
-    assert claims.judge(claims.read("a < b", ["a", "b"], [""]), never | {("a", ""): 3.0}, {}).word == "holds"
-    assert claims.judge(claims.read("a < b", ["a", "b"], [""]), never | {("b", ""): 3.0}, {}).word == "does not hold"
-
-
-def test_a_claim_that_is_undecided_somewhere_holds_in_part() -> None:
-    cells = {("a", "x"): 1.0, ("b", "x"): 2.0, ("a", "y"): math.inf, ("b", "y"): math.inf}
-
-    verdict = claims.judge(claims.read("a < b", ["a", "b"], ["x", "y"]), cells, {})
-    claim = {"verdict": verdict.word, "places": {p: [f.holds, f.margin] for p, f in verdict.places.items()}}
-    words = pages.verdict_text({**claim, "seeds": [1, 2], "paper": "holds"}, {"other_data": [], "scale": "paper"})
-
-    assert verdict.word == "holds in part"
-    assert words == "holds in x; undecided in y"
-
-
-def test_a_claim_counts_the_seeds_in_which_it_holds() -> None:
-    by_seed = {0: {("a", ""): 1.0, ("b", ""): 0.0}, 1: {("a", ""): 1.0, ("b", ""): 2.0}, 2: {("a", ""): 1.0}}
-    means = {("a", ""): 1.0, ("b", ""): 1.0}
-
-    verdict = claims.judge(claims.read("a > b", ["a", "b"], [""]), means, by_seed)
-
-    assert verdict.seeds == (1, 2)
-    assert verdict.word == "does not hold"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a > c", "no row 'c'"),
-        ("aa > b", r"did you mean 'a'\?"),
-        ("a@3 > b", "no column '3'"),
-        ("a + b", "compares nothing"),
-        ("a > @1", "names rows and columns alone"),
-        ("mean:a@1 > b", "is one cell"),
-        ("a > ( b", "cannot be read"),
-    ],
-)
-def test_a_claim_that_cannot_be_read_is_refused(text: str, message: str) -> None:
-    with pytest.raises(FedblendError, match=message):
-        claims.read(text, ["a", "b"], ["1", "2"])
-
-
-# Running ---------------------------------------------------------------------------------------------------
+# Running --------------------------------------------------------------------------------------------------
 
 
 class Counted:
@@ -240,7 +70,7 @@ def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
         assert any(cell["ours"] for cell in quantity["cells"]) or "n_k" in quantity["label"]
     for cell in (cell for quantity in result["quantities"].values() for cell in quantity["cells"]):
         for value in cell["ours"].values():
-            assert not str(value).endswith(".png") or (running.Place(out, made).folder / value).is_file()
+            assert not str(value).endswith(".png") or (Place(out, made).folder / value).is_file()
     assert f"# {made.id}" in pages.markdown(result)
 
 
@@ -281,7 +111,7 @@ def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
 def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:
     made = at_smoke("mix2fld/table-2", only=["0.01"])
     running.run(made, tmp_path, Counted(), jobs=1)
-    path = running.Place(tmp_path, made).folder / running.RESULT
+    path = Place(tmp_path, made).folder / KEPT
     kept = json.loads(path.read_text())
     for cell in kept["quantities"]["privacy"]["cells"]:
         cell["ours"], cell["made_by"] = {"0": 1.0}, "otherwise"
@@ -313,7 +143,7 @@ def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> Non
     made = at_smoke("fedmix/table-17")
     with pytest.raises(Stopped, match=r"Go on with: fedblend reproduce fedmix/table-17 --scale smoke --out"):
         running.run(made, tmp_path, Interrupting(), jobs=1)
-    kept = running.result_of(tmp_path, "fedmix", "table-17", "smoke")
+    kept = result_of(tmp_path, "fedmix", "table-17", "smoke")
     going_on = Counted()
     whole = running.run(made, tmp_path, going_on, jobs=1)
 
@@ -336,7 +166,7 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
     made.measures["after-15", "fedavg", "mnist"] = AccuracyAt(round=1)
     with pytest.raises(Stopped):
         running.run(made, tmp_path, Interrupting(), jobs=1)
-    result = running.result_of(tmp_path, "aggenhance", "table-1", "smoke")
+    result = result_of(tmp_path, "aggenhance", "table-1", "smoke")
     kept = result["quantities"]
 
     assert [cell["ours"] for cell in kept["rounds"]["cells"] if cell["row"] == "fedavg"] == [{"0": 1.0}]
@@ -362,7 +192,7 @@ def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reach
     assert not Accuracy().is_settled(seen(0.5))
 
 
-# Pages -----------------------------------------------------------------------------------------------------
+# Pages ----------------------------------------------------------------------------------------------------
 
 RESULT: dict[str, Any] = {
     "item": "p/t",
@@ -419,7 +249,7 @@ def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> Non
     quantity = {"label": "Samples", "unit": "", "digits": 1, "cells": [cell]}
 
     page = pages.markdown({**RESULT, "quantities": {"q": quantity}, "claims": []})
-    words = running.command(plan("xormixfl/table-2", "smoke", only=["standalone", "0,2,4,8"]), Path("reproductions"))
+    words = command(plan("xormixfl/table-2", "smoke", only=["standalone", "0,2,4,8"]), Path("reproductions"))
 
     assert "| A | ![A](work/seeds.png) |" in page.splitlines()
     assert words == "fedblend reproduce xormixfl/table-2 --scale smoke --seeds 0 --only standalone --only 0,2,4,8"
@@ -467,7 +297,7 @@ def test_items_share_the_attacks_on_an_experiments_clients_however_many_they_ask
 
     monkeypatch.setattr(AttackFigure, "_attack", attack)
     for made, quantity in figures:
-        place = running.Place(tmp_path, made)
+        place = Place(tmp_path, made)
         cell = next(cell for cell in made.cells if (cell.row, cell.column) == ("untrained", "10.0"))
         seen = Seen(cell.seeded(0), None, place.work(cell, 0), lambda *_: None)
         told = place.told(made.measures[quantity, cell.row, cell.column].measured(seen), seen.folder)
@@ -487,7 +317,7 @@ def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> Non
     assert most_kept(lambda: (x.exp() * x.sin()).sum().backward()) == 3000  # x, sin, and exp, which is saved twice
 
 
-# The command -----------------------------------------------------------------------------------------------
+# The command ----------------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_the_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,7 +380,7 @@ def test_the_list_has_every_item_its_data_times_and_results(
             assert word in narrow
 
 
-# Data ------------------------------------------------------------------------------------------------------
+# Data -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", [cifar.TEN, cifar.TEN_PYTHON])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_helpers import here, refused, succeeded, write
+from cli_helpers import PNG, here, refused, succeeded, write
 from helpers import images, numbers
 
 from fedblend.data.dataset import Dataset, Samples
@@ -16,8 +16,6 @@ from fedblend.data.population import Population
 from fedblend.errors import FedblendError
 from fedblend.privacy.samples import LAMBDAS, Mixtures, draw, measure, nearest, nearest_of_all, recognised
 from fedblend.sharing.inverse import Pairs
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 # MNIST's rows of the two tables.
 TABLE_II = (2.163, 4.465, 5.158, 5.564, 5.852, 6.055)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_helpers import here, refused, succeeded, write
+from cli_helpers import PNG, here, refused, succeeded, write
 from helpers import images, numbers
 from sklearn.manifold import smacof
 
@@ -17,8 +17,6 @@ from fedblend.data.population import Population
 from fedblend.errors import FedblendError
 from fedblend.privacy.xor import Shared, draw, majorities, mds_distances, measure, scale_down
 from fedblend.sharing import MixedTargetSeeds, XorSeeds
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def rng(seed: int = 0) -> np.random.Generator:

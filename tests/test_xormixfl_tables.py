@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import PNG
 
 EVIDENCE = Path(__file__).parent.parent / "evidence"
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture

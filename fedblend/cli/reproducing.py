@@ -18,12 +18,16 @@ from fedblend.cli.probing import Steps, steps_shown
 from fedblend.cli.progress import RunProgress
 from fedblend.config import Experiment
 from fedblend.errors import FedblendError, did_you_mean
-from fedblend.reproduce import pages, running
+from fedblend.reproduce import pages
 from fedblend.reproduce.data import absent, is_fetched
 from fedblend.reproduce.items import SCALES, Item, Scale, all_papers
 from fedblend.reproduce.pace import Pace, words
+from fedblend.reproduce.place import Place, runs_of
 from fedblend.reproduce.plan import Plan, plan
+from fedblend.reproduce.result import RESULT, result_of
+from fedblend.reproduce.running import run
 from fedblend.runs.files import write_atomically
+from fedblend.runs.several import in_one_message
 
 PAGE = "table.md"
 REPORT = "report.html"
@@ -65,7 +69,7 @@ def show_item(
 ) -> None:
     """Run what is missing of an item, print its table, and write it beside the runs."""
     made = plan(name, parse_scale(scale), seeds, parse_only(only))
-    place = running.Place(out, made)
+    place = Place(out, made)
     console = Console()
     with ExitStack() as stack:
         shown: list[Steps] = []
@@ -76,17 +80,17 @@ def show_item(
                 shown.append(stack.enter_context(steps_shown()))
             shown[0](what, done, total)
 
-        result = running.run(made, out, _runs_shown, tick, jobs, device)
+        result = run(made, out, _runs_shown, tick, jobs, device)
     write_atomically(place.folder / PAGE, pages.markdown(result, level=1))
     _print(console, result)
-    runs = running.runs_of(made, out)
+    runs = runs_of(made, out)
     if runs:
         page = place.folder / REPORT
         report.write(runs, page, page.with_suffix(".png"))
         console.print(f"Curves: {page}", highlight=False, soft_wrap=True)
-    console.print(f"Table: {place.folder / PAGE}, {place.folder / running.RESULT}", highlight=False, soft_wrap=True)
+    console.print(f"Table: {place.folder / PAGE}, {place.folder / RESULT}", highlight=False, soft_wrap=True)
     if result["faults"]:
-        raise FedblendError(f"{made.id}: " + running.in_one_message(result["faults"], 0))
+        raise FedblendError(f"{made.id}: " + in_one_message(result["faults"], 0))
 
 
 @contextmanager
@@ -169,7 +173,7 @@ def _entry(paper: str, name: str, item: Item, pace: Pace, out: Path) -> tuple[st
         return head, title, "", "", "", "", "missing"
     plans = {scale: plan(head, scale) for scale in SCALES}
     times = [words(pace.of(one)) for one in plans.values()]
-    results = [_standing(scale, running.result_of(out, paper, name, scale)) for scale in SCALES]
+    results = [_standing(scale, result_of(out, paper, name, scale)) for scale in SCALES]
     return head, title, _data(plans["paper"]), *times, ", ".join(filter(None, results)) or "none"
 
 

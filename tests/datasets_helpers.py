@@ -1,0 +1,57 @@
+"""What several tests of datasets take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedblend.errors import FedblendError
+from fedblend.parts import build
+
+SHARED = Path(os.environ["FEDBLEND_DATA"]) if os.environ.get("FEDBLEND_DATA") else None
+
+
+def real(path: str) -> Path:
+    """A file or folder of the real data; the test is skipped where it is absent."""
+    if SHARED is None or not (SHARED / path).exists():
+        pytest.skip(f"FEDBLEND_DATA {'holds no ' + path if SHARED else 'is not set'}")
+    return SHARED / path
+
+
+def load(name: str, **options):
+    return build(
+        "dataset", {"name": name, **{k: str(v) if isinstance(v, Path) else v for k, v in options.items()}}
+    ).load()
+
+
+def refused(told: str, name: str, **options) -> str:
+    """The one message with which a data set is refused."""
+    with pytest.raises(FedblendError, match=told) as caught:
+        load(name, **options)
+    return str(caught.value)
+
+
+def change(path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(damage(path.read_bytes()))
+
+
+def cifar(folder: Path, hundred: bool = False) -> np.ndarray:
+    """Small files in the binary form; the pictures of the first file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng, first = np.random.default_rng(0), None
+    names = ["train.bin", "test.bin"] if hundred else [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    for name in names:
+        count = 100 if name == "train.bin" else 20
+        pictures = rng.integers(0, 256, (count, 3, 32, 32), np.uint8)
+        fine = np.arange(count) * 5 % 100 if hundred else np.arange(count) % 10
+        labels = np.stack([fine // 5, fine], 1) if hundred else fine[:, None]
+        (folder / name).write_bytes(np.hstack([labels.astype(np.uint8), pictures.reshape(count, -1)]).tobytes())
+        first = pictures if first is None else first
+    if hundred:
+        (folder / "fine_label_names.txt").write_text("\n".join(f"fine{i}" for i in range(100)) + "\n")
+        (folder / "coarse_label_names.txt").write_text("\n".join(f"coarse{i}" for i in range(20)) + "\n\n")
+    return first

@@ -1,0 +1,48 @@
+"""What several tests of federation take."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from helpers import federation_of
+from hypothesis import strategies as st
+
+from fedblend.account import Account
+from fedblend.engines import LoopEngine, Trained, TrainTask
+from fedblend.world import World
+
+BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
+
+
+DROPOUT = {"name": "mlp", "hidden": [12], "dropout": 0.5}
+
+
+def train(made: World, clients: Iterable[int], round: int = 0) -> dict[int, Trained]:
+    """Local training of some clients from a world's first weights, with what their sharing gives them."""
+    fed = federation_of(made)
+    start, sizes = fed.start()[0], made.sizes(0)
+    state = fed._share_if_due(start, sizes, Account())[0]
+    task = TrainTask(round, start.weights, fed._pool_of(state), sizes)
+    return {trained.client: trained for trained in fed.engine.train(task, clients)}
+
+
+def with_calls(engine: LoopEngine, **changed: Callable[..., Any]) -> LoopEngine:
+    """Another engine like this one, with some of its calls changed."""
+    made = copy.copy(engine)
+    made.__dict__.update(changed)
+    return made
+
+
+def uploads_of(values: list[list[float]], dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
+    return [{"w": torch.tensor(v, dtype=dtype)} for v in values]
+
+
+FLOATS = st.floats(-1e6, 1e6, width=32)
+
+
+ROWS = st.integers(1, 6).flatmap(
+    lambda n: st.lists(st.tuples(st.lists(FLOATS, min_size=n, max_size=n), st.integers(1, 500)), min_size=1, max_size=7)
+)

@@ -1,0 +1,34 @@
+"""What several tests of sharing take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from helpers import images, local, world
+
+from fedblend.data.dataset import Dataset
+from fedblend.sharing import Means, Payload, Pool
+
+DATA = images(23, classes=3)
+
+
+MADE = world(DATA)
+
+
+def share(sharing: Means, data: Dataset = DATA, **given_: Any) -> Payload | None:
+    """What one client that holds all of ``data`` sends."""
+    made = MADE if data is DATA else world(data, model={"name": "mlp", "hidden": []})
+    return sharing.share(local(data.train.x, data.train.y, made.task, made.scale, **given_))
+
+
+def mean(t: torch.Tensor) -> torch.Tensor:
+    return t.double().mean(0).float()
+
+
+def entries(count: int, seed: int = 0) -> Pool:
+    """Entries of as many clients, in float32."""
+    rng = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(count, 1, 4, 4, generator=rng), torch.rand(count, 3, generator=rng)
+    return Pool({"x": x, "y": y}, np.arange(count))

