@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -230,7 +231,7 @@ def test_second_derivatives_of_a_stack() -> None:
 def test_a_convolution_with_relu_and_pool_in_either_order(order: tuple[nn.Module, nn.Module]) -> None:
     like = nn.Conv2d(3, 5, 3, padding=1)
     x = draw(4, 3, 11, 10).requires_grad_()
-    ours = Convolution(like, pooled=True)
+    ours = partial(Convolution(like), pooled=True)
 
     wanted = nn.Sequential(like, *order)(x)
 
@@ -238,6 +239,13 @@ def test_a_convolution_with_relu_and_pool_in_either_order(order: tuple[nn.Module
     given = [x, like.weight, like.bias]
     for a, b in zip(torch.autograd.grad(ours(x).sum(), given), torch.autograd.grad(wanted.sum(), given), strict=True):
         close(a, b)
+
+
+def test_a_maximum_is_nan_where_one_of_its_numbers_is() -> None:
+    x = torch.randn(2, 3, 6, 40)
+    x.view(-1)[torch.randperm(x.numel())[:30]] = float("nan")
+
+    assert torch.equal(operators.run_pool(x)[0].nan_to_num(99), F.max_pool2d(x, 2).nan_to_num(99))
 
 
 def test_layers_that_look_like_pytorchs() -> None:

@@ -45,8 +45,9 @@ class Scaler:
     unit_offset: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Stored values [..., C, ...] on this scale, float32, in one new tensor."""
-        return (x * self.factor).add_(self.offset)
+        """Stored values [..., C, ...] on this scale, float32."""
+        # Not in place, so that a traced step has no change of a tensor in it and can be simplified further.
+        return x * self.factor + self.offset
 
     def to_unit(self, scaled: Tensor) -> Tensor:
         """Scaled values as pictures: ink as 1, clipped to [0, 1]."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -11,12 +13,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.engines.base import TrainTask
+from fedblend.engines.base import Trained, TrainTask
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.precision import allow_tf32
+from fedblend.engines.prepared import CannotStack
 from fedblend.engines.stacked import StackedEngine
 from fedblend.errors import FedblendError
 from fedblend.kernels import build
+from fedblend.models.names import same_tensors
 from fedblend.random import stream
 from fedblend.sharing.base import gather
 from fedblend.world import World
@@ -29,6 +33,9 @@ WORTH_RANKS = 60.0
 
 CLEARLY = 0.95
 """An engine replaces the loop if its step takes at most this share of the loop's: the rest is the clock's noise."""
+
+NEAR = {"float32": 0.02, "tf32": 0.05, "bfloat16": 0.3}
+"""Share of a weight's change in a trial by which that in a stack may differ from it: rounding and no more."""
 
 TRIAL_BATCHES = 3
 """Batches an epoch that a trial trains on."""
@@ -84,14 +91,47 @@ def unstackable(world: World) -> str:
             return f"its layer '{name}' is a batch norm with running statistics, which every batch changes"
         if isinstance(layer, nn.RNNBase):
             return f"its layer '{name}' is a fused {type(layer).__name__}, which PyTorch cannot stack (see model lstm)"
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.padding_idx is not None:
+            return f"its layer '{name}' has a padding_idx, which PyTorch forgets in a stack"
+    if twins := same_tensors(world.model):
+        return f"its '{twins[0]}' and '{twins[1]}' are one tensor"
     world = _with_short_training(world)
-    engine = StackedEngine(world, world.experiment.device, 2)
+    loop = LoopEngine(world, world.experiment.device)
+    trial = _trial(loop, 2, batches=1)
     try:
-        _train(engine, _trial(engine, 2, batches=1))
+        made = list(StackedEngine(world, world.experiment.device, 2).train(*trial))
+    except CannotStack as error:
+        return str(error)
     except Exception as error:
         # A fault of the objective or the model itself is told as it is, with client and batch.
-        _train(LoopEngine(world, world.experiment.device), _trial(engine, 2, batches=1))
+        _train(loop, trial)
         return f"PyTorch cannot stack it: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
+    if any(isinstance(layer, nn.Dropout) for layer in world.model.modules()):
+        # Without it: where a stack draws masks of its own, they are no fault.
+        world = replace(world, model=_without_dropout(world.model))
+        loop = LoopEngine(world, world.experiment.device)
+        made = list(StackedEngine(world, world.experiment.device, 2).train(*trial))
+    return _difference(loop, made, list(loop.train(*trial)))
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    made = copy.deepcopy(model)
+    for layer in made.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    return made
+
+
+def _difference(loop: LoopEngine, stacked: Sequence[Trained], alone: Sequence[Trained]) -> str:
+    """In what clients trained together differ from the same trained alone by more than rounding; nothing if in none."""
+    near, weights = NEAR[loop.world.experiment.precision], loop.world.weights()
+    start = {name: weights[name].double() for name in loop.names}
+    for one, other in zip(stacked, alone, strict=True):
+        ours, theirs = ({name: made.weights[name].double() - start[name] for name in start} for made in (one, other))
+        whole = torch.stack([step.norm() for step in theirs.values()]).norm()
+        for name, step in theirs.items():
+            if (ours[name] - step).norm() > near * step.norm() + 0.01 * near * whole:
+                return f"it would train otherwise than alone, by its '{name}'"
     return ""
 
 

@@ -8,27 +8,40 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.engines.stacking import MaskedDropout, dropouts
+from fedblend.engines.prepared import CannotStack, MaskedDropout, dropouts
 from fedblend.kernels import dropout
 from fedblend.random import key
 
 Shapes = Mapping[str, tuple[tuple[int, ...], float]]
 
 
-def dropout_shapes(model: nn.Module, sample: torch.Tensor) -> dict[str, tuple[tuple[int, ...], float]]:
-    """Of each dropout layer of a prepared model: the shape of one sample there, and the share that is dropped."""
+def dropout_shapes(model: nn.Module, samples: torch.Tensor) -> dict[str, tuple[tuple[int, ...], float]]:
+    """Of each dropout layer of a prepared model: the shape of one sample there, and the share that is dropped.
+
+    Tried on two and on three of the ``samples``. Raises :class:`CannotStack` for a layer that drops twice in a pass, or
+    whose input does not have the samples along its first axis: their masks cannot be drawn before the step.
+    """
     shapes: dict[str, tuple[tuple[int, ...], float]] = {}
-    hooks = []
+    hooks, seen = [], list[str]()
+    repeated = samples[torch.arange(3, device=samples.device) % len(samples)]
+
     for name, layer in dropouts(model).items():
 
         def note(module: nn.Module, inputs: tuple[torch.Tensor], name: str = name) -> None:
             assert isinstance(module, MaskedDropout)
+            if name in seen:
+                raise CannotStack(f"its dropout layer '{name}' is called more than once in a pass")
+            seen.append(name)
+            if len(inputs[0]) != batch:
+                raise CannotStack(f"its dropout layer '{name}' has other things than samples along its first axis")
             shapes[name] = (tuple(inputs[0].shape[1:]), module.p)
 
         hooks.append(layer.register_forward_pre_hook(note))
     try:
         with torch.no_grad():
-            model(sample)
+            for batch in (2, 3) if hooks else ():
+                seen.clear()
+                model(repeated[:batch])
     finally:
         for hook in hooks:
             hook.remove()

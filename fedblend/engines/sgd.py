@@ -48,7 +48,8 @@ class SGD:
         grads = [g for g in gradients if g is not None]
         if train.clip_norm is not None:
             norm = torch.stack(torch._foreach_norm(grads)).norm()
-            torch._foreach_mul_(grads, (train.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+            # Not in place: two parameters may have one tensor as their gradient.
+            grads = list(torch._foreach_mul(grads, (train.clip_norm / (norm + 1e-6)).clamp(max=1.0)))
         if train.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=train.weight_decay))
         if train.momentum:

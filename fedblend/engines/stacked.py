@@ -15,8 +15,9 @@ from fedblend.engines.bench import Bench, Brought
 from fedblend.engines.graphs import Recorder, recorder_for
 from fedblend.engines.loop import Assignment, LoopEngine
 from fedblend.engines.masks import Shapes, dropout_shapes
+from fedblend.engines.prepared import prepare
 from fedblend.engines.stack import Stack
-from fedblend.engines.stacking import Inputs, Program, Step, outputs_of, prepare
+from fedblend.engines.stacking import Inputs, Program, Step, outputs_of
 from fedblend.kernels.simplify import Flat
 from fedblend.world import World
 
@@ -48,7 +49,9 @@ class StackedEngine(LoopEngine):
         self.recorder = recorder or (recorder_for(self.device) if wanted else None)
         self.benches: dict[Hashable, Bench] = {}
         self.stacked = prepare(world.model, self.device, world.experiment.precision)
-        self.shapes: Shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:1].to(self.device)))
+        self.shapes: Shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:3].to(self.device)))
+        state = self.stacked.state_dict(keep_vars=True)
+        self.untrained = {name: tensor for name, tensor in state.items() if name not in self.names}
         self.programs: dict[tuple[Any, ...], Program] = {}
         self.forwards: dict[tuple[str, ...], Flat] = {}
 
@@ -67,7 +70,9 @@ class StackedEngine(LoopEngine):
         for one in sorted(given, key=lambda one: -len(one.sizes)):
             # Clients that train on different losses cannot stand in one stack.
             kinds[one.plain, one.pool is task.pool, *task.knows(one.client)].append(one)
-        chunks = [alike[i : i + self.stack] for alike in kinds.values() for i in range(0, len(alike), self.stack)]
+        # Those that begin with weights of their own may differ in what is not trained, which a stack has but once.
+        most = 1 if task.own and self.untrained else self.stack
+        chunks = [alike[i : i + most] for alike in kinds.values() for i in range(0, len(alike), most)]
         # By assignment, not by client: a trial may train one of them several times.
         done = {
             id(one): made for chunk in chunks for one, made in zip(chunk, self._train_chunk(task, chunk), strict=True)
@@ -75,6 +80,7 @@ class StackedEngine(LoopEngine):
         yield from (done.pop(id(one)) for one in given)
 
     def _train_chunk(self, task: TrainTask, assignments: Sequence[Assignment]) -> list[Trained]:
+        self._take_untrained(task.start_of(assignments[0].client))
         stack = Stack(self, task, assignments)
         losses = stack.train()
         params, outputs = stack.trained(), stack.outputs()
@@ -84,6 +90,12 @@ class StackedEngine(LoopEngine):
             noted = None if outputs is None else outputs[k]
             results.append(Trained(one.client, weights, one.samples, losses[k], noted))
         return results
+
+    @torch.no_grad()
+    def _take_untrained(self, start: Tensors) -> None:
+        """Frozen weights and buffers as they are now; in place, since traced steps hold these tensors."""
+        for name, tensor in self.untrained.items():
+            tensor.copy_(start[name])
 
     def bench(self, brought: Brought) -> Bench:
         """A bench with a stack's tensors on it; where steps are recorded, one that stays for the stacks to come."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,16 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from fedblend import kernels
 from fedblend.engines.precision import Precision, computing_in
+from fedblend.engines.prepared import CannotStack, dropouts
 from fedblend.engines.sgd import Gradient
-from fedblend.kernels import build, tiles
-from fedblend.kernels.simplify import simplify
+from fedblend.kernels.simplify import changed_in_place, simplify
 from fedblend.kernels.tracing import trace
 from fedblend.objectives import Batch, Context
 from fedblend.objectives.watching import Watching
 from fedblend.prefixes import under
-
-MOST_CHANNELS = 16
-"""Input channels up to which our plain convolution is faster than oneDNN's (measured: benchmarks/kernels.py)."""
 
 
 @dataclass(frozen=True)
@@ -56,72 +52,6 @@ class Inputs:
         """What a traced step depends on; parameters have the model's shapes."""
         tables = (self.drawn, self.masks, self.own, self.shared)
         return (self.x.shape, *(t.shape for table in tables for t in table.values()))
-
-
-class MaskedDropout(nn.Module):
-    """Dropout whose mask is given: float32 with the input's shape, 0 or 1 / (1 - p).
-
-    A mask may have rows for a larger pass; a smaller one takes the first.
-    """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        self.mask: torch.Tensor | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x * mask; x itself where no mask is set."""
-        if self.mask is None:
-            return x
-        return x * (self.mask if len(self.mask) == len(x) else self.mask[: len(x)])
-
-
-def prepare(model: nn.Module, device: torch.device, precision: Precision = "float32") -> nn.Module:
-    """A copy of a model whose dropout takes its masks from outside, and whose layers run in our kernels where those
-    are faster."""
-    made = copy.deepcopy(model).to(device).train()
-    for layer in list(made.modules()):
-        for name, child in list(layer.named_children()):
-            if isinstance(child, nn.Dropout):
-                setattr(layer, name, MaskedDropout(child.p))
-    if device.type == "cpu" and build.library() is not None:
-        for layer in list(made.modules()):
-            if isinstance(layer, nn.Sequential):
-                _join_blocks(layer, precision)
-        for layer in list(made.modules()):
-            for name, child in list(layer.named_children()):
-                if isinstance(child, nn.Conv2d) and _is_ours(child, precision):
-                    setattr(layer, name, kernels.Convolution(child))
-                elif isinstance(child, nn.MaxPool2d) and _is_two_by_two(child):
-                    setattr(layer, name, kernels.MaxPool())
-    return made
-
-
-def _join_blocks(row: nn.Sequential, precision: Precision) -> None:
-    """Make one layer of each convolution, ReLU and max pool that follow each other."""
-    for i in range(len(row) - 2):
-        first, *after = row[i], row[i + 1], row[i + 2]
-        pools = [m for m in after if isinstance(m, nn.MaxPool2d) and _is_two_by_two(m)]
-        if not pools or not any(isinstance(m, nn.ReLU) for m in after):
-            continue
-        if isinstance(first, nn.Conv2d) and _is_ours(first, precision):
-            row[i], row[i + 1], row[i + 2] = kernels.Convolution(first, pooled=True), nn.Identity(), nn.Identity()
-
-
-def _is_ours(layer: nn.Conv2d, precision: Precision) -> bool:
-    plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
-    zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    if not (plain and zeros and layer.padding[0] == layer.padding[1]):
-        return False
-    # oneDNN runs bfloat16 on the same units, and only once for each product.
-    exact = precision != "bfloat16"
-    large = exact and tiles.take(layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0]))
-    return large or layer.in_channels <= MOST_CHANNELS
-
-
-def _is_two_by_two(layer: nn.MaxPool2d) -> bool:
-    settings = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    return settings in ((2, 2, 0, 1), ((2, 2), (2, 2), 0, 1)) and not layer.ceil_mode and not layer.return_indices
 
 
 class StackedNet:
@@ -197,9 +127,14 @@ class Step:
     def trace(self, inputs: Inputs) -> Program:
         """The step as a flat list of tensor operations, for inputs of these shapes.
 
-        Nothing of autograd's or vmap's bookkeeping is left in it.
+        Nothing of autograd's or vmap's bookkeeping is left in it. Raises :class:`CannotStack` for a model that changes
+        its own weights or buffers.
         """
         graph = trace(self, *inputs.plain().tree())
+        given = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        if changed_in_place(graph.graph) - set(given[len(inputs.params) :]):
+            # A stack's clients share its buffers, and one that is held still must not be touched.
+            raise CannotStack("it changes its weights or buffers itself while it trains")
         made = _bytes_made(graph)
         return Program(graph, made, simplify(graph))
 
@@ -243,8 +178,3 @@ def _bytes_made(graph: torch.fx.GraphModule) -> int:
 def _is_view(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(value.alias_info is not None for value in schema.returns)
-
-
-def dropouts(model: nn.Module) -> dict[str, MaskedDropout]:
-    """The dropout layers of a prepared model that drop anything, by name, in the model's order."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, MaskedDropout) and m.p > 0}

@@ -323,22 +323,22 @@ def max_pool(x: torch.Tensor) -> torch.Tensor:
 class Convolution(nn.Module):
     """A :class:`torch.nn.Conv2d` with stride 1 and zero padding, computed by the kernels.
 
-    With ``pooled``, a ReLU and a 2x2 max pool follow it, in either order, and are part of it: adding the bias and
-    the ReLU keep the order of numbers, so the maxima may be taken first, which leaves a quarter of the work.
+    Called with ``pooled``, a ReLU and a 2x2 max pool follow it, in either order, and are part of it: adding the bias
+    and the ReLU keep the order of numbers, so the maxima may be taken first, which leaves a quarter of the work.
     """
 
-    def __init__(self, like: nn.Conv2d, pooled: bool = False) -> None:
+    def __init__(self, like: nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias = like.weight, like.bias
         assert isinstance(like.padding[0], int)
-        self.padding, self.pooled = like.padding[0], pooled
+        self.padding = like.padding[0]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, pooled: bool = False) -> torch.Tensor:
         """[B, C, H, W] to [B, O, h, w], or to [B, O, h // 2, w // 2]."""
         y = conv(x, self.weight, self.padding)
-        y = max_pool(y) if self.pooled else y
+        y = max_pool(y) if pooled else y
         y = y if self.bias is None else y + self.bias[:, None, None]
-        return y.relu() if self.pooled else y
+        return y.relu() if pooled else y
 
 
 class MaxPool(nn.Module):

@@ -66,14 +66,19 @@ inline void store_run(T* to, V value, int left, int64_t room) {
         std::memcpy(to, &value, left * sizeof(T));
 }
 
+// Whether to take b: as PyTorch's, a maximum is NaN where one of its numbers is.
+inline Mask exceeds(Vector b, Vector a) { return (b > a) | (b != b); }
+
 // Values, and which of the four was the (first) largest; `outputs` is the room behind y and which.
 inline void pool_planes(const Planes& p, const float* x, float* y, uint8_t* which, int64_t outputs) {
     each_run(p, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
         const auto [v] = load_blocks(x + upper, x + lower, left, room);
-        const Vector top = v[1] > v[0] ? v[1] : v[0], bottom = v[3] > v[2] ? v[3] : v[2];
-        const Mask first = (v[1] > v[0]) & 1, second = ((v[3] > v[2]) & 1) + 2;
-        store_run(y + place, bottom > top ? bottom : top, left, outputs - place);
-        store_run(which + place, __builtin_convertvector(bottom > top ? second : first, Bytes), left, outputs - place);
+        const Mask right = exceeds(v[1], v[0]), lower_right = exceeds(v[3], v[2]);
+        const Vector top = right ? v[1] : v[0], bottom = lower_right ? v[3] : v[2];
+        const Mask below = exceeds(bottom, top);
+        const Mask first = right & 1, second = (lower_right & 1) + 2;
+        store_run(y + place, below ? bottom : top, left, outputs - place);
+        store_run(which + place, __builtin_convertvector(below ? second : first, Bytes), left, outputs - place);
     });
 }
 

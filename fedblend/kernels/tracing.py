@@ -77,7 +77,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do it, and note it."""
         kwargs = kwargs or {}
-        if torch.Tag.data_dependent_output in func.tags:
+        if torch.Tag.data_dependent_output in func.tags or _shape_depends(func, args):
             raise AskedForNumber(f"{func} asks for a number of a tensor that is not known when a step is traced")
         if func is aten.lift_fresh.default:
             # A tensor that is made of numbers anew each time.
@@ -107,6 +107,15 @@ class Recorder(TorchDispatchMode):
 
     def _noted(self, value: Any) -> Any:
         return self.node_of(value) if isinstance(value, torch.Tensor) else value
+
+
+def _shape_depends(func: Any, args: Any) -> bool:
+    """Whether the shape of what an operation gives depends on numbers; that of indexing does so by masks alone."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if func is not aten.index.Tensor:
+        return True
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
 def outline(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import nn
 
+from fedblend.errors import FedblendError
 from fedblend.parts import Count, Float, Positive, part
 from fedblend.server_steps.base import Answer, Known, Refined, Server, Tensors
 from fedblend.server_steps.points import Stacked, ballots, beginning, elect, require_classes, search
@@ -36,8 +38,15 @@ class AggEnhance(Tuning):
     """Weight of a point against one of the next round's; 1 weighs all alike (Figure 16)."""
 
     def require_possible(self, known: Known) -> None:
-        """Raise :class:`FedblendError` unless the task has classes, and inputs a unit scale."""
-        require_classes(type(self).name, known)  # type: ignore[attr-defined]
+        """Raise :class:`FedblendError` unless points can be made: of classes, by a model that can be stacked."""
+        name: str = type(self).name  # type: ignore[attr-defined]
+        require_classes(name, known)
+        for layer in known.model.modules():
+            if isinstance(layer, nn.RNNBase):
+                raise FedblendError(
+                    f"method.server_step: '{name}' moves the points of many models together, which PyTorch cannot with "
+                    f"a fused {type(layer).__name__}"
+                )
 
     def refine(self, weights: Tensors, server: Server) -> Refined:
         """The aggregate tuned on the points; and these, with their labels and the rounds they were made in."""

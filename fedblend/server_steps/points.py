@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedblend.data.scale import Scaler
 from fedblend.errors import FedblendError
 from fedblend.kernels.simplify import Flat
+from fedblend.models.names import same_tensors
 from fedblend.server_steps.base import Known, Server, Tensors
 
 Stacked = dict[str, torch.Tensor]
@@ -24,11 +25,16 @@ POINTS_AT_ONCE = 200
 
 
 def require_classes(step: str, known: Known) -> None:
-    """Raise :class:`FedblendError` unless the task has classes, and inputs a unit scale."""
+    """Raise :class:`FedblendError` unless the task has classes, inputs a unit scale, and the model no tensor twice."""
     if known.task.kind != "classification":
         raise FedblendError(f"method.server_step: '{step}' makes points of classes; these data have none")
     if not isinstance(known.scale, Scaler):
         raise FedblendError(f"method.server_step: '{step}' makes pictures or features; these data are text")
+    if twins := same_tensors(known.model):
+        raise FedblendError(
+            f"method.server_step: '{step}' trains a model's tensors one by one; in this one '{twins[0]}' and "
+            f"'{twins[1]}' are the same"
+        )
 
 
 def logits(known: Known, weights: Tensors, points: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,8 @@ def slopes_of(loss: Callable[..., torch.Tensor], names: Sequence[str], trained: 
         weights = {name: t.detach() for name, t in zip(names, tensors, strict=False)}
         params = [weights[name].requires_grad_() for name in trained]
         with torch.enable_grad():
-            return list(torch.autograd.grad(loss(weights, *tensors[len(names) :]), params))
+            made = loss(weights, *tensors[len(names) :])
+            # Zeros for a weight that the loss does not reach.
+            return list(torch.autograd.grad(made, params, materialize_grads=True))
 
     return Flat(slopes)
