@@ -162,8 +162,8 @@ class Experiment(_Table):
     eval_every: Count = 1
     """Rounds from one evaluation on the test samples to the next; the last round is always evaluated."""
     judge: Literal["server", "device", "each"] | None = None
-    """Whose model is evaluated: the server's, one drawn device's after training, or each client's on its own tests;
-    unless given, the server's, or a device's where clients keep their own weights.
+    """Whose model is evaluated: the server's, that of one device of the first cohort after training, or each client's
+    on its own tests; unless given, the server's, or a device's where clients keep their own weights.
     """
     stop_change: Positive | None = None
     """Relative change of the model (or of the mean outputs of every label) below which a run ends early."""
@@ -248,6 +248,16 @@ class Experiment(_Table):
                         f"{field}: '{made.name}' changes models, but method.upload '{upload.name}' sends none; "
                         "valid: none"
                     )
+            if method.aggregator.name != "mean":
+                raise ValueError(
+                    f"method.aggregator: '{method.aggregator.name}' makes one of models, but method.upload "
+                    f"'{upload.name}' sends none; valid: mean"
+                )
+            if not (method.server_step.active or method.keep_weights):
+                raise ValueError(
+                    f"method.upload: '{upload.name}' sends no models, so that the server's would never change; valid: "
+                    "model, a method.server_step, or method.keep_weights = true"
+                )
         if method.keep_weights and upload.is_model:
             raise ValueError(
                 f"method.keep_weights: true keeps clients on their own weights, so that a model sent up "
@@ -312,11 +322,6 @@ class Experiment(_Table):
                 f"{getattr(objective, 'layer', None)} differ; both must name the same layer of hidden states"
             )
         hides, step = self.method.aggregator.hides_uploads, self.method.server_step
-        if hides and (not self.method.upload.is_model or not self.method.upload.trains):
-            raise ValueError(
-                f"method.aggregator: '{self.method.aggregator.name}' sums models, but method.upload "
-                f"'{self.method.upload.name}' sends none; valid: mean"
-            )
         if hides and step.looks_at_uploads and not step.asks_clients:
             raise ValueError(
                 f"method.server_step: '{step.name}' looks at single uploads, which '{self.method.aggregator.name}' "

@@ -62,8 +62,7 @@ class Federation:
         self.method = world.experiment.method
         self._pool: tuple[Pool, Pool] | None = None
         # Clients that hold samples do so in every round, also where more arrive.
-        self._holding = np.flatnonzero(world.population.sizes)
-        cohort, holding = self.experiment.train.cohort, len(self._holding)
+        cohort, holding = self.experiment.train.cohort, int(np.count_nonzero(world.population.sizes))
         if not holding:
             raise FedblendError(
                 f"partition: none of its {len(world.population)} clients hold samples; at least one must"
@@ -78,7 +77,6 @@ class Federation:
         self.method.aggregator.require_possible(cohort)
         self.method.server_step.require_possible(known_of(world, engine.server_model()))
         world.requests(world.sizes(0))
-        # One of those that hold samples, the same in all rounds.
         self.device = reference_device(world)
         if self.method.objective.needs:
             minimum = 1 if self.experiment.unsafe else self.experiment.policy.min_mean
@@ -102,6 +100,13 @@ class Federation:
         sizes = self.world.sizes(state.round)
         state, shared, informed = self._share_if_due(state, sizes, account)
         pool = self._pool_of(state)
+        if self.method.server_step.needs_pool and not len(pool) and not self.experiment.channel.loses:
+            raise FedblendError(
+                f"method.sharing: '{self.method.sharing.name}': no client had anything to share before round "
+                f"{state.round + 1}, so that the server step '{self.method.server_step.name}' has nothing to work on; "
+                "seeds that are mixed need clients that hold two labels each, inversely mixed ones two such clients of "
+                "the same labels"
+            )
         if self.method.objective.needs and not len(pool):
             raise FedblendError(
                 f"method.sharing: '{self.method.sharing.name}': nothing was shared before round {state.round + 1}, "
@@ -111,7 +116,7 @@ class Federation:
         facts: Record = {}
         weights, said, own = state.weights, state.said, state.own
         if self.method.upload.trains_in(state.round):
-            cohort = self._cohort(state.round)
+            cohort = cohort_of(self.world, state.round)
             heard, state = self._download(state, cohort, pool, informed, account)
             task, part = self._task(state, cohort, heard, pool, sizes)
             got, facts = self._train(task, part, account)
@@ -248,11 +253,6 @@ class Federation:
             self._pool = (state.entries, made)
         return self._pool[1]
 
-    def _cohort(self, round: int) -> np.ndarray:
-        """The clients of a round: uniform without replacement among those that hold samples, in order."""
-        rng = stream(self.experiment.seed, "cohort", round)
-        return np.sort(rng.choice(self._holding, self.experiment.train.cohort, replace=False, shuffle=False))
-
     def _download(
         self, state: State, cohort: np.ndarray, pool: Pool, informed: np.ndarray, account: Account
     ) -> tuple[np.ndarray, State]:
@@ -382,9 +382,19 @@ class Federation:
         return record
 
 
+def cohort_of(world: World, round: int) -> np.ndarray:
+    """The clients of a round: uniform without replacement among those that hold samples, in order."""
+    rng = stream(world.experiment.seed, "cohort", round)
+    holding = np.flatnonzero(world.population.sizes)
+    return np.sort(rng.choice(holding, world.experiment.train.cohort, replace=False, shuffle=False))
+
+
 def reference_device(world: World) -> int:
-    """The client whose model is evaluated where clients keep theirs: one that holds samples, by the seed."""
-    return int(stream(world.experiment.seed, "device").choice(np.flatnonzero(world.population.sizes)))
+    """The client whose model is evaluated where clients keep theirs: one of the first cohort, by the seed.
+
+    Of another the model would be the untrained one until a round takes it.
+    """
+    return int(stream(world.experiment.seed, "device").choice(cohort_of(world, 0)))
 
 
 def _in_one_line(refused: list[Record]) -> str:

@@ -48,6 +48,7 @@ class World:
         )
         scale = experiment.scale.fit(data)
         task = Task(data.task, data.outputs)
+        experiment.method.upload.require_possible(task)
         sample = scale(data.train.x[:1])
         with lent_generator(experiment.seed, "model"):
             model = experiment.model.build(tuple(sample.shape[1:]), task.outputs)

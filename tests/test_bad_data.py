@@ -44,6 +44,7 @@ def with_nan() -> np.ndarray:
         (arrays(client=np.ones(40)), ("'client'", "float64", "valid: ")),
         (arrays(clients=np.arange(40) % 4), ("'clients' is unknown", "did you mean 'client'?", "client_names")),
         (arrays(y=None, labels=np.arange(40) % 3), ("no array 'y'", "labels", "are needed")),
+        (arrays(y=np.arange(40) % 3 + 1), ("begin at 1", "class 0 would have no sample", "number them from 0")),
         (arrays(y=np.arange(40) % 3 * 10), ("reach to 20", "only 3 of these 21 classes", "0, 10, 20", "'classes'")),
         (arrays(x=np.ones((0, 5)), y=np.ones(0, int)), ("holds no samples",)),
         (arrays(x=np.array([{}] * 40)), ("holds objects",)),

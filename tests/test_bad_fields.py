@@ -176,6 +176,18 @@ def test_clients_that_all_lack_samples_are_told_so_and_not_given_an_empty_range(
             {"method": {"name": "local-means", "objective": {"exclude_own": True}}},
             ("method.objective.exclude_own", "'local-means'", "valid: false"),
         ),
+        (
+            {"method": {"name": "mix2fld", "aggregator": "krum"}},
+            ("method.aggregator: 'krum'", "method.upload 'outputs' sends none", "valid: mean"),
+        ),
+        (
+            {"method": {"name": "standalone", "aggregator": "median"}},
+            ("method.aggregator: 'median'", "method.upload 'nothing' sends none"),
+        ),
+        (
+            {"method": {"upload": "outputs"}},
+            ("method.upload: 'outputs' sends no models", "would never change", "method.server_step"),
+        ),
     ],
 )
 def test_methods_that_cannot_be(changes: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -185,6 +197,22 @@ def test_methods_that_cannot_be(changes: dict[str, Any], words: tuple[str, ...])
 def test_means_of_single_classes_that_are_all_too_small_are_told_in_the_first_round() -> None:
     changes = {**fedmix(sharing={"split": "class"}), "policy": {"min_mean": 100}}
     refused(run(changes), "method.sharing", "nothing was shared before round 1", "split", "policy.min_mean: 100")
+
+
+@pytest.mark.parametrize("method", ["mixfld", "mix2fld"])
+def test_seeds_that_no_client_can_mix_are_told_before_the_first_round(method: str) -> None:
+    partition = {"name": "classes", "clients": 10, "classes_per_client": 1}
+    refused(
+        run({"method": method, "partition": partition}), "method.sharing: 'mixed-seeds'", "before round 1", "two labels"
+    )
+
+
+@pytest.mark.parametrize("method", ["fd", "mix2fld"])
+def test_outputs_by_class_need_classes(method: str) -> None:
+    values = np.random.default_rng(0).normal(size=(40, 3))
+    np.savez("numbers.npz", x=values, y=values[:, 0])
+    changes = {"data": {"name": "npz", "path": "numbers.npz"}, "method": method}
+    refused_at_once(run(changes), "method.upload: 'outputs'", "these data have none", "valid: model")
 
 
 @pytest.mark.parametrize("device", ["banana", "cuda", "cuda:99"])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import PNG, TINY, here, records, succeeded, words_of, write
+from cli_helpers import PNG, TINY, here, records, refused, succeeded, words_of, write
 
 import fedblend
 from fedblend.cli.running import parse_change
 from fedblend.config import as_table, resolve
+from fedblend.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -147,6 +149,26 @@ def test_compare_shows_every_label_once(study: Path) -> None:
         assert shown.count(label) == 2
     for lr in ("lr=0.05", "lr=0.1"):
         assert shown.count(lr) == 2, shown
+
+
+def test_compare_tells_of_runs_that_were_never_begun(study: Path) -> None:
+    Path("copy").mkdir()
+    shutil.copytree(study, "copy/study")
+    gone = sorted(path for path in Path("copy/study").iterdir() if RunDirectory.is_run(path))[-1]
+    shutil.rmtree(gone)
+
+    told = words_of(succeeded(here("compare", "copy")).out)
+
+    assert f"Not begun: {gone.name}; go on with: fedblend resume copy/study" in told
+
+
+def test_a_done_run_without_its_records_is_told(study: Path) -> None:
+    shutil.copytree(study, "copy")
+    run = next(path for path in sorted(Path("copy").iterdir()) if RunDirectory.is_run(path))
+    (run / "metrics.jsonl").unlink()
+
+    for command in ("compare", "report"):
+        refused(here(command, run), "metrics.jsonl: is missing or empty, though the run is done")
 
 
 def test_runs_come_in_the_order_of_their_file() -> None:

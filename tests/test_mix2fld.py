@@ -205,6 +205,14 @@ def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged()
     assert records[-1]["accuracy"] == pytest.approx(judged.right.mean())
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_device_that_is_judged_trains_in_the_first_round(seed: int) -> None:
+    fed = federation(method="fd", seed=seed, partition={"name": "iid", "clients": 4}, train={"cohort": 1})
+    state, _ = run(fed, 1)
+
+    assert list(state.own) == [fed.device]
+
+
 def test_without_distillation_devices_that_keep_their_models_train_alone() -> None:
     made = world(method={"upload": "outputs", "keep_weights": True}, train={"cohort": 4})
     state, _ = run(Federation(made, LoopEngine(made)), 2)

@@ -181,6 +181,8 @@ def test_a_damaged_checkpoint_is_told(damage: Callable[[bytes], bytes], tiny: Pa
     before = (run / "metrics.jsonl").read_bytes()
     told = refused(here("resume", run), f"{CHECKPOINT}: is not a checkpoint of fedblend or is damaged").err
     assert told.count("is damaged") == 1
+    assert "begin again in another folder" in told
+    assert json.loads((run / "status.json").read_text())["state"] == "done"
     assert (run / "metrics.jsonl").read_bytes() == before
 
 

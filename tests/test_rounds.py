@@ -17,7 +17,7 @@ from fedblend.engines import LoopEngine, Trained, TrainTask
 from fedblend.engines.loop import batches
 from fedblend.engines.sgd import SGD
 from fedblend.errors import FedblendError
-from fedblend.federation import Federation
+from fedblend.federation import Federation, cohort_of
 
 # Rounds and cohorts ---------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ def test_cohorts_are_drawn_without_replacement_from_clients_that_hold_samples() 
     groups = [[], range(3), [], range(3, 6), range(6, 9), range(9, 12), []]
     fed = federation(groups=groups, train={"cohort": 3})
 
-    cohorts = [fed._cohort(round).tolist() for round in range(400)]
+    cohorts = [cohort_of(fed.world, round).tolist() for round in range(400)]
 
     assert all(len(set(c)) == 3 and c == sorted(c) for c in cohorts)
     often = np.bincount(np.concatenate(cohorts), minlength=7) / 400

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.engines.stacking import prepare
+from fedblend.engines.prepared import prepare
 from fedblend.federation import Federation
 from fedblend.kernels import Convolution, conv, operators, tiles
 

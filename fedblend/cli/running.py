@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fedblend.engines.serving import serve_environment
 from fedblend.errors import FedblendError, listed
 from fedblend.report.sites import sites_table
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory, find_runs, read_study, runs_in, studies_in
+from fedblend.runs.directory import RunDirectory, find_runs, not_begun, read_study, runs_in, studies_in
 from fedblend.runs.several import in_one_message, run_all
 from fedblend.study import Study, slugify
 from fedblend.tables import parse_value
@@ -144,4 +145,8 @@ def write_report(paths: list[Path], out: Path) -> None:
 def show_table(paths: list[Path], sites: bool = False) -> None:
     """Print the table of runs, or their accuracy at each of the data's own clients."""
     runs = find_runs(paths)
-    Console().print(sites_table(runs) if sites else report.compare(runs))
+    console = Console()
+    console.print(sites_table(runs) if sites else report.compare(runs))
+    for folder, slugs in not_begun(paths).items():
+        text = f"Not begun: {listed(slugs)}; go on with: fedblend resume {shlex.quote(str(folder))}"
+        console.print(text, highlight=False, soft_wrap=True)

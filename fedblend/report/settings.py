@@ -183,9 +183,13 @@ def _training(outcomes: Sequence[Outcome]) -> str:
     def of(name: str) -> str:
         return _field(outcomes, f"train.{name}")
 
+    idle = [o for o in outcomes if o.config["method"]["upload"]["name"] == "nothing"]
+    if len(idle) == len(outcomes):
+        return f"No client trains; the server does, the model '{_field(outcomes, 'model.name')}'."
     one = of("cohort") == "1"
     text = (
-        f"In every round {of('cohort')} {'client trains' if one else 'clients train'} the model "
+        f"{'Where clients train, in' if idle else 'In'} every round {of('cohort')} "
+        f"{'client trains' if one else 'clients train'} the model "
         f"'{_field(outcomes, 'model.name')}' for {of('epochs')} local epoch{'' if of('epochs') == '1' else 's'} on "
         f"batches of {of('batch_size')} by SGD at a learning rate of {of('lr')} times {of('lr_decay')}^round"
     )
@@ -200,10 +204,18 @@ def _training(outcomes: Sequence[Outcome]) -> str:
     return text + (f" ({', '.join(extra)})" if extra else "") + "."
 
 
+def _judged(config: Mapping[str, Any]) -> str:
+    """Whose model is tested."""
+    judge = config.get("judge") or ("device" if config["method"].get("keep_weights") else "server")
+    return {"server": "the server's model", "device": "one device's model", "each": "each client's model"}[judge]
+
+
 def _rounds(outcomes: Sequence[Outcome]) -> str:
     every = _field(outcomes, "eval_every")
     when = "after every round" if every == "1" else f"every {every} rounds"
-    text = f"The server's model is tested {when}, {_number(o.rounds for o in outcomes)} rounds in all."
+    whose = list(dict.fromkeys(_judged(o.config) for o in outcomes))
+    text = f"{' or '.join(whose)} is tested {when}, {_number(o.rounds for o in outcomes)} rounds in all."
+    text = text[0].upper() + text[1:]
     return text + f" Inputs are on the scale '{_field(outcomes, 'scale.name')}'."
 
 

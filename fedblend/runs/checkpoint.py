@@ -67,7 +67,10 @@ def read(folder: Path) -> State | None:
             own=by_client("own/", tensors),
         )
     except DAMAGED as error:
-        raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
+        raise FedblendError(
+            f"{path}: is not a checkpoint of fedblend or is damaged: {error}; the run cannot go on from it: "
+            "put it back, or begin again in another folder"
+        ) from None
 
 
 def round_of(folder: Path) -> int | None:

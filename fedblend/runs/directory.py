@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -213,6 +213,13 @@ def remove_study(folder: Path, made: list[Path]) -> None:
 def read_study(folder: Path) -> dict[str, dict[str, Any]]:
     """The resolved experiments of a study's folder, by the names of their folders; empty if it keeps none."""
     return read_json(folder / STUDY).get("experiments", {})
+
+
+def not_begun(paths: Sequence[Path]) -> dict[Path, list[str]]:
+    """Of the studies in folders: the names of the runs that they are to make and have not begun, by study."""
+    folders = [folder for path in paths if not RunDirectory.is_run(path) for folder in (path, *studies_in(path))]
+    left = {f: [slug for slug in read_study(f) if not RunDirectory.is_run(f / slug)] for f in folders}
+    return {folder: slugs for folder, slugs in left.items() if slugs}
 
 
 def has_runs(folder: Path) -> bool:

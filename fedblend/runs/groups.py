@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.errors import FedblendError
-from fedblend.runs.directory import CONFIG, RunDirectory
+from fedblend.runs.directory import CONFIG, METRICS, RunDirectory
 from fedblend.tables import read_toml
 
 NOT_COMPARED = ("seed", "name", "checkpoint_every")
@@ -144,7 +144,10 @@ def read(run: RunDirectory) -> Outcome:
                 f"{run.path / CONFIG}: {field}: {config.get(field)!r} is not valid; a run directory holds the "
                 "full configuration that fedblend wrote"
             )
-    return Outcome(run.path, config, run.metrics(), run.status(), run.facts())
+    records, status = run.metrics(), run.status()
+    if status["state"] == "done" and not records:
+        raise FedblendError(f"{run.path / METRICS}: is missing or empty, though the run is done; put it back")
+    return Outcome(run.path, config, records, status, run.facts())
 
 
 def group(runs: Iterable[RunDirectory]) -> list[Group]:

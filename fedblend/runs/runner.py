@@ -67,7 +67,9 @@ def execute(
     directory = RunDirectory(path)
     exists = RunDirectory.is_run(path)
     if exists and not resume:
-        raise FedblendError(f"{path}: already holds a run; resume it, or give another folder with --out")
+        raise FedblendError(
+            f"{path}: already holds a run; go on with it (fedblend resume; resume=True), or give another folder as out"
+        )
     if exists and (field := difference(directory, experiment)):
         raise FedblendError(f"{field} in {path}; {SAME}")
     # Rounds that were made are not unmade.
@@ -105,7 +107,8 @@ def _run(directory: RunDirectory, federation: Federation, choice: Choice, listen
     """Make the rounds that are left, in the run's folder."""
     experiment = federation.experiment
     with directory.locked():
-        kept = 0
+        before = directory.status()
+        kept = before["round"]
         try:
             if RunDirectory.is_run(directory.path):
                 directory.set_experiment(experiment)
@@ -122,7 +125,9 @@ def _run(directory: RunDirectory, federation: Federation, choice: Choice, listen
             directory.set_status("stopped", kept, "interrupted")
             raise Stopped(f"stopped; kept up to round {kept}. Go on with: fedblend resume {directory.path}") from None
         except Exception as error:
-            _mark_failed(directory, kept, str(error) or type(error).__name__)
+            # A run that was done is so still, whatever hinders reading it again.
+            if before["state"] != "done" or kept > before["round"]:
+                _mark_failed(directory, kept, str(error) or type(error).__name__)
             raise
         directory.set_status("done", state.round)
     return state

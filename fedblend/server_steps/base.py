@@ -67,12 +67,14 @@ class ServerStep:
     ``looks_at_uploads`` is true where a step works with single uploads, not only with the aggregate: it then puts
     questions to whoever holds them, which are answered by :meth:`answers`, on the rank that trained the client.
     Questions and answers travel only where ``asks_clients`` says that it is the clients who answer, and the server
-    never sees their uploads. ``breaks_privacy`` is true where a step uses raw samples.
+    never sees their uploads. ``breaks_privacy`` is true where a step uses raw samples,
+    ``needs_pool`` where it has nothing to do without what clients share.
     """
 
     looks_at_uploads: bool = False
     asks_clients: bool = False
     breaks_privacy: bool = False
+    needs_pool: bool = False
     active: bool = True
 
     def require_possible(self, known: Known) -> None:

@@ -22,6 +22,8 @@ class DistillToModel(ServerStep):
     model stays as it is.
     """
 
+    needs_pool = True
+
     steps: Count = 3200
     """Steps a round, K_s."""
     batch_size: Count = 1

@@ -27,9 +27,9 @@ POINTS_AT_ONCE = 200
 def require_classes(step: str, known: Known) -> None:
     """Raise :class:`FedblendError` unless the task has classes, inputs a unit scale, and the model no tensor twice."""
     if known.task.kind != "classification":
-        raise FedblendError(f"method.server_step: '{step}' makes points of classes; these data have none")
+        raise FedblendError(f"method.server_step: '{step}' works with classes; these data have none")
     if not isinstance(known.scale, Scaler):
-        raise FedblendError(f"method.server_step: '{step}' makes pictures or features; these data are text")
+        raise FedblendError(f"method.server_step: '{step}' works with pictures or features; these data are text")
     if twins := same_tensors(known.model):
         raise FedblendError(
             f"method.server_step: '{step}' trains a model's tensors one by one; in this one '{twins[0]}' and "

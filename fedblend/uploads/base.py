@@ -26,6 +26,9 @@ class Upload:
     trains: bool = True
     watches: bool = False
 
+    def require_possible(self, task: Task) -> None:
+        """Raise :class:`FedblendError` where there is nothing to send of such data, before anything is trained."""
+
     def trains_in(self, round: int) -> bool:
         """Whether clients train and send something in a round, counted from 0."""
         return self.trains

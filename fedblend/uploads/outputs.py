@@ -8,6 +8,7 @@ import torch
 
 from fedblend.aggregators import Aggregator
 from fedblend.aggregators.base import Tensors, Weighed
+from fedblend.errors import FedblendError
 from fedblend.objectives.task import Task
 from fedblend.parts import part
 from fedblend.uploads.base import Upload
@@ -28,6 +29,11 @@ class Outputs(Upload):
     bytes_kind = "outputs"
     is_model = False
     watches = True
+
+    def require_possible(self, task: Task) -> None:
+        """Raise :class:`FedblendError` unless the task has classes."""
+        if task.kind != "classification":
+            raise FedblendError("method.upload: 'outputs' sends means by class; these data have none; valid: model")
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """The means [C, C]."""

@@ -96,6 +96,11 @@ def _targets(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.nd
         valid = f"0 to {count - 1}" if names is not None else "0 to classes - 1 (floats for regression)"
         raise FedblendError(f"{path}: labels in 'y' reach from {low} to {high}; valid: {valid}")
     used = np.unique(y)
+    if names is None and low > 0:
+        raise FedblendError(
+            f"{path}: labels in 'y' begin at {low}, so that {'class 0' if low == 1 else f'classes 0 to {low - 1}'} would "
+            "have no sample; number them from 0, or name all classes in 'classes'"
+        )
     if names is None and 2 * len(used) < count:
         raise FedblendError(
             f"{path}: labels in 'y' reach to {high}, but only {len(used)} of these {count} classes have a sample "
