@@ -98,8 +98,8 @@ def _targets(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.nd
     used = np.unique(y)
     if names is None and low > 0:
         raise FedblendError(
-            f"{path}: labels in 'y' begin at {low}, so that {'class 0' if low == 1 else f'classes 0 to {low - 1}'} would "
-            "have no sample; number them from 0, or name all classes in 'classes'"
+            f"{path}: labels in 'y' begin at {low}, so that {'class 0' if low == 1 else f'classes 0 to {low - 1}'} "
+            "would have no sample; number them from 0, or name all classes in 'classes'"
         )
     if names is None and 2 * len(used) < count:
         raise FedblendError(
