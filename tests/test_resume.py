@@ -54,8 +54,10 @@ EVENTFUL: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [32], "dropout": 0.3},
     "train": {"cohort": 4, "epochs": 1, "batch_size": 20, "lr": 0.05},
     "method": {"name": "fedmix", "sharing": {"samples_per_mean": 5, "refresh": 0.2}},
+    "engine": "loop",
 }
-"""All that a run can carry from round to round: dropout, shared means that are renewed, data that arrive."""
+"""All that a run can carry from round to round: dropout, shared means that are renewed, data that arrive; with one
+engine, since `auto` may take another on a machine that is busier."""
 
 
 @pytest.fixture(scope="module")

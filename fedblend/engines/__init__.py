@@ -64,6 +64,9 @@ def require_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
+        if reason.startswith("Expected one of"):
+            # PyTorch's list of all kinds of devices that it could be built for.
+            reason = "PyTorch knows no such device"
         raise FedblendError(
             f"device: '{device}' is not usable here: {reason}; valid: cpu, or cuda where there is a GPU"
         ) from None

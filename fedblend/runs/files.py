@@ -25,7 +25,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
         raise FedblendError(
             f"{path}: could not be written: {error.strerror or error}; what was there before is untouched. "
-            "Make room or mend the folder, then go on with: fedblend resume"
+            "Make room or mend the folder, and give the command again; a run goes on with: fedblend resume"
         ) from error
 
 
