@@ -14,6 +14,7 @@ import argparse
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,12 +45,21 @@ def main() -> None:
         scale = command[command.index("--scale") + 1] if "--scale" in command else "paper"
         take_up(command[1], scale)
         fedblend = Path(sys.executable).with_name("fedblend")
-        code = subprocess.run([str(fedblend), *command, "--out", str(RUNS)], cwd=ROOT, check=False).returncode
+        code = ended([str(fedblend), *command, "--out", str(RUNS)])
         if code not in (0, STOPPED):
             raise SystemExit(code)
         keep(command[1], scale)
         if code == STOPPED:
             raise SystemExit(code)
+
+
+def ended(command: list[str]) -> int:
+    """A command's exit status. Ctrl-C reaches it too, and is left to it: it has a result to write."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def take_up(item: str, scale: str) -> None:
