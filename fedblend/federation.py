@@ -102,10 +102,10 @@ class Federation:
         pool = self._pool_of(state)
         if self.method.server_step.needs_pool and not len(pool) and not self.experiment.channel.loses:
             raise FedblendError(
-                f"method.sharing: '{self.method.sharing.name}': no client had anything to share before round "
+                f"method.sharing: '{self.method.sharing.name}': nothing came of what clients could share before round "
                 f"{state.round + 1}, so that the server step '{self.method.server_step.name}' has nothing to work on; "
-                "seeds that are mixed need clients that hold two labels each, inversely mixed ones two such clients of "
-                "the same labels"
+                "let clients hold two labels each, and send more seeds or coordinated ones: inverse mixing pairs seeds "
+                "of the same two labels"
             )
         if self.method.objective.needs and not len(pool):
             raise FedblendError(

@@ -215,7 +215,7 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(engine: type[LoopEngine]
 
 
 def test_regression_and_text_are_refused_before_the_first_round() -> None:
-    with pytest.raises(FedblendError, match="'aggenhance' makes points of classes"):
+    with pytest.raises(FedblendError, match="'aggenhance' works with classes"):
         federation(numbers(), method="aggenhance", model={"name": "mlp", "hidden": [4]}, scale="standard")
 
 

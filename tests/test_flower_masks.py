@@ -100,7 +100,10 @@ def test_what_does_not_fit_is_refused() -> None:
         SecureMean().require_possible(2)
     assert [SecureMean(fewest=2).threshold(n) for n in (2, 3, 4, 5, 10)] == [2, 2, 3, 3, 6]
     for method, told in (
-        ({"name": "fd", "aggregator": "secure-mean"}, "sums models, but method.upload 'outputs' sends none"),
+        (
+            {"name": "fd", "aggregator": "secure-mean"},
+            "makes one of models, but method.upload 'outputs'",
+        ),
         ({"name": "aggenhance", "aggregator": "secure-mean"}, "looks at single uploads, which 'secure-mean' hides"),
     ):
         with pytest.raises(FedblendError, match=told):

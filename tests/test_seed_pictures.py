@@ -30,7 +30,11 @@ METHODS: dict[str, Any] = {
     "xormixfl": {"name": "xormixfl", **SHOT},
     "blended": {"name": "xormixfl", "sharing": {"p": 2, "offset": 9}, **SHOT},
     "mixfl": {"name": "mixfl", "sharing": {"lambda": 0.75}, **SHOT},
-    "mix2fld": {"name": "mix2fld", "sharing": {"samples": 4, "lambda": 0.25}, "server_step": {"steps": 1}},
+    "mix2fld": {
+        "name": "mix2fld",
+        "sharing": {"samples": 4, "lambda": 0.25, "coordinated": True},
+        "server_step": {"steps": 1},
+    },
     "fld": {"name": "fld", "sharing": {"samples": 2}, "server_step": {"steps": 1}},
 }
 

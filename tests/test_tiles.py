@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedblend.engines import LoopEngine, StackedEngine
 from fedblend.engines.prepared import prepare
 from fedblend.federation import Federation
-from fedblend.kernels import Convolution, conv, operators, tiles
+from fedblend.kernels import Convolution, MaxPool, conv, operators, tiles
 
 CPU = torch.device("cpu")
 EXACT = 2e-6
@@ -162,7 +162,7 @@ def test_a_stack_gives_the_loops_weights(method: str) -> None:
 
 @needs_units
 def test_which_layers_run_there() -> None:
-    assert [type(layer) for layer in prepare(Row(), CPU)][2:5] == [Convolution, nn.Identity, nn.Identity]
+    assert [type(layer) for layer in prepare(Row(), CPU)][2:5] == [Convolution, nn.ReLU, MaxPool]
     # The processor's bfloat16 is faster still, for those that ask for it.
     assert isinstance(prepare(Row(), CPU, "bfloat16")[2], nn.Conv2d)
     for channels, outputs in ((64, 32), (16, 32), (32, 16), (12, 64)):

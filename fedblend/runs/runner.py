@@ -107,7 +107,7 @@ def _run(directory: RunDirectory, federation: Federation, choice: Choice, listen
     """Make the rounds that are left, in the run's folder."""
     experiment = federation.experiment
     with directory.locked():
-        before = directory.status()
+        before, begun = directory.status(), False
         kept = before["round"]
         try:
             if RunDirectory.is_run(directory.path):
@@ -117,7 +117,7 @@ def _run(directory: RunDirectory, federation: Federation, choice: Choice, listen
                 facts = facts_of(federation.world) | {"engine": choice.table()}
                 directory.create(experiment, facts, split_of(federation.world))
             state, record = _begin(directory, federation, choice, listener)
-            kept = state.round
+            kept, begun = state.round, True
             while state.round < experiment.rounds and not record.get("converged"):
                 state, record = _round(directory, federation, state, listener)
                 kept = state.round if _is_kept(experiment, record) else kept
@@ -125,8 +125,8 @@ def _run(directory: RunDirectory, federation: Federation, choice: Choice, listen
             directory.set_status("stopped", kept, "interrupted")
             raise Stopped(f"stopped; kept up to round {kept}. Go on with: fedblend resume {directory.path}") from None
         except Exception as error:
-            # A run that was done is so still, whatever hinders reading it again.
-            if before["state"] != "done" or kept > before["round"]:
+            # A run that was done is so still where it could not be read to go on from.
+            if begun or before["state"] != "done":
                 _mark_failed(directory, kept, str(error) or type(error).__name__)
             raise
         directory.set_status("done", state.round)
