@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedblend.account import Account
+from fedblend.cohorts import cohort_of, reference_device
 from fedblend.engines import Engine, TrainTask
 from fedblend.engines.base import Collected
 from fedblend.errors import FedblendError, by_reason, listed
@@ -380,21 +381,6 @@ class Federation:
             alone = account.seconds["train"] / max(1, len(facts.get("cohort", ())))
             record["machine"]["computing"] = round(alone + account.seconds["server"] + account.seconds["aggregate"], 4)
         return record
-
-
-def cohort_of(world: World, round: int) -> np.ndarray:
-    """The clients of a round: uniform without replacement among those that hold samples, in order."""
-    rng = stream(world.experiment.seed, "cohort", round)
-    holding = np.flatnonzero(world.population.sizes)
-    return np.sort(rng.choice(holding, world.experiment.train.cohort, replace=False, shuffle=False))
-
-
-def reference_device(world: World) -> int:
-    """The client whose model is evaluated where clients keep theirs: one of the first cohort, by the seed.
-
-    Of another the model would be the untrained one until a round takes it.
-    """
-    return int(stream(world.experiment.seed, "device").choice(cohort_of(world, 0)))
 
 
 def _in_one_line(refused: list[Record]) -> str:

@@ -22,4 +22,5 @@ def refused_at_once(outcome: Outcome, *words: str) -> None:
 
 
 def fedmix(**options: Any) -> dict[str, Any]:
+    """FedMix with options, as a table of an experiment."""
     return {"method": {"name": "fedmix", **options}}

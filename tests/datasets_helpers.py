@@ -23,6 +23,7 @@ def real(path: str) -> Path:
 
 
 def load(name: str, **options):
+    """A data set of a name, with options."""
     return build(
         "dataset", {"name": name, **{k: str(v) if isinstance(v, Path) else v for k, v in options.items()}}
     ).load()
@@ -36,6 +37,7 @@ def refused(told: str, name: str, **options) -> str:
 
 
 def change(path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Damage a file's bytes."""
     path.write_bytes(damage(path.read_bytes()))
 
 

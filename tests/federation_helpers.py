@@ -37,6 +37,7 @@ def with_calls(engine: LoopEngine, **changed: Callable[..., Any]) -> LoopEngine:
 
 
 def uploads_of(values: list[list[float]], dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
+    """Uploads of one tensor each."""
     return [{"w": torch.tensor(v, dtype=dtype)} for v in values]
 
 

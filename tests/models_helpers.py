@@ -43,4 +43,5 @@ def built(spec: Spec, shape: tuple[int, ...], outputs: int = 3) -> nn.Module:
 
 
 def samples(shape: tuple[int, ...], n: int = 3, seed: int = 1) -> torch.Tensor:
+    """Random inputs [n, ...] in float64."""
     return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -29,6 +29,7 @@ def draws(task: Task, n: int, seed: int, width: int = 5) -> tuple[torch.Tensor, 
 
 
 def one_hot(y: torch.Tensor) -> torch.Tensor:
+    """Labels as rows of one 1."""
     return F.one_hot(y, 3).double()
 
 

@@ -24,6 +24,7 @@ def share(sharing: Means, data: Dataset = DATA, **given_: Any) -> Payload | None
 
 
 def mean(t: torch.Tensor) -> torch.Tensor:
+    """A mean over the samples, in float64."""
     return t.double().mean(0).float()
 
 

@@ -17,7 +17,6 @@ from fedblend.kernels import build, tiles
 MOST_CHANNELS = 16
 """Input channels up to which our plain convolution is faster than oneDNN's (measured: benchmarks/kernels.py)."""
 
-
 BLOCKS = {(kernels.Convolution, nn.ReLU, kernels.MaxPool), (kernels.Convolution, kernels.MaxPool, nn.ReLU)}
 """Kinds of layers in a row that are computed as one."""
 

@@ -234,9 +234,19 @@ def _base(node: Node, views: Callable[[Node], bool] = lambda node: node.target i
 
 def changed_in_place(graph: Graph) -> set[Node]:
     """The arguments and constants of a traced function that it changes."""
-    changed = [node for node in graph.nodes if node.op == "call_function" and _changes(node)]
-    roots = {_base(one, _is_view) for node in changed for one in node.all_input_nodes[:1]}
+    calls = [node for node in graph.nodes if node.op == "call_function" and _changes(node)]
+    roots = {_base(one, _is_view) for node in calls for one in _written(node)}
     return {root for root in roots if root.op in ("placeholder", "get_attr")}
+
+
+def _written(node: Node) -> list[Node]:
+    """The arguments that an operation changes: what its schema says, all where it has none."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.all_input_nodes
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    written = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [one for one in tree_leaves(written) if isinstance(one, Node)]
 
 
 def _with_direct_views(graph: Graph, node: Node) -> None:

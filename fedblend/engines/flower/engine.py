@@ -14,6 +14,7 @@ from torch import nn
 
 from fedblend.aggregators import SecureMean, Total
 from fedblend.aggregators.base import Weighed
+from fedblend.cohorts import reference_device
 from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.flower.audit import digest_of
 from fedblend.engines.flower.masked_server import Masks
@@ -26,7 +27,6 @@ from fedblend.engines.flower.work import LACKS, asked_of, runs_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.orders import pool_tensors
 from fedblend.errors import FedblendError, by_reason, listed
-from fedblend.federation import reference_device
 from fedblend.prefixes import named
 from fedblend.random import stream
 from fedblend.sharing import SecureMeans
