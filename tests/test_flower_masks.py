@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for method, told in (
         (
             {"name": "fd", "aggregator": "secure-mean"},
-            "makes one of models, but method.upload 'outputs'",
+            "'secure-mean' makes one of models, but method.upload 'outputs' sends",
         ),
         ({"name": "aggenhance", "aggregator": "secure-mean"}, "looks at single uploads, which 'secure-mean' hides"),
     ):

@@ -32,8 +32,8 @@ class Npz:
 
     - ``x``: uint8 [n, H, W], [n, C, H, W] or [n, H, W, C] (C 1 or 3) are images; numbers [n, d] or
       floats [n, channels, ...] are features.
-    - ``y``: whole numbers 0 to classes - 1, or text: classes; floats [n] or [n, q]: regression. Whole numbers of
-      which most never occur are refused, unless ``classes`` names them.
+    - ``y``: whole numbers 0 to classes - 1, or text: classes; floats [n] or [n, q]: regression. Whole numbers
+      that do not begin at 0, or of which most never occur, are refused, unless ``classes`` names them.
     - ``client`` (if there are clients): a whole number or a text for each sample.
     - ``split`` (if there is one): 0 or "train", 1 or "test" for each sample. Without it,
       ``test_share`` of each client's samples (else of each class's) is test, by a draw that depends
