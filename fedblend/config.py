@@ -301,6 +301,12 @@ class Experiment(_Table):
                 f"method.sharing: '{sharing.name}' gives nothing, but the objective '{objective.name}' needs "
                 f"{', '.join(objective.needs)}; valid: means, local-means, noise, hidden-means or raw"
             )
+        if sharing.active and not (objective.needs or self.method.server_step.reads_pool):
+            raise ValueError(
+                f"method.sharing: '{sharing.name}' gives what neither the objective '{objective.name}' nor the server "
+                f"step '{self.method.server_step.name}' reads; valid: none, an objective that mixes, or a server step "
+                "that works on what clients share (reads_pool)"
+            )
         if getattr(sharing, "own_only", False) and getattr(objective, "exclude_own", False):
             raise ValueError(
                 f"method.objective.exclude_own: true leaves nothing to mix with, since '{sharing.name}' gives a client "

@@ -190,7 +190,7 @@ class Clamping(Dense):
 
     def between(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            self.last.weight.clamp_(-0.1, 0.1)
+            self.last.weight.copy_(self.last.weight.clamp(-0.1, 0.1))
         return x.tanh()
 
 

@@ -316,6 +316,16 @@ def test_terms_of_a_wrong_type_are_told(terms: Any) -> None:
             {"method": {"objective": "fedmix", "sharing": "noise"}},
         ),
         (
+            {"method": {"name": "fedavg", "sharing": "means"}},
+            "method.sharing: 'means' gives what neither the objective 'plain' nor the server step 'none' reads",
+            {"method": "naivemix"},
+        ),
+        (
+            {"method": {"name": "aggenhance", "sharing": "xor-seeds"}},
+            "nor the server step 'aggenhance' reads; valid: none, an objective that mixes, or a server step",
+            {"method": {"sharing": "xor-seeds", "server_step": "train-on-seeds"}},
+        ),
+        (
             {"method": {"name": "fedmix-hidden", "sharing": {"layer": 1}}},
             "method.sharing.layer: 1 and method.objective.layer: 2 differ",
             {"method": {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}},

@@ -67,13 +67,14 @@ class ServerStep:
     ``looks_at_uploads`` is true where a step works with single uploads, not only with the aggregate: it then puts
     questions to whoever holds them, which are answered by :meth:`answers`, on the rank that trained the client.
     Questions and answers travel only where ``asks_clients`` says that it is the clients who answer, and the server
-    never sees their uploads. ``breaks_privacy`` is true where a step uses raw samples,
-    ``needs_pool`` where it has nothing to do without what clients share.
+    never sees their uploads. ``breaks_privacy`` is true where a step uses raw samples, ``reads_pool`` where it works on
+    what clients share, ``needs_pool`` where it has nothing to do without that.
     """
 
     looks_at_uploads: bool = False
     asks_clients: bool = False
     breaks_privacy: bool = False
+    reads_pool: bool = False
     needs_pool: bool = False
     active: bool = True
 

@@ -22,6 +22,7 @@ class DistillToModel(ServerStep):
     model stays as it is.
     """
 
+    reads_pool = True
     needs_pool = True
 
     steps: Count = 3200

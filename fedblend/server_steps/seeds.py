@@ -19,6 +19,8 @@ class TrainOnSeeds(ServerStep):
     nothing more, so that rounds of any other kind can go on from there. Without samples the model stays as it is.
     """
 
+    reads_pool = True
+
     epochs: Count = 100
     """Passes over the samples."""
     batch_size: Count = 128
