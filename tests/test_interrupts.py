@@ -23,7 +23,7 @@ from fedblend.attacks import attack_run, outcome
 from fedblend.config import resolve
 from fedblend.runs import several
 
-COMMAND = "from fedblend.cli import main, probing; probing.LINE_EVERY = 0.0; main()"
+COMMAND = "from fedblend.cli import main, progress; progress.LINE_EVERY = 0.0; main()"
 """The command, which tells of every tenth iteration at once."""
 
 ENDLESS = 10**7
@@ -56,9 +56,10 @@ def told_of(process: subprocess.Popen[str], iterations: int) -> tuple[int, float
     """Wait until the process tells of so many iterations; what it says: their number, and the least cost until then."""
     assert process.stderr is not None
     for line in process.stderr:
-        found = re.match(rf"invgrad: (\d+)/{ENDLESS}  cost \S+, least (\S+)", line)
+        found = re.match(rf"invgrad: (\d+)/{ENDLESS}  cost \S+, least (\S+)(  \d+ s left)?\n$", line)
         assert found, line
         if int(found[1]) >= iterations:
+            assert found[3], "no time left"
             return int(found[1]), float(found[2])
     raise AssertionError("the attack ended too early")
 

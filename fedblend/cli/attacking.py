@@ -16,7 +16,8 @@ from rich.text import Text
 from fedblend.attacks import Attacked, attack_run
 from fedblend.attacks.outcome import DEFINITIONS, PICTURE, TABLE, Labels, make_folder
 from fedblend.attacks.scene import Attacker
-from fedblend.cli.probing import Steps, interrupted_once, steps_shown
+from fedblend.cli.interrupts import interrupted_once
+from fedblend.cli.progress import Steps, steps_shown
 from fedblend.errors import Stopped
 from fedblend.runs.runner import one_thread
 

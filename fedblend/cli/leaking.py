@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend.attacks.outcome import make_folder
-from fedblend.cli.probing import steps_shown
+from fedblend.cli.progress import steps_shown
 from fedblend.privacy.leaks import Card, Leak, card
 from fedblend.report.leaks import draw
 from fedblend.runs.directory import find_runs

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-import signal
-import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from fedblend import probes
-from fedblend.cli.progress import LINE_EVERY
+from fedblend.cli.progress import steps_shown
 from fedblend.errors import FedblendError
 from fedblend.probes import figures
 from fedblend.probes.replaying import Row
@@ -31,66 +25,6 @@ from fedblend.runs.runner import one_thread
 
 ROWS = 8
 """Rounds of a replay in the terminal, evenly chosen; the file has all."""
-
-
-class Steps:
-    """Shows how far each of several things is: bars in a terminal, a line every ten seconds elsewhere."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        self.live = console.is_terminal
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-        )
-        self.tasks: dict[str, TaskID] = {}
-        self.told = time.monotonic()
-
-    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
-        """So many steps of something are done; ``note`` is what there is to say of it now."""
-        if self.live:
-            if what not in self.tasks:
-                self.tasks[what] = self.bars.add_task(what, total=total, note=note)
-            self.bars.update(self.tasks[what], completed=done, note=note)
-        elif time.monotonic() - self.told > LINE_EVERY:
-            self.told = time.monotonic()
-            sys.stderr.write(f"{what}: {done}/{total}  {note}".rstrip() + "\n")
-            sys.stderr.flush()
-
-
-@contextmanager
-def interrupted_once() -> Iterator[None]:
-    """Inside, the first Ctrl-C interrupts, and later ones do nothing: what it has led to is brought to its end."""
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in a shell's background job
-    if ignored or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def once(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, once)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def steps_shown() -> Iterator[Steps]:
-    """Show steps while inside."""
-    steps = Steps()
-    if not steps.live:
-        yield steps
-        return
-    with steps.bars:
-        yield steps
 
 
 def show_points(

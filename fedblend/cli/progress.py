@@ -1,21 +1,37 @@
-"""Live progress of runs: bars in a terminal, plain lines elsewhere."""
+"""Live progress of runs and other long work: bars in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from fedblend.config import Experiment
 
 LINE_EVERY = 10.0
-"""Seconds between two plain lines of one run, where there is no terminal."""
+"""Seconds between two plain lines of one run or other work, where there is no terminal."""
+
+
+class Pace:
+    """How long what is left of each of several things will take, by its own pace since it was first asked after."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, tuple[float, int]] = {}
+
+    def left(self, what: str, done: int, total: int) -> str:
+        """Seconds left, in words for the end of a line; nothing where there is no pace yet, or nothing left."""
+        now = time.monotonic()
+        start, at = self.first.setdefault(what, (now, done))
+        if done < at:  # begun anew
+            self.first[what] = (now, done)
+        return f"  {(now - start) / (done - at) * (total - done):.0f} s left" if at < done < total else ""
 
 
 class _Facts(ProgressColumn):
@@ -38,7 +54,7 @@ class RunProgress:
         self.live = self.console.is_terminal
         self.unread = False
         self.printed: dict[str, float] = {}
-        self.first: dict[str, tuple[float, int]] = {}
+        self.pace = Pace()
         self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=10),
@@ -99,10 +115,53 @@ class RunProgress:
         if round < self.made.get(slug, 0):
             return
         now, total = time.monotonic(), self.totals[slug]
-        start, at = self.first.setdefault(slug, (now, round))
+        left = self.pace.left(slug, round, total)
         if round < total and now - self.printed.get(slug, -LINE_EVERY) < LINE_EVERY:
             return
         self.printed[slug] = now
-        left = f"  {(now - start) / (round - at) * (total - round):.0f} s left" if at < round < total else ""
         sys.stderr.write(f"{slug}: round {round}/{total}  {facts}{left}\n")
         sys.stderr.flush()
+
+
+class Steps:
+    """Shows how far each of several things is: bars in a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self.live = console.is_terminal
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+        )
+        self.tasks: dict[str, TaskID] = {}
+        self.told = time.monotonic()
+        self.pace = Pace()
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        """So many steps of something are done; ``note`` is what there is to say of it now."""
+        if self.live:
+            if what not in self.tasks:
+                self.tasks[what] = self.bars.add_task(what, total=total, note=note)
+            self.bars.update(self.tasks[what], completed=done, note=note)
+            return
+        left = self.pace.left(what, done, total)
+        if time.monotonic() - self.told > LINE_EVERY:
+            self.told = time.monotonic()
+            sys.stderr.write(f"{what}: {done}/{total}  {note}".rstrip() + f"{left}\n")
+            sys.stderr.flush()
+
+
+@contextmanager
+def steps_shown() -> Iterator[Steps]:
+    """Show steps while inside."""
+    steps = Steps()
+    if not steps.live:
+        yield steps
+        return
+    with steps.bars:
+        yield steps

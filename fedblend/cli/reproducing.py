@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend import report
-from fedblend.cli.probing import Steps, steps_shown
-from fedblend.cli.progress import RunProgress
+from fedblend.cli.progress import RunProgress, Steps, steps_shown
 from fedblend.config import Experiment
 from fedblend.errors import FedblendError, did_you_mean
 from fedblend.reproduce import pages

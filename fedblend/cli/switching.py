@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend.attacks.outcome import make_folder
-from fedblend.cli.probing import interrupted_once, steps_shown
+from fedblend.cli.interrupts import interrupted_once
+from fedblend.cli.progress import steps_shown
 from fedblend.errors import Stopped
 from fedblend.objectives import AugMix
 from fedblend.probes.figures import curves
