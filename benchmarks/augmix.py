@@ -25,9 +25,9 @@ from rich.progress import track
 from rich.table import Table
 
 from fedblend.augment import augmix, draw_augmix, kernels
-from fedblend.config import Method
 from fedblend.data.dataset import Dataset
 from fedblend.engines import LoopEngine, StackedEngine, TrainTask
+from fedblend.fields import Method
 from fedblend.kernels import build
 from fedblend.objectives import AugMix, Plan
 from fedblend.parts import part

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.config import Arrival, Experiment
+from fedblend.config import Experiment
 from fedblend.data.dataset import Dataset
 from fedblend.data.partitions import prepare
 from fedblend.data.population import Population
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.errors import FedblendError
+from fedblend.fields import Arrival
 from fedblend.objectives.task import Task
 from fedblend.random import lent_generator, stream
 from fedblend.server_steps import Known

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fedblend.config import (
     Experiment,
-    Train,
     as_table,
     resolve,
 )
 from fedblend.errors import FedblendError
+from fedblend.fields import Train
 from fedblend.methods import SINGLE, expand, presets
 from fedblend.objectives import FedMix, HiddenMix, NaiveMix, Plain, Proximal
 from fedblend.sharing import HiddenMeans, LocalMeans, Means, NoSharing

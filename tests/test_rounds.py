@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedblend.cohorts import cohort_of
-from fedblend.config import Train
 from fedblend.engines import LoopEngine, Trained, TrainTask
 from fedblend.engines.loop import batches
 from fedblend.engines.sgd import SGD
 from fedblend.errors import FedblendError
 from fedblend.federation import Federation
+from fedblend.fields import Train
 
 # Rounds and cohorts ---------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend import methods, parts
-from fedblend.config import Method
 from fedblend.errors import FedblendError, did_you_mean
+from fedblend.fields import Method
 from fedblend.paths import import_from
 from fedblend.reference import TABLE_CLASSES, Entry, of_kind, of_part, of_table
 

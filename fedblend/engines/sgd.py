@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedblend.config import Train
+from fedblend.fields import Train
 from fedblend.kernels import Rows, Weights, add_product, draw_near
 from fedblend.objectives import Term
 

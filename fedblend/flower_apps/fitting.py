@@ -7,8 +7,8 @@ from typing import Any
 import pydantic
 
 from fedblend.aggregators import WeightedMean
-from fedblend.config import Method
 from fedblend.errors import FedblendError
+from fedblend.fields import Method
 from fedblend.parts import explain
 from fedblend.sharing import Sharing
 from fedblend.uploads import Model

@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from fedblend import parts
-from fedblend.config import TABLES, Experiment, Method
+from fedblend.config import TABLES, Experiment
+from fedblend.fields import Method
 from fedblend.reference.words import NOT_GIVEN, default_in_words, type_in_words
 
 

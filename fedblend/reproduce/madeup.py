@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from fedblend import parts
-from fedblend.config import Experiment, Method
+from fedblend.config import Experiment
 from fedblend.data.dataset import Dataset, Samples
 from fedblend.errors import FedblendError
+from fedblend.fields import Method
 from fedblend.reproduce.data import SIZES, Size
 from fedblend.world import World
 

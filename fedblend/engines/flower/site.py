@@ -13,10 +13,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend import parts
-from fedblend.config import Experiment, _part
+from fedblend.config import Experiment
 from fedblend.data.population import Population
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.errors import FedblendError, did_you_mean
+from fedblend.fields import field_of_part
 from fedblend.parts import Count, FilePath, Int
 from fedblend.paths import from_file
 from fedblend.tables import read_toml
@@ -41,7 +42,7 @@ class Site(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    data: _part("dataset", "data") | None = None  # type: ignore[valid-type]
+    data: field_of_part("dataset", "data") | None = None  # type: ignore[valid-type]
     """This site's samples; unless given, its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
     """Kinds of payload that may leave: weights, masked, keys, outputs, means, seeds, raw, shared, answers, scores."""
@@ -53,7 +54,7 @@ class Site(BaseModel):
     """Most seeds that this site gives where a server asks for a number of them (XorMixFL); unless given, no limit."""
     rounds: Count | None = None
     """Rounds that this site trains in, over all runs in its audit log; unless given, no limit."""
-    protection: _part("protection") | None = None  # type: ignore[valid-type]
+    protection: field_of_part("protection") | None = None  # type: ignore[valid-type]
     """What is done to models before they leave, after the experiment's own protection."""
     device: str = "cpu"
     """Where this site computes, as PyTorch names it."""
