@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RUNS = Path("runs/evidence")
 DATA = os.environ.get("FEDBLEND_DATA", "")
+
+LOOP = ["--set", "engine=loop"]
+"""How these results were made; `auto` might choose another engine, whose numbers differ in the last bits."""
 
 STUDIES: dict[str, list[str]] = {
     "fashion-mnist": ["examples/fashion-mnist.toml"],
@@ -49,12 +54,14 @@ STUDIES: dict[str, list[str]] = {
     "mix2fld-small": ["evidence/mix2fld-small.toml"],
     "mix2fld-figure-2": ["evidence/mix2fld-figure-2.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
     "mix2fld-figure-3": ["evidence/mix2fld-figure-3.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
-    "xormixfl-mnist5k": ["evidence/xormixfl-mnist5k.toml"],
-    "xormixfl-offset": ["evidence/xormixfl-offset.toml"],
-    "xormixfl-dummies": ["evidence/xormixfl-dummies.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
+    "xormixfl-mnist5k": ["evidence/xormixfl-mnist5k.toml", "--seeds", "0", *LOOP],
+    "xormixfl-offset": ["evidence/xormixfl-offset.toml", *LOOP],
+    "xormixfl-dummies": [
+        "evidence/xormixfl-dummies.toml", "--seeds", "0", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw", *LOOP,
+    ],
     "warm-start": ["examples/warm-start.toml"],
-    "xormixfl-mnist": ["evidence/xormixfl-mnist.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
-}
+    "xormixfl-mnist": ["evidence/xormixfl-mnist.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw", *LOOP],
+}  # fmt: skip
 """Arguments of ``fedblend run`` by the name of the study."""
 
 MEASURES: dict[str, list[str]] = {
@@ -66,8 +73,17 @@ MEASURES: dict[str, list[str]] = {
 }  # fmt: skip
 """Arguments of ``fedblend privacy xor`` by the name of its results."""
 
-SCRIPTS = {"augmix-attack": False, "augmix-mnist": True, "invgrad": True}
-"""Studies that are scripts of this folder, which keep what they have made: whether they read from FEDBLEND_DATA."""
+SCRIPTS = {
+    "alignment": False,
+    "augmix-attack": False,
+    "augmix-mnist": True,
+    "invgrad": True,
+    "mix2fld-privacy": True,
+}
+"""Studies that are scripts of this folder and write their results themselves: whether they read from FEDBLEND_DATA.
+
+Attacks keep what they have made; `alignment` and `mix2fld-privacy` begin anew each time.
+"""
 
 MAY_FAIL = {"robustness"}
 """Studies of which some runs are expected to break off."""
@@ -97,7 +113,7 @@ def main(names: list[str]) -> None:
         subprocess.run(command, cwd=ROOT, check=name not in MAY_FAIL)
         results = HERE / "results" / f"{name}.json"
         results.parent.mkdir(exist_ok=True)
-        shown = shlex.join(["fedblend", "run", *arguments])
+        shown = in_a_shell(["fedblend", "run", *arguments])
         told = results_of(ROOT / folder, shown)
         if name == "mix2fld-figure-2":
             told["runs"] += mix2fld.symmetric_rows(ROOT / folder, told["runs"])
@@ -113,7 +129,7 @@ def measured(name: str, arguments: list[str]) -> None:
     command = [str(Path(sys.executable).with_name("fedblend")), "privacy", "xor"]
     filled = [a.replace("$FEDBLEND_DATA", DATA) for a in arguments]
     subprocess.run([*command, *filled, "--json", str(results)], cwd=ROOT, check=True)
-    told = {"command": shlex.join(["fedblend", "privacy", "xor", *arguments]), **json.loads(results.read_text())}
+    told = {"command": in_a_shell(["fedblend", "privacy", "xor", *arguments]), **json.loads(results.read_text())}
     results.write_text(json.dumps(told, indent=1) + "\n")
     print(f"{name}: results written to {results.relative_to(ROOT)}")
 
@@ -124,6 +140,16 @@ def _run_script(name: str) -> None:
         print(f"{name}: left out, since FEDBLEND_DATA names no folder with its data")
         return
     subprocess.run([sys.executable, HERE / f"{name}.py"], cwd=ROOT, check=True)
+
+
+def in_a_shell(words: Sequence[str]) -> str:
+    """One line that a shell takes for these words, with what a variable such as $FEDBLEND_DATA holds in its place."""
+    return " ".join(_quoted(word) if "$" in word else shlex.quote(word) for word in words)
+
+
+def _quoted(word: str) -> str:
+    """In double quotes, where a shell reads variables; backslashes, quotes and backticks stand for themselves."""
+    return '"' + re.sub(r'([\\"`])', r"\\\1", word) + '"'
 
 
 def results_of(folder: Path, command: str) -> dict[str, Any]:

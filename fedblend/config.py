@@ -100,7 +100,7 @@ class Experiment(Table):
     engine: Literal["auto", "loop", "stacked"] = "auto"
     """How clients are run: one after another, several at once as one model, or whichever a few timed steps favour."""
     stack: Count | None = None
-    """Clients in one stack; unless given, what is fastest and fits into memory."""
+    """Clients in one stack; unless given, of some that fit into memory the fastest (auto) or the largest (stacked)."""
     ranks: Count | None = None
     """Processes that share a round's clients; unless given, one a processor where the run is long enough."""
     memory_format: Literal["contiguous", "channels_last"] | None = None
