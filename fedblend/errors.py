@@ -49,6 +49,16 @@ def listed(names: Sequence[object]) -> str:
     return f"{text} and {len(names) - LISTED} more" if len(names) > LISTED else text
 
 
+def legible(text: object, most: int = 300) -> str:
+    """A text from elsewhere as one short line: nothing but signs that can be printed, and no more than ``most``.
+
+    >>> legible("two\\nlines, \\x1b[31mred"), legible("a" * 9, most=4)
+    ('two lines,  [31mred', 'aaaa...')
+    """
+    line = "".join(sign if sign.isprintable() else " " for sign in str(text)[: most + 1])
+    return f"{line[:most]}..." if len(line) > most else line
+
+
 def by_reason(reasons: Iterable[tuple[object, str]]) -> dict[str, list[object]]:
     """Whom each reason concerns, in order of first appearance: what many share is then told once.
 

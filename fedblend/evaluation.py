@@ -84,7 +84,7 @@ def _client_tests(
     if len(world.population.held_order):
         held = engine.score(weights, held=True)
         assert held.right is not None
-        return world.population.owners(held=True), held.right
+        return world.population.owners(held=True) if held.owner is None else held.owner, held.right
     natural = world.natural_clients()
     if natural is None or world.data.test.client is None:
         return None

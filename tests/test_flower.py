@@ -21,6 +21,7 @@ from fedblend.engines.flower.audit import digest_of
 from fedblend.engines.flower.messages import pack, unpack
 from fedblend.engines.flower.server import Terms, run
 from fedblend.errors import FedblendError
+from fedblend.evaluation import over_clients
 from fedblend.federation import Federation, State
 from fedblend.runs.files import read_lines
 from fedblend.tables import write_toml
@@ -214,12 +215,26 @@ def test_samples_that_clients_hold_out_are_scored_at_their_sites(tmp_path: Path)
         assert ours["clients"] == theirs["clients"]
     assert {up for _, kind, _, up in grid.sent if kind == "evaluate"} == {0}
 
-    def lies(client: int, message: Message, reply: Message) -> Message:
-        if (client, message.metadata.message_type) != (2, "evaluate"):
-            return reply
-        return Message(pack({**unpack(reply.content)[0], "samples": 1}), reply_to=message)
 
-    grid = nodes()
-    grid.spoil = lies
-    with pytest.raises(FedblendError, match=r"holdout: client 2 does not say how well the model does: it tells of 1 s"):
-        run(grid, asked, tmp_path / "other", Terms(deadline=5))
+@pytest.mark.parametrize("said", [{"samples": 1}, {"right": -1}, {"right": 10**6}, {"right": True}, {"fault": "no"}])
+def test_who_does_not_say_how_well_a_model_does_is_left_out(said: dict[str, Any], tmp_path: Path) -> None:
+    asked = experiment("fedavg", holdout=0.3, rounds=0)
+
+    def lying(liars: set[int]) -> Nodes:
+        def lies(client: int, message: Message, reply: Message) -> Message:
+            if client not in liars or message.metadata.message_type != "evaluate":
+                return reply
+            return Message(pack({**unpack(reply.content)[0], **said}), reply_to=message)
+
+        grid = nodes()
+        grid.spoil = lies
+        return grid
+
+    (record,) = run(lying({2}), asked, tmp_path / "run", Terms(deadline=5)).directory.metrics()
+
+    world = World.of(asked)
+    owner = world.population.owners(held=True)
+    right = LoopEngine(world).score(world.weights(), held=True).right
+    assert record["clients"] == over_clients(owner[owner != 2], right[owner != 2], world.population.sizes)
+    with pytest.raises(FedblendError, match="holdout: no client says how well the model does"):
+        run(lying({0, 1, 2, 3}), asked, tmp_path / "none", Terms(deadline=5))

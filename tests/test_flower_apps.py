@@ -277,8 +277,9 @@ def test_no_raw_samples_leave_whatever_the_server_asks(file: str | None, tmp_pat
 
     for sharing in ("raw", "raw-seeds", "mixed-seeds", {"name": "xor-seeds"}, None, "means!"):
         assert asked(sharing).has_error()
-    assert "fedblend-tensors" in asked("means").content
     assert "fedblend-tensors" not in asked({"name": "means", "samples_per_mean": 1}).content
+    assert "fedblend-tensors" in asked("means").content
+    assert "gives them once" in asked("means").error.reason
 
 
 def test_what_nodes_share_is_checked_and_none_at_all_is_told() -> None:

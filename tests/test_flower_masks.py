@@ -30,6 +30,7 @@ from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import arrays, pack, unpack
 from fedblend.engines.flower.server import Terms, run
 from fedblend.engines.flower.site import Refused, Site
+from fedblend.engines.flower.sites import Reply
 from fedblend.errors import FedblendError
 from fedblend.world import World
 
@@ -82,7 +83,7 @@ def test_the_mean_is_the_plain_one_within_half_a_step_a_client(by: str) -> None:
     made, expected = kind.finish(kind.partial(uploads), start), plain.aggregate(uploads)
     assert float((made["w"] - expected["w"]).abs().max()) <= 4 * 0.5 * 8 / LEVELS * (1 + 1e-9)
     assert torch.equal(made["n"], expected["n"])
-    assert kind.is_plain_mean == (by == "clients")
+    assert not kind.is_plain_mean
 
 
 def test_the_largest_changes_of_all_clients_do_not_wrap_round() -> None:
@@ -122,8 +123,9 @@ def test_a_mask_is_the_key_stream_of_aes_256_in_counter_mode() -> None:
 
 def test_two_sites_have_one_mask_in_common_and_sealed_shares_are_for_one_reader() -> None:
     (a, to_a), (b, to_b), (c, _) = (masks.new_pair() for _ in range(3))
-    assert masks.masking(a, to_b, 5).tolist() == masks.masking(b, to_a, 5).tolist()
-    assert masks.masking(a, to_b, 5).tolist() != masks.masking(c, to_b, 5).tolist()
+    assert masks.masking(a, to_b, b"sum", 5).tolist() == masks.masking(b, to_a, b"sum", 5).tolist()
+    assert masks.masking(a, to_b, b"sum", 5).tolist() != masks.masking(c, to_b, b"sum", 5).tolist()
+    assert masks.masking(a, to_b, b"sum", 5).tolist() != masks.masking(b, to_a, b"another", 5).tolist()
     sealed = masks.seal(a, to_b, 1, 2, b"own", b"pair")
     assert masks.unseal(b, to_a, 1, 2, sealed) == (b"own", b"pair")
     for private, sender in ((c, 1), (b, 3)):
@@ -263,6 +265,7 @@ class Round:
         ]
         self.start = world.weights()
         self.upload = {name: t + 0.25 for name, t in self.start.items()}
+        self.told = {"experiment": {}, "told": {}, "total": int(world.sizes(0).sum())}
 
     def keys(self) -> dict[str, torch.Tensor]:
         return {
@@ -275,12 +278,28 @@ class Round:
     def sealed(self, shares: dict[int, dict[str, torch.Tensor]], client: int) -> dict[str, torch.Tensor]:
         return {f"sealed/{c}": table[str(client)] for c, table in shares.items() if c != client}
 
-    def masked(self, client: int, sealed: dict[str, torch.Tensor]) -> torch.Tensor:
-        here = self.here[client]
-        told = {"share": 0.25}
+    def masked(self, client: int, sealed: dict[str, torch.Tensor], **otherwise: Any) -> torch.Tensor:
+        here, told = self.here[client], {**self.told, **otherwise}
         return at_site.masked(here, here.world.experiment.method.aggregator, self.upload, self.start, told, sealed)[
             "masked"
         ]
+
+    def sum(self, **otherwise: Any) -> torch.Tensor:
+        """What the server gets where sites 0 to 2 send models and 3 is gone; site 1 is told something else."""
+        keys = self.keys()
+        shares = self.shares(keys)
+        told = {1: otherwise}
+        vectors = {c: self.masked(c, self.sealed(shares, c), **told.get(c, {})) for c in (0, 1, 2)}
+
+        class Asked:
+            def exchange(_, kind: str, round: int, orders: Any) -> Any:
+                said = {c: at_site.unmask(self.here[c], order.words, {})[1] for c, order in orders.items()}
+                return {c: Reply({}, tensors) for c, tensors in said.items()}
+
+        public = {c: {n: masks.bytes_in(keys[f"{c}/{n}"]) for n in ("mask", "box")} for c in range(4)}
+        commits = {c: masks.bytes_in(table["commit"]) for c, table in shares.items()}
+        about = masks.about_sum(self.told, self.start, self.told["total"])
+        return Masks(Asked(), 0, 3, public, {c: {} for c in range(4)}, commits, about=about).sum(vectors)
 
 
 def test_a_site_masks_one_model_and_answers_once() -> None:
@@ -357,20 +376,22 @@ def test_a_site_can_let_its_model_out_masked_or_not_at_all(tmp_path: Path) -> No
 
 def test_the_server_takes_off_the_masks_of_sites_that_are_gone_by_their_own_keys() -> None:
     one = Round()
-    keys = one.keys()
-    shares = one.shares(keys)
-    vectors = {c: one.masked(c, one.sealed(shares, c)) for c in (0, 1, 2)}
+    shares = [one.here[c].size / one.told["total"] for c in (0, 1, 2)]
+    encoded = [SecureMean().encoded(one.upload, one.start, share) for share in shares]
+    assert torch.equal(one.sum(), sum(encoded[1:], encoded[0]))
 
-    class Asked:
-        def exchange(self, kind: str, round: int, orders: Any) -> Any:
-            from fedblend.engines.flower.sites import Reply
 
-            said = {c: at_site.unmask(one.here[c], order.words, {})[1] for c, order in orders.items()}
-            # One of three tells another private key than that of site 3.
-            return {c: Reply({}, tensors) for c, tensors in said.items()}
+@pytest.mark.parametrize("told", [{"total": 10**9}, {"experiment": {"train": {"lr": 9.0}}}, {"told": {"scale": 2}}])
+def test_a_server_that_tells_sites_different_things_gets_noise(told: dict[str, Any]) -> None:
+    one = Round()
+    numbers = one.sum(**told)
+    # All over the range: its standard deviation is that of even numbers of 32 bits.
+    assert float((numbers.double() / 2**32).std()) == pytest.approx(12**-0.5, rel=0.1)
 
-    public = {c: {n: masks.bytes_in(keys[f"{c}/{n}"]) for n in ("mask", "box")} for c in range(4)}
-    commits = {c: masks.bytes_in(table["commit"]) for c, table in shares.items()}
-    made = Masks(Asked(), 0, 3, public, {c: {} for c in range(4)}, commits)
-    encoded = SecureMean().encoded(one.upload, one.start, 0.25)
-    assert torch.equal(made.sum(vectors), 3 * encoded)
+
+@pytest.mark.parametrize("total", [0, -3, 1, True, 2.5, "many", None])
+def test_a_site_has_its_own_weight_in_the_sum(total: Any) -> None:
+    one = Round()
+    shares = one.shares(one.keys())
+    with pytest.raises(FedblendError, match="a total of the sum that is none"):
+        one.masked(0, one.sealed(shares, 0), total=total)

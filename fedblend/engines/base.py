@@ -60,11 +60,15 @@ class Trained:
 
 @dataclass(frozen=True)
 class Scores:
-    """Per-sample results of one set of samples: ``loss`` float32 [n], and ``right`` bool [n] in classification."""
+    """Per-sample results of one set of samples: ``loss`` float32 [n], and ``right`` bool [n] in classification.
+
+    ``owner`` int64 [n] is the client that holds each sample out, where not all could be asked.
+    """
 
     loss: np.ndarray
     right: np.ndarray | None
     samples: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    owner: np.ndarray | None = None
 
 
 @dataclass

@@ -15,6 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fedblend.engines.flower.audit import Audit
 from fedblend.engines.flower.client import refuse
 from fedblend.engines.flower.memory import Memory
+from fedblend.engines.flower.once import Once
 from fedblend.engines.flower.site import Refused, Site, site_of
 from fedblend.engines.flower.work import hides
 from fedblend.errors import FedblendError
@@ -52,7 +53,9 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     site, run, round = policy_of(context), str(context.run_id), int(words["round"])
     record = Audit(site.audit)
     try:
-        refuse(site, "weights", record, run, round)
+        refuse(site, "weights", record)
+        once = Once(memory, record, run, round, number_of(context), "weights")
+        once.require("upload", True)
         starts = [tensors_of(table) for table in message.content.array_records.values()]
         reply = call_next(message, context)
         if reply.has_error():
@@ -63,6 +66,7 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
         raise
     left = {f"{place}/{n}": t for place, table in content.array_records.items() for n, t in tensors_of(table).items()}
     record.sent(run, round, number_of(context), "weights", left, True)
+    once.done("upload")
     return Message(content, reply_to=message)
 
 
@@ -98,13 +102,16 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
             # The server is not trusted to have looked.
             if why := of_sharing(sharing):
                 raise Refused(f"this app shares nothing of that kind: {why}")
-            refuse(site, sharing.bytes_kind, None, run, 0)
+            refuse(site, sharing.bytes_kind, None)
+            once = Once(Memory(context), record, run, 0, client, sharing.bytes_kind)
+            once.require("sharing", False)
         except Refused as refusal:
             record.refused(run, 0, client, sharing.bytes_kind, str(refusal))
             raise
         payload = _shared(sharing, words or {}, inputs, samples(context), max(site.min_mean, 2), client)
         if payload:
             record.sent(run, 0, client, sharing.bytes_kind, payload, False)
+            once.done("sharing")
         return Message(put(RecordDict(), {}, arrays(payload) if payload else None), reply_to=message)
 
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from fedblend.errors import FedblendError
 
+BLOCK = 1 << 16
+"""Bytes that are read at a time, backwards, to find the end of a file's last whole line."""
+
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Replace ``path`` by ``content``, wholly or not at all. Raises :class:`FedblendError` if that fails."""
@@ -35,17 +38,32 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Add one JSON line and have it on the disk when this returns."""
+    """Add one JSON line and have it on the disk when this returns. A last line cut short by a kill is taken away."""
     try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
-            file.flush()
+        with open(path, "ab", buffering=0) as file:
+            end = _whole_lines(path, file.tell())
+            if end < file.tell():
+                file.truncate(end)
+            file.write(f"{json.dumps(value)}\n".encode())
             os.fsync(file.fileno())
     except OSError as error:
         raise FedblendError(
             f"{path}: could not be written: {error.strerror or error}; make room or mend the folder, then go on "
             "with: fedblend resume"
         ) from error
+
+
+def _whole_lines(path: Path, size: int) -> int:
+    """Bytes of a file of this size up to the end of its last whole line."""
+    with open(path, "rb") as file:
+        end = size
+        while end:
+            start = max(0, end - BLOCK)
+            file.seek(start)
+            if (found := file.read(end - start).rfind(b"\n")) >= 0:
+                return start + found + 1
+            end = start
+    return 0
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -50,6 +50,7 @@ class RawSeeds(Seeds):
     """
 
     unsafe = True
+    bytes_kind = "raw"
 
     samples: Count = 10
     """Samples that each device sends, N_S; all it has, if that is fewer."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from fedblend.errors import legible
+
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -13,7 +15,7 @@ def fault_of(upload: Tensors, like: Tensors) -> str | None:
     """Why an upload cannot be used (names, shapes, dtypes, finiteness), or ``None`` if it can."""
     if set(upload) != set(like):
         missing, extra = sorted(set(like) - set(upload)), sorted(set(upload) - set(like))
-        return f"its tensors are not the model's: missing {missing or 'none'}, unknown {extra or 'none'}"
+        return legible(f"its tensors are not the model's: missing {missing or 'none'}, unknown {extra or 'none'}")
     for name, tensor in upload.items():
         if tensor.shape != like[name].shape:
             return f"'{name}' is of shape {list(tensor.shape)}, the model's of {list(like[name].shape)}"

@@ -40,6 +40,15 @@ class Audit:
         """The runs and rounds in which something that was trained has left."""
         return {(line["run"], line["round"]) for line in self.lines() if line.get("trained")}
 
+    def has_left(self, run: str, round: int, client: int, kind: str, trained: bool) -> bool:
+        """Whether such a payload of this client has left in this round of this run."""
+        asked = (run, round, client, kind, trained)
+        return any(
+            asked == (line["run"], line["round"], line["client"], line["kind"], line.get("trained", False))
+            for line in self.lines()
+            if "refused" not in line
+        )
+
     def lines(self) -> list[dict[str, Any]]:
         """All that was recorded, oldest first."""
         return read_lines(self.path) if self.path else []

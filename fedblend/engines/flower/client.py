@@ -18,6 +18,7 @@ from fedblend.engines.flower.audit import Audit
 from fedblend.engines.flower.here import Here, Work
 from fedblend.engines.flower.memory import Memory
 from fedblend.engines.flower.messages import arrays, pack, unpack
+from fedblend.engines.flower.once import Once
 from fedblend.engines.flower.site import Refused, Site, site_of, world_at
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.precision import allow_tf32
@@ -27,6 +28,8 @@ from fedblend.runs.runner import one_thread
 app = ClientApp()
 
 UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "upload", "sharing", "answers", "scores", "keys"
+ONCE = (UPLOAD, SHARING)
+"""What a site gives once in a round of a run."""
 
 
 @app.query("hello")
@@ -55,8 +58,11 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
         here = Here(engine, site, client, int(words["round"]), Memory(context))
         record = Audit(site.audit)
         run, kind = f"{words['experiment']['name']}/{context.run_id}", kind_of(engine, what)
+        once = Once(here.memory, record, run, here.round, client, kind)
         try:
-            refuse(site, kind, record if what == UPLOAD else None, run, here.round)
+            refuse(site, kind, record if what == UPLOAD else None)
+            if what in ONCE:
+                once.require(what, what == UPLOAD)
             with one_thread():
                 said, leaving = do(here, words, tensors)
         except Refused as refusal:
@@ -64,18 +70,20 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
             raise
         if leaving or said.get("right") is not None:
             record.sent(run, here.round, client, kind, leaving, what == UPLOAD)
+        if leaving and what in ONCE:
+            once.done(what)
         reply = pack(plain(said), arrays(leaving))
     except FedblendError as error:
         reply = pack({"fault": str(error)})
     return Message(reply, reply_to=message)
 
 
-def refuse(site: Site, kind: str, record: Audit | None, run: str, round: int) -> None:
+def refuse(site: Site, kind: str, record: Audit | None) -> None:
     """Raise :class:`Refused` if the site's policy forbids to send this. ``record`` is given for training."""
     if kind not in site.allow:
         raise Refused(f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})")
     if record is not None and site.rounds is not None:
-        made = record.rounds_trained() - {(run, round)}
+        made = record.rounds_trained()
         if len(made) >= site.rounds:
             raise Refused(
                 f"this site has trained in {len(made)} rounds, and takes part in no more (rounds in its site file)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,14 +20,15 @@ from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
 from fedblend.engines.flower.audit import digest_of
 from fedblend.engines.flower.masked_server import Masks
 from fedblend.engines.flower.masked_sharing import shared_sums
+from fedblend.engines.flower.masks import about_sum
 from fedblend.engines.flower.messages import arrays
 from fedblend.engines.flower.scoring import score_held, score_own
 from fedblend.engines.flower.sites import Order, Reply, Sites
-from fedblend.engines.flower.soundness import unlike
+from fedblend.engines.flower.soundness import fault_of_shared, unlike
 from fedblend.engines.flower.work import LACKS, asked_of, runs_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.orders import pool_tensors
-from fedblend.errors import FedblendError, by_reason, listed
+from fedblend.errors import FedblendError, by_reason, legible, listed
 from fedblend.prefixes import named
 from fedblend.random import stream
 from fedblend.sharing import SecureMeans
@@ -38,6 +40,10 @@ log = logging.getLogger("flwr")
 
 MARK = "kept"
 """The one tensor that stands for a client's own weights at the server: the round that they are of."""
+
+
+LARGEST = sys.float_info.max
+"""What a loss lies below; JSON also has whole numbers that no float holds."""
 
 
 class FlowerEngine:
@@ -77,6 +83,9 @@ class FlowerEngine:
         replies = self.sites.exchange("query.share", round, orders)
         faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
+        classes = self.world.task.outputs
+        faults |= {c: fault for c, payload in payloads.items() if (fault := fault_of_shared(payload, classes))}
+        payloads = {client: payload for client, payload in payloads.items() if client not in faults}
         faults |= unlike(payloads, rows=True)
         good = {client: payload for client, payload in payloads.items() if client not in faults}
         _tell_of(faults, round, bool(good))
@@ -147,9 +156,11 @@ class FlowerEngine:
         collected, begin = Collected(), time.perf_counter()
         cohort = [int(task.sizes[client]) for client in clients]
         share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
-        masks = Masks(self.sites, task.round, aggregator.threshold(len(clients)))
+        total = sum(map(aggregator.weight_of, cohort))
+        about = about_sum(self.sites.about, task.weights, total)
+        masks = Masks(self.sites, task.round, aggregator.threshold(len(clients)), about=about)
         part = masks.begin(clients)
-        extra = {client: Order({"share": share[client]}, (masks.table_for(client),)) for client in part}
+        extra = {client: Order({"total": total}, (masks.table_for(client),)) for client in part}
         replies = self._trained(task, part, extra)
         length = sum(tensor.numel() for tensor in task.weights.values())
         like, vectors, faults = {"masked": torch.empty(length, dtype=torch.int32)}, {}, dict(masks.faults)
@@ -262,10 +273,10 @@ class FlowerEngine:
         """What is wrong with what a site says beside its upload."""
         samples, loss = words.get("samples"), words.get("loss")
         if type(samples) is not int or samples != size:
-            return f"it says that it trained on {samples!r} samples, and holds {size}"
+            return legible(f"it says that it trained on {samples!r} samples, and holds {size}")
         if loss is not None and type(loss) not in (int, float):
-            return f"its loss is {loss!r}"
-        if loss is None:
+            return legible(f"its loss is {loss!r}")
+        if loss is None or not -LARGEST < loss < LARGEST:
             return "its loss is NaN or infinite (a learning rate too large?)"
         return None
 

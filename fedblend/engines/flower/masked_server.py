@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord
 
 from fedblend.engines.flower.masks import (
     BROKEN,
+    KEY,
     MODELS,
     bytes_in,
     digest,
@@ -40,7 +41,7 @@ class Masks:
 
     ``public`` are the public keys by site and name, ``sealed`` by receiver what senders sealed for it, ``commits`` the
     digests of sites' own secrets; ``faults`` says why sites take no part. ``up`` and ``down`` count the bytes of keys
-    and shares. ``of`` is what is summed.
+    and shares. ``of`` is what is summed, ``about`` the digest of what sites are told of it (:func:`about_sum`).
     """
 
     sites: Sites
@@ -53,6 +54,7 @@ class Masks:
     up: int = 0
     down: int = 0
     of: str = MODELS
+    about: bytes = b""
 
     def begin(self, clients: Collection[int]) -> list[int]:
         """Stages 1 and 2; returns the sites that go on to stage 3. Raises :class:`TooFew` if they are too few."""
@@ -101,7 +103,7 @@ class Masks:
         total = np.zeros(len(next(iter(vectors.values()))), np.uint32)
         for client, vector in vectors.items():
             secret = self._secret(f"own/{client}", shares)
-            if digest(secret) != self.commits[client]:
+            if len(secret) != KEY or digest(secret) != self.commits[client]:
                 raise self._broken(f"own/{client}")
             total += vector.numpy().view(np.uint32) - stretched(secret, len(total))
         for client in gone:
@@ -116,7 +118,7 @@ class Masks:
         except BROKEN:
             raise self._broken(f"pair/{client}") from None
         for peer in vectors:
-            mask = masking(private, self.public[peer]["mask"], len(total))
+            mask = masking(private, self.public[peer]["mask"], self.about, len(total))
             total += mask if client < peer else np.uint32(0) - mask
 
     def _secret(self, name: str, shares: Mapping[str, list[bytes]]) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedblend.engines.flower.masked_server import Masks, TooFew
-from fedblend.engines.flower.masks import MEANS
+from fedblend.engines.flower.masks import MEANS, about_sum
 from fedblend.engines.flower.messages import Tensors
 from fedblend.engines.flower.sites import Order, Sites
 from fedblend.sharing import SecureMeans
@@ -45,7 +45,7 @@ def shared_sums(
     group = sharing.groups(asked, rng)
     for number in range(int(group.max(initial=-1)) + 1):
         members = asked[group == number].tolist()
-        masks = Masks(sites, round, sharing.threshold(len(members)), of=MEANS)
+        masks = Masks(sites, round, sharing.threshold(len(members)), of=MEANS, about=about_sum(sites.about))
         try:
             total, there = _sum_of(masks, members, like)
             made.payloads |= {client: _zeros(like) for client in there} | {there[0]: _parts(total, like)}

@@ -25,6 +25,7 @@ from fedblend.engines.flower.masks import (
     BROKEN,
     MEANS,
     MODELS,
+    about_sum,
     bytes_in,
     digest,
     masking,
@@ -95,18 +96,20 @@ def masked(
     here: Here, aggregator: SecureMean, upload: Tensors, start: Tensors, words: dict[str, Any], tensors: Tensors
 ) -> dict[str, torch.Tensor]:
     """Stage 3 for models: the upload as it leaves, {"masked": int32 [numbers]}."""
-    share = float(words["share"])
-    if not 0 <= share <= 1:
-        raise FedblendError(f"a share of the sum that is none: {share}")
-    return _masked(here, MODELS, aggregator.encoded(upload, start, share), tensors)
+    total = words["total"]
+    if type(total) is not int or not total >= max(1, aggregator.weight_of(here.size)):
+        raise FedblendError(f"a total of the sum that is none: {total!r}")
+    whole = aggregator.encoded(upload, start, aggregator.weight_of(here.size) / total)
+    return _masked(here, MODELS, whole, about_sum(words, start, total), tensors)
 
 
-def masked_mean(here: Here, payload: Tensors, tensors: Tensors) -> dict[str, torch.Tensor]:
+def masked_mean(here: Here, payload: Tensors, words: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     """Stage 3 for means: what is shared as it leaves, {"masked": int32 [numbers]}, tensors by name."""
-    return _masked(here, MEANS, torch.cat([payload[name].flatten() for name in sorted(payload)]), tensors)
+    whole = torch.cat([payload[name].flatten() for name in sorted(payload)])
+    return _masked(here, MEANS, whole, about_sum(words), tensors)
 
 
-def _masked(here: Here, of: str, whole: torch.Tensor, tensors: Tensors) -> dict[str, torch.Tensor]:
+def _masked(here: Here, of: str, whole: torch.Tensor, about: bytes, tensors: Tensors) -> dict[str, torch.Tensor]:
     """Whole numbers, int32 [numbers], under their masks; the secrets that made these are forgotten."""
     known = _at(here, of, "shares")
     sealed = {int(peer): bytes_in(tensor) for peer, tensor in under("sealed/", tensors).items()}
@@ -116,7 +119,7 @@ def _masked(here: Here, of: str, whole: torch.Tensor, tensors: Tensors) -> dict[
     numbers = whole.numpy().view(np.uint32)
     numbers = numbers + stretched(known["own"], len(numbers))
     for peer in sorted(sealed):
-        mask = masking(known["private/mask"], known[f"public/{peer}/mask"], len(numbers))
+        mask = masking(known["private/mask"], known[f"public/{peer}/mask"], about, len(numbers))
         numbers = numbers + mask if here.client < peer else numbers - mask
     left = {name: content for name, content in known.items() if name not in ("own", "private/mask")}
     _keep(here, of, "masked", left | {f"sealed/{peer}": content for peer, content in sealed.items()})

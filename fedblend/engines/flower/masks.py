@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +32,8 @@ from flwr.supercore.primitives.asymmetric import (
     private_key_to_bytes,
     public_key_to_bytes,
 )
+
+from fedblend.engines.flower.audit import Tensors, digest_of
 
 MODELS, MEANS = "models", "means"
 """What is summed under masks: models after training, or the means that a group of clients shares."""
@@ -63,9 +69,21 @@ def agreed(private: bytes, public: bytes) -> bytes:
     return generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
 
 
-def masking(private: bytes, public: bytes, length: int) -> np.ndarray:
-    """The mask that two sites have in common, uint32 [length]."""
-    return stretched(base64.urlsafe_b64decode(agreed(private, public)), length)
+def masking(private: bytes, public: bytes, about: bytes, length: int) -> np.ndarray:
+    """The mask that two sites have in common, uint32 [length], where they were told the same ``about`` their sum."""
+    return stretched(hmac.digest(base64.urlsafe_b64decode(agreed(private, public)), about, "sha256"), length)
+
+
+def about_sum(told: Mapping[str, Any], start: Tensors | None = None, total: int = 0) -> bytes:
+    """What a sum is of, as a digest: the federation's experiment, the model that clients begin with, their weight.
+
+    It goes into each mask that two sites have in common, so that the masks do not come off for a server that tells them
+    different things, such as another learning rate, or weights that leave one site's model alone in the sum.
+    """
+    # As a site reads it: JSON has no keys but texts.
+    plain = json.loads(json.dumps([told["experiment"], told["told"], total]))
+    words = json.dumps(plain, sort_keys=True)
+    return hashlib.sha256(f"{words}\0{digest_of(start) if start else ''}".encode()).digest()
 
 
 def stretched(key: bytes, length: int) -> np.ndarray:

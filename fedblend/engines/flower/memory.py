@@ -23,9 +23,13 @@ class Memory:
         self.state[name] = arrays(tensors)
         self.state[f"{name}-mark"] = ConfigRecord({"mark": mark})
 
+    def mark(self, name: str) -> str | None:
+        """The mark of the table that is remembered, or ``None`` where none is."""
+        marks = self.state.config_records
+        return str(marks[f"{name}-mark"]["mark"]) if f"{name}-mark" in marks else None
+
     def recall(self, name: str, mark: str) -> dict[str, torch.Tensor] | None:
         """The table of this mark, or ``None`` where another one, or none, is remembered."""
-        marks = self.state.config_records
-        if f"{name}-mark" not in marks or marks[f"{name}-mark"]["mark"] != mark:
+        if self.mark(name) != mark:
             return None
         return {key: torch.from_numpy(array.numpy()) for key, array in self.state.array_records[name].items()}

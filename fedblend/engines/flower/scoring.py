@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import torch
 
@@ -9,8 +11,10 @@ from fedblend.data.population import Population
 from fedblend.engines.base import Scores, Tensors
 from fedblend.engines.flower.messages import arrays
 from fedblend.engines.flower.sites import Order, Sites
-from fedblend.errors import FedblendError
+from fedblend.errors import FedblendError, legible
 from fedblend.prefixes import named
+
+log = logging.getLogger("flwr")
 
 
 def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
@@ -28,19 +32,23 @@ def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
 
 
 def score_held(sites: Sites, population: Population, weights: Tensors) -> Scores:
-    """How many of each client's own test samples are right, as the counts that the sites tell.
+    """How many of each client's own test samples are right, as the counts that the sites tell; others are left out.
 
-    Raises :class:`FedblendError` if one of them tells none.
+    Raises :class:`FedblendError` if none of them tells any.
     """
     clients = np.unique(population.owners(held=True)).tolist()
     order = Order({"own": None, "held": True}, (arrays(named("weights/", weights)),))
     replies = sites.exchange("evaluate", 0, dict.fromkeys(clients, order))
-    right = []
+    right: dict[int, np.ndarray] = {}
     for client, reply in replies.items():
         held, count = len(population.held(client)), reply.words.get("right")
-        if reply.fault is not None or reply.words.get("samples") != held or type(count) is not int:
-            why = reply.fault or f"it tells of {reply.words.get('samples')!r} samples, and holds {held} out"
-            raise FedblendError(f"holdout: client {client} does not say how well the model does: {why}")
-        right.append(np.arange(held) < count)
-    flags = np.concatenate(right) if right else np.empty(0, bool)
-    return Scores(np.full(len(flags), np.nan, np.float32), flags, population.held_order)
+        if reply.fault is None and reply.words.get("samples") == held and type(count) is int and 0 <= count <= held:
+            right[client] = np.arange(held) < count
+            continue
+        why = reply.fault or legible(f"it tells of {count!r} right of {reply.words.get('samples')!r}, and holds {held}")
+        log.warning("fedblend: client %s does not say how well the model does: %s", client, why)
+    if not right:
+        raise FedblendError(f"holdout: no client says how well the model does; the last one: {why}")
+    owner = np.repeat(list(right), [len(flags) for flags in right.values()])
+    flags = np.concatenate(list(right.values()))
+    return Scores(np.full(len(flags), np.nan, np.float32), flags, owner=owner)

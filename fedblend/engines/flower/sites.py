@@ -13,7 +13,7 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 from fedblend.engines.flower.messages import pack, unpack
-from fedblend.errors import FedblendError, listed
+from fedblend.errors import FedblendError, legible, listed
 
 POLL = (0.05, 1.0)
 """Seconds between two looks for answers: at first, and at most; Flower's own loop looks every 3."""
@@ -24,8 +24,14 @@ JOIN = 0.5
 GREETING = 60.0
 """Seconds that a node has to say which client it is, within the deadline."""
 
+RIVAL = 20.0
+"""Seconds that a node has to answer where another one says that it is its client."""
+
 GREETINGS = 3
 """How often a node that does not answer is asked."""
+
+MOST = 10**8
+"""Samples that a site can say that it holds."""
 
 HELLO = "query.hello"
 
@@ -105,6 +111,7 @@ class Sites:
         self.facts: dict[int, dict[str, Any]] = {}
         self._asked: set[int] = set()
         self._silent: Counter[int] = Counter()
+        self._rivals: dict[int, int] = {}
         self.about = about
 
     def meet(self, wanted: int | None = None) -> None:
@@ -148,8 +155,10 @@ class Sites:
     def _look(self) -> None:
         """Note which nodes are there, and ask those that are new which client they are."""
         there = set(self.wire.get_node_ids())
-        self.nodes = {client: node for client, node in self.nodes.items() if node in there}
-        self._asked &= there
+        gone = {client for client, node in self.nodes.items() if node not in there}
+        self.nodes = {client: node for client, node in self.nodes.items() if client not in gone}
+        # Who said to be a client that another node was then is asked again once that one is gone.
+        self._asked = {node for node in self._asked & there if self._rivals.get(node) not in gone}
         new = sorted(there - self._asked)
         if not new:
             return
@@ -166,14 +175,26 @@ class Sites:
                 self._silent[node] += 1
                 self._asked.discard(node)
             log.warning("fedblend: node %s takes no part: %s", node, reply.fault)
+        elif not (_is_number(reply.words.get("samples")) and _is_number(reply.words.get("holds_out"))):
+            log.warning("fedblend: node %s takes no part: it says that it holds a number of samples that is none", node)
         elif type(client) is not int or not 0 <= client < self.clients:
             log.warning("fedblend: node %s says partition-id %r; valid: 0 to %s", node, client, self.clients - 1)
         else:
             if client in self.nodes:
+                if self._answers(client):
+                    log.warning("fedblend: node %s says that it is client %s, as node %s is", node, client, self.nodes[client])
+                    self._rivals[node] = client
+                    return
                 # A site that was restarted has a new node; the old one is listed until its heartbeat is missed.
                 log.warning("fedblend: client %s is now node %s, in place of %s", client, node, self.nodes[client])
             self.nodes[client] = node
             self.facts[client] = reply.words
+
+    def _answers(self, client: int) -> bool:
+        """Whether the node that a client was until now still says that it is this client."""
+        node = self.nodes[client]
+        reply = self._send(HELLO, 0, {node: Order(self.about)}, min(self.deadline, RIVAL))[node]
+        return reply.fault is None and reply.words.get("client") == client
 
     def _send(self, kind: str, round: int, orders: Mapping[int, Order], seconds: float) -> dict[int, Reply]:
         """One reply for each node; what has not come after so many seconds has a fault that says so."""
@@ -194,6 +215,11 @@ class Sites:
             if not (answer.has_error() and answer.error.code in EXPIRED):
                 replies[node] = read(answer)
         return replies
+
+
+def _is_number(samples: Any) -> bool:
+    """Whether a number of samples can be one; ``None`` where a site has none of its own."""
+    return samples is None or (type(samples) is int and 0 <= samples <= MOST)
 
 
 def answers(pull: Callable[[list[str]], Iterable[Message]], waiting: Mapping[str, int], seconds: float) -> Any:
@@ -220,12 +246,12 @@ def read(answer: Message) -> Reply:
     try:
         words, tensors = unpack(answer.content)
     except FedblendError as error:
-        return Reply(fault=f"it sent {error}")
+        return Reply(fault=legible(f"it sent {error}"))
     fault = words.get("fault")
-    return Reply(words, tensors, None if fault is None else str(fault))
+    return Reply(words, tensors, None if fault is None else legible(fault))
 
 
 def read_error(answer: Message) -> str:
     """Why an app failed, in one line."""
     reason = (answer.error.reason or "").strip().splitlines()
-    return f"its app failed (code {answer.error.code}): {reason[-1] if reason else 'no reason given'}"
+    return f"its app failed (code {answer.error.code}): {legible(reason[-1]) if reason else 'no reason given'}"

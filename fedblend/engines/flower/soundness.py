@@ -6,7 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 
 from fedblend.engines.flower.messages import Tensors
-from fedblend.errors import FedblendError
+from fedblend.errors import FedblendError, legible
+from fedblend.uploads import is_finite
+
+LABELS = ("y", "dummies")
+"""Tensors of what is shared that hold labels, where they hold whole numbers."""
 
 Form = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -30,11 +34,22 @@ def unlike(payloads: Mapping[int, Tensors], rows: bool) -> dict[int, str]:
     Raises :class:`FedblendError` where two forms are equally frequent, so that nobody can say which is wrong.
     """
     forms = {client: form_of(payload, rows) for client, payload in payloads.items()}
-    faults = {client: f"it sent {form}" for client, form in forms.items() if isinstance(form, str)}
+    faults = {client: legible(f"it sent {form}") for client, form in forms.items() if isinstance(form, str)}
     count = Counter(form for form in forms.values() if not isinstance(form, str)).most_common(2)
     if len(count) == 2 and count[0][1] == count[1][1]:
-        raise FedblendError(f"sites disagree on the form of what they send: {count[0][0]} and {count[1][0]}")
+        raise FedblendError(legible(f"sites disagree on the form of what they send: {count[0][0]} and {count[1][0]}"))
     for client, form in forms.items():
         if not isinstance(form, str) and form != count[0][0]:
-            faults[client] = f"it sent tensors of another form than most: {form}, not {count[0][0]}"
+            faults[client] = legible(f"it sent tensors of another form than most: {form}, not {count[0][0]}")
     return faults
+
+
+def fault_of_shared(payload: Tensors, classes: int) -> str | None:
+    """Why what a client shares cannot be used, whatever its form: numbers that are none, labels of no class."""
+    for name, tensor in payload.items():
+        if tensor.is_floating_point():
+            if not is_finite(tensor):
+                return legible(f"'{name}' holds NaN or infinity")
+        elif name in LABELS and tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < classes:
+            return f"'{name}' holds labels from {int(tensor.min())} to {int(tensor.max())}; valid: 0 to {classes - 1}"
+    return None

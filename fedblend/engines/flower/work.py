@@ -20,6 +20,9 @@ from fedblend.sharing import Sharing
 from fedblend.sharing.base import Payload, Pool, Request, gather
 from fedblend.world import known_of
 
+SINGLE = ("seeds", "raw")
+"""Kinds of payload in which each entry is made of one sample, or of two."""
+
 LACKS = "lacks"
 """The word with which a client says that it no longer has what it was sent before (its SuperNode was restarted)."""
 
@@ -33,12 +36,20 @@ def share(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     payload = shared(here, weights, here.client, here.round, request_of(here, words))
     if payload is None:
         return {"nothing": True}, {}
+    _require_few(here, payload)
     if sharing.hides_entries:
-        return {}, masked_mean(here, payload, tensors)
+        return {}, masked_mean(here, payload, words, tensors)
     if sharing.travels:
         return {}, payload
     here.memory.keep("shared", "", payload)
     return {}, {name: t.new_zeros(len(t), 0) for name, t in payload.items()}
+
+
+def _require_few(here: Here, payload: Payload) -> None:
+    """Raise :class:`Refused` for more single samples, mixed or not, than the site's policy gives."""
+    most, number = here.site.max_seeds, max(len(tensor) for tensor in payload.values())
+    if most is not None and here.world.experiment.method.sharing.bytes_kind in SINGLE and number > most:
+        raise Refused(f"it is asked for {number} seeds, and its policy gives {most} (max_seeds in its file)")
 
 
 def asked_of(request: Request | None) -> dict[str, Any]:
@@ -84,7 +95,7 @@ def shared(here: Here, weights: Tensors, owner: int, round: int, request: Reques
 def hides(sharing: Sharing) -> bool:
     """Whether a sharing adds noise to what it makes of samples."""
     # An option, not XorSeeds' method of that name.
-    sizes = (getattr(sharing, option, 0) for option in ("noise", "offset"))
+    sizes = (getattr(sharing, option, 0) for option in ("noise", "multiplier", "offset"))
     return any(isinstance(size, (int, float)) and size > 0 for size in sizes) or isinstance(
         sharing.mechanism(), Mechanism
     )
@@ -105,6 +116,8 @@ def train(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
             # The server may not hear of this round: it then asks for the next one from the same weights.
             here.memory.keep("own-before", words["mark"], start)
         here.memory.keep("own", str(here.round), trained.weights)
+    if words["begins"] == "own" and protects(here):
+        raise FedblendError("it did not hear the round's model, from which its protection clips how far its own moves")
     upload = leaving(here, experiment.method.upload.payload(trained.weights, trained.outputs), start)
     if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.asks_clients:
         here.memory.keep("upload", str(here.round), upload)
@@ -113,6 +126,14 @@ def train(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
             raise FedblendError("it did not hear the round's model, and cannot tell how far its own has moved from it")
         upload = masked(here, aggregator, upload, start, words, tensors)
     return {"samples": trained.samples, "loss": trained.loss}, upload
+
+
+def protects(here: Here) -> bool:
+    """Whether the experiment or the site changes the model before it leaves."""
+    experiment = here.world.experiment
+    return experiment.method.upload.is_model and (
+        experiment.protection.name != "none" or here.site.protection is not None
+    )
 
 
 def leaving(here: Here, payload: dict[str, torch.Tensor], start: Tensors) -> dict[str, torch.Tensor]:
@@ -151,6 +172,8 @@ def score(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
             raise FedblendError(f"it no longer has its weights of round {words['own']}; begin a new run")
     else:
         weights = _in_order(here, tensors)
+    if here.site.data is not None and not words["held"]:
+        raise Refused("its test samples are its own, and what each of them says of a model stays here; valid: holdout")
     made = here.engine.score(weights, words["held"])
     if words["held"]:
         mine = here.world.population.owners(held=True) == here.client
