@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedblend.account import Account
+from fedblend.aggregators import Sums
 from fedblend.cohorts import cohort_of, reference_device
 from fedblend.engines import Engine, TrainTask
 from fedblend.engines.base import Collected
@@ -317,14 +318,18 @@ class Federation:
         if not got.good:
             return weights, said
         with account.time("aggregate"):
-            made = kind.aggregator(self.method.aggregator).finish(got.partial, task.weights)
+            aggregator = kind.aggregator(self.method.aggregator)
             if not kind.is_model:
-                return weights, made
+                return weights, aggregator.finish(got.partial, task.weights)
+            # Rounded after the server's noise, which is sized for the sum: a rounded one may be further from another.
+            sums = got.partial.unrounded() if isinstance(got.partial, Sums) else got.partial
+            made = aggregator.finish(sums, task.weights)
             # Whoever knows the experiment knows all its streams: real sites must not be able to take noise off again.
             keyed = stream(self.experiment.seed, "release", task.round)
             rng = np.random.default_rng() if self.engine.secret_noise else keyed
             drawn = Round(asked, len(got.good), self.experiment.train.lr_in(task.round), rng)
-            return self.experiment.protection.release(made, task.weights, drawn), said
+            released = self.experiment.protection.release(made, task.weights, drawn)
+            return {name: tensor.to(weights[name].dtype) for name, tensor in released.items()}, said
 
     def _judged(self, state: State) -> Tensors:
         """The weights that are evaluated: the server's, or those that the reference device has after its training."""

@@ -288,7 +288,7 @@ NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
 
 def claims(made: Experiment, records: Any = RECORDS) -> Any:
     pytest.importorskip("dp_accounting")
-    return {s.what: s for s in statements(made, 10, records)}
+    return {s.what: s for s in statements(made, 10, records, secret_cohorts=True)}
 
 
 def test_a_clients_own_noise_counts_the_rounds_that_the_most_frequent_client_took_part_in() -> None:
@@ -325,6 +325,20 @@ def test_noise_at_the_server_counts_every_round_and_gains_by_sampling() -> None:
         ({"protection": NOISY, "method": "prior-samples", "unsafe": True}, "uses raw samples"),
         (
             {
+                "protection": NOISY,
+                "method": {"sharing": {"name": "base-samples", "server": 3}, "server_step": "train-on-seeds"},
+            },
+            "trains on the samples of client 3 without noise",
+        ),
+        (
+            {
+                "protection": {**NOISY, "side": "server"},
+                "method": {"aggregator": {"name": "secure-mean", "by": "clients", "fewest": 2}},
+            },
+            "plain mean",
+        ),
+        (
+            {
                 "protection": {**NOISY, "side": "server"},
                 "method": {"name": "aggenhance", "aggregator": {"name": "mean", "by": "clients"}},
             },
@@ -337,10 +351,10 @@ def test_noise_at_the_server_counts_every_round_and_gains_by_sampling() -> None:
     ],
 )
 def test_no_epsilon_without_ground_but_a_reason(settings: dict[str, Any], reason: str) -> None:
-    weights = claims(experiment(**settings))["weights"]
+    *_, together = claims(experiment(**settings)).values()
 
-    assert weights.epsilon is None
-    assert reason in weights.reason
+    assert together.epsilon is None
+    assert reason in together.reason
 
 
 def test_robust_aggregators_and_points_cost_nothing_after_a_clients_own_noise() -> None:
@@ -355,6 +369,7 @@ def test_noisy_means_protect_a_sample_and_compose_with_the_weights() -> None:
     found = claims(made, records)
 
     means, weights = Release("gaussian", 3.0 / math.sqrt(2), 1), Release("gaussian", 4.0, 2)
+    assert list(found) == ["means", "weights and means"]
     assert {s.unit for s in found.values()} == {"a sample"}
     assert found["means"].epsilon == epsilon([means], 1e-5)
     assert found["weights and means"].epsilon == epsilon([weights, means], 1e-5)

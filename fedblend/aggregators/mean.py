@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -32,6 +32,11 @@ class Sums:
             else:
                 self.tensors[name] = tensor.double() * weight
                 self.kinds[name] = tensor.dtype
+
+    def unrounded(self) -> Sums:
+        """The same sums, with a mean that stays in float64 where the tensors hold real numbers."""
+        kinds = {n: torch.float64 if kind.is_floating_point else kind for n, kind in self.kinds.items()}
+        return replace(self, kinds=kinds)
 
     def mean(self) -> dict[str, torch.Tensor]:
         """The sums over the weight; whole-number tensors (batch norm's counters) are rounded."""

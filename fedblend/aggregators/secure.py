@@ -58,11 +58,15 @@ class SecureMean(WeightedMean):
     """
 
     hides_uploads = True
-
     range: Positive = 16.0
     """Largest change of a number in one round that can be told; a client whose model moved further sends nothing."""
     fewest: Annotated[Int, Field(ge=2)] = 3
     """Fewest clients whose sum the server may learn; more than half of the cohort is needed in any case."""
+
+    @property
+    def is_plain_mean(self) -> bool:
+        """Never: as steps, two updates can be further apart than they were clipped to, before the server's noise."""
+        return False
 
     def require_possible(self, cohort: int) -> None:
         """Refuse a cohort that is smaller than the smallest sum."""
@@ -78,9 +82,11 @@ class SecureMean(WeightedMean):
 
     def share_of(self, samples: int, cohort: list[int]) -> float:
         """What a client with so many samples weighs among a cohort whose clients have ``cohort`` samples."""
-        if not samples:
-            return 0.0
-        return samples / sum(cohort) if self.by == "samples" else 1 / sum(size > 0 for size in cohort)
+        return self.weight_of(samples) / sum(map(self.weight_of, cohort)) if samples else 0.0
+
+    def weight_of(self, samples: int) -> int:
+        """What a client with so many samples weighs: their number, or the same as any that has some."""
+        return samples if self.by == "samples" else int(samples > 0)
 
     def encoded(self, upload: Tensors, start: Tensors, share: float) -> torch.Tensor:
         """A client's summand, int32 [numbers], tensors by name. Raises :class:`FedblendError` beyond ``range``."""

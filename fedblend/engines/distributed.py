@@ -18,6 +18,7 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.engines.orders import kept_uploads, payloads_of, reduced, score_tensors, task_tensors, uploads_of
 from fedblend.engines.others import Others
 from fedblend.engines.ranks import Ranks, is_about_connection
+from fedblend.engines.serving import placed
 from fedblend.errors import FedblendError
 from fedblend.prefixes import by_client
 from fedblend.sharing.base import Payload, Pool
@@ -36,6 +37,7 @@ class DistributedEngine:
     def __init__(self, world: World, inner: LoopEngine, ranks: Ranks, choice: dict[str, Any], others: Others) -> None:
         self.world, self.inner, self.ranks, self.others = world, inner, ranks, others
         self._told: Pool | None = None
+        self._amid = False
         with self._one_rank_may_fail():
             ranks.tell({"do": "begin", "experiment": as_table(world.experiment), "choice": choice})
 
@@ -79,9 +81,9 @@ class DistributedEngine:
                 collected.good += [tuple(one) for one in words["good"]]
                 collected.refused += words["refused"]
                 collected.sent += words["sent"]
-                uploads += uploads_of(words, tensors)
+                uploads += [(placed(upload, task.weights), n) for upload, n in uploads_of(words, tensors)]
                 weight += words["weight"]
-                collected.own |= by_client("own/", tensors)
+                collected.own |= {c: placed(own, task.weights) for c, own in by_client("own/", tensors).items()}
             if isinstance(collected.partial, Sums):
                 collected.partial = reduced(self.ranks, collected.partial, weight, task.weights)
         return _in_order(collected, uploads, clients)
@@ -109,8 +111,10 @@ class DistributedEngine:
         return self.inner.server_model()
 
     def close(self) -> None:
-        """Tell the other ranks to end."""
-        if not self.others.failed():
+        """Tell the other ranks to end; where an exchange was broken off, they wait to be heard, and would not hear."""
+        if self._amid:
+            self.others.stop()
+        elif not self.others.failed():
             try:
                 self.ranks.tell({"do": "end"})
             except RuntimeError:
@@ -121,9 +125,11 @@ class DistributedEngine:
 
     @contextmanager
     def _one_rank_may_fail(self) -> Iterator[None]:
-        """Turn a closed connection into the message of the rank that closed it."""
+        """One exchange: turn a closed connection into the message of the rank that closed it."""
+        self._amid = True
         try:
             yield
+            self._amid = False
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or not is_about_connection(error):
                 raise

@@ -17,8 +17,9 @@ MOST_ROUNDS = 12
 SCOPE = (
     "A guarantee covers what it names, when all data of one client (or one sample) are replaced by others. It counts "
     "as known to all: how many samples each client holds, the scale of inputs, and the test accuracy. It does not "
-    "cover the training loss and the list of who took part that a simulation writes into its log. Noise here comes "
-    "from keyed streams, so that a run can be repeated: who knows the seed can take it off again."
+    "cover the training loss and the list of who took part that a simulation writes into its log. A simulation draws "
+    "noise and cohorts from keyed streams, so that a run can be repeated: who knows the seed can take its noise off "
+    "again, and knows who was drawn."
 )
 """What every (epsilon, delta) here rests on."""
 
@@ -27,7 +28,8 @@ SCOPE = (
 class Statement:
     """(epsilon, delta) of what left the clients up to each of some rounds, or why none can be stated.
 
-    ``what`` left ("weights", "means", "weights and means") and what is protected, ``unit`` ("a client" or "a sample").
+    ``what`` left ("weights", or "means" and "weights and means") and what is protected, ``unit`` ("a client" or
+    "a sample").
     """
 
     what: str
@@ -48,20 +50,26 @@ def is_private(experiment: Experiment) -> bool:
     return isinstance(experiment.protection.mechanism(), Mechanism) or isinstance(sharing.mechanism(), Mechanism)
 
 
-def statements(experiment: Experiment, clients: int, records: Sequence[Mapping[str, Any]]) -> list[Statement]:
+def statements(
+    experiment: Experiment, clients: int, records: Sequence[Mapping[str, Any]], secret_cohorts: bool
+) -> list[Statement]:
     """What a run may claim, from its settings, the number of clients that hold samples, and its metrics.
 
-    Raises :class:`FedblendError` if dp-accounting is not installed.
+    ``secret_cohorts`` says that nobody who sees the models knows who took part. The last statement is of all that left
+    the clients. Raises :class:`FedblendError` if dp-accounting is needed and not installed.
     """
     rounds = [r for r in records if r.get("round", 0) > 0]
+    population = clients if secret_cohorts else None
     weights, means = weights_noise(experiment), means_noise(experiment)
-    travels = means != ""
-    unit = "a sample" if travels else "a client"
-    made = [_stated("weights", unit, experiment, clients, rounds, [weights])]
-    if travels:
-        made.append(_stated("means", "a sample", experiment, clients, rounds, [means]))
-        made.append(_stated("weights and means", "a sample", experiment, clients, rounds, [weights, means]))
-    return made
+    if means == "":
+        return [_stated("weights", "a client", experiment, population, rounds, {"weights": weights})]
+    # None of the weights alone: other clients train on the means, so that all weights depend on a sample through the
+    # means as well, and noise on weights is sized for what its own client does with it.
+    both = {"weights": weights, "means": means}
+    return [
+        _stated("means", "a sample", experiment, population, rounds, {"means": means}),
+        _stated("weights and means", "a sample", experiment, population, rounds, both),
+    ]
 
 
 def weights_noise(experiment: Experiment) -> Mechanism | str:
@@ -71,6 +79,8 @@ def weights_noise(experiment: Experiment) -> Mechanism | str:
         return noise
     if method.server_step.breaks_privacy:
         return f"the server step '{method.server_step.name}' uses raw samples"
+    if method.sharing.server is not None:
+        return f"the server trains on the samples of client {method.sharing.server} without noise (method.sharing)"
     shared = means_noise(experiment)
     if isinstance(shared, str) and shared:
         return f"clients train on what others shared, and {shared}"
@@ -94,19 +104,18 @@ def _stated(
     what: str,
     unit: str,
     experiment: Experiment,
-    clients: int,
+    population: int | None,
     rounds: Sequence[Mapping[str, Any]],
-    noises: Sequence[Mechanism | str],
+    noises: Mapping[str, Mechanism | str],
 ) -> Statement:
-    reason = next((n for n in noises if isinstance(n, str)), "")
+    reason = next((n for n in noises.values() if isinstance(n, str)), "")
     if reason:
         return Statement(what, unit, experiment.delta, reason=reason)
-    kinds = ["weights", "means"] if len(noises) == 2 else [what]
-    parts = [(kind, n) for kind, n in zip(kinds, noises, strict=True) if isinstance(n, Mechanism)]
+    parts = [(kind, n) for kind, n in noises.items() if isinstance(n, Mechanism)]
     taken = _taken(rounds)
     found = []
     for i in _told(rounds):
-        releases = [_release(kind, noise, taken[i], clients, experiment.train.cohort) for kind, noise in parts]
+        releases = [_release(kind, noise, taken[i], population, experiment.train.cohort) for kind, noise in parts]
         found.append((int(rounds[i]["round"]), epsilon(releases, experiment.delta)))
     return Statement(what, unit, experiment.delta, tuple(found))
 
@@ -130,10 +139,13 @@ def _taken(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, int]]:
     return taken
 
 
-def _release(kind: str, noise: Mechanism, taken: Mapping[str, int], clients: int, cohort: int) -> Release:
-    """What was given away so far: at the server a sum of sampled clients, else each client's own, time after time."""
+def _release(kind: str, noise: Mechanism, taken: Mapping[str, int], population: int | None, cohort: int) -> Release:
+    """What was given away so far: a sum of clients drawn in secret from a ``population``, or each client's own.
+
+    Whoever knows the cohorts (no ``population``) knows which sums a client is in: those of its own rounds, in full.
+    """
     if kind == "means":
         return Release(noise.distribution, noise.multiplier, taken["shared"])
-    if noise.at_server:
-        return Release(noise.distribution, noise.multiplier, taken["rounds"], (clients, cohort))
+    if noise.at_server and population is not None:
+        return Release(noise.distribution, noise.multiplier, taken["rounds"], (population, cohort))
     return Release(noise.distribution, noise.multiplier, taken["most"])

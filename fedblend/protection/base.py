@@ -38,7 +38,10 @@ class Protection:
         return dict(upload)
 
     def release(self, weights: Tensors, start: Tensors, round: Round) -> dict[str, torch.Tensor]:
-        """At the server: what becomes of the aggregate ``weights`` before anything else is made of them."""
+        """At the server: what becomes of the aggregate ``weights`` before anything else is made of them.
+
+        A mean comes in float64, as its sum was made, whatever models are stored in; what is returned is rounded after.
+        """
         return dict(weights)
 
     def sent_bytes(self, upload: Tensors, start: Tensors) -> int:
@@ -63,6 +66,20 @@ class Round:
 def changes(upload: Tensors, start: Tensors) -> dict[str, torch.Tensor]:
     """upload - start, of the tensors that hold real numbers."""
     return {name: tensor - start[name].to(tensor) for name, tensor in upload.items() if tensor.is_floating_point()}
+
+
+def no_further(sent: Tensors, start: Tensors, change: Tensors) -> dict[str, torch.Tensor]:
+    """``sent``, of :func:`moved`, with every number at most as far from ``start`` as its ``change``.
+
+    The sum was rounded to the next number that can be stored. Where that is beyond the exact sum, the one before it
+    lies between that and ``start``; so no norm of what is sent is larger than that of ``change``.
+    """
+    made = dict(sent)
+    for name, c in change.items():
+        begin = start[name].to(sent[name])
+        beyond = (sent[name].double() - begin.double()).abs() > c.double().abs()
+        made[name] = torch.where(beyond, torch.nextafter(sent[name], begin), sent[name])
+    return made
 
 
 def moved(upload: Tensors, start: Tensors, change: Tensors) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import pydantic
 import torch
 
 from fedblend.parts import NonNegative, Positive, part
-from fedblend.protection.base import Mechanism, Protection, Round, Tensors, changes, moved
+from fedblend.protection.base import Mechanism, Protection, Round, Tensors, changes, moved, no_further
 
 
 @part("protection", "noise")
@@ -64,13 +64,15 @@ class ClipAndNoise(Protection):
         if self.clip is not None:
             change = self._clipped(change, self.clip * unit)
         if size:
-            change = {name: c + self._drawn(c, size * unit, rng) for name, c in change.items()}
-        return moved(upload, start, change)
+            return moved(upload, start, {name: c + self._drawn(c, size * unit, rng) for name, c in change.items()})
+        # What leaves is all that the server's noise has to outweigh: it must be within the norm as it is sent.
+        return no_further(moved(upload, start, change), start, change)
 
     def release(self, weights: Tensors, start: Tensors, round: Round) -> dict[str, torch.Tensor]:
         """At the server: noise on the sum of updates, which is divided by the clients that were drawn.
 
         Not by those that arrived: how many do may depend on the data, and the sum's sensitivity is all that is known.
+        In the precision of ``weights``, which is not to be rounded before.
         """
         if self.side == "client" or not self.size:
             return dict(weights)

@@ -56,8 +56,11 @@ def of_run(outcome: Outcome) -> list[Statement]:
     if not is_private(experiment):
         return []
     clients = outcome.facts.get("clients", {})
+    holding = int(clients.get("holding", clients.get("number", 0)))
+    # Cohorts are drawn from the experiment's seed, which every site of a real federation is told.
+    secret_cohorts = outcome.facts.get("engine", {}).get("engine") != "flower"
     try:
-        return statements(experiment, int(clients.get("holding", clients.get("number", 0))), outcome.records)
+        return statements(experiment, holding, outcome.records, secret_cohorts)
     except FedblendError as error:
         return [Statement("weights", "a client", experiment.delta, reason=str(error))]
 
