@@ -38,7 +38,10 @@ class Refused(FedblendError):
 
 
 class Site(BaseModel):
-    """What stands in a site file. Without a file a site works on the experiment's data and allows what is safe."""
+    """What stands in a site file.
+
+    A site without one works on its client's part of the experiment's data, which is nobody's own, and lets all of it out.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
