@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +130,7 @@ def _state_at(directory: RunDirectory, federation: Federation, round: int, reach
     if round == reached:
         state = checkpoint.read(directory.path)
         assert state is not None
-        # The file holds tensors in order of name; all code sees them in the model's order.
-        return replace(state, weights={name: state.weights[name] for name in federation.world.weights()})
+        return checkpoint.fitted(state, federation.world.weights(), len(federation.world.population), directory.path)
     state, _ = federation.start(first_weights(federation.world, directory.path))
     for made in range(round):
         if watch:

@@ -18,10 +18,10 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.engines.orders import kept_uploads, payloads_of, reduced, score_tensors, task_tensors, uploads_of
 from fedblend.engines.others import Others
 from fedblend.engines.ranks import Ranks, is_about_connection
-from fedblend.engines.serving import placed
 from fedblend.errors import FedblendError
 from fedblend.prefixes import by_client
 from fedblend.sharing.base import Payload, Pool
+from fedblend.weights import in_order
 from fedblend.world import World
 
 
@@ -81,9 +81,9 @@ class DistributedEngine:
                 collected.good += [tuple(one) for one in words["good"]]
                 collected.refused += words["refused"]
                 collected.sent += words["sent"]
-                uploads += [(placed(upload, task.weights), n) for upload, n in uploads_of(words, tensors)]
+                uploads += [(in_order(upload, task.weights), n) for upload, n in uploads_of(words, tensors)]
                 weight += words["weight"]
-                collected.own |= {c: placed(own, task.weights) for c, own in by_client("own/", tensors).items()}
+                collected.own |= {c: in_order(own, task.weights) for c, own in by_client("own/", tensors).items()}
             if isinstance(collected.partial, Sums):
                 collected.partial = reduced(self.ranks, collected.partial, weight, task.weights)
         return _in_order(collected, uploads, clients)

@@ -18,8 +18,9 @@ from fedblend.engines.orders import kept_uploads, payload_words, pool_of, reduce
 from fedblend.engines.ranks import Ranks, is_about_connection, part
 from fedblend.errors import FedblendError
 from fedblend.paths import import_from
-from fedblend.prefixes import by_client, for_clients, under
+from fedblend.prefixes import by_client, for_clients, named, under
 from fedblend.sharing.base import Pool
+from fedblend.weights import in_order
 from fedblend.world import World
 
 
@@ -86,9 +87,14 @@ def serve(ranks: Ranks) -> None:
         else:
             if words["pool"] != "as before":
                 pool = pool_of(tensors) if words["pool"] else None
-            in_order = {name: tensors[f"weights/{name}"] for name in world.model.state_dict()}
+            model = world.model.state_dict()
+            weights = in_order(under("weights/", tensors), model)
+            own = {
+                client: in_order(table, named("weights/", model))
+                for client, table in by_client("own/", tensors).items()
+            }
             sizes, said = world.sizes(words["round"]), under("said/", tensors)
-            task = TrainTask(words["round"], in_order, pool, sizes, said, by_client("own/", tensors))
+            task = TrainTask(words["round"], weights, pool, sizes, said, own)
             _collect(inner, ranks, words, task)
 
 

@@ -86,7 +86,9 @@ class StackedEngine(LoopEngine):
         params, outputs = stack.trained(), stack.outputs()
         results = []
         for k, one in enumerate(assignments):
-            weights = {**task.start_of(one.client), **dict(zip(self.names, (p[k] for p in params), strict=True))}
+            made = {**task.start_of(one.client), **dict(zip(self.names, (p[k] for p in params), strict=True))}
+            # In the model's order, in which noise is drawn later: a start from a file or another rank has its own.
+            weights = {name: made[name] for name in self.state}
             noted = None if outputs is None else outputs[k]
             results.append(Trained(one.client, weights, one.samples, losses[k], noted))
         return results

@@ -10,6 +10,7 @@ from fedblend.config import Experiment
 from fedblend.errors import FedblendError
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
+from fedblend.weights import differing, in_order
 from fedblend.world import World
 
 
@@ -32,17 +33,12 @@ def first_weights(world: World, folder: Path) -> dict[str, torch.Tensor] | None:
     if RunDirectory(path).status().get("state") != "done":
         raise FedblendError(f"start: '{given}': {path} is not done; go on with it first: fedblend resume {path}")
     own, found = world.weights(), state.weights
-    apart = [name for name in own.keys() | found.keys() if not _alike(own.get(name), found.get(name))]
-    if apart:
-        raise FedblendError(f"start: '{given}': the model of {path} is another ('{min(apart)}' differs); take the same")
+    if apart := differing(own, found):
+        raise FedblendError(f"start: '{given}': the model of {path} is another ('{apart[0]}' differs); take the same")
     # The file holds tensors in order of name; all code sees them in the model's order.
-    return {name: found[name] for name in own}
+    return in_order(found, own)
 
 
 def named(experiment: Experiment) -> str:
     """The run that an experiment begins with, its own seed filled in; empty without one."""
     return (experiment.start or "").replace("{seed}", str(experiment.seed))
-
-
-def _alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is not None and other is not None and (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fedblend.errors import FedblendError
+from fedblend.errors import FedblendError, legible
 from fedblend.federation import State
-from fedblend.prefixes import by_client, for_clients, under
+from fedblend.prefixes import by_client, for_clients, named, under
 from fedblend.runs.files import write_atomically
 from fedblend.sharing.base import Pool
+from fedblend.weights import differing, in_order
 
 NAME = "checkpoint.safetensors"
 
-DAMAGED = (SafetensorError, KeyError, ValueError)
+DAMAGED = (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError)
 """What reading raises where a file is no checkpoint, or cut short."""
+
+SCALARS = {"round": 0, "shared_round": -1, "clients": 0}
+"""The whole numbers of the header, and the least that each can be."""
 
 
 def write(folder: Path, state: State) -> None:
@@ -51,37 +57,89 @@ def read(folder: Path) -> State | None:
         with safe_open(path, "pt") as file:
             scalars = _scalars(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        holders = tensors["holders"].numpy()
-        if "clients" in scalars:
-            holders = np.unpackbits(holders, count=scalars["clients"]).view(bool)
-        nothing = np.zeros(len(holders), np.int64)
-        return State(
-            round=scalars["round"],
-            weights=under("weights/", tensors),
-            holders=holders,
-            shared_sizes=tensors["shared_sizes"].numpy() if "shared_sizes" in tensors else nothing,
-            entries=Pool(under("entries/", tensors), tensors["owner"].numpy()),
-            shared_round=scalars["shared_round"],
-            server=under("server/", tensors),
-            said=under("said/", tensors),
-            own=by_client("own/", tensors),
-        )
+        return _state(scalars, tensors)
     except DAMAGED as error:
         raise FedblendError(
-            f"{path}: is not a checkpoint of fedblend or is damaged: {error}; the run cannot go on from it: "
+            f"{path}: is not a checkpoint of fedblend or is damaged: {legible(error)}; the run cannot go on from it: "
             "put it back, or begin again in another folder"
         ) from None
+
+
+def fitted(state: State, model: Mapping[str, torch.Tensor], clients: int, folder: Path) -> State:
+    """The state of the folder's checkpoint with all weights in the order of ``model``: the file has them by name.
+
+    Raises :class:`FedblendError` where it is of another model than ``model``, or of another number of clients.
+    """
+    path, advice = folder / NAME, "put the run's own back, or begin again in another folder"
+    if len(state.holders) != clients:
+        raise FedblendError(f"{path}: is of {len(state.holders)} clients, but the run has {clients}; {advice}")
+    kept = [under("weights/", own) for own in state.own.values()]
+    # Where clients are real sites, a mark stands here for weights that stay there.
+    for table in (state.weights, *(own for own in kept if own.keys() & model.keys())):
+        if apart := differing(model, table):
+            raise FedblendError(f"{path}: is of another model than the run's ('{apart[0]}' differs); {advice}")
+    first = list(named("weights/", model))
+    own = {client: in_order(table, first) for client, table in state.own.items()}
+    return replace(state, weights=in_order(state.weights, model), own=own)
 
 
 def round_of(folder: Path) -> int | None:
     """The round of the folder's checkpoint, or ``None`` if it has none or it is damaged; tensors are not read."""
     try:
         with safe_open(folder / NAME, "pt") as file:
-            return int(_scalars(file)["round"])
-    except (*DAMAGED, OSError):
+            return _scalars(file)["round"]
+    except DAMAGED:
         return None
 
 
-def _scalars(file: Any) -> dict[str, Any]:
-    scalars: dict[str, Any] = json.loads((file.metadata() or {})["state"])
+def _scalars(file: Any) -> dict[str, int]:
+    """The numbers of the header; without "clients" in files that tell of holders in whole bytes.
+
+    Raises :class:`ValueError` for what is no whole number, or too small.
+    """
+    held = json.loads((file.metadata() or {})["state"])
+    if not isinstance(held, dict):
+        raise ValueError(f"its header holds a {type(held).__name__}, no table")
+    scalars = {name: held[name] for name in SCALARS if name in held or name != "clients"}
+    for name, value in scalars.items():
+        # True is a whole number to Python.
+        if type(value) is not int or value < SCALARS[name]:
+            raise ValueError(f"{name}: {value!r:.40} in its header is no whole number from {SCALARS[name]}")
     return scalars
+
+
+def _state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> State:
+    """The state that a file's numbers and tensors tell. Raises :class:`ValueError` where they do not go together."""
+    held = _array(tensors, "holders", torch.uint8 if "clients" in scalars else torch.bool)
+    clients = scalars.get("clients", len(held))
+    if "clients" in scalars and len(held) != (clients + 7) // 8:
+        raise ValueError(f"'holders' has {len(held)} bytes for {clients} clients, a bit each")
+    sizes = _array(tensors, "shared_sizes", torch.int64) if "shared_sizes" in tensors else np.zeros(clients, np.int64)
+    if len(sizes) != clients:
+        raise ValueError(f"'shared_sizes' has {len(sizes)} numbers for {clients} clients")
+    entries, owner, own = under("entries/", tensors), _array(tensors, "owner", torch.int64), by_client("own/", tensors)
+    if any(t.shape[:1] != owner.shape for t in entries.values()):
+        raise ValueError(f"'entries' has other than the {len(owner)} rows of 'owner'")
+    for client in (int(owner.min(initial=0)), int(owner.max(initial=0)), *own):
+        if not 0 <= client < max(1, clients):
+            raise ValueError(f"it tells of client {client}; valid: 0 to {clients - 1}")
+    return State(
+        round=scalars["round"],
+        weights=under("weights/", tensors),
+        holders=np.unpackbits(held, count=clients).view(bool) if "clients" in scalars else held,
+        shared_sizes=sizes,
+        entries=Pool(entries, owner),
+        shared_round=scalars["shared_round"],
+        server=under("server/", tensors),
+        said=under("said/", tensors),
+        own=own,
+    )
+
+
+def _array(tensors: dict[str, torch.Tensor], name: str, kind: torch.dtype) -> np.ndarray:
+    """A row of numbers of a type. Raises :class:`ValueError` for anything else."""
+    tensor = tensors[name]
+    if tensor.dtype != kind or tensor.dim() != 1:
+        raise ValueError(f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not {kind} [n]")
+    array: np.ndarray = tensor.numpy()
+    return array

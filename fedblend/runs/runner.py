@@ -170,10 +170,11 @@ def _begin(
         _keep(directory, record, listener)
         checkpoint.write(directory.path, state)
     else:
-        # The file holds tensors in order of name; all code sees them in the model's order.
-        state = replace(state, weights={name: state.weights[name] for name in federation.world.weights()})
+        world = federation.world
+        state = checkpoint.fitted(state, world.weights(), len(world.population), directory.path)
         records = directory.cut_metrics(state.round)
-        if [record["round"] for record in records] != list(range(state.round + 1)):
+        # Compared by length first: a damaged file may tell of more rounds than any list can hold.
+        if len(records) != state.round + 1 or any(record["round"] != i for i, record in enumerate(records)):
             raise FedblendError(
                 f"{directory.path / METRICS}: rounds are missing below the checkpoint's, {state.round}; the log was "
                 "damaged. Put it back, or remove this run and begin again"

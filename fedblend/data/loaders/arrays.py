@@ -40,7 +40,7 @@ def dataset_of(
 
 
 def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Raise :class:`FedblendError` unless there are samples and every array has one entry a sample."""
+    """Raise :class:`FedblendError` unless there are samples, each with an entry in every array, and names in a row."""
     n = len(np.atleast_1d(arrays["y"]))
     if n == 0:
         raise FedblendError(f"{path}: 'y' holds no samples; at least two are needed, to train and to test on")
@@ -49,6 +49,12 @@ def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
             raise FedblendError(
                 f"{path}: '{name}' is of shape {list(arrays[name].shape)} but 'y' has {n} entries; "
                 "each needs one entry a sample"
+            )
+    for name in ("client_names", "classes"):
+        if name in arrays and (arrays[name].ndim != 1 or not _are_words(arrays[name])):
+            raise FedblendError(
+                f"{path}: '{name}' is {arrays[name].dtype} of shape {list(arrays[name].shape)}; valid: names as text "
+                "(or numbers), in one row"
             )
 
 
@@ -131,12 +137,20 @@ def _clients(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray | No
 
 def _split(split: np.ndarray, path: Path) -> np.ndarray:
     """Which samples are test, bool [n]."""
+    if not _are_words(split):
+        raise FedblendError(f"{path}: 'split' is {split.dtype}; valid: 0 or 'train', 1 or 'test' for each sample")
     words = split.astype(str)
     bad = ~np.isin(words, ["0", "1", "train", "test", "False", "True"])
     if split.ndim != 1 or bad.any():
         found = f"holds '{words[bad][0]}'" if bad.any() else f"is of shape {list(split.shape)}"
         raise FedblendError(f"{path}: 'split' {found}; valid: 0 or 'train', 1 or 'test' for each sample")
     return np.isin(words, ["1", "test", "True"])
+
+
+def _are_words(array: np.ndarray) -> bool:
+    """Whether entries are text, or can be told as text: numbers, and bytes if they are ASCII."""
+    kind = array.dtype.kind
+    return kind in "Ubiuf" or (kind == "S" and all(entry.isascii() for entry in array.ravel().tolist()))
 
 
 def _tensor(array: np.ndarray, rows: np.ndarray) -> torch.Tensor:

@@ -10,10 +10,14 @@ import torch
 
 from fedblend.data.dataset import Dataset, Samples, check
 from fedblend.data.loaders.files import TestShare, draw_test_half, existing
+from fedblend.data.loaders.pictures import read_picture
 from fedblend.errors import FedblendError
 from fedblend.parts import Count, FilePath, part
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""The formats of files with these endings, by Pillow's names; one with another's ending is read as well."""
 
 
 @part("dataset", "image-folder")
@@ -67,11 +71,7 @@ class ImageFolder:
         for file in files:
             raw = file.read_bytes()
             digest.update(file.relative_to(root).as_posix().encode() + b"\0" + raw)
-            try:
-                with Image.open(file) as image:
-                    picture = image.convert("L" if self.grey else "RGB")
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                raise FedblendError(f"{file}: is damaged or no picture ({error}); mend it or take it away") from None
+            picture = read_picture(file, FORMATS, "L" if self.grey else "RGB", "mend it or take it away")
             if self.size:
                 picture = picture.resize((self.size, self.size), Image.Resampling.BILINEAR)
             pixels = np.asarray(picture, np.uint8)

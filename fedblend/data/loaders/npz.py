@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lzma
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ import numpy as np
 from fedblend.data.dataset import Dataset
 from fedblend.data.loaders.arrays import dataset_of
 from fedblend.data.loaders.files import TestShare, existing, sha256_file
-from fedblend.errors import FedblendError, did_you_mean, listed
+from fedblend.errors import FedblendError, did_you_mean, legible, listed
 from fedblend.parts import FilePath, part
 
 KNOWN = ("x", "y", "client", "split", "client_names", "classes")
@@ -24,6 +26,13 @@ HALVES = tuple(f"{name}_{half}" for name in ("x", "y", "client", "writer") for h
 
 ALIKE = 0.75
 """How like a known name (as difflib has it) an unknown one must be to seem meant: ``client_id`` is, ``sizes`` not."""
+
+DAMAGED = (
+    OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError,
+    SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+)  # fmt: skip
+"""What NumPy and ``zipfile`` end in at a damaged archive: also where a header is no Python (TokenError) or tells of a
+shape beyond all memory (MemoryError), or a member is encrypted (RuntimeError) or packed in an unknown way."""
 
 
 @part("dataset", "npz")
@@ -74,10 +83,19 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 return _joined(archive, path)
             _require_clear_names(archive.files, KNOWN, path)
             _require_named(archive.files, path)
-            return {name: archive[name] for name in archive.files if name in KNOWN}
-    except (OSError, ValueError, EOFError, AttributeError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        reason = "holds objects; save plain numbers or text" if "allow_pickle" in str(error) else str(error)
+            return {name: _array(archive, name) for name in archive.files if name in KNOWN}
+    except DAMAGED as error:
+        pickled = str(error).startswith("Object arrays")
+        reason = "holds objects; save plain numbers or text" if pickled else legible(error) or type(error).__name__
         raise FedblendError(f"{path}: is not a sound .npz archive of arrays: {reason}") from None
+
+
+def _array(archive: Any, name: str) -> np.ndarray:
+    """An array of the archive. Raises :class:`ValueError` for a member that is none, which NumPy gives as bytes."""
+    array = archive[name]
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"'{name}' is no array")
+    return array
 
 
 def _require_clear_names(names: Sequence[str], known: Sequence[str], path: Path) -> None:
@@ -86,7 +104,7 @@ def _require_clear_names(names: Sequence[str], known: Sequence[str], path: Path)
         near = did_you_mean(name, known, ALIKE)
         if name not in known and near:
             raise FedblendError(
-                f"{path}: the array '{name}' is unknown{near}; valid: {', '.join(known)} (give it a name unlike these "
+                f"{path}: the array {name!r} is unknown{near}; valid: {', '.join(known)} (give it a name unlike these "
                 "if it is none of them)"
             )
 
@@ -95,7 +113,7 @@ def _joined(archive: Any, path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file that holds its halves apart, as one array each and a split."""
     arrays = {}
     for name in ("x", "y", "client", "writer"):
-        halves = [archive[f"{name}_{half}"] for half in ("train", "test") if f"{name}_{half}" in archive.files]
+        halves = [_array(archive, f"{name}_{half}") for half in ("train", "test") if f"{name}_{half}" in archive.files]
         if not halves and name in ("client", "writer"):
             continue
         if len(halves) != 2 or halves[0].ndim == 0 or halves[0].shape[1:] != halves[1].shape[1:]:
@@ -104,7 +122,7 @@ def _joined(archive: Any, path: Path) -> dict[str, np.ndarray]:
         arrays["split"] = np.repeat(["train", "test"], [len(half) for half in halves])
     for name in ("client_names", "writer_names", "classes"):
         if name in archive.files:
-            arrays[name.replace("writer", "client")] = archive[name]
+            arrays[name.replace("writer", "client")] = _array(archive, name)
     return arrays
 
 

@@ -62,8 +62,7 @@ class Pending:
         _, shape, kind, columns, raw = state
         if not isinstance(kind, Kind):
             raise ValueError("an array without a type")
-        data = raw.encode("latin-1") if isinstance(raw, str) else raw
-        self.filled = np.frombuffer(data, KINDS[kind.code]).reshape(shape, order="F" if columns else "C")
+        self.filled = np.frombuffer(raw, KINDS[kind.code]).reshape(shape, order="F" if columns else "C")
 
 
 def read_plain(path: Path) -> Any:
@@ -73,7 +72,8 @@ def read_plain(path: Path) -> Any:
     is damaged, and for one that asks for anything but data; nothing that it asks for is run.
     """
     try:
-        return Reader().read(pickletools.genops(path.read_bytes()))
+        raw = path.read_bytes()
+        return Reader(len(raw)).read(pickletools.genops(raw))
     except Refused as error:
         raise FedblendError(
             f"{path}: is not data only: it asks for {error}, which could run any code; take the file from its publisher"
@@ -84,17 +84,23 @@ def read_plain(path: Path) -> Any:
 
 
 class Reader:
-    """The stack and the memo of a pickle that is being read."""
+    """The stack and the memo of a pickle that is being read, and the ``room`` for what is made of it.
 
-    def __init__(self) -> None:
+    An entry takes a byte of the file or more, and so does a byte of an array. Only what stands at many places through
+    the memo can come to more than the file has bytes; lists of one list twice, of such lists twice, and so on, would
+    come to more than any memory holds.
+    """
+
+    def __init__(self, room: int) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.room = room
 
     def read(self, opcodes: Iterable[tuple[pickletools.OpcodeInfo, Any, int | None]]) -> Any:
         """The object that the opcodes build."""
         for opcode, argument, _ in opcodes:
             if opcode.name == "STOP":
-                return _whole(self.stack.pop())
+                return self.whole(self.stack.pop())
             if opcode.name in VALUES:
                 self.stack.append(VALUES[opcode.name](argument))
             elif opcode.name in MOVES:
@@ -105,7 +111,12 @@ class Reader:
 
     def since_mark(self) -> list[Any]:
         """Take everything since the last mark from the stack."""
-        at = max(i for i, entry in enumerate(self.stack) if isinstance(entry, Mark))
+        # From the end: many marks on a high stack would else take forever.
+        at = len(self.stack) - 1
+        while not isinstance(self.stack[at], Mark):
+            at -= 1
+            if at < 0:
+                raise ValueError("no mark on the stack")
         taken = self.stack[at + 1 :]
         del self.stack[at:]
         return taken
@@ -121,13 +132,13 @@ class Reader:
     def name(self, text: str) -> None:
         """Put a name onto the stack, if it is one of those that arrays are pickled with."""
         if text not in NAMES:
-            raise Refused(f"'{text.replace(' ', '.')}'")
+            raise Refused(f"{text.replace(' ', '.')!r:.120}")
         self.stack.append(Name(text))
 
     def stack_name(self, _: Any) -> None:
         """A name whose two halves lie on the stack."""
         module, name = self.take(2)
-        self.name(f"{module} {name}")
+        self.name(f"{_text(module)} {_text(name)}")
 
     def extend(self, entries: list[Any]) -> None:
         """Append to the list below."""
@@ -141,7 +152,33 @@ class Reader:
         below = self.stack[-1]
         if not isinstance(below, dict):
             raise ValueError("no dictionary to set keys of")
-        below.update(zip(entries[::2], entries[1::2], strict=True))
+        below.update(_pairs(entries))
+
+    def take_room(self, count: int) -> None:
+        """Count entries or bytes that were made. Raises :class:`ValueError` where they are more than the file's."""
+        self.room -= count
+        if self.room < 0:
+            raise ValueError("it tells the same over and over, to more than the file's own size")
+
+    def encoded(self, text: str) -> bytes:
+        """The bytes of an array that are told as text, one character a byte."""
+        self.take_room(len(text))
+        return text.encode("latin-1")
+
+    def whole(self, value: Any) -> Any:
+        """The value with its arrays filled in. Raises if one never was, or something else stands where data should."""
+        self.take_room(1)
+        if isinstance(value, Pending):
+            if value.filled is None:
+                raise ValueError("an array without numbers")
+            return value.filled
+        if isinstance(value, dict):
+            return {key: self.whole(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.whole(entry) for entry in value)
+        if isinstance(value, Name | Kind | Mark):
+            raise ValueError("a name where data should be")
+        return value
 
     def call(self, _: Any) -> None:
         """What a call means, of those that are known."""
@@ -151,18 +188,20 @@ class Reader:
         if called.text in ARRAY:
             self.stack.append(Pending())
         elif called.text == "numpy dtype":
-            if arguments[0] not in KINDS:
-                raise Refused(f"an array of '{arguments[0]}'")
-            self.stack.append(Kind(arguments[0]))
+            code = _text(arguments[0])
+            if code not in KINDS:
+                raise Refused(f"an array of {code!r:.120}")
+            self.stack.append(Kind(code))
         else:
-            self.stack.append(arguments[0].encode("latin-1"))
+            self.stack.append(self.encoded(_text(arguments[0])))
 
     def build(self, _: Any) -> None:
         """Fill an array; the state of a type says nothing that is not known but its byte order."""
         (state,) = self.take(1)
         below = self.stack[-1]
         if isinstance(below, Pending):
-            below.fill(state)
+            *rest, raw = state
+            below.fill((*rest, self.encoded(raw) if isinstance(raw, str) else raw))
         elif not isinstance(below, Kind):
             raise Refused("an object with a state of its own")
         elif state[1] == ">":
@@ -201,7 +240,7 @@ MOVES: dict[str, Callable[[Reader, Any], None]] = {
     "TUPLE2": lambda r, _: r.stack.append(tuple(r.take(2))),
     "TUPLE3": lambda r, _: r.stack.append(tuple(r.take(3))),
     "LIST": lambda r, _: r.stack.append(r.since_mark()),
-    "DICT": lambda r, _: r.stack.append(dict(zip(*[iter(r.since_mark())] * 2, strict=True))),
+    "DICT": lambda r, _: r.stack.append(_pairs(r.since_mark())),
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda r, at: r.memo.update({at: r.stack[-1]})),
     "MEMOIZE": lambda r, _: r.memo.update({len(r.memo): r.stack[-1]}),
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda r, at: r.stack.append(r.memo[at])),
@@ -211,16 +250,17 @@ MOVES: dict[str, Callable[[Reader, Any], None]] = {
 SILENT = {"PROTO", "FRAME"}
 
 
-def _whole(value: Any) -> Any:
-    """The value with its arrays filled in. Raises if one never was, or something else stands where data should."""
-    if isinstance(value, Pending):
-        if value.filled is None:
-            raise ValueError("an array without numbers")
-        return value.filled
-    if isinstance(value, dict):
-        return {_whole(key): _whole(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_whole(entry) for entry in value)
-    if isinstance(value, Name | Kind | Mark):
-        raise ValueError("a name where data should be")
+def _text(value: Any) -> str:
+    """A value that must be a text. Raises :class:`ValueError` for anything else, of which no text is made."""
+    if not isinstance(value, str):
+        raise ValueError(f"a {type(value).__name__} where a text should be")
     return value
+
+
+def _pairs(entries: list[Any]) -> dict[Any, Any]:
+    """Keys and values in turn as a dictionary. Raises :class:`ValueError` for a key that is no text or number."""
+    for key in entries[::2]:
+        # The hash of a tuple of tuples can take forever, as its entries can be counted over and over.
+        if not isinstance(key, str | bytes | int | float | None):
+            raise ValueError(f"a {type(key).__name__} as a key")
+    return dict(zip(entries[::2], entries[1::2], strict=True))

@@ -7,20 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
+from xml.parsers.expat import ExpatError, ParserCreate
 
 import numpy as np
 import torch
 
 from fedblend.data.dataset import Dataset, Samples, check
 from fedblend.data.loaders.files import TestShare, draw_test_half
+from fedblend.data.loaders.pictures import read_picture
 from fedblend.data.loaders.places import Home
-from fedblend.errors import FedblendError
+from fedblend.errors import FedblendError, legible
 from fedblend.parts import Count, FilePath, part
 
 CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
+
+FORMATS = ("JPEG", "PNG")
+"""The formats of pictures, whatever their names end in: the publisher's, and one without losses."""
 
 HOME = Home(
     name="voc2007",
@@ -119,11 +124,7 @@ class Voc2007:
         """The objects of one picture, uint8 [size, size, 3] each."""
         from PIL import Image
 
-        try:
-            with Image.open(path) as image:
-                picture = image.convert("RGB")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise FedblendError(f"{path}: is damaged or no picture ({error}); fetch it anew") from None
+        picture = read_picture(path, FORMATS, "RGB", "fetch it anew")
         for thing in things:
             if thing.box[2] > picture.width or thing.box[3] > picture.height:
                 raise FedblendError(
@@ -153,13 +154,15 @@ def read_things(path: Path, difficult: bool) -> list[Thing]:
     for what is no annotation of VOC.
     """
     raw = path.read_bytes()
-    if b"<!" in raw:
-        # Declarations can define entities that grow without bound; VOC's annotations have none.
-        raise FedblendError(f"{path}: holds a declaration (<!...), which no annotation of VOC does; it is not read")
     try:
+        if _declares(raw):
+            raise FedblendError(
+                f"{path}: holds a declaration (<!DOCTYPE), which no annotation of VOC does; it is not read"
+            )
         root = ElementTree.fromstring(raw)
-    except ElementTree.ParseError as error:
-        raise FedblendError(f"{path}: is truncated or no XML ({error}); fetch it anew") from None
+    # Beside what is no XML: an encoding that is unknown, or has no table.
+    except (ExpatError, ElementTree.ParseError, LookupError, ValueError) as error:
+        raise FedblendError(f"{path}: is truncated or no XML ({legible(error)}); fetch it anew") from None
     if root.findtext("filename", "").strip() != f"{path.stem}.jpg":
         raise FedblendError(f"{path}: tells of the picture '{root.findtext('filename', '')}', not of {path.stem}.jpg")
     found = []
@@ -167,6 +170,29 @@ def read_things(path: Path, difficult: bool) -> list[Thing]:
         if difficult or one.findtext("difficult", "0").strip() != "1":
             found.append(_thing(one, path))
     return found
+
+
+def _declares(raw: bytes) -> bool:
+    """Whether XML has a document type, in which entities can be defined that grow without bound.
+
+    It is read in its own encoding, since the bytes of UTF-16 and others show no "<!", up to the document type at most:
+    what stands in it is not read. Raises :class:`ExpatError` for what is no XML.
+    """
+
+    def stop(*_: object) -> None:
+        raise _Declared
+
+    parser = ParserCreate()
+    parser.StartDoctypeDeclHandler = stop
+    try:
+        parser.Parse(raw, True)
+    except _Declared:
+        return True
+    return False
+
+
+class _Declared(Exception):
+    """A document type begins here."""
 
 
 def _thing(one: ElementTree.Element, path: Path) -> Thing:

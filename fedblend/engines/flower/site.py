@@ -40,7 +40,7 @@ class Refused(FedblendError):
 class Site(BaseModel):
     """What stands in a site file.
 
-    A site without one works on its client's part of the experiment's data, which is nobody's own, and lets all of it out.
+    A site without one works on its client's part of the experiment's data, which is nobody's own, and lets all out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)

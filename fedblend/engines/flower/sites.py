@@ -182,7 +182,9 @@ class Sites:
         else:
             if client in self.nodes:
                 if self._answers(client):
-                    log.warning("fedblend: node %s says that it is client %s, as node %s is", node, client, self.nodes[client])
+                    log.warning(
+                        "fedblend: node %s says that it is client %s, as node %s is", node, client, self.nodes[client]
+                    )
                     self._rivals[node] = client
                     return
                 # A site that was restarted has a new node; the old one is listed until its heartbeat is missed.
