@@ -10,7 +10,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def in_order(tensors: Tensors, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Tensors in the order of ``names`` (a model's), others after them: files and messages have an order of their own."""
+    """Tensors in the order of ``names`` (a model's), others after them; files and messages have another order."""
     return {name: tensors[name] for name in (*(name for name in names if name in tensors), *tensors)}
 
 

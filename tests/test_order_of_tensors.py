@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from fedblend.config import resolve
 from fedblend.engines import LoopEngine, StackedEngine, TrainTask
-from fedblend.engines.serving import placed
 from fedblend.prefixes import named
+from fedblend.weights import in_order
 from fedblend.world import World
 
 LOSING: dict[str, Any] = {
@@ -67,7 +67,7 @@ def test_what_training_makes_is_in_the_models_order_wherever_a_client_begins(eng
 
 def test_a_message_is_put_into_the_models_order() -> None:
     message = {name: torch.zeros(1) for name in ("a", "b", "c", "other")}
-    assert list(placed(message, ["c", "missing", "a", "b"])) == ["c", "a", "b", "other"]
+    assert list(in_order(message, ["c", "missing", "a", "b"])) == ["c", "a", "b", "other"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="as the other tests of ranks")

@@ -181,14 +181,13 @@ class Sites:
             log.warning("fedblend: node %s says partition-id %r; valid: 0 to %s", node, client, self.clients - 1)
         else:
             if client in self.nodes:
+                before = self.nodes[client]
                 if self._answers(client):
-                    log.warning(
-                        "fedblend: node %s says that it is client %s, as node %s is", node, client, self.nodes[client]
-                    )
+                    log.warning("fedblend: node %s says that it is client %s, as node %s is", node, client, before)
                     self._rivals[node] = client
                     return
                 # A site that was restarted has a new node; the old one is listed until its heartbeat is missed.
-                log.warning("fedblend: client %s is now node %s, in place of %s", client, node, self.nodes[client])
+                log.warning("fedblend: client %s is now node %s, in place of %s", client, node, before)
             self.nodes[client] = node
             self.facts[client] = reply.words
 
