@@ -395,3 +395,20 @@ def test_a_site_has_its_own_weight_in_the_sum(total: Any) -> None:
     shares = one.shares(one.keys())
     with pytest.raises(FedblendError, match="a total of the sum that is none"):
         one.masked(0, one.sealed(shares, 0), total=total)
+
+
+def test_a_secret_that_is_no_key_is_a_wrong_one() -> None:
+    """A site may commit itself to what no mask can be made of."""
+    secrets = {0: b"short", 1: bytes(32), 2: bytes(range(32))}
+    parts = {client: masks.split(secret, 3, 3) for client, secret in secrets.items()}
+
+    class Asked:
+        def exchange(self, kind: str, round: int, orders: Any) -> Any:
+            return {
+                c: Reply({}, {f"own/{of}": masks.tensor_of(shares[c]) for of, shares in parts.items()}) for c in orders
+            }
+
+    commits = {client: masks.digest(secret) for client, secret in secrets.items()}
+    made = Masks(Asked(), 0, 3, {}, {c: {} for c in secrets}, commits)
+    with pytest.raises(FedblendError, match="the shares of 'own/0' give nothing, so that a site has sent a wrong one"):
+        made.sum({client: torch.zeros(4, dtype=torch.int32) for client in secrets})
