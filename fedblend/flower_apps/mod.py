@@ -35,7 +35,8 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     """A Flower mod: keep what a :class:`Strategy` says for :func:`blended_loss`, and hold the site's policy.
 
     The training function gets the message without it, as the wrapped strategy made it. Where the SuperNode was started
-    with ``site="..."``, the site file's `allow`, `rounds`, `protection` and `audit` hold for the model in the reply.
+    with ``site="..."``, the site file's `allow`, `rounds`, `protection` and `audit` hold for the model in the reply. A
+    round's model leaves once.
     Messages without fedblend's words pass. Raises :class:`FedblendError` (Flower then answers with an error).
     """
     # A mod of the whole app stands around its queries and tests too.
