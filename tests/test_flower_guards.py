@@ -174,7 +174,7 @@ def test_words_that_cannot_be_read_are_a_fault_of_the_message() -> None:
             unpack(RecordDict({"words": ConfigRecord({"words": words})}))
 
 
-@pytest.mark.parametrize("loss", [10**400, -(10**400), float("nan"), float("inf")])
+@pytest.mark.parametrize("loss", [10**400, -(10**400), float("nan"), float("inf")], ids=["huge", "low", "nan", "inf"])
 def test_a_loss_that_is_no_number_is_refused(loss: float, tmp_path: Path) -> None:
     grid = spoiling(2, "train", lambda words, tensors: pack({**words, "loss": loss}, arrays(tensors)))
     record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 from fedblend import engines
 from fedblend.config import resolve
@@ -34,6 +36,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_that_one_rank_alone_hears_of_in_a_round_ends_all(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
