@@ -1,23 +1,10 @@
 """docs/benchmarks.md says what the committed measurements say."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
-ROOT = Path(__file__).parent.parent
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from script_helpers import ROOT, script
 
 
 def test_every_figure_of_the_benchmarks_page_is_made_from_the_committed_measurements() -> None:
-    page = script("page")
+    page = script("benchmarks/page.py")
     text = (ROOT / "docs" / "benchmarks.md").read_text()
 
     made = page.fill(text, page.SECTIONS)
@@ -27,7 +14,7 @@ def test_every_figure_of_the_benchmarks_page_is_made_from_the_committed_measurem
 
 
 def test_no_committed_measurement_has_weights_that_cannot_be_right() -> None:
-    results = script("page").read("rounds")
+    results = script("benchmarks/page.py").read("rounds")
 
     assert results
     for job in results.get("jobs", {}).values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -12,8 +11,8 @@ from types import ModuleType
 
 import pytest
 from cli_helpers import here
+from script_helpers import ROOT, script
 
-ROOT = Path(__file__).parent.parent
 RESULTS = sorted((ROOT / "evidence" / "results").glob("*.json"))
 
 
@@ -33,12 +32,7 @@ def words_in_a_shell(line: str) -> list[str]:
 def evidence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """evidence/run.py, which imports what lies beside it."""
     monkeypatch.syspath_prepend(ROOT / "evidence")
-    spec = importlib.util.spec_from_file_location("evidence_run", ROOT / "evidence" / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("evidence/run.py")
 
 
 def test_a_shell_reads_the_words_back_with_the_variable_in_its_place(evidence: ModuleType) -> None:

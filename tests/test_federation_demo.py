@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ import torch
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes
+from script_helpers import script
 
 from fedblend import api
 from fedblend.engines.flower.server import run
@@ -24,17 +23,8 @@ from fedblend.world import World
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def demo() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("federation_demo", EXAMPLES / "federation_demo.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_hospitals_with_their_own_patients_get_the_weights_of_a_loop_over_all_of_them(tmp_path: Path) -> None:
-    made = demo()
+    made = script("examples/federation_demo.py")
     try:
         sizes = [len(read_site(EXAMPLES / "hospitals" / f"{name}.toml").data.load().train) for name in made.HOSPITALS]
     except FedblendError as error:

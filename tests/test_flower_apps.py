@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.object_ref import validate
+from script_helpers import script
 
 from fedblend import methods
 from fedblend.augment import augmix
@@ -440,9 +440,7 @@ def test_a_loss_without_a_strategy_is_told() -> None:
 
 
 def test_the_example_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    spec = importlib.util.spec_from_file_location("blended", EXAMPLE / "blended.py")
-    blended = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(blended)
+    blended = script("examples/flower_app/blended.py")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert project["components"] == {"serverapp": "blended:server_app", "clientapp": "blended:client_app"}
     # `flwr run` reads the file for these before it sends the app anywhere.

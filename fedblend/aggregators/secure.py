@@ -58,6 +58,7 @@ class SecureMean(WeightedMean):
     """
 
     hides_uploads = True
+
     range: Positive = 16.0
     """Largest change of a number in one round that can be told; a client whose model moved further sends nothing."""
     fewest: Annotated[Int, Field(ge=2)] = 3

@@ -157,7 +157,7 @@ class FlowerEngine:
         cohort = [int(task.sizes[client]) for client in clients]
         share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
         total = sum(map(aggregator.weight_of, cohort))
-        about = about_sum(self.sites.about, task.weights, total)
+        about = about_sum(self.sites.about, task.round, task.weights, total)
         masks = Masks(self.sites, task.round, aggregator.threshold(len(clients)), about=about)
         part = masks.begin(clients)
         extra = {client: Order({"total": total}, (masks.table_for(client),)) for client in part}

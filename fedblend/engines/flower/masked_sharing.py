@@ -45,7 +45,7 @@ def shared_sums(
     group = sharing.groups(asked, rng)
     for number in range(int(group.max(initial=-1)) + 1):
         members = asked[group == number].tolist()
-        masks = Masks(sites, round, sharing.threshold(len(members)), of=MEANS, about=about_sum(sites.about))
+        masks = Masks(sites, round, sharing.threshold(len(members)), of=MEANS, about=about_sum(sites.about, round))
         try:
             total, there = _sum_of(masks, members, like)
             made.payloads |= {client: _zeros(like) for client in there} | {there[0]: _parts(total, like)}

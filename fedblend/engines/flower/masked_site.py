@@ -100,13 +100,13 @@ def masked(
     if type(total) is not int or not total >= max(1, aggregator.weight_of(here.size)):
         raise FedblendError(f"a total of the sum that is none: {total!r}")
     whole = aggregator.encoded(upload, start, aggregator.weight_of(here.size) / total)
-    return _masked(here, MODELS, whole, about_sum(words, start, total), tensors)
+    return _masked(here, MODELS, whole, about_sum(words, here.round, start, total), tensors)
 
 
 def masked_mean(here: Here, payload: Tensors, words: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     """Stage 3 for means: what is shared as it leaves, {"masked": int32 [numbers]}, tensors by name."""
     whole = torch.cat([payload[name].flatten() for name in sorted(payload)])
-    return _masked(here, MEANS, whole, about_sum(words), tensors)
+    return _masked(here, MEANS, whole, about_sum(words, here.round), tensors)
 
 
 def _masked(here: Here, of: str, whole: torch.Tensor, about: bytes, tensors: Tensors) -> dict[str, torch.Tensor]:

@@ -74,14 +74,14 @@ def masking(private: bytes, public: bytes, about: bytes, length: int) -> np.ndar
     return stretched(hmac.digest(base64.urlsafe_b64decode(agreed(private, public)), about, "sha256"), length)
 
 
-def about_sum(told: Mapping[str, Any], start: Tensors | None = None, total: int = 0) -> bytes:
-    """What a sum is of, as a digest: the federation's experiment, the model that clients begin with, their weight.
+def about_sum(told: Mapping[str, Any], round: int, start: Tensors | None = None, total: int = 0) -> bytes:
+    """What a sum is of, as a digest: the experiment, the round, the model that clients begin with, their weight.
 
     It goes into each mask that two sites have in common, so that the masks do not come off for a server that tells them
     different things, such as another learning rate, or weights that leave one site's model alone in the sum.
     """
     # As a site reads it: JSON has no keys but texts.
-    plain = json.loads(json.dumps([told["experiment"], told["told"], total]))
+    plain = json.loads(json.dumps([told["experiment"], told["told"], round, total]))
     words = json.dumps(plain, sort_keys=True)
     return hashlib.sha256(f"{words}\0{digest_of(start) if start else ''}".encode()).digest()
 

@@ -40,6 +40,7 @@ def score_held(sites: Sites, population: Population, weights: Tensors) -> Scores
     order = Order({"own": None, "held": True}, (arrays(named("weights/", weights)),))
     replies = sites.exchange("evaluate", 0, dict.fromkeys(clients, order))
     right: dict[int, np.ndarray] = {}
+    why = "no samples are held out"
     for client, reply in replies.items():
         held, count = len(population.held(client)), reply.words.get("right")
         if reply.fault is None and reply.words.get("samples") == held and type(count) is int and 0 <= count <= held:
