@@ -24,8 +24,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fedblend.aggregators import Aggregator, IntervalMean, Krum, Median, MultiKrum, TrimmedMean, WeightedMean
-from fedblend.aggregators import kernels as ways
+from fedblend.core.aggregator import Aggregator
+from fedblend.methods.aggregators import compiled as ways
+from fedblend.methods.aggregators.krum import Krum, MultiKrum
+from fedblend.methods.aggregators.mean import WeightedMean
+from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
 
 NEVER = 1 << 62
 """Numbers from which kernels are used, where they are not to be."""

@@ -21,11 +21,12 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.attacks import InvGrad, Steps, Victim
+from fedblend.analysis.attacks.search import InvGrad
+from fedblend.analysis.attacks.victim import Steps, Victim
+from fedblend.core.objective import Context, Task
+from fedblend.core.random import lent_generator, stream
 from fedblend.data.scale import Scaler
-from fedblend.models import LeNet5
-from fedblend.objectives import Context, Task
-from fedblend.random import lent_generator, stream
+from fedblend.models.images import LeNet5
 
 SHAPE, CLASSES, ITERATIONS = (1, 28, 28), 10, 10
 

@@ -24,14 +24,18 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fedblend.augment import augmix, draw_augmix, kernels
-from fedblend.data.dataset import Dataset
-from fedblend.engines import LoopEngine, StackedEngine, TrainTask
-from fedblend.fields import Method
-from fedblend.kernels import build
-from fedblend.objectives import AugMix, Plan
-from fedblend.parts import part
-from fedblend.random import stream
+from fedblend._kernels import build
+from fedblend.core.dataset import Dataset
+from fedblend.core.engine import TrainTask
+from fedblend.core.objective import Plan
+from fedblend.core.random import stream
+from fedblend.core.registry import part
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.fields import Method
+from fedblend.methods.augment import augmix, compiled
+from fedblend.methods.augment.augmix import draw_augmix
+from fedblend.methods.objectives.augmix import AugMix
 
 STACK, BATCH = 5, 10
 GOAL = 3.5
@@ -58,11 +62,11 @@ def without_kernel(run: Callable[[], None]) -> Callable[[], None]:
     """The same, with views made in PyTorch."""
 
     def changed() -> None:
-        library, kernels.library = kernels.library, lambda: None  # type: ignore[assignment]
+        library, compiled.library = compiled.library, lambda: None  # type: ignore[assignment]
         try:
             run()
         finally:
-            kernels.library = library  # type: ignore[assignment]
+            compiled.library = library  # type: ignore[assignment]
 
     return changed
 

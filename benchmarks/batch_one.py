@@ -24,11 +24,15 @@ from rich.console import Console
 from rich.table import Table
 from server_step import pictures
 
-from fedblend.config import resolve
-from fedblend.engines import LoopEngine, StackedEngine, TrainTask
-from fedblend.server_steps import DistillToModel, Server
-from fedblend.sharing.base import Pool
-from fedblend.world import World, known_of
+from fedblend.core.engine import TrainTask
+from fedblend.core.server_step import Server
+from fedblend.core.setup import World, known_of
+from fedblend.core.sharing import Pool
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
+from fedblend.methods.server_steps.distill import DistillToModel
 
 DEVICES, CLASSES, SEEDS = 10, 10, 100
 ROUND = {"devices": 6400, "server": 3200}
@@ -50,7 +54,7 @@ def world(method: str, steps: int) -> World:
             "train": {"cohort": DEVICES, "steps": steps, "batch_size": 1, "lr_decay": 1.0},
         }
     )
-    return World.of(experiment, pictures(5 * DEVICES, CLASSES))
+    return make_setup(experiment, pictures(5 * DEVICES, CLASSES))
 
 
 def devices(engine: LoopEngine) -> Callable[[], None]:

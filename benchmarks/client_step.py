@@ -23,13 +23,14 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from fedblend.config import resolve
-from fedblend.data.dataset import Dataset, Samples
-from fedblend.engines import LoopEngine, TrainTask
-from fedblend.engines.loop import batches
-from fedblend.random import stream
-from fedblend.sharing.base import gather
-from fedblend.world import World
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.engine import TrainTask
+from fedblend.core.random import stream
+from fedblend.core.setup import World
+from fedblend.core.sharing import gather
+from fedblend.engines.loop import LoopEngine, batches
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
 
 CLIENTS, SAMPLES, CLASSES = 60, 300, 10
 GOALS = {"fedavg": ("bare loop", 1.15), "fedmix": ("fedavg", 2.6)}
@@ -48,7 +49,7 @@ def world_of(method: str, data: Dataset) -> World:
     """The benchmark's experiment with a method."""
     partition = {"name": "iid", "clients": CLIENTS}
     table = {"data": "mnist5k", "partition": partition, "train": {"cohort": 15}, "method": method}
-    return World.of(resolve(table), data)
+    return make_setup(resolve(table), data)
 
 
 def fedblend_client(method: str, data: Dataset) -> Callable[[], dict[str, torch.Tensor]]:

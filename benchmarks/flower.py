@@ -38,21 +38,22 @@ from rich.console import Console
 from rich.table import Table
 from rounds import commit, processor
 
+from fedblend.experiment.setup import make_setup
+
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from flower_helpers import Nodes, through
 
-from fedblend.config import Experiment, resolve
-from fedblend.engines import LoopEngine
-from fedblend.engines.flower.appfolder import write_app
-from fedblend.engines.flower.server import run
-from fedblend.engines.flower.terms import Terms
-from fedblend.engines.flower.trial import Trial
-from fedblend.federation import Federation
+from fedblend.core.loop import Federation
+from fedblend.core.upload import bytes_of
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import Experiment, resolve
+from fedblend.flower.app_folder import write_app
+from fedblend.flower.limits import Terms
+from fedblend.flower.server import run
+from fedblend.flower.trial import Trial
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import one_thread
-from fedblend.uploads import bytes_of
-from fedblend.world import World
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("training", "preparing", "starting", "serialisation", "transport", "waiting")
@@ -83,7 +84,7 @@ def rounds_of(records: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 def by_loop(asked: Experiment) -> Way:
     """The loop engine: clients one after another."""
-    world = World.of(asked)
+    world = make_setup(asked)
     federation = Federation(world, LoopEngine(world))
     with one_thread():
         state, record = federation.start()

@@ -53,7 +53,7 @@ class Spans:
 
 def watch_work(spans: Spans) -> None:
     """Time a site's own work: training, making its world, and its messages' records."""
-    from fedblend.engines.flower import client, work
+    from fedblend.flower import client, work
 
     spans.watch(work, "train", "training")
     spans.watch(client, "engine_of", "preparing")
@@ -76,7 +76,7 @@ def write(line: dict[str, Any]) -> None:
 def at_site(run_clientapp: Any) -> None:
     """Note a ClientApp's one message."""
     spans, told = Spans(), {"role": "site", "born": born()}
-    WhenImported("fedblend.engines.flower.client", lambda _: watch_work(spans))
+    WhenImported("fedblend.flower.client", lambda _: watch_work(spans))
     pull, push = run_clientapp.pull_task_input, run_clientapp.push_message
 
     def pulled(*words: Any) -> Any:
@@ -143,7 +143,7 @@ class Wire:
 
 APPS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "flwr-clientapp": ("flwr.supernode.runtime.run_clientapp", at_site),
-    "flwr-serverapp": ("fedblend.engines.flower.sites", at_server),
+    "flwr-serverapp": ("fedblend.flower.sites", at_server),
 }
 
 for word in sys.orig_argv[:3]:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rounds import when_and_where
 
-from fedblend.kernels import build, operators, tiles
+from fedblend._kernels import build, operators, tiles
 
 BATCH = 10
 LAYERS = (

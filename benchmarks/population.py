@@ -28,14 +28,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedblend.config import resolve
-from fedblend.data.dataset import Dataset, Samples
-from fedblend.engines import LoopEngine
-from fedblend.federation import Federation
-from fedblend.parts import part
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.loop import Federation
+from fedblend.core.registry import part
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.runner import facts_of, split_of
-from fedblend.world import World
 
 SAMPLES, CLASSES, COHORT = 10, 10, 50
 """Samples a client, classes, and clients a round."""
@@ -114,7 +114,7 @@ def one(clients: int, partition: str, rounds: int) -> dict[str, Any]:
     size = sum(t.nbytes for half in (data.train, data.test) for t in (half.x, half.y)) / 1e6
 
     def begin() -> tuple[Federation, Any]:
-        world = World.of(experiment, data)
+        world = make_setup(experiment, data)
         federation = Federation(world, LoopEngine(world))
         return federation, federation.start()[0]
 

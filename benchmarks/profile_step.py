@@ -31,17 +31,20 @@ from rich.table import Table
 from rounds import when_and_where, write_job
 from torch import fx
 
+from fedblend.experiment.setup import make_setup
+
 sys.path.append(str(HERE / "peers"))
 
 from fedblend_job import table_of
 from jobs import Job, load
 
-from fedblend.config import resolve
-from fedblend.engines import StackedEngine, TrainTask, inner_engine
-from fedblend.engines.stack import Stack
-from fedblend.engines.stacking import Inputs
-from fedblend.kernels import RAW
-from fedblend.world import World
+from fedblend._kernels.operators import RAW
+from fedblend.core.engine import TrainTask
+from fedblend.engines.autotune import inner_engine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.engines.stacked.schedule import Stack
+from fedblend.engines.stacked.step import Inputs
+from fedblend.experiment.config import resolve
 
 PEAK_SIZE = 1024
 """Rows and columns of the matrices whose product gives the peak."""
@@ -212,7 +215,7 @@ def peak() -> float:
 
 def engine_of(job: Job, path: Path, stack: int) -> StackedEngine:
     """A stacked engine on the job."""
-    world = World.of(resolve(table_of(job.settings, str(path), False)))
+    world = make_setup(resolve(table_of(job.settings, str(path), False)))
     made = inner_engine(world, {"engine": "stacked", "stack": stack, "memory_format": "contiguous"})
     assert isinstance(made, StackedEngine)
     return made

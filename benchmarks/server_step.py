@@ -22,11 +22,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedblend.config import resolve
-from fedblend.data.dataset import Dataset, Samples
-from fedblend.engines.choosing import inner_engine
-from fedblend.federation import Federation
-from fedblend.world import World
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.loop import Federation
+from fedblend.engines.autotune import inner_engine
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
 
 SAMPLES, SIDE = 100, 28
 """Samples a client, and a picture's pixels a side."""
@@ -62,7 +62,7 @@ def measured(model: str, clients: int, classes: int, rounds: int) -> dict[str, A
             "rounds": rounds + 1,
         }
     )
-    world = World.of(experiment, pictures(clients, classes))
+    world = make_setup(experiment, pictures(clients, classes))
     engine = inner_engine(world, {"engine": "stacked", "stack": STACK, "memory_format": "contiguous", "ranks": 1})
     federation = Federation(world, engine)
     state, _ = federation.start()

@@ -28,9 +28,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedblend.random import stream
-from fedblend.sharing import blending
-from fedblend.sharing.xor import decode, encode
+from fedblend.core.random import stream
+from fedblend.methods.sharing import xor_kernels
+from fedblend.methods.sharing.xor import decode, encode
 
 SIDE = 28
 BLENDED = (1, 3, 5)
@@ -69,7 +69,7 @@ def contestants(samples: int) -> dict[str, Contestant]:
 
 
 def _plain(x: torch.Tensor, a: np.ndarray, b: np.ndarray) -> torch.Tensor:
-    with mock.patch.object(blending, "library", return_value=None):
+    with mock.patch.object(xor_kernels, "library", return_value=None):
         return encode(x, a, b, ALPHA)
 
 

@@ -21,14 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.api import expand_file
-from fedblend.engines import LoopEngine, TrainTask
-from fedblend.federation import Federation
-from fedblend.objectives import Batch, Context, FedMix, GlobalMixup
-from fedblend.random import stream
-from fedblend.sharing import Means
-from fedblend.sharing.base import Local
-from fedblend.world import World
+from fedblend.core.engine import TrainTask
+from fedblend.core.loop import Federation
+from fedblend.core.objective import Batch, Context
+from fedblend.core.random import stream
+from fedblend.core.setup import World
+from fedblend.core.sharing import Local
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.setup import make_setup
+from fedblend.methods.objectives.fedmix import FedMix
+from fedblend.methods.objectives.mixup import GlobalMixup
+from fedblend.methods.sharing.means import Means
+from fedblend.runs.api import expand_file
 
 HERE = Path(__file__).resolve().parent
 ROUNDS = (0, 5, 20, 60)
@@ -117,7 +121,7 @@ def main() -> None:
     """Follow FedAvg and measure at the chosen rounds."""
     torch.set_num_threads(1)
     experiment = expand_file(HERE.parent / "examples" / "fashion-mnist.toml", [], [0]).experiments["fedavg-seed0"]
-    world = World.of(experiment)
+    world = make_setup(experiment)
     engine = LoopEngine(world)
     federation, gradients = Federation(world, engine), Gradients(engine, world)
     state, _ = federation.start()

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend import api
-from fedblend.attacks import Moment, attack_run
-from fedblend.attacks.outcome import TABLE
-from fedblend.config import resolve
+from fedblend.analysis.attacks.outcome import TABLE, attack_run
+from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.experiment.config import resolve
+from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
 
 HERE = Path(__file__).resolve().parent

@@ -36,9 +36,9 @@ from augmix_figures import draw_all
 from kept import attacked, is_kept, means, table_of, untrained, victims
 from run import row_of
 
-from fedblend import api
-from fedblend.attacks import Moment
-from fedblend.config import Experiment, resolve
+from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.experiment.config import Experiment, resolve
+from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
 
 HERE = Path(__file__).resolve().parent

@@ -11,8 +11,7 @@ import numpy as np
 from augmix_page import by_method
 from kept import is_kept, pictures
 
-from fedblend.report.still import DPI, dress
-from fedblend.report.style import DASHES, INK, METHODS, MUTED
+from fedblend.analysis.plotting import DASHES, DPI, INK, METHODS, MUTED, dress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

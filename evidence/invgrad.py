@@ -34,8 +34,8 @@ import torch
 from augmix_figures import single_images
 from kept import attacked, is_kept, means, table_of, untrained, victims
 
-from fedblend.attacks import Moment
-from fedblend.config import resolve
+from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.experiment.config import resolve
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "runs" / "evidence" / "invgrad"

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.attacks import Moment, attack_run
-from fedblend.attacks.outcome import TABLE
-from fedblend.config import Experiment
-from fedblend.engines import TrainTask
+from fedblend.analysis.attacks.outcome import TABLE, attack_run
+from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.core.engine import TrainTask
+from fedblend.experiment.config import Experiment
+from fedblend.experiment.setup import make_setup
 from fedblend.runs.directory import RunDirectory
-from fedblend.world import World
 
 IMAGES, CURVE = "images.npz", 50
 """The file of original and rebuilt pictures, and how many points of an attack's costs are kept."""
@@ -24,7 +24,7 @@ MEASURES = ("mse", "psnr", "ssim", "cost")
 
 def untrained(experiment: Experiment, path: Path) -> Moment:
     """The first round of an experiment that need not have been run; attacks on it would be kept in ``path``."""
-    world = World.of(experiment)
+    world = make_setup(experiment)
     return Moment(RunDirectory(path), world, 0, TrainTask(0, world.weights(), None, world.sizes(0)), ())
 
 

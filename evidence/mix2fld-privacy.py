@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedblend.analysis.privacy.pictures import draw_samples
+from fedblend.analysis.privacy.samples import LAMBDAS, SAMPLES, Row, draw, measure
+from fedblend.core.registry import build
 from fedblend.data.partitions import prepare
-from fedblend.parts import build
-from fedblend.privacy.pictures import draw_samples
-from fedblend.privacy.samples import LAMBDAS, SAMPLES, Row, draw, measure
 
 RESULTS = Path(__file__).resolve().parent / "results" / "mix2fld-privacy.json"
 DRAWS = 10

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.channels import Channel
-from fedblend.engines.stacked import StackedEngine
-from fedblend.federation import State
-from fedblend.prefixes import under
-from fedblend.random import stream
+from fedblend.core.channel import Channel
+from fedblend.core.loop import State
+from fedblend.core.random import stream
+from fedblend.core.trees import under
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, read
 from fedblend.runs.summary import costs
-from fedblend.world import World
 
 ASYMMETRIC, SYMMETRIC = "power_up=23.0", "power_up=40.0"
 """How the two channels are told in a run's label."""
@@ -104,7 +104,7 @@ def device_rows(folder: Path, rows: list[Row]) -> list[Row]:
 
 
 def _of_devices(run: RunDirectory) -> Row:
-    world = World.of(run.experiment())
+    world = make_setup(run.experiment())
     state = checkpoint.read(run.path)
     assert isinstance(state, State)
     engine = StackedEngine(world)

@@ -15,8 +15,7 @@ from typing import Any
 
 from mdtable import table
 
-from fedblend.report.still import dress
-from fedblend.report.style import BAND, INK, METHODS, MUTED, Look, looks
+from fedblend.analysis.plotting import BAND, INK, METHODS, MUTED, Look, dress, looks
 
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE.parent / "docs" / "figures"

@@ -11,8 +11,8 @@ from typing import Any
 
 from mdtable import table
 
-from fedblend.reproduce import pages
-from fedblend.reproduce.items import Item, all_papers
+from fedblend.papers import pages
+from fedblend.papers.items import Item, all_papers
 
 KEPT = Path(__file__).resolve().parent / "reproductions"
 PAGE = "reproductions.md"

@@ -29,23 +29,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedblend import api
-from fedblend.config import Experiment
-from fedblend.data.dataset import Samples
-from fedblend.data.population import Population
-from fedblend.engines import LoopEngine
-from fedblend.engines.flower.appfolder import write_app
-from fedblend.engines.flower.audit import Audit
-from fedblend.engines.flower.credentials import make_site_key
-from fedblend.engines.flower.site import read_site
-from fedblend.engines.flower.terms import Terms
-from fedblend.engines.flower.trial import Trial
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.runs import checkpoint
+from fedblend.core.dataset import Population, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.setup import World
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import Experiment
+from fedblend.experiment.setup import make_setup
+from fedblend.flower.app_folder import write_app
+from fedblend.flower.audit import Audit
+from fedblend.flower.credentials import make_site_key
+from fedblend.flower.limits import Terms
+from fedblend.flower.site import read_site
+from fedblend.flower.trial import Trial
+from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import one_thread
-from fedblend.world import World
 
 HERE = Path(__file__).resolve().parent
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -77,7 +76,7 @@ def digits(folder: Path, check: Checks) -> None:
         path.parent.mkdir(parents=True)
         path.write_text(SITE)
     federate(asked, paths, folder, check)
-    compare(asked, World.of(asked), paths, folder, check)
+    compare(asked, make_setup(asked), paths, folder, check)
 
 
 def hospitals(folder: Path, check: Checks) -> None:
@@ -88,7 +87,7 @@ def hospitals(folder: Path, check: Checks) -> None:
         path.parent.mkdir(parents=True)
         shutil.copy(HERE / "hospitals" / f"{name}.toml", path)
     federate(asked, paths, folder, check)
-    compare(asked, together(World.of(asked), paths), paths, folder, check)
+    compare(asked, together(make_setup(asked), paths), paths, folder, check)
 
 
 def together(server: World, paths: Sequence[Path]) -> World:

@@ -14,22 +14,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedblend.api import Result, load, run, run_study
-    from fedblend.config import Experiment
-    from fedblend.errors import FedblendError
-    from fedblend.parts import part
+    from fedblend.core.errors import FedblendError
+    from fedblend.core.registry import part
+    from fedblend.experiment.config import Experiment
+    from fedblend.runs.api import Result, load, run, run_study
 
 __all__ = ["Experiment", "FedblendError", "Result", "load", "part", "run", "run_study"]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Experiment": "fedblend.config",
-    "FedblendError": "fedblend.errors",
-    "Result": "fedblend.api",
-    "load": "fedblend.api",
-    "part": "fedblend.parts",
-    "run": "fedblend.api",
-    "run_study": "fedblend.api",
+    "Experiment": "fedblend.experiment.config",
+    "FedblendError": "fedblend.core.errors",
+    "Result": "fedblend.runs.api",
+    "load": "fedblend.runs.api",
+    "part": "fedblend.core.registry",
+    "run": "fedblend.runs.api",
+    "run_study": "fedblend.runs.api",
 }
 
 

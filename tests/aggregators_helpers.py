@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fedblend.aggregators import Aggregator, IntervalMean, Krum, Median, MultiKrum, TrimmedMean
+from fedblend.core.aggregator import Aggregator
+from fedblend.methods.aggregators.krum import Krum, MultiKrum
+from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
 
 GATHERING: list[Aggregator] = [
     Median(),

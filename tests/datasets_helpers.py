@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedblend.errors import FedblendError
-from fedblend.parts import build
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import build
 
 SHARED = Path(os.environ["FEDBLEND_DATA"]) if os.environ.get("FEDBLEND_DATA") else None
 

@@ -10,9 +10,10 @@ import torch
 from helpers import federation_of
 from hypothesis import strategies as st
 
-from fedblend.account import Account
-from fedblend.engines import LoopEngine, Trained, TrainTask
-from fedblend.world import World
+from fedblend.core.engine import Trained, TrainTask
+from fedblend.core.record import Account
+from fedblend.core.setup import World
+from fedblend.engines.loop import LoopEngine
 
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 

@@ -12,10 +12,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedblend.engines.flower import client as at_site
-from fedblend.engines.flower.messages import unpack
-from fedblend.errors import FedblendError
-from fedblend.uploads import bytes_of
+from fedblend.core.errors import FedblendError
+from fedblend.core.upload import bytes_of
+from fedblend.flower import client as at_site
+from fedblend.flower.messages import unpack
 
 
 def through(message: Message) -> Message:

@@ -69,4 +69,4 @@ def follow_plan(work: Any) -> None:
 
 
 if CUES in os.environ and any(Path(word).name == "flwr-clientapp" for word in sys.orig_argv):
-    WhenImported("fedblend.engines.flower.work", follow_plan)
+    WhenImported("fedblend.flower.work", follow_plan)

@@ -12,17 +12,17 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from fedblend.config import Experiment, resolve
-from fedblend.data.dataset import Dataset, Samples
-from fedblend.data.population import Population
+from fedblend._kernels import operators
+from fedblend.core.dataset import Dataset, Population, Samples
+from fedblend.core.loop import Federation, Record, State
+from fedblend.core.objective import Batch, Context, Objective, Task
+from fedblend.core.setup import World
+from fedblend.core.sharing import Local
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.loop import EagerNet, LoopEngine
-from fedblend.federation import Federation, Record, State
-from fedblend.kernels import operators
+from fedblend.experiment.config import Experiment, resolve
+from fedblend.experiment.setup import make_setup
 from fedblend.models.text import LSTMLayer
-from fedblend.objectives import Batch, Context, Objective, Task
-from fedblend.sharing import Local
-from fedblend.world import World
 
 # Networks here are so small that threads only get into each other's way.
 torch.set_num_threads(1)
@@ -90,7 +90,7 @@ def experiment(**changes: Any) -> Experiment:
 
 def world(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> World:
     """A world on data in memory; ``groups`` says which training samples each client holds."""
-    made = World.of(experiment(**changes), data=data or images())
+    made = make_setup(experiment(**changes), data=data or images())
     if groups is not None:
         made = replace(made, population=Population.of([np.asarray(g, np.int64) for g in groups]))
     return made

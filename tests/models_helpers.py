@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedblend import parts
+from fedblend.core import registry
 
 Spec = dict[str, Any]
 
@@ -35,7 +35,7 @@ def built(spec: Spec, shape: tuple[int, ...], outputs: int = 3) -> nn.Module:
     """The network in float64, with weights that are none of them 0 or 1."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = parts.build("model", spec).build(shape, outputs).double()
+        model = registry.build("model", spec).build(shape, outputs).double()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))

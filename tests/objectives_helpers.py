@@ -8,10 +8,10 @@ import torch
 from helpers import engine_of
 from torch.nn import functional as F
 
-from fedblend.engines import Trained, TrainTask
-from fedblend.objectives import Task
-from fedblend.sharing import Pool
-from fedblend.world import World
+from fedblend.core.engine import Trained, TrainTask
+from fedblend.core.objective import Task
+from fedblend.core.setup import World
+from fedblend.core.sharing import Pool
 
 CLASSES = Task("classification", 3)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedblend.reproduce.items import all_papers
+from fedblend.papers.items import all_papers
 
 ITEMS = [(paper, name) for paper, made in all_papers().items() for name in made.items]
 

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from helpers import images, local, world
 
-from fedblend.data.dataset import Dataset
-from fedblend.sharing import Means, Payload, Pool
+from fedblend.core.dataset import Dataset
+from fedblend.core.sharing import Payload, Pool
+from fedblend.methods.sharing.means import Means
 
 DATA = images(23, classes=3)
 

@@ -13,15 +13,17 @@ from helpers import federation, images, numbers, run, same, same_state, world
 from torch import nn
 from torch.nn import functional as F
 
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.objective import Task
+from fedblend.core.server_step import Server
 from fedblend.data.scale import Scaler
-from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.objectives import Task
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance
+from fedblend.methods.server_steps.points import ballots, beginning, elect, logits, search
+from fedblend.methods.server_steps.prior import PriorSamples, augmented
 from fedblend.runs import checkpoint
-from fedblend.server_steps import AggEnhance, PriorSamples, SecureAggEnhance, Server
-from fedblend.server_steps.points import ballots, beginning, elect, logits, search
-from fedblend.server_steps.prior import augmented
 
 CLASSES = 3
 UNIT = Scaler("unit", False, *(torch.tensor([[[v]]]) for v in (1 / 255, 0.0, 1 / 255, 0.0)))

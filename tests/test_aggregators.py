@@ -13,10 +13,12 @@ from helpers import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedblend.aggregators import Aggregator, IntervalMean, Krum, Median, MultiKrum, Sums, TrimmedMean, WeightedMean
-from fedblend.aggregators import kernels as ways
-from fedblend.aggregators.krum import scores
-from fedblend.aggregators.network import comparators, stages
+from fedblend.core.aggregator import Aggregator
+from fedblend.methods.aggregators import compiled as ways
+from fedblend.methods.aggregators.krum import Krum, MultiKrum, scores
+from fedblend.methods.aggregators.mean import Sums, WeightedMean
+from fedblend.methods.aggregators.network import comparators, stages
+from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
 
 
 @pytest.fixture(params=["kernels", "plain"])

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedblend.aggregators import Aggregator, Krum, Median, MultiKrum, TrimmedMean, WeightedMean
+from fedblend.core.aggregator import Aggregator
+from fedblend.methods.aggregators.krum import Krum, MultiKrum
+from fedblend.methods.aggregators.mean import WeightedMean
+from fedblend.methods.aggregators.order import Median, TrimmedMean
 
 flower = pytest.importorskip("flwr.server.strategy.aggregate", reason="Flower (extra 'flower') is not installed")
 

@@ -14,11 +14,12 @@ from cli_helpers import CHECKPOINT, call, here, records, succeeded, write
 from helpers import BatchNormNet, federation, federation_of, run, same, world
 from safetensors.torch import load_file
 
-from fedblend.aggregators import Aggregator, IntervalMean
-from fedblend.channels import Channel
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.parts import build
+from fedblend.core.aggregator import Aggregator
+from fedblend.core.channel import Channel
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.registry import build
+from fedblend.methods.aggregators.order import IntervalMean
 
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 

@@ -15,21 +15,22 @@ from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded
 from helpers import run as after_rounds
 from helpers import same
 
-from fedblend import api
-from fedblend.attacks import Moment, attack_run, attacks_on, stage
-from fedblend.attacks.costs import cosine
+from fedblend.analysis.attacks.outcome import attack_run, attacks_on
+from fedblend.analysis.attacks.search import cosine
+from fedblend.analysis.attacks.setup import stage
+from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.analysis.points.loss_scaling import Noting, switches
+from fedblend.analysis.privacy.leaks import NOT_ATTACKED, Leak, card
+from fedblend.analysis.privacy.rebuilt import _shared, by_chance, of_means, sizes_of
 from fedblend.cli import attacking
-from fedblend.config import resolve
-from fedblend.engines import LoopEngine
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.privacy.leaks import NOT_ATTACKED, Leak, card
-from fedblend.privacy.rebuilt import _shared, by_chance, of_means, sizes_of
-from fedblend.probes.scaling import Noting, switches
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
 from fedblend.report.leaks import strongest
-from fedblend.runs import checkpoint
+from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
-from fedblend.world import World
 
 ONE = {"train": {"cohort": 1, "momentum": 0.5, "lr": 0.05, "batch_size": 40, "epochs": 1}, "rounds": 2}
 """One client a round, whose model is then the next round's."""
@@ -62,7 +63,7 @@ def test_a_round_is_made_again_as_the_run_made_it(made: Path, tmp_path: Path) ->
 
     moments = {r: Moment.of(made, r, lambda done, total: watched.append((done, total))) for r in (0, 1, 2)}
 
-    assert same(moments[0].task.weights, World.of(resolve(changed(TINY, ONE))).weights())
+    assert same(moments[0].task.weights, make_setup(resolve(changed(TINY, ONE))).weights())
     assert same(moments[1].task.weights, weights(shorter))
     assert same(moments[2].task.weights, weights(made))
     assert not same(moments[1].task.weights, moments[2].task.weights)
@@ -269,7 +270,7 @@ def test_the_card_tells_what_left_and_what_was_rebuilt(study: Path, tmp_path: Pa
 
 
 def test_means_are_remade_as_they_were_sent(study: Path) -> None:
-    world, state = World.of(RunDirectory(study / "fedmix").experiment()), checkpoint.read(study / "fedmix")
+    world, state = make_setup(RunDirectory(study / "fedmix").experiment()), checkpoint.read(study / "fedmix")
     assert state is not None
 
     made, groups = _shared(world, world.experiment.method.sharing)
@@ -283,7 +284,7 @@ def test_means_are_remade_as_they_were_sent(study: Path) -> None:
 
 
 def test_the_nearest_raw_sample_is_found_as_by_hand(study: Path) -> None:
-    world = World.of(RunDirectory(study / "fedmix").experiment())
+    world = make_setup(RunDirectory(study / "fedmix").experiment())
     sharing = world.experiment.method.sharing
     made, groups = _shared(world, sharing)
     x, number = torch.cat(made).double(), np.concatenate(groups)
@@ -307,7 +308,7 @@ def test_the_nearest_raw_sample_is_found_as_by_hand(study: Path) -> None:
 def test_a_mean_of_one_sample_is_that_sample(tmp_path: Path) -> None:
     method = {"name": "fedmix", "sharing": {"samples_per_mean": 1}}
     path = run(tmp_path / "a", method=method, unsafe=True, rounds=1)
-    world = World.of(RunDirectory(path).experiment())
+    world = make_setup(RunDirectory(path).experiment())
 
     near = of_means(world, world.experiment.method.sharing)
 
@@ -355,7 +356,7 @@ def test_a_damaged_attack_is_told(study: Path, tmp_path: Path) -> None:
 def test_batches_that_took_the_large_lambda_are_counted(threshold: float, share: int, tmp_path: Path) -> None:
     objective = {"large_lambda": 20.0, "threshold": threshold}
     path = run(tmp_path / "a", method={"name": "fed-augmix", "objective": objective})
-    sizes = World.of(RunDirectory(path).experiment()).sizes(0)
+    sizes = make_setup(RunDirectory(path).experiment()).sizes(0)
     told: list[int] = []
 
     rows = switches(path, lambda of_round: told.append(len(of_round)))
@@ -369,7 +370,7 @@ def test_batches_that_took_the_large_lambda_are_counted(threshold: float, share:
 
 def test_the_run_that_is_made_again_is_the_run(tmp_path: Path) -> None:
     path = run(tmp_path / "a", method={"name": "fed-augmix", "objective": {"large_lambda": 20.0}})
-    world = World.of(RunDirectory(path).experiment())
+    world = make_setup(RunDirectory(path).experiment())
     noting = Noting(world.experiment.method.objective)
     method = world.experiment.method.model_copy(update={"objective": noting})
     watched = replace(world, experiment=world.experiment.model_copy(update={"method": method}))

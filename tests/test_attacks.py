@@ -15,18 +15,21 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend import attacks
-from fedblend.attacks import DLG, InvGrad, Steps, Victim, compare, infer_labels, invert, mse, psnr, read_off, ssim
-from fedblend.attacks.costs import cosine, squared, total_variation
-from fedblend.attacks.metrics import match
-from fedblend.config import resolve
+from fedblend.analysis import attacks
+from fedblend.analysis.attacks.inversion import invert
+from fedblend.analysis.attacks.labels import infer_labels, read_off
+from fedblend.analysis.attacks.metrics import compare, match, mse, psnr, ssim
+from fedblend.analysis.attacks.search import DLG, InvGrad, cosine, squared, total_variation
+from fedblend.analysis.attacks.victim import Steps, Victim
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Context, Plan, Task
+from fedblend.core.sharing import gather
 from fedblend.data.loaders.digits import Digits
 from fedblend.data.scale import Scaler
-from fedblend.engines import LoopEngine, TrainTask
+from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import SGD
-from fedblend.errors import FedblendError
-from fedblend.objectives import Context, Plan, Task
-from fedblend.sharing.base import gather
+from fedblend.experiment.config import resolve
 
 UNIT = Scaler("unit", False, *(torch.tensor(v).view(1, 1, 1) for v in (1 / 255, 0.0, 1 / 255, 0.0)))
 STANDARD = Scaler("standard", False, *(torch.tensor(v).view(1, 1, 1) for v in (1 / 64, -0.8, 1 / 255, 0.0)))

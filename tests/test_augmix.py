@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.augment import augmix
-from fedblend.engines import LoopEngine, StackedEngine, TrainTask
-from fedblend.engines.choosing import unstackable
-from fedblend.engines.loop import EagerNet
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.objectives import AugMix, Batch, Context, Plain, Plan, Task
-from fedblend.objectives.augmix import jensen_shannon
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.objective import Batch, Context, Plain, Plan, Task
+from fedblend.engines.autotune import unstackable
+from fedblend.engines.loop import EagerNet, LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.augment import augmix
+from fedblend.methods.objectives.augmix import AugMix, jensen_shannon
 
 TASK = Task("classification", 3)
 LOG3 = math.log(3)

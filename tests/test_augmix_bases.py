@@ -13,17 +13,21 @@ from hypothesis import strategies as st
 from test_augmix import CONTEXT, batch, net
 from torch.nn import functional as F
 
-from fedblend import methods
-from fedblend.augment import augmix
-from fedblend.config import resolve
-from fedblend.engines import LoopEngine, StackedEngine, TrainTask
-from fedblend.engines.loop import EagerNet
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.objectives import AugMix, Batch, Context, FedMix, HiddenMix, LocalMix, NaiveMix, Objective, Plain, Plan
-from fedblend.parts import build, dump
-from fedblend.probes.scaling import Noting
-from fedblend.sharing.base import gather
+from fedblend.analysis.points.loss_scaling import Noting
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.objective import Batch, Context, Objective, Plain, Plan
+from fedblend.core.registry import build, dump
+from fedblend.core.sharing import gather
+from fedblend.engines.loop import EagerNet, LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment import presets
+from fedblend.experiment.config import resolve
+from fedblend.methods.augment import augmix
+from fedblend.methods.objectives.augmix import AugMix
+from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
+from fedblend.methods.objectives.mixup import LocalMix
 
 POOL = {
     "x": torch.from_numpy(np.random.default_rng(5).normal(size=(3, 1, 6, 6))),
@@ -154,8 +158,8 @@ SMALLER = {"objective": {"large_lambda": 20.0}}
 
 @pytest.mark.parametrize("name", METHODS)
 def test_engines_agree(name: str) -> None:
-    method = methods.overlay(METHODS[name], {})
-    method["objective"] = methods.overlay(method.get("objective", {}), {"large_lambda": 20.0})
+    method = presets.overlay(METHODS[name], {})
+    method["objective"] = presets.overlay(method.get("objective", {}), {"large_lambda": 20.0})
     if name == "hidden":
         method["sharing"] = {"layer": 1}
     minimum = {"policy": {"min_mean": 5}} if name.startswith("own") else {}
@@ -243,7 +247,7 @@ def test_hidden_layers_must_agree_through_the_base() -> None:
 
 
 def test_the_presets_are_the_methods_with_the_divergence_on_their_loss() -> None:
-    for name in methods.AUGMENTED:
-        plain, ours = (methods.expand({"name": n}) for n in (name, f"{name}+fed-augmix"))
+    for name in presets.AUGMENTED:
+        plain, ours = (presets.expand({"name": n}) for n in (name, f"{name}+fed-augmix"))
         assert ours["objective"] == {"name": "augmix", "base": plain["objective"]}
         assert ours["sharing"] == plain["sharing"]

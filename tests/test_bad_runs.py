@@ -98,7 +98,7 @@ def test_a_mistake_that_runs_share_is_told_once() -> None:
 
 BROKEN = '''
 from fedblend import part
-from fedblend.objectives import Objective
+from fedblend.methods.objectives import Objective
 
 @part("objective", "broken")
 class Broken(Objective):

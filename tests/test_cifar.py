@@ -17,9 +17,9 @@ from datasets_helpers import change, cifar, load, real, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedblend.core.errors import FedblendError
 from fedblend.data.loaders.cifar import TEN_CLASSES
 from fedblend.data.loaders.plain_pickle import read_plain
-from fedblend.errors import FedblendError
 
 
 def test_cifar10(tmp_path):

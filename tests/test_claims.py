@@ -14,14 +14,16 @@ from helpers import examples, experiment, images, run, world
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedblend.aggregators import Sums, WeightedMean
-from fedblend.config import Experiment, as_table
-from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.federation import Federation
-from fedblend.privacy import accountant
-from fedblend.privacy.accountant import GRID, Release, delta_of_gaussian, epsilon
-from fedblend.privacy.statements import statements
-from fedblend.protection import ClipAndNoise, Round
+from fedblend.analysis.privacy import accountant
+from fedblend.analysis.privacy.accountant import GRID, Release, delta_of_gaussian, epsilon
+from fedblend.analysis.privacy.statements import statements
+from fedblend.core.loop import Federation
+from fedblend.core.protection import Round
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.config import Experiment, as_table
+from fedblend.methods.aggregators.mean import Sums, WeightedMean
+from fedblend.methods.protections.noise import ClipAndNoise
 from fedblend.report.guarantees import of_run
 from fedblend.runs.groups import Outcome
 

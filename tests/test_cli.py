@@ -16,7 +16,7 @@ from cli_helpers import PNG, TINY, here, records, refused, succeeded, words_of, 
 
 import fedblend
 from fedblend.cli.running import parse_change
-from fedblend.config import as_table, resolve
+from fedblend.experiment.config import as_table, resolve
 from fedblend.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -91,7 +91,7 @@ def test_none_takes_an_optional_field_out_and_is_a_word_like_any_other_elsewhere
     file = write(Path("tiny.toml"), changes)
 
     def changed(*words: str) -> dict[str, Any]:
-        study = fedblend.api.expand_file(file, [parse_change(word) for word in words], None)
+        study = fedblend.runs.api.expand_file(file, [parse_change(word) for word in words], None)
         return as_table(next(iter(study.experiments.values())))
 
     plain = changed("target=none")

@@ -12,17 +12,16 @@ from helpers import SMALL, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedblend.config import (
-    Experiment,
-    as_table,
-    resolve,
-)
-from fedblend.errors import FedblendError
-from fedblend.fields import Train
-from fedblend.methods import SINGLE, expand, presets
-from fedblend.objectives import FedMix, HiddenMix, NaiveMix, Plain, Proximal
-from fedblend.sharing import HiddenMeans, LocalMeans, Means, NoSharing
-from fedblend.tables import parse_value, read_toml, set_field, write_toml
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Plain
+from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.fields import Train
+from fedblend.experiment.presets import SINGLE, expand, presets
+from fedblend.experiment.tables import parse_value, read_toml, set_field, write_toml
+from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
+from fedblend.methods.objectives.terms import Proximal
+from fedblend.methods.sharing import NoSharing
+from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Means
 
 BASE = {"data": "digits", "partition": "iid"}
 RAW = ("global-mixup", "fld", "prior-samples")

@@ -13,12 +13,14 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.kernels.simplify import simplify
-from fedblend.kernels.tracing import trace
-from fedblend.server_steps import DistillToModel, Server
-from fedblend.sharing.base import Pool
-from fedblend.world import World, known_of
+from fedblend._kernels.simplify import simplify
+from fedblend._kernels.tracing import trace
+from fedblend.core.server_step import Server
+from fedblend.core.setup import World, known_of
+from fedblend.core.sharing import Pool
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.server_steps.distill import DistillToModel
 
 CLASSES, STEPS, SIZE, BETA, LR = 3, 6, 2, 0.5, 0.2
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from helpers import images, run, world
 
+from fedblend.analysis.privacy.samples import draw
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.registry import build
+from fedblend.core.setup import World
 from fedblend.data.partitions import prepare
-from fedblend.engines import LoopEngine
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.parts import build
-from fedblend.privacy.samples import draw
-from fedblend.sharing import MixedSeeds
-from fedblend.world import World
+from fedblend.engines.loop import LoopEngine
+from fedblend.methods.sharing.seeds import MixedSeeds
 
 LINEAR = {"name": "mlp", "hidden": []}
 CLASSES = 10

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("cryptography", reason="Flower (extra 'flower') is not installed")
 
-from fedblend.engines.flower.credentials import make_credentials
+from fedblend.flower.credentials import make_credentials
 
 GUIDE = Path(__file__).parent.parent / "docs" / "deployment.md"
 

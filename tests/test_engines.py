@@ -14,18 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedblend import engines, methods
-from fedblend.engines import Choice, LoopEngine, StackedEngine, TrainTask
-from fedblend.engines import stacked as stacked_engine
-from fedblend.engines.choosing import MEMORY_SHARE, unstackable
-from fedblend.engines.distributed import balance
-from fedblend.engines.stack import _width
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation, State
-from fedblend.kernels import lowrank
-from fedblend.objectives import Plain
-from fedblend.objectives.base import Tensors
-from fedblend.world import World
+from fedblend import engines
+from fedblend._kernels import lowrank
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation, State
+from fedblend.core.objective import Plain, Tensors
+from fedblend.core.setup import World
+from fedblend.engines.autotune import MEMORY_SHARE, Choice, unstackable
+from fedblend.engines.distributed.engine import balance
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked import engine as stacked_engine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.engines.stacked.schedule import _width
+from fedblend.experiment import presets
 
 RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
 """Nine samples, one, twelve, eight, four and six: with batches of four, full ones, short ones, and none at all."""
@@ -61,7 +63,7 @@ def after(made: World, engine: engines.Engine, rounds: int = 3) -> tuple[State, 
     return run(Federation(made, engine), rounds)
 
 
-@pytest.mark.parametrize("method", [*methods.SINGLE, "fedprox+fedmix", "fedprox+fd"])
+@pytest.mark.parametrize("method", [*presets.SINGLE, "fedprox+fedmix", "fedprox+fd"])
 def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_size(method: str) -> None:
     made = ragged(method)
 
@@ -221,7 +223,7 @@ def test_results_come_in_the_order_that_was_asked_for(room: int, monkeypatch: py
 
 
 def _account() -> Any:
-    from fedblend.account import Account
+    from fedblend.core.record import Account
 
     return Account()
 
@@ -261,7 +263,7 @@ def test_models_that_cannot_be_stacked_are_refused_with_the_reason(path: str, re
 
 
 def test_auto_takes_the_loop_where_a_model_cannot_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.engines.choosing.SHORT", 0.0)
+    monkeypatch.setattr("fedblend.engines.autotune.SHORT", 0.0)
     made = world(model={"name": "module", "path": "helpers:BatchNormNet"})
 
     assert engines.choose(made, 2, 10).engine == "loop"
@@ -274,7 +276,7 @@ def test_auto_takes_what_is_clearly_faster_and_says_why(
     def told(of: LoopEngine, clients: int) -> float:
         return seconds.get(clients, 1.0)
 
-    monkeypatch.setattr("fedblend.engines.choosing.seconds_a_step", told)
+    monkeypatch.setattr("fedblend.engines.autotune.seconds_a_step", told)
     choice = engines.choose(world(train={"cohort": 4}), 2, 1000)
 
     assert choice.engine == engine
@@ -298,7 +300,7 @@ def test_auto_times_a_few_steps_however_many_a_client_makes(monkeypatch: pytest.
 
 
 def test_where_no_client_trains_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.engines.choosing.seconds_a_step", lambda *_: 1 / 0)
+    monkeypatch.setattr("fedblend.engines.autotune.seconds_a_step", lambda *_: 1 / 0)
 
     choice = engines.choose(ragged("xormixfl"), 2, 1000)
 
@@ -306,7 +308,7 @@ def test_where_no_client_trains_nothing_is_timed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_engine_that_is_asked_for_is_taken_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.engines.choosing.seconds_a_step", lambda *_: 1 / 0)
+    monkeypatch.setattr("fedblend.engines.autotune.seconds_a_step", lambda *_: 1 / 0)
 
     assert engines.choose(world(engine="stacked", stack=3), 2, 1000) == Choice(
         "stacked", 3, 1, "contiguous", "as asked for"
@@ -321,7 +323,7 @@ def test_a_cohort_larger_than_memory_is_cut_by_what_a_step_was_seen_to_make(
     one = StackedEngine(made, stack=1)
     wanted, _ = after(made, one, 1)
     free = int(room * one.step_bytes() / MEMORY_SHARE)
-    monkeypatch.setattr("fedblend.engines.choosing.free_memory", lambda device: free)
+    monkeypatch.setattr("fedblend.engines.autotune.free_memory", lambda device: free)
 
     chosen = engines.choose(made, 2, 1000).stack
     engine = StackedEngine(made, stack=chosen)

@@ -11,10 +11,11 @@ import torch
 from helpers import engine_of, experiment, federation, federation_of, images, numbers, run, world
 
 from fedblend import engines
-from fedblend.engines import LoopEngine, Scores
-from fedblend.evaluation import evaluate, over_clients
-from fedblend.objectives import Task
-from fedblend.world import World
+from fedblend.core.engine import Scores
+from fedblend.core.evaluation import evaluate, over_clients
+from fedblend.core.objective import Task
+from fedblend.core.setup import World
+from fedblend.engines.loop import LoopEngine
 
 
 def test_accuracy_over_clients_by_hand() -> None:

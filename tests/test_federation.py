@@ -13,16 +13,20 @@ import torch
 from federation_helpers import BATCH_NORM, DROPOUT, train
 from helpers import BatchNormNet, engine_of, federation, federation_of, run, same, same_state, without_machine, world
 
-from fedblend.aggregators import Aggregator, WeightedMean
-from fedblend.channels import Channel, Ideal
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation, State
-from fedblend.protection import NoProtection, Protection
-from fedblend.random import stream
+from fedblend.core.aggregator import Aggregator
+from fedblend.core.channel import Channel
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation, State
+from fedblend.core.protection import Protection
+from fedblend.core.random import stream
+from fedblend.core.server_step import Server, ServerStep
+from fedblend.core.setup import World
+from fedblend.core.upload import bytes_of
+from fedblend.methods.aggregators.mean import WeightedMean
+from fedblend.methods.channels import Ideal
+from fedblend.methods.protections import NoProtection
+from fedblend.methods.server_steps import NoStep
 from fedblend.runs import checkpoint
-from fedblend.server_steps import NoStep, Server, ServerStep
-from fedblend.uploads import bytes_of
-from fedblend.world import World
 
 # Parts that do nothing, and channels that lose ------------------------------------------------------------
 

@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedblend.experiment.setup import make_setup
+
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes
 from script_helpers import script
 
-from fedblend import api
-from fedblend.engines.flower.server import run
-from fedblend.engines.flower.site import read_site
-from fedblend.engines.flower.terms import Terms
-from fedblend.errors import FedblendError
-from fedblend.world import World
+from fedblend.core.errors import FedblendError
+from fedblend.flower.limits import Terms
+from fedblend.flower.server import run
+from fedblend.flower.site import read_site
+from fedblend.runs import api
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -39,7 +40,7 @@ def test_hospitals_with_their_own_patients_get_the_weights_of_a_loop_over_all_of
 
     finished = run(grid, asked, tmp_path / "run", Terms(deadline=60))
 
-    world = made.together(World.of(asked), paths)
+    world = made.together(make_setup(asked), paths)
     assert finished.world.population.sizes.tolist() == world.population.sizes.tolist() == sizes
     for name, tensor in made.by_loop(world, 2).items():
         assert torch.equal(finished.state.weights[name], tensor), name

@@ -13,7 +13,8 @@ from objectives_helpers import CLASSES, NUMBERS, draws, mean_pool, one_hot, rand
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.objectives import Batch, FedMix, NaiveMix, Plain, Task
+from fedblend.core.objective import Batch, Plain, Task
+from fedblend.methods.objectives.fedmix import FedMix, NaiveMix
 
 TASKS = [CLASSES, NUMBERS]
 

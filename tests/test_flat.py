@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedblend.kernels.simplify import Flat
+from fedblend._kernels.simplify import Flat
 
 Function = Callable[..., torch.Tensor]
 

@@ -10,22 +10,24 @@ import numpy as np
 import pytest
 import torch
 
+from fedblend.experiment.setup import make_setup
+
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes
 from flwr.app import Message
 
-from fedblend.config import Experiment, resolve
-from fedblend.engines import LoopEngine
-from fedblend.engines.flower.audit import digest_of
-from fedblend.engines.flower.messages import pack, unpack
-from fedblend.engines.flower.server import Terms, run
-from fedblend.errors import FedblendError
-from fedblend.evaluation import over_clients
-from fedblend.federation import Federation, State
+from fedblend.core.errors import FedblendError
+from fedblend.core.evaluation import over_clients
+from fedblend.core.loop import Federation, State
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import Experiment, resolve
+from fedblend.experiment.tables import write_toml
+from fedblend.flower.audit import digest_of
+from fedblend.flower.limits import Terms
+from fedblend.flower.messages import pack, unpack
+from fedblend.flower.server import run
 from fedblend.runs.files import read_lines
-from fedblend.tables import write_toml
-from fedblend.world import World
 
 
 def experiment(method: Any = "fedavg", **changes: Any) -> Experiment:
@@ -44,7 +46,7 @@ def experiment(method: Any = "fedavg", **changes: Any) -> Experiment:
 
 
 def by_loop(asked: Experiment) -> tuple[State, list[dict[str, Any]]]:
-    world = World.of(asked)
+    world = make_setup(asked)
     federation = Federation(world, LoopEngine(world))
     state, record = federation.start()
     records = [record]
@@ -131,7 +133,7 @@ def test_one_site_that_refuses_to_share_leaves_the_others_to_it(tmp_path: Path) 
 
 def test_a_site_shares_no_mean_of_fewer_samples_than_its_own_minimum(tmp_path: Path) -> None:
     asked = experiment({"name": "fedmix", "sharing": {"name": "means", "samples_per_mean": 10}})
-    sizes = World.of(asked).population.sizes
+    sizes = make_setup(asked).population.sizes
     assert all(size % 10 for size in sizes)
     for minimum, each in ((1, -(-sizes // 10)), (10, sizes // 10)):
         folder = tmp_path / str(minimum)
@@ -155,7 +157,7 @@ def test_a_site_trains_in_no_more_rounds_than_its_file_says_over_all_runs(tmp_pa
 def test_a_site_clips_and_adds_noise_of_its_own_whatever_the_experiment_says(tmp_path: Path) -> None:
     protection = {"name": "noise", "clip": 1e-3}
     asked = experiment(train={"cohort": 4, "epochs": 1, "batch_size": 50}, rounds=1)
-    start = World.of(asked).weights()
+    start = make_setup(asked).weights()
 
     def moved(folder: str, **table: Any) -> dict[str, torch.Tensor]:
         (tmp_path / folder).mkdir()
@@ -185,7 +187,7 @@ def test_noise_of_the_experiment_comes_from_the_systems_entropy_too(tmp_path: Pa
 
 def test_sites_with_data_of_their_own_train_as_if_the_server_had_dealt_them(tmp_path: Path) -> None:
     asked = experiment("fedmix", fraction=1.0)
-    world = World.of(asked)
+    world = make_setup(asked)
     test = world.data.test
     configs = site_files(tmp_path, 4)
     for client, config in enumerate(configs):
@@ -232,7 +234,7 @@ def test_who_does_not_say_how_well_a_model_does_is_left_out(said: dict[str, Any]
 
     (record,) = run(lying({2}), asked, tmp_path / "run", Terms(deadline=5)).directory.metrics()
 
-    world = World.of(asked)
+    world = make_setup(asked)
     owner = world.population.owners(held=True)
     right = LoopEngine(world).score(world.weights(), held=True).right
     assert record["clients"] == over_clients(owner[owner != 2], right[owner != 2], world.population.sizes)

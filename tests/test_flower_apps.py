@@ -22,17 +22,20 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.object_ref import validate
 from script_helpers import script
 
-from fedblend import methods
-from fedblend.augment import augmix
-from fedblend.errors import FedblendError
-from fedblend.flower import BlendedLoss, Inputs, Strategy, add_sharing, blend_mod, blended_loss
-from fedblend.flower_apps.fitting import fitting
-from fedblend.flower_apps.words import SHARE, put
-from fedblend.objectives import Plan
-from fedblend.parts import build
-from fedblend.random import stream
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Plan
+from fedblend.core.random import stream
+from fedblend.core.registry import build
+from fedblend.experiment import presets
+from fedblend.experiment.tables import write_toml
+from fedblend.flower.app.fitting import fitting
+from fedblend.flower.app.inputs import Inputs
+from fedblend.flower.app.loss import BlendedLoss, blended_loss
+from fedblend.flower.app.mod import add_sharing, blend_mod
+from fedblend.flower.app.strategy import Strategy
+from fedblend.flower.app.words import SHARE, put
+from fedblend.methods.augment import augmix
 from fedblend.runs.files import read_lines
-from fedblend.tables import write_toml
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flower_app"
 INPUTS = Inputs(shape=(5,), outputs=3)
@@ -373,7 +376,7 @@ FIT = ["aggenhance", "fed-augmix", "fedavg", "fedmix", *MIXED, "localmix", "naiv
 
 def test_which_methods_fit_and_why_others_do_not() -> None:
     fit = {*FIT, *(f"fedprox+{name}" for name in FIT if name != "fedavg"), "fedprox"}
-    for name in methods.presets():
+    for name in presets.presets():
         if name in fit:
             fitting(name)
         else:

@@ -16,11 +16,12 @@ from flower_helpers import Nodes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from test_flower import by_loop, experiment, nodes
 
-from fedblend.engines.flower.messages import arrays, pack, unpack
-from fedblend.engines.flower.server import Terms, run
-from fedblend.engines.flower.soundness import unlike
-from fedblend.engines.flower.work import runs_of
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
+from fedblend.flower.limits import Terms
+from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.payload_checks import unlike
+from fedblend.flower.server import run
+from fedblend.flower.work import runs_of
 
 ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
 QUICK = Terms(min_sites=2, deadline=0.4)

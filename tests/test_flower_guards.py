@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedblend.experiment.setup import make_setup
+
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes, through
@@ -17,30 +19,29 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from test_flower import experiment, nodes
 from test_flower_faults import ALL, QUICK, spoiling
 
-from fedblend.config import Experiment, as_table
-from fedblend.engines import LoopEngine
-from fedblend.engines.flower import client as at_site
-from fedblend.engines.flower import work
-from fedblend.engines.flower.here import Here
-from fedblend.engines.flower.memory import Memory
-from fedblend.engines.flower.messages import arrays, pack, unpack
-from fedblend.engines.flower.server import run
-from fedblend.engines.flower.site import Refused, Site
-from fedblend.engines.flower.sites import Sites
-from fedblend.engines.flower.soundness import fault_of_shared
-from fedblend.errors import FedblendError
-from fedblend.prefixes import named
+from fedblend.core.errors import FedblendError
+from fedblend.core.trees import named
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import Experiment, as_table
+from fedblend.experiment.tables import write_toml
+from fedblend.flower import client as at_site
+from fedblend.flower import work
+from fedblend.flower.client_task import Here, Memory
+from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.payload_checks import fault_of_shared
+from fedblend.flower.server import run
+from fedblend.flower.site import Refused, Site
+from fedblend.flower.sites import Sites
+from fedblend.methods.sharing.means import Means
+from fedblend.methods.sharing.secure_means import SecureMeans
 from fedblend.runs.files import BLOCK, append_line, read_lines
-from fedblend.sharing import Means, SecureMeans
-from fedblend.tables import write_toml
-from fedblend.world import World
 
 NOISE = {"name": "noise", "clip": 1.0, "multiplier": 1.0}
 
 
 def here(asked: Experiment, round: int = 0, **site: Any) -> Here:
     """Client 0 at a site of this policy."""
-    engine = LoopEngine(World.of(asked))
+    engine = LoopEngine(make_setup(asked))
     return Here(engine, Site(**site), 0, round, Memory(Context(1, 1, {}, RecordDict(), {})))
 
 
@@ -89,7 +90,7 @@ def test_a_round_that_is_over_is_not_asked_for_again() -> None:
 
 def test_what_single_test_samples_of_a_site_say_of_a_model_stays_there() -> None:
     asked = experiment("fedavg", holdout=0.3)
-    weights = named("weights/", World.of(asked).weights())
+    weights = named("weights/", make_setup(asked).weights())
     own = here(asked, data="digits")
     with pytest.raises(Refused, match="its test samples are its own"):
         work.score(own, {"own": None, "held": False}, weights)

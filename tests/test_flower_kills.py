@@ -21,11 +21,11 @@ from flower_helpers import Nodes
 from flwr.app import Message
 from test_flower import experiment, nodes
 
-from fedblend.engines.flower.appfolder import write_app
-from fedblend.engines.flower.messages import pack, unpack
-from fedblend.engines.flower.server import run
-from fedblend.engines.flower.terms import Terms
-from fedblend.engines.flower.trial import Trial
+from fedblend.flower.app_folder import write_app
+from fedblend.flower.limits import Terms
+from fedblend.flower.messages import pack, unpack
+from fedblend.flower.server import run
+from fedblend.flower.trial import Trial
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_json
@@ -192,7 +192,7 @@ TRIAL = """
 import signal, sys, time
 for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)  # whatever runs the tests may ignore them
-from fedblend.engines.flower.trial import Trial
+from fedblend.flower.trial import Trial
 from pathlib import Path
 with Trial(Path(sys.argv[1]), 0) as trial:
     trial.begin()

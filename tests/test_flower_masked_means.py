@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedblend.experiment.setup import make_setup
+
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes
@@ -18,18 +20,17 @@ from test_flower import audit, by_loop, experiment, nodes, site_files
 from test_flower_masks import drop
 from test_flower_methods import Counting, numbers_in
 
-from fedblend.config import Experiment
-from fedblend.engines import LoopEngine
-from fedblend.engines.flower import masked_site as at_site
-from fedblend.engines.flower.here import Here
-from fedblend.engines.flower.memory import Memory
-from fedblend.engines.flower.messages import arrays, pack, unpack
-from fedblend.engines.flower.server import Terms, run
-from fedblend.engines.flower.site import Site
-from fedblend.errors import FedblendError
-from fedblend.random import stream
-from fedblend.sharing.base import Payload, Pool, gather
-from fedblend.world import World
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
+from fedblend.core.sharing import Payload, Pool, gather
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import Experiment
+from fedblend.flower.client_task import Here, Memory
+from fedblend.flower.limits import Terms
+from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.secure_aggregation import site as at_site
+from fedblend.flower.server import run
+from fedblend.flower.site import Site
 
 CLIENTS = 7
 """Two groups: one of three, one of four."""
@@ -46,7 +47,7 @@ def asked(aggregator: str = "mean", **sharing: Any) -> Experiment:
 
 def shared_by(one: Experiment) -> dict[int, Payload]:
     """What each client shares, as the loop engine makes it."""
-    world = World.of(one)
+    world = make_setup(one)
     return dict(LoopEngine(world).share(0, world.weights(), range(CLIENTS), world.sizes(0)))
 
 
@@ -187,7 +188,7 @@ def test_a_site_with_too_few_samples_is_in_no_sum(tmp_path: Path) -> None:
 
 
 def test_keys_for_means_mask_no_model() -> None:
-    world = World.of(asked("secure-mean"))
+    world = make_setup(asked("secure-mean"))
     here = Here(LoopEngine(world), Site(), 0, 0, Memory(Context(1, 1, {}, RecordDict(), {})))
     at_site.keys(here, {"of": "means"}, {})
     for of in ("models", "means"):
@@ -197,7 +198,7 @@ def test_keys_for_means_mask_no_model() -> None:
         at_site.shares(here, {"of": "models", "threshold": 3}, {})
     with pytest.raises(FedblendError, match="this experiment sums no 'others' under masks"):
         at_site.keys(here, {"of": "others"}, {})
-    plain = Here(LoopEngine(World.of(experiment("fedmix"))), Site(), 0, 0, None)
+    plain = Here(LoopEngine(make_setup(experiment("fedmix"))), Site(), 0, 0, None)
     for of in ("models", "means"):
         with pytest.raises(FedblendError, match=f"this experiment sums no '{of}' under masks"):
             at_site.keys(plain, {"of": of}, {})

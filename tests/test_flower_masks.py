@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedblend.experiment.setup import make_setup
+
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -18,15 +20,15 @@ from flwr.app import Message
 from test_flower import by_loop, experiment, nodes
 from test_flower_methods import Counting, numbers_in
 
-from fedblend.aggregators import SecureMean, Total, WeightedMean
-from fedblend.aggregators.secure import COUNTS, LEVELS
-from fedblend.engines import LoopEngine
-from fedblend.engines.base import TrainTask
-from fedblend.engines.flower import masks
-from fedblend.engines.flower.messages import arrays, pack, unpack
-from fedblend.engines.flower.server import Terms, run
-from fedblend.errors import FedblendError
-from fedblend.world import World
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.engines.loop import LoopEngine
+from fedblend.flower.limits import Terms
+from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.secure_aggregation import masks
+from fedblend.flower.server import run
+from fedblend.methods.aggregators.mean import WeightedMean
+from fedblend.methods.aggregators.secure import COUNTS, LEVELS, SecureMean, Total
 
 ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
 SECURE = {"name": "fedavg", "aggregator": {"name": "secure-mean"}}
@@ -38,7 +40,7 @@ def asked(method: Any = None, **changes: Any) -> Any:
 
 def summands(one: Any, clients: list[int], cohort: list[int]) -> dict[int, torch.Tensor]:
     """Encoded changes of clients, among a cohort, made by the loop engine."""
-    world = World.of(one)
+    world = make_setup(one)
     task = TrainTask(0, world.weights(), None, world.sizes(0))
     sizes = [int(world.sizes(0)[c]) for c in cohort]
     kind = one.method.aggregator
@@ -197,9 +199,9 @@ def test_whoever_is_gone_the_sum_is_that_of_the_others(when: dict[int, str], lef
     finished = run(drop(nodes(5), when), one, tmp_path, Terms(min_sites=2, deadline=2))
 
     total = sum(summands(one, left, clients).values())
-    sizes = World.of(one).sizes(0)
+    sizes = make_setup(one).sizes(0)
     share = sum(one.method.aggregator.share_of(int(sizes[c]), sizes.tolist()) for c in left)
-    expected = one.method.aggregator.decoded(Total(total, share), World.of(one).weights())
+    expected = one.method.aggregator.decoded(Total(total, share), make_setup(one).weights())
     for name, tensor in expected.items():
         torch.testing.assert_close(finished.state.weights[name], tensor, rtol=0, atol=1e-7)
     record = finished.directory.metrics()[1]

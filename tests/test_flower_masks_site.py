@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedblend.experiment.setup import make_setup
+
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes
@@ -16,25 +18,24 @@ from flwr.app import Context, RecordDict
 from test_flower import audit, site_files
 from test_flower_masks import asked
 
-from fedblend.aggregators import SecureMean
-from fedblend.engines import LoopEngine
-from fedblend.engines.flower import masked_site as at_site
-from fedblend.engines.flower import masks
-from fedblend.engines.flower.here import Here
-from fedblend.engines.flower.masked_server import Masks
-from fedblend.engines.flower.memory import Memory
-from fedblend.engines.flower.server import Terms, run
-from fedblend.engines.flower.site import Refused, Site
-from fedblend.engines.flower.sites import Reply
-from fedblend.errors import FedblendError
-from fedblend.world import World
+from fedblend.core.errors import FedblendError
+from fedblend.engines.loop import LoopEngine
+from fedblend.flower.client_task import Here, Memory
+from fedblend.flower.limits import Terms
+from fedblend.flower.secure_aggregation import masks
+from fedblend.flower.secure_aggregation import site as at_site
+from fedblend.flower.secure_aggregation.server import Masks
+from fedblend.flower.server import run
+from fedblend.flower.site import Refused, Site
+from fedblend.flower.sites import Reply
+from fedblend.methods.aggregators.secure import SecureMean
 
 
 class Round:
     """One round's sites by hand: stage after stage, as a server would put it."""
 
     def __init__(self, sites: int = 4, **site: Any) -> None:
-        world = World.of(asked())
+        world = make_setup(asked())
         engine = LoopEngine(world)
         self.here = [
             Here(engine, Site(**site), c, 0, Memory(Context(1, 1, {}, RecordDict(), {}))) for c in range(sites)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedblend.experiment.setup import make_setup
+
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes, through
@@ -17,20 +19,20 @@ from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from test_flower import audit, by_loop, experiment, nodes, site_files
 
-from fedblend import methods
-from fedblend.config import Experiment
-from fedblend.engines import LoopEngine
-from fedblend.engines.flower import work
-from fedblend.engines.flower.engine import FlowerEngine
-from fedblend.engines.flower.here import Here
-from fedblend.engines.flower.messages import unpack
-from fedblend.engines.flower.server import Terms, meet, run
-from fedblend.engines.flower.site import Site
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.parts import build
-from fedblend.tables import write_toml
-from fedblend.world import World
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.registry import build
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment import presets
+from fedblend.experiment.config import Experiment
+from fedblend.experiment.tables import write_toml
+from fedblend.flower import work
+from fedblend.flower.client_task import Here
+from fedblend.flower.engine import FlowerEngine
+from fedblend.flower.limits import Terms
+from fedblend.flower.messages import unpack
+from fedblend.flower.server import meet, run
+from fedblend.flower.site import Site
 
 HEADER = 128
 """Bytes before the numbers in each array of a message: the header of NumPy's file format."""
@@ -57,7 +59,7 @@ class Counting(Nodes):
 
 
 def quick(method: str, **changes: Any) -> Experiment:
-    step = methods.presets()[method][1].get("server_step", {})
+    step = presets.presets()[method][1].get("server_step", {})
     given = {"name": method}
     if step.get("name") in QUICK:
         given["server_step"] = QUICK[step["name"]]
@@ -82,7 +84,7 @@ def size_of(message: Message) -> int:
     return sum(len(thing.deflate()) for thing in get_all_nested_objects(message).values())
 
 
-@pytest.mark.parametrize("method", methods.presets())
+@pytest.mark.parametrize("method", presets.presets())
 def test_every_method_gives_the_loops_weights_and_counts_the_bytes_in_the_messages(method: str, tmp_path: Path) -> None:
     asked = quick(method)
     state, records = by_loop(asked)
@@ -106,7 +108,7 @@ def test_every_method_gives_the_loops_weights_and_counts_the_bytes_in_the_messag
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     """The messages of a first round of FedMix with a model of this size."""
     grid = Counting({"partition-id": client} for client in range(4))
-    made, sites = meet(grid, World.of(quick("fedmix", model={"name": "mlp", "hidden": hidden})), Terms(deadline=5))
+    made, sites = meet(grid, make_setup(quick("fedmix", model={"name": "mlp", "hidden": hidden})), Terms(deadline=5))
     federation = Federation(made, FlowerEngine(made, sites))
     federation.round(federation.start()[0])
     return grid.kept
@@ -132,7 +134,7 @@ IID = {"partition": {"name": "iid", "clients": 4}}
 
 def test_a_server_with_data_of_its_own_asks_each_site_for_labels(tmp_path: Path) -> None:
     asked = quick("xormixfl", **IID)
-    world = World.of(asked)
+    world = make_setup(asked)
     wanted = world.requests(world.sizes(0))
     grid = Counting({"partition-id": client} for client in range(4))
 
@@ -150,7 +152,7 @@ def test_a_server_with_data_of_its_own_asks_each_site_for_labels(tmp_path: Path)
 
 def test_a_site_gives_no_more_seeds_than_its_file_says(tmp_path: Path) -> None:
     asked = quick("xormixfl", **IID)
-    world = World.of(asked)
+    world = make_setup(asked)
     wanted = world.requests(world.sizes(0))
     most = int(wanted[1].wanted.sum())
     configs = site_files(tmp_path, 4, allow=["seeds"], max_seeds=most)
@@ -178,7 +180,7 @@ def test_a_site_gives_no_more_seeds_than_its_file_says(tmp_path: Path) -> None:
     ],
 )
 def test_a_request_that_is_none_is_refused(asked: Any) -> None:
-    engine = LoopEngine(World.of(quick("xormixfl")))
+    engine = LoopEngine(make_setup(quick("xormixfl")))
     here = Here(engine, Site(), 1, 0, None)
     with pytest.raises(FedblendError, match="a request that is none"):
         work.request_of(here, {"request": asked})
@@ -198,7 +200,7 @@ def test_noise_on_dummies_comes_from_the_systems_entropy_and_the_rest_from_the_s
 
 def own_data(folder: Path, asked: Experiment, clients: range) -> list[dict[str, Any]]:
     """Node configurations of sites that hold the samples of these clients as files of their own."""
-    world = World.of(asked)
+    world = make_setup(asked)
     test = world.data.test
     configs = site_files(folder, 4, allow=["seeds"])
     for client in clients:

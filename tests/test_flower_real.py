@@ -13,10 +13,10 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 from cli_helpers import call, status, succeeded, write
 from test_flower import audit, by_loop, experiment, site_files
 
-from fedblend.engines.flower.appfolder import write_app
-from fedblend.engines.flower.credentials import make_site_key
-from fedblend.engines.flower.terms import Terms
-from fedblend.engines.flower.trial import Trial
+from fedblend.flower.app_folder import write_app
+from fedblend.flower.credentials import make_site_key
+from fedblend.flower.limits import Terms
+from fedblend.flower.trial import Trial
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 

@@ -16,9 +16,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from test_flower import by_loop, experiment
 
-from fedblend.engines.flower.server import run
-from fedblend.engines.flower.terms import Terms
-from fedblend.flower import client_app
+from fedblend.flower.client import app as client_app
+from fedblend.flower.limits import Terms
+from fedblend.flower.server import run
 
 
 def test_flowers_simulation_gives_the_loops_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

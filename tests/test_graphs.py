@@ -11,13 +11,14 @@ from helpers import images, run, same, world
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.engines.graphs import WARM_UP, CudaRecorder, NoRecorder, Recorded, Work
+from fedblend._kernels import build
+from fedblend.core.loop import Federation, State
+from fedblend.core.setup import World
+from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import StackedSGD
-from fedblend.engines.stack import Stack
-from fedblend.federation import Federation, State
-from fedblend.kernels import build
-from fedblend.world import World
+from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, NoRecorder, Recorded, Work
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.engines.stacked.schedule import Stack
 
 RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
 """Nine samples, one, twelve, eight, four and six: with batches of four, full ones, short ones, and none at all."""
@@ -171,7 +172,7 @@ def test_stacks_of_every_size_share_a_bench_and_what_it_recorded() -> None:
 
 
 def test_what_a_stack_gave_is_not_written_into_by_the_next() -> None:
-    from fedblend.engines import TrainTask
+    from fedblend.core.engine import TrainTask
 
     made = ragged()
     engine = StackedEngine(made, stack=2, recorder=NoRecorder())
@@ -186,7 +187,7 @@ def test_what_a_stack_gave_is_not_written_into_by_the_next() -> None:
 
 
 def test_few_benches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.engines.stacked.MOST_BENCHES", 1)
+    monkeypatch.setattr("fedblend.engines.stacked.engine.MOST_BENCHES", 1)
     made = ragged("fd")
     engine = StackedEngine(made, stack=4, recorder=NoRecorder())
 

@@ -13,8 +13,9 @@ import pytest
 from cli_helpers import here, lines_of, status, succeeded, words_of
 
 import fedblend
-from fedblend import methods, parts
-from fedblend.config import resolve
+from fedblend.core import registry
+from fedblend.experiment import presets
+from fedblend.experiment.config import resolve
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -77,13 +78,13 @@ def test_help_does_not_wait_for_pytorch() -> None:
         ("datasets", ["dataset"]),
         ("models", ["model"]),
         ("partitions", ["partition"]),
-        ("parts", list(parts.MODULES)),
+        ("parts", list(registry.MODULES)),
     ],
 )
 def test_lists_name_every_part_with_its_options(what: str, kinds: list[str]) -> None:
     shown = succeeded(here("list", what)).out
     for kind in kinds:
-        for name, cls in parts.known(kind).items():
+        for name, cls in registry.known(kind).items():
             if cls.__module__.startswith("fedblend."):
                 assert re.search(rf"^{kind}\s+{re.escape(name)}\b", shown, re.M), (kind, name)
                 assert (cls.__doc__ or "").strip(), f"{name} has nothing to say of itself"
@@ -91,14 +92,14 @@ def test_lists_name_every_part_with_its_options(what: str, kinds: list[str]) -> 
 
 def test_the_list_of_methods_names_every_method() -> None:
     shown = succeeded(here("list", "methods")).out
-    for name in methods.presets():
+    for name in presets.presets():
         assert re.search(rf"^{re.escape(name)}\s", shown, re.M), name
 
 
 def test_the_list_without_a_word_says_what_can_be_listed_and_how_many_there_are() -> None:
     shown = succeeded(here("list")).out
-    kinds = {kind: len(parts.known(kind)) for kind in parts.MODULES}
-    counts = {"methods": len(methods.presets()), "parts": sum(kinds.values())}
+    kinds = {kind: len(registry.known(kind)) for kind in registry.MODULES}
+    counts = {"methods": len(presets.presets()), "parts": sum(kinds.values())}
     counts |= {f"{kind}s": kinds[kind] for kind in ("dataset", "model", "partition")}
     for word, number in counts.items():
         assert re.search(rf"^{word} +{number}\b", shown, re.M), (word, number)
@@ -114,7 +115,7 @@ DATASETS = ("digits", "shakespeare")
 RAW = ("global-mixup", "fld", "prior-samples")
 
 
-@pytest.mark.parametrize(("method", "dataset"), list(itertools.product(methods.presets(), DATASETS)))
+@pytest.mark.parametrize(("method", "dataset"), list(itertools.product(presets.presets(), DATASETS)))
 def test_new_files_are_sound(method: str, dataset: str) -> None:
     text = succeeded(here("new", method, dataset)).out
     experiment = resolve(tomllib.loads(text))
@@ -124,7 +125,7 @@ def test_new_files_are_sound(method: str, dataset: str) -> None:
     assert "#" in text, "a new file explains itself"
 
 
-@pytest.mark.parametrize("dataset", [d for d in parts.known("dataset") if d != "npz"])
+@pytest.mark.parametrize("dataset", [d for d in registry.known("dataset") if d != "npz"])
 def test_new_files_of_every_data_set_are_sound(dataset: str) -> None:
     assert resolve(tomllib.loads(succeeded(here("new", "fedmix", dataset)).out)).data.name == dataset
 

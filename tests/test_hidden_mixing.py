@@ -10,11 +10,13 @@ from objectives_helpers import CLASSES, draws, random_pool, train_all
 from torch import nn
 from torch.nn import functional as F
 
+from fedblend.core.objective import Batch, Context, Task
+from fedblend.core.sharing import Pool
 from fedblend.data.scale import OneHot
 from fedblend.engines.loop import EagerNet
-from fedblend.models import LSTM, Staged
-from fedblend.objectives import Batch, Context, FedMix, HiddenMix, NaiveMix, Task
-from fedblend.sharing import Pool
+from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
+from fedblend.models.staged import Staged
+from fedblend.models.text import LSTM
 
 # Hidden states (appendix E) -------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import torch
 from cli_helpers import CHECKPOINT, here, lines_of, refused, status, succeeded, write
 from safetensors.torch import load_file, save_file
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
 from fedblend.runs import checkpoint
 
 SCALARS = {"round": 3, "shared_round": 2, "clients": 3}

@@ -13,10 +13,10 @@ import pytest
 from datasets_helpers import change, refused
 from PIL import Image
 
+from fedblend.core.errors import FedblendError
 from fedblend.data.loaders import voc
 from fedblend.data.loaders.image_folder import FORMATS, ImageFolder
 from fedblend.data.loaders.plain_pickle import read_plain
-from fedblend.errors import FedblendError
 
 # Archives --------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedblend.errors import FedblendError
-from fedblend.parts import build
-from fedblend.paths import FromFile
+from fedblend.core.errors import FedblendError
+from fedblend.core.paths import FromFile
+from fedblend.core.registry import build
 
 
 def load(folder, **options):

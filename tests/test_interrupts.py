@@ -18,10 +18,10 @@ import pytest
 import torch
 from cli_helpers import TINY, Outcome, changed, finish, here
 
-from fedblend import api
-from fedblend.attacks import attack_run, outcome
-from fedblend.config import resolve
-from fedblend.runs import several
+from fedblend.analysis.attacks import outcome
+from fedblend.analysis.attacks.outcome import attack_run
+from fedblend.experiment.config import resolve
+from fedblend.runs import api, parallel
 
 COMMAND = "from fedblend.cli import main, progress; progress.LINE_EVERY = 0.0; main()"
 """The command, which tells of every tenth iteration at once."""
@@ -136,13 +136,13 @@ def test_a_worker_that_was_told_to_stop_asks_no_lock_of_other_processes(monkeypa
     stop = multiprocessing.get_context("spawn").Event()
     before = signal.getsignal(signal.SIGINT)
     try:
-        several._begin_worker(SimpleNamespace(cancel_join_thread=lambda: None), stop)
+        parallel._begin_worker(SimpleNamespace(cancel_join_thread=lambda: None), stop)
         stop.set()
         end = time.monotonic() + 30
         while not told and time.monotonic() < end:
             time.sleep(0.01)
         assert told == [signal.SIGINT]
         monkeypatch.setattr(stop, "is_set", None)
-        assert several._in_worker({}, Path("nowhere"), False, "a", 1) == "stopped"
+        assert parallel._in_worker({}, Path("nowhere"), False, "a", 1) == "stopped"
     finally:
         signal.signal(signal.SIGINT, before)

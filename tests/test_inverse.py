@@ -13,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedblend.errors import FedblendError
-from fedblend.sharing.inverse import (
+from fedblend.core.errors import FedblendError
+from fedblend.methods.sharing.inverse import (
     Pairs,
     coordinate,
     inverse_ratio,

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.kernels import Convolution, MaxPool, build, conv, max_pool, operators
-from fedblend.kernels.dense import add_product, run_dense
-from fedblend.kernels.dropout import Streams
-from fedblend.kernels.lowrank import LowRank
-from fedblend.kernels.simplify import simplify
-from fedblend.kernels.tracing import trace
+from fedblend._kernels import build, operators
+from fedblend._kernels.dense import add_product, run_dense
+from fedblend._kernels.dropout import Streams
+from fedblend._kernels.lowrank import LowRank
+from fedblend._kernels.operators import Convolution, MaxPool, conv, max_pool
+from fedblend._kernels.simplify import simplify
+from fedblend._kernels.tracing import trace
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason=build.missing() or "no kernels")
 

@@ -11,10 +11,10 @@ from models_helpers import SMALL, Spec, built, samples, small
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend import parts
-from fedblend.engines import LoopEngine
-from fedblend.federation import Federation
-from fedblend.models import Staged
+from fedblend.core import registry
+from fedblend.core.loop import Federation
+from fedblend.engines.loop import LoopEngine
+from fedblend.models.staged import Staged
 
 STAGES = {
     "cnn": 3,
@@ -140,7 +140,7 @@ def test_networks_have_as_many_weights_as_counted_by_hand(
     spec: str | Spec, shape: tuple[int, ...], outputs: int, number: int, by_hand: int
 ) -> None:
     with torch.device("meta"):
-        model = parts.build("model", spec).build(shape, outputs)
+        model = registry.build("model", spec).build(shape, outputs)
 
     assert sum(p.numel() for p in model.parameters()) == number == by_hand
 

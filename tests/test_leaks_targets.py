@@ -11,15 +11,16 @@ import pytest
 import torch
 from cli_helpers import TINY, changed, here, succeeded
 
-from fedblend import api
-from fedblend.attacks import attack_run
-from fedblend.attacks.metrics import ssim
-from fedblend.config import resolve
-from fedblend.privacy import xor
-from fedblend.privacy.leaks import SEEDS, card
-from fedblend.privacy.rebuilt import of_targets
+from fedblend.analysis.attacks.metrics import ssim
+from fedblend.analysis.attacks.outcome import attack_run
+from fedblend.analysis.privacy import xor
+from fedblend.analysis.privacy.leaks import SEEDS, card
+from fedblend.analysis.privacy.rebuilt import of_targets
+from fedblend.core.setup import World
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
+from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
-from fedblend.world import World
 
 SHARING = {"server": 0, "targets": [1, 2, 5], "dummies": [0, 3]}
 ONE_SHOT = {"rounds": 1, "train": {"cohort": 3}}
@@ -46,7 +47,7 @@ SPLIT = {"name": "iid", "clients": 4}
 
 
 def world_of(study: Path, name: str) -> World:
-    return World.of(RunDirectory(study / name).experiment())
+    return make_setup(RunDirectory(study / name).experiment())
 
 
 @pytest.mark.parametrize("name", ["xormixfl", "mixfl"])

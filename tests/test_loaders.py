@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import build, known
 from fedblend.data.loaders import download, mnist
 from fedblend.data.loaders.files import draw_test_half
 from fedblend.data.loaders.idx import read_idx
 from fedblend.data.loaders.image_folder import ImageFolder
 from fedblend.data.loaders.shakespeare import CHARACTERS, Shakespeare, encode, spoken
-from fedblend.errors import FedblendError
-from fedblend.parts import build, known
 
 SHARED = os.environ.get("FEDBLEND_DATA")
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")

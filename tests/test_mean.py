@@ -10,7 +10,7 @@ from helpers import examples, federation, federation_of, run, same, without_mach
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedblend.aggregators import WeightedMean
+from fedblend.methods.aggregators.mean import WeightedMean
 
 
 @given(rows=ROWS)

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharing_helpers import DATA, MADE, entries, mean, share
 
-from fedblend.parts import build
-from fedblend.sharing import HiddenMeans, LocalMeans, Means, Noise, Pool, Raw
-from fedblend.sharing import means as means_module
+from fedblend.core.registry import build
+from fedblend.core.sharing import Pool
+from fedblend.methods.sharing import means as means_module
+from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Means, Noise
+from fedblend.methods.sharing.raw import Raw
 
 X, Y = MADE.scale(DATA.train.x), MADE.task.encode(DATA.train.y)
 

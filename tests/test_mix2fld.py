@@ -13,22 +13,24 @@ import torch
 from helpers import experiment, federation, images, linear_net, run, same, same_state, world
 from torch.nn import functional as F
 
-from fedblend.aggregators.base import Weighed
-from fedblend.channels import Channel
+from fedblend.core.aggregator import Weighed
+from fedblend.core.channel import Channel
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.objective import Batch, Context, Plain, Task
+from fedblend.core.registry import part
+from fedblend.core.server_step import Server
+from fedblend.core.sharing import Pool
+from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
-from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.engines.base import TrainTask
-from fedblend.engines.loop import EagerNet, batches
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.objectives import Batch, Context, Distill, Plain, Task
-from fedblend.parts import part
+from fedblend.engines.loop import EagerNet, LoopEngine, batches
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.objectives.terms import Distill
+from fedblend.methods.server_steps.distill import DistillToModel
+from fedblend.methods.sharing.seeds import MixedSeeds
+from fedblend.methods.uploads import LabelMeans, Outputs
 from fedblend.runs import checkpoint
-from fedblend.server_steps import DistillToModel, Server
-from fedblend.sharing import MixedSeeds
-from fedblend.sharing.base import Pool
-from fedblend.uploads import Outputs, bytes_of
-from fedblend.uploads.outputs import LabelMeans
 
 CLASSES = 3
 LINEAR = {"name": "mlp", "hidden": []}
@@ -45,7 +47,7 @@ class Lossy(Channel):
 
     def transmit(self, direction: str, sizes: Any, rng: Any, clients: Any = None) -> Any:
         """What it says."""
-        from fedblend.channels import Sent
+        from fedblend.core.channel import Sent
 
         return Sent(~np.isin(clients, getattr(self, direction)), np.full(len(sizes), 0.5))
 
@@ -80,7 +82,7 @@ def test_mean_outputs_are_those_of_each_step_before_its_own_update(engine: Any, 
 
 
 def _key(made: Any, client: int) -> int:
-    from fedblend.random import key
+    from fedblend.core.random import key
 
     return key(made.experiment.seed, "batches", 0, client)
 

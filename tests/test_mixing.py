@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from objectives_helpers import CLASSES, NUMBERS, draws, one_hot, random_pool
 from torch.nn import functional as F
 
+from fedblend.core.objective import Batch, Context, Plan
 from fedblend.engines.loop import EagerNet
-from fedblend.objectives import Batch, Context, FedMix, GlobalMixup, HiddenMix, LocalMix, NaiveMix, Plan
+from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
+from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix
 
 # NaiveMix, LocalMix, Global Mixup -------------------------------------------------------------------------
 

@@ -15,14 +15,15 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fedblend import parts
-from fedblend.data.dataset import Dataset, Samples
-from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.engines.choosing import unstackable
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.reference import of_kind
-from fedblend.world import World
+from fedblend.core import registry
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.setup import World
+from fedblend.engines.autotune import unstackable
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.reference.options import of_kind
 
 NORMED = ("cnn", "cnn1d", "vgg16", "convnet", "resnet18", "resnet50")
 
@@ -78,7 +79,7 @@ def test_groups_that_do_not_divide_the_channels_are_refused(name: str) -> None:
     with pytest.raises(
         FedblendError, match=f"model.groups: 3 does not divide the 4 channels .*'{name}'; valid there: 1, 2, 4$"
     ):
-        parts.build("model", {**spec, "norm": "group", "groups": 3}).build(shape, 3)
+        registry.build("model", {**spec, "norm": "group", "groups": 3}).build(shape, 3)
 
 
 # Inputs ---------------------------------------------------------------------------------------------------
@@ -94,14 +95,14 @@ def test_inputs_too_small_or_of_another_rank_are_refused_in_one_message(name: st
     assert built(spec, least)(samples(least)).shape == (3, 3)
     for shape in wrong:
         with pytest.raises(FedblendError) as caught:
-            parts.build("model", spec).build(shape, 3)
+            registry.build("model", spec).build(shape, 3)
         message = str(caught.value)
         assert message.startswith(f"model.name: '{name}' takes ")
         assert all(word in message for word in (told, str(list(shape)), "'mlp'"))
 
 
 def test_five_by_five_kernels_of_xormixfl_need_sixteen_pixels() -> None:
-    part = parts.build("model", {"name": "xormixfl-cnn", "channels": 2, "kernel": 5, "hidden": []})
+    part = registry.build("model", {"name": "xormixfl-cnn", "channels": 2, "kernel": 5, "hidden": []})
 
     assert part.build((1, 16, 16), 3)(torch.zeros(1, 1, 16, 16)).shape == (1, 3)
     with pytest.raises(FedblendError, match="at least 16x16 pixels"):

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from objectives_helpers import CLASSES, NUMBERS, draws, one_hot, train_all
 from torch.nn import functional as F
 
+from fedblend.core.objective import Batch, Context, Net, Task, Tensors
+from fedblend.core.sharing import Pool
 from fedblend.engines.loop import EagerNet
-from fedblend.objectives import Batch, Context, FedMix, Proximal, Task
-from fedblend.objectives.base import Net, Tensors
-from fedblend.sharing import Pool
+from fedblend.methods.objectives.fedmix import FedMix
+from fedblend.methods.objectives.terms import Proximal
 
 # Through the engine ---------------------------------------------------------------------------------------
 

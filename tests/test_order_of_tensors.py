@@ -12,11 +12,12 @@ import torch
 from cli_helpers import CHECKPOINT, call, here, records, same_end, succeeded, write
 from safetensors.torch import load_file
 
-from fedblend.config import resolve
-from fedblend.engines import LoopEngine, StackedEngine, TrainTask
-from fedblend.prefixes import named
-from fedblend.weights import in_order
-from fedblend.world import World
+from fedblend.core.engine import TrainTask
+from fedblend.core.trees import in_order, named
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
 
 LOSING: dict[str, Any] = {
     "name": "losing",
@@ -37,7 +38,7 @@ RUN = "custom-seed0"
 
 
 def test_the_models_order_is_not_the_files() -> None:
-    names = list(World.of(resolve(LOSING)).weights())
+    names = list(make_setup(resolve(LOSING)).weights())
     assert names != sorted(names), "or the tests below would show nothing"
 
 
@@ -55,7 +56,7 @@ def test_a_run_with_losses_and_noise_goes_on_as_if_never_stopped(engine: str, tm
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
 def test_what_training_makes_is_in_the_models_order_wherever_a_client_begins(engine: type[LoopEngine]) -> None:
-    world = World.of(resolve(LOSING))
+    world = make_setup(resolve(LOSING))
     weights = world.weights()
     turned = {name: weights[name] for name in sorted(weights)}
     own = {1: named("weights/", turned)}

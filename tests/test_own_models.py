@@ -9,13 +9,15 @@ import pytest
 import torch
 from helpers import federation_of, images, run, world
 
-from fedblend import kernels
-from fedblend.engines import LoopEngine, StackedEngine, Trained, TrainTask
-from fedblend.engines.choosing import unstackable
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.kernels import simplify
-from fedblend.world import World
+from fedblend import _kernels
+from fedblend._kernels import simplify
+from fedblend.core.engine import Trained, TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.setup import World
+from fedblend.engines.autotune import unstackable
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
 
 GROUPS = [range(10), [10], range(11, 23), range(23, 30)]
 HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5}
@@ -81,8 +83,8 @@ def test_a_model_that_a_stack_would_train_otherwise_is_left_to_the_loop(model: s
 def test_whatever_else_differs_between_a_stack_and_the_loop_is_found_in_a_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = kernels.Convolution.forward
-    monkeypatch.setattr(kernels.Convolution, "forward", lambda *given, **named: 1.1 * right(*given, **named))
+    right = _kernels.Convolution.forward
+    monkeypatch.setattr(_kernels.Convolution, "forward", lambda *given, **named: 1.1 * right(*given, **named))
 
     told = unstackable(world_of("InBlocks"))
 
@@ -90,7 +92,7 @@ def test_whatever_else_differs_between_a_stack_and_the_loop_is_found_in_a_trial(
 
 
 def _has_kernels() -> bool:
-    return any(isinstance(m, kernels.Convolution) for m in StackedEngine(world_of("InBlocks")).stacked.modules())
+    return any(isinstance(m, _kernels.Convolution) for m in StackedEngine(world_of("InBlocks")).stacked.modules())
 
 
 @pytest.mark.parametrize("model", ["Frozen", "Buffered"])

@@ -67,8 +67,8 @@ class TestNet(nn.Module):
 
 FLOODING = '''
 from fedblend import part
-from fedblend.objectives import Objective
-from fedblend.parts import NonNegative
+from fedblend.methods.objectives import Objective
+from fedblend.core.registry import NonNegative
 
 @part("objective", "flooding")
 class Flooding(Objective):
@@ -141,7 +141,7 @@ def test_paths_in_a_file_are_relative_to_it_and_others_to_where_we_are(
     succeeded(here("run", file, "--set", "data.path=~/home.npz", "--out", "three"))
     assert kept_path("three/custom-seed0") == str(tmp_path / "home.npz")
     grid = write(tmp_path / "project" / "g.toml", {"grid": {"data.path": ["data/a.npz"]}, "data": {"name": "npz"}})
-    assert next(iter(fedblend.api.expand_file(grid, [], None).experiments.values())).data.path == str(there)
+    assert next(iter(fedblend.runs.api.expand_file(grid, [], None).experiments.values())).data.path == str(there)
     made = fedblend.Experiment(**{**TINY, "data": {"name": "npz", "path": "b.npz"}})
     assert made.data.path == str(here_)
     # From wherever a run goes on, it finds its data.

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from reproduce_helpers import ITEMS, RUN
 
-from fedblend.errors import FedblendError
-from fedblend.reproduce import claims, pages
-from fedblend.reproduce.items import SCALES, Item, all_papers, names, read_paper
-from fedblend.reproduce.plan import plan
-from fedblend.reproduce.result import papers_numbers
+from fedblend.core.errors import FedblendError
+from fedblend.papers import claims, pages
+from fedblend.papers.items import SCALES, Item, all_papers, names, read_paper
+from fedblend.papers.plan import plan
+from fedblend.papers.result import papers_numbers
 
 EVERY_TABLE = {
     "fedmix": "table-1 figure-2 table-2 table-3 table-4 table-5 figure-3 table-6 table-7 table-9 figure-4 table-10 "

@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedblend.core.dataset import Dataset, Population, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import build, known
 from fedblend.data import measures
-from fedblend.data.dataset import Dataset, Samples
 from fedblend.data.measures import class_counts, mean_divergence, noniid_measures, smoothed
 from fedblend.data.partitions import prepare
 from fedblend.data.partitions.classes import holdings
@@ -16,9 +18,6 @@ from fedblend.data.partitions.deal import stable_order
 from fedblend.data.partitions.dirichlet import fitted, proportions
 from fedblend.data.partitions.sizes import apportion, largest
 from fedblend.data.picture import draw_split
-from fedblend.data.population import Population
-from fedblend.errors import FedblendError
-from fedblend.parts import build, known
 
 LEVEL = np.arange(6000) % 10
 """Labels of 600 samples each of 10 classes."""

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 import fedblend
-from fedblend import parts
-from fedblend.config import resolve
-from fedblend.errors import FedblendError, did_you_mean
-from fedblend.models import MLP
-from fedblend.objectives import FedMix, LocalMix, Objective
-from fedblend.parts import build, dump, known, part
-from fedblend.paths import from_file, import_from
-from fedblend.sharing import Means
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.objective import Objective
+from fedblend.core.paths import from_file, import_from
+from fedblend.core.registry import build, dump, known, part
+from fedblend.experiment.config import resolve
+from fedblend.methods.objectives.fedmix import FedMix
+from fedblend.methods.objectives.mixup import LocalMix
+from fedblend.methods.sharing.means import Means
+from fedblend.models.images import MLP
 
 REQUIRED = {
     ("dataset", "npz"): {"path": "some.npz"},
@@ -32,7 +34,7 @@ REQUIRED = {
 # Other test files may have declared parts of their own.
 ALL = [
     (kind, name)
-    for kind in parts.MODULES
+    for kind in registry.MODULES
     for name, cls in known(kind).items()
     if cls.__module__.startswith("fedblend.")
 ]
@@ -68,7 +70,7 @@ def test_a_required_option_is_asked_for(kind: str, name: str) -> None:
 def test_every_part_is_frozen_and_says_what_it_is(kind: str, name: str) -> None:
     made = build(kind, {"name": name, **REQUIRED.get((kind, name), {})})
 
-    for field in parts.fields_of(type(made)):
+    for field in registry.fields_of(type(made)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(made, field, getattr(made, field))
     assert (type(made).__doc__ or "").strip()
@@ -141,7 +143,7 @@ def test_paths_are_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_experiment_knows_its_fields_as_a_file_spells_them(field: str, has: bool) -> None:
     made = resolve({"data": "digits", "partition": "iid", "model": "mlp", "method": "fedmix"})
 
-    assert parts.has_option(made, field) is has
+    assert registry.has_option(made, field) is has
 
 
 def test_an_option_that_is_none_is_left_out() -> None:
@@ -225,7 +227,7 @@ def half(monkeypatch: pytest.MonkeyPatch) -> type:
         share: float = 0.5
 
     Half.__qualname__ = "Half"
-    monkeypatch.setitem(parts._registry, "objective", dict(known("objective")))
+    monkeypatch.setitem(registry._registry, "objective", dict(known("objective")))
     made = part("objective", "half")(Half)
     monkeypatch.setattr(sys.modules[__name__], "Half", made, raising=False)
     return made
@@ -248,7 +250,7 @@ def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
         ("no_such_module:Half", "cannot import 'no_such_module:Half'"),
         (f"{__name__}:Nothing", "cannot import"),
         (":Half", "cannot import"),
-        ("fedblend.sharing:Means", "is not a objective"),
+        ("fedblend.methods.sharing:Means", "is not a objective"),
         ("collections:OrderedDict", "is not a objective"),
     ],
 )

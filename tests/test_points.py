@@ -20,25 +20,27 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend import probes, report
-from fedblend.api import expand_file
-from fedblend.data.dataset import Dataset, Samples
+from fedblend import report
+from fedblend.analysis import points as probes
+from fedblend.analysis.plotting import spread
+from fedblend.analysis.points import sheets as sheets_of_points
+from fedblend.analysis.points.boundaries import GRID, Plane, lead_of
+from fedblend.analysis.points.features import distance
+from fedblend.analysis.points.gradients import alignment, gradient
+from fedblend.analysis.points.loaded_run import Points, Subject
+from fedblend.analysis.points.training import accuracy, train
+from fedblend.analysis.points.vae import Vae
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation, State
 from fedblend.data.loaders.toy import Toy
-from fedblend.engines import LoopEngine
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation, State
-from fedblend.probes import Plane, Points, Subject, alignment, distance
-from fedblend.probes.boundaries import GRID, lead_of
-from fedblend.probes.gradients import gradient
-from fedblend.probes.training import accuracy, train
-from fedblend.probes.vae import Vae
-from fedblend.report import points as sheets_of_points
-from fedblend.report.points import spread
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
+from fedblend.runs.api import expand_file
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.runner import execute
-from fedblend.world import World
 
 ROOT = Path(__file__).parent.parent
 STEP = {"name": "aggenhance", "steps": 4, "step_size": 0.5, "epochs": 2}
@@ -137,7 +139,7 @@ def test_alignment_by_round_is_that_of_each_rounds_points_with_all_that_clients_
     made = subject.world
     rows = torch.from_numpy(made.population.order)
     x, y = made.scale(made.data.train.x[rows]), made.data.train.y[rows]
-    model = World.of(made.experiment).model
+    model = make_setup(made.experiment).model
     model.load_state_dict(checkpoint.read(subject.directory.path).weights)  # type: ignore[union-attr]
     found = probes.by_round(subject)
     assert list(found) == [1, 2, 3]
@@ -434,7 +436,7 @@ def test_boundaries_are_those_of_the_runs_models(toy: Path, plane: Plane, tmp_pa
     for model in plane.models:
         run = RunDirectory(toy / f"{model.name}-seed0")
         assert model.accuracy == pytest.approx(run.metrics()[-1]["accuracy"])
-        made, state = World.of(run.experiment()), checkpoint.read(run.path)
+        made, state = make_setup(run.experiment()), checkpoint.read(run.path)
         assert state is not None
         weight, bias = sorted(state.weights.values(), key=lambda tensor: -tensor.dim())
         at = made.scale(torch.tensor([[plane.axes[0][7], plane.axes[1][31]]]))

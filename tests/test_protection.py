@@ -15,18 +15,21 @@ from helpers import examples, experiment, federation, images, local, numbers, ru
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedblend.adversaries import NaNs, NoiseSender, SignFlip
-from fedblend.config import Experiment
+from fedblend.analysis.privacy.accountant import Release, epsilon
+from fedblend.analysis.privacy.statements import statements
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.objective import Task
+from fedblend.core.protection import Mechanism, Round
+from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
-from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.objectives import Task
-from fedblend.privacy.accountant import Release, epsilon
-from fedblend.privacy.statements import statements
-from fedblend.protection import ClipAndNoise, Mechanism, Prune, Round
-from fedblend.sharing import Means
-from fedblend.uploads import bytes_of
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.config import Experiment
+from fedblend.methods.adversaries import NaNs, NoiseSender, SignFlip
+from fedblend.methods.protections.noise import ClipAndNoise
+from fedblend.methods.protections.prune import Prune
+from fedblend.methods.sharing.means import Means
 
 START = {"w": torch.zeros(3, 4), "b": torch.zeros(4), "seen": torch.tensor(0)}
 UPLOAD = {

@@ -42,8 +42,8 @@ SETTINGS: dict[str, Any] = {
 SLUG = "fedmix-seed0"
 
 BAD_PART = '''
-from fedblend.objectives import Objective
-from fedblend.parts import part
+from fedblend.methods.objectives import Objective
+from fedblend.core.registry import part
 
 
 @part("objective", "stumbles")

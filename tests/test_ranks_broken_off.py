@@ -10,12 +10,12 @@ import pytest
 
 SCRIPT = """
 from fedblend import engines
-from fedblend.config import resolve
+from fedblend.experiment.config import resolve
 from fedblend.engines import Choice, TrainTask
-from fedblend.world import World
+from fedblend.core.setup import World
 
 if __name__ == "__main__":
-    world = World.of(resolve({
+    world = make_setup(resolve({
         "data": "digits",
         "partition": {"name": "iid", "clients": 4},
         "model": {"name": "mlp", "hidden": [4096, 256]},  # uploads that no socket takes in one go

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedblend.config import resolve
-from fedblend.study import expand
+from fedblend.experiment.config import resolve
+from fedblend.experiment.study import expand
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 

@@ -10,23 +10,25 @@ from typing import Any
 import pytest
 from cli_helpers import here, refused, succeeded
 
-from fedblend import methods, parts
-from fedblend.config import TABLES, Experiment
-from fedblend.errors import FedblendError
-from fedblend.parts import build
-from fedblend.reference import of_kind, of_part, tables
-from fedblend.reference.options import descriptions, options, places
-from fedblend.reference.page import page
-from fedblend.study import expand
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import build
+from fedblend.experiment import presets
+from fedblend.experiment.config import TABLES, Experiment
+from fedblend.experiment.reference.options import descriptions, of_kind, of_part, options, places, tables
+from fedblend.experiment.reference.page import page
+from fedblend.experiment.study import expand
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
-ENTRIES = [*tables(), *(entry for kind in parts.MODULES for entry in of_kind(kind))]
+ENTRIES = [*tables(), *(entry for kind in registry.MODULES for entry in of_kind(kind))]
 """Everything that has options."""
 
 
 def test_the_committed_page_is_made_from_the_code() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m fedblend.reference > docs/configuration.md"
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "run: python -m fedblend.experiment.reference > docs/configuration.md"
+    )
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.kind}-{entry.name}")
@@ -41,14 +43,14 @@ def test_every_option_says_what_it_is(entry: Any) -> None:
 def test_options_are_those_of_the_code() -> None:
     of_table = {entry.name: [o.name for o in entry.options] for entry in tables()}
     assert of_table == {name: list(cls.model_fields) for name, cls in {"experiment": Experiment, **TABLES}.items()}
-    for kind in parts.MODULES:
-        for name, cls in parts.known(kind).items():
-            spelled = [parts.FILE_WORDS.get(field, field) for field in parts.fields_of(cls)]
+    for kind in registry.MODULES:
+        for name, cls in registry.known(kind).items():
+            spelled = [registry.FILE_WORDS.get(field, field) for field in registry.fields_of(cls)]
             assert [o.name for o in of_part(cls).options] == spelled, name
 
 
 def test_types_ranges_and_defaults_in_words() -> None:
-    told = {o.name: (o.type, o.default) for o in of_part(parts.find("sharing", "means")).options}
+    told = {o.name: (o.type, o.default) for o in of_part(registry.find("sharing", "means")).options}
     assert told["samples_per_mean"] == ('whole number from 1, or "all"', '"all"')
     assert told["refresh"] == ("number from 0 to 1", "not given")
     assert told["split"] == ('"random" or "class"', '"random"')
@@ -59,16 +61,16 @@ def test_types_ranges_and_defaults_in_words() -> None:
     assert told["terms"] == ("list of terms", "[]")
     assert told["train"] == ("table", "its defaults")
     assert told["unsafe"] == ("true or false", "false")
-    (counts,) = options(parts.find("partition", "counts"))
+    (counts,) = options(registry.find("partition", "counts"))
     assert (counts.type, counts.default) == ("list of lists of whole numbers", "required")
-    assert options(parts.find("model", "module"))[1].default == "{}"
-    assert options(parts.find("model", "mlp"))[0].type == "list of whole numbers from 1"
+    assert options(registry.find("model", "module"))[1].default == "{}"
+    assert options(registry.find("model", "mlp"))[0].type == "list of whole numbers from 1"
 
 
 def test_the_ranges_told_are_those_that_are_checked() -> None:
     needed = {"path": "x", "dataset": "x", "counts": [[1]]}
     tried = 0
-    for entry in (entry for kind in parts.MODULES for entry in of_kind(kind)):
+    for entry in (entry for kind in registry.MODULES for entry in of_kind(kind)):
         given = {o.name: needed[o.name] for o in entry.options if o.default == "required"}
         for option in entry.options:
             for bound in re.findall(r"above ([-\d.]+)", option.type):
@@ -79,15 +81,15 @@ def test_the_ranges_told_are_those_that_are_checked() -> None:
 
 
 def test_inherited_fields_keep_their_descriptions_and_a_class_without_source_has_none() -> None:
-    assert descriptions(parts.find("objective", "fedmix"))["lam"].startswith("Mixing ratio")
-    assert descriptions(parts.find("objective", "fedmix"))["taylor"].startswith("Coefficient c")
+    assert descriptions(registry.find("objective", "fedmix"))["lam"].startswith("Mixing ratio")
+    assert descriptions(registry.find("objective", "fedmix"))["taylor"].startswith("Coefficient c")
     made: dict[str, Any] = {}
     exec("class Typed:\n    x: int = 0\n    '''A number.'''", made)
     assert descriptions(made["Typed"]) == {}
 
 
 def test_every_kind_has_a_place_in_a_file() -> None:
-    assert set(places()) == set(parts.MODULES)
+    assert set(places()) == set(registry.MODULES)
     assert (places()["dataset"], places()["sharing"], places()["term"]) == ("data", "method.sharing", "method.terms")
 
 
@@ -126,7 +128,7 @@ def test_list_tells_the_options_of_a_method_with_the_values_it_gives_them() -> N
     assert shown.count("objective hidden-mix: ") == 1
 
 
-@pytest.mark.parametrize("name", methods.presets())
+@pytest.mark.parametrize("name", presets.presets())
 def test_list_knows_every_method(name: str) -> None:
     assert f"method {name}: " in succeeded(here("list", name)).out
 
@@ -140,13 +142,13 @@ def test_list_tells_every_option_of_every_name(entry: Any) -> None:
 
 
 def test_list_names_a_part_by_its_path_as_a_file_must() -> None:
-    shown = succeeded(here("list", "fedblend.objectives:FedMix")).out
-    assert 'method.objective.name = "fedblend.objectives:FedMix"' in shown
+    shown = succeeded(here("list", "fedblend.methods.objectives:FedMix")).out
+    assert 'method.objective.name = "fedblend.methods.objectives:FedMix"' in shown
 
 
 def test_list_tells_all_parts_of_a_kind() -> None:
     shown = succeeded(here("list", "objective")).out
-    for name in parts.known("objective"):
+    for name in registry.known("objective"):
         assert f"objective {name}: " in shown
     assert "It has no options." in shown
 

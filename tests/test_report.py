@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 
 from fedblend import report
-from fedblend.api import expand_file
-from fedblend.config import as_table, resolve
-from fedblend.errors import FedblendError
+from fedblend.analysis.plotting import METHODS, PHASES, looks
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.config import as_table, resolve
 from fedblend.report import pictures
 from fedblend.report.chapters import chapters
 from fedblend.report.figures import by_class, curve, plain, split, time
@@ -24,9 +24,9 @@ from fedblend.report.lines import lines
 from fedblend.report.page import _as_json
 from fedblend.report.privacy import gives_raw_away
 from fedblend.report.settings import command, settings
-from fedblend.report.style import METHODS, PHASES, looks
 from fedblend.report.tables import results
 from fedblend.report.terminal import best_of
+from fedblend.runs.api import expand_file
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.runner import execute

@@ -12,22 +12,22 @@ import pytest
 from cli_helpers import here
 from reproduce_helpers import RUN
 
-from fedblend import parts
-from fedblend.config import Experiment
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError, Stopped
 from fedblend.data.loaders import cifar
 from fedblend.data.loaders.places import Home
-from fedblend.errors import FedblendError, Stopped
-from fedblend.reproduce import pages, running
-from fedblend.reproduce.data import absent
-from fedblend.reproduce.items import all_papers
-from fedblend.reproduce.measures import Accuracy, AccuracyAt, RoundsTo
-from fedblend.reproduce.measures.attack import AttackFigure
-from fedblend.reproduce.measures.base import Seen
-from fedblend.reproduce.measures.memory import most_kept
-from fedblend.reproduce.place import Place
-from fedblend.reproduce.plan import Plan, plan
-from fedblend.reproduce.result import RESULT as KEPT
-from fedblend.reproduce.result import command, result_of
+from fedblend.experiment.config import Experiment
+from fedblend.papers import pages, running
+from fedblend.papers.data import absent
+from fedblend.papers.items import all_papers
+from fedblend.papers.measures.attack import AttackFigure
+from fedblend.papers.measures.base import Seen
+from fedblend.papers.measures.memory import most_kept
+from fedblend.papers.measures.runs import Accuracy, AccuracyAt, RoundsTo
+from fedblend.papers.place import Place
+from fedblend.papers.plan import Plan, plan
+from fedblend.papers.result import RESULT as KEPT
+from fedblend.papers.result import command, result_of
 from fedblend.runs.groups import Outcome
 
 # Running --------------------------------------------------------------------------------------------------
@@ -354,10 +354,10 @@ def test_a_mistyped_word_gets_the_right_one_suggested(words: list[str], message:
 def test_the_list_has_every_item_its_data_times_and_results(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedblend.reproduce import pace
+    from fedblend.papers import estimate
 
-    monkeypatch.setattr(pace, "cache_file", lambda: tmp_path / "pace.json")
-    monkeypatch.setattr(pace, "BUDGET_S", 0.2)
+    monkeypatch.setattr(estimate, "cache_file", lambda: tmp_path / "pace.json")
+    monkeypatch.setattr(estimate, "BUDGET_S", 0.2)
     monkeypatch.setenv("COLUMNS", "100")
 
     told = here("reproduce", "--list", "mix2fld", "--out", str(out))
@@ -386,7 +386,7 @@ def test_the_list_has_every_item_its_data_times_and_results(
 @pytest.mark.parametrize("form", [cifar.TEN, cifar.TEN_PYTHON])
 def test_either_form_of_a_data_set_will_do(form: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
-    data = parts.build("dataset", "cifar10", "data")
+    data = registry.build("dataset", "cifar10", "data")
     assert absent(data).startswith("data: 'cifar10' needs data_batch_1.bin")
 
     place = tmp_path / form.folders[0]

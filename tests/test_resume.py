@@ -38,7 +38,7 @@ from cli_helpers import (
 from helpers import same_state
 from safetensors.torch import load_file, save_file
 
-from fedblend.federation import State
+from fedblend.core.loop import State
 from fedblend.runs import checkpoint
 
 SLUG = "fedmix-seed0"

@@ -12,13 +12,13 @@ from helpers import engine_of, examples, federation, run, same, same_state, with
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedblend.cohorts import cohort_of
-from fedblend.engines import LoopEngine, Trained, TrainTask
-from fedblend.engines.loop import batches
+from fedblend.core.engine import Trained, TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.setup import cohort_of
+from fedblend.engines.loop import LoopEngine, batches
 from fedblend.engines.sgd import SGD
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.fields import Train
+from fedblend.experiment.fields import Train
 
 # Rounds and cohorts ---------------------------------------------------------------------------------------
 

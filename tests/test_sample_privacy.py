@@ -11,11 +11,10 @@ import torch
 from cli_helpers import PNG, here, refused, succeeded, write
 from helpers import images, numbers
 
-from fedblend.data.dataset import Dataset, Samples
-from fedblend.data.population import Population
-from fedblend.errors import FedblendError
-from fedblend.privacy.samples import LAMBDAS, Mixtures, draw, measure, nearest, nearest_of_all, recognised
-from fedblend.sharing.inverse import Pairs
+from fedblend.analysis.privacy.samples import LAMBDAS, Mixtures, draw, measure, nearest, nearest_of_all, recognised
+from fedblend.core.dataset import Dataset, Population, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.methods.sharing.inverse import Pairs
 
 # MNIST's rows of the two tables.
 TABLE_II = (2.163, 4.465, 5.158, 5.564, 5.852, 6.055)
@@ -95,7 +94,7 @@ def test_a_row_is_the_smallest_and_the_mean_of_each_draw_averaged() -> None:
 
 
 def test_recognised_is_whose_nearest_raw_sample_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.privacy.samples.CHUNK", 3)
+    monkeypatch.setattr("fedblend.analysis.privacy.samples.CHUNK", 3)
     draws = rng(4)
     raw = torch.from_numpy(draws.integers(0, 256, (10, 2, 3)).astype(np.uint8))
     samples = torch.from_numpy(draws.uniform(0, 255, (6, 2, 3)))

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedblend.data.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.registry import build, known
 from fedblend.data.scale import OneHot, Scaler
-from fedblend.parts import build, known
 
 
 def images(x: torch.Tensor) -> Dataset:

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from fedblend.aggregators.secure import LEVELS
-from fedblend.config import resolve
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.objective import Task
+from fedblend.core.random import stream
+from fedblend.core.registry import build
+from fedblend.core.sharing import Local, Pool, gather
+from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
-from fedblend.engines import LoopEngine
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.objectives.task import Task
-from fedblend.parts import build
-from fedblend.random import stream
-from fedblend.sharing import Local, Means, SecureMeans
-from fedblend.sharing.base import Pool, gather
-from fedblend.uploads import bytes_of
-from fedblend.world import World
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
+from fedblend.methods.aggregators.secure import LEVELS
+from fedblend.methods.sharing.means import Means
+from fedblend.methods.sharing.secure_means import SecureMeans
 
 
 def as_it_is() -> Scaler:
@@ -141,7 +142,7 @@ def table(**changes: Any) -> dict[str, Any]:
 
 
 def test_clients_mix_with_the_means_of_groups() -> None:
-    world = World.of(resolve(table()))
+    world = make_setup(resolve(table()))
     federation = Federation(world, LoopEngine(world))
     state, record = federation.round(federation.start()[0])
     assert record["shared"] == {"asked": 7, "sent": 7, "entries": 7}

@@ -14,16 +14,16 @@ from helpers import experiment
 from PIL import Image
 
 from fedblend import report
-from fedblend.privacy.seed_story import stories
+from fedblend.analysis.plotting import Picture
+from fedblend.analysis.privacy.seed_trace import stories
+from fedblend.experiment.setup import make_setup
+from fedblend.methods.sharing.xor import blend
 from fedblend.report import pictures
-from fedblend.report.images import Picture
 from fedblend.report.seeds import GAP, TIMES
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.runner import execute
-from fedblend.sharing.xor import blend
-from fedblend.world import World
 
 SHOT = {"server_step": {"epochs": 1, "batch_size": 50}}
 METHODS: dict[str, Any] = {
@@ -108,7 +108,7 @@ def test_mixtures_say_of_what_and_are_not_called_raw(folder: Path) -> None:
 
 @pytest.mark.parametrize("label", ["xormixfl", "mixfl"])
 def test_a_seed_s_story_is_what_the_run_did(folder: Path, label: str) -> None:
-    state, made = kept(folder, label), World.of(RunDirectory(folder / label).experiment())
+    state, made = kept(folder, label), make_setup(RunDirectory(folder / label).experiment())
     told = stories(made, state, np.arange(len(state.entries)))
     x, y = made.samples(0, int(made.sizes(0)[0]))
 
@@ -132,7 +132,7 @@ def test_a_seed_s_story_is_what_the_run_did(folder: Path, label: str) -> None:
 
 
 def test_of_blends_the_first_sample_is_shown(folder: Path) -> None:
-    state, made = kept(folder, "blended"), World.of(RunDirectory(folder / "blended").experiment())
+    state, made = kept(folder, "blended"), make_setup(RunDirectory(folder / "blended").experiment())
     (one,) = stories(made, state, np.array([3]))
     mine = made.data.train.x[torch.from_numpy(made.population.indices(one.client))]
     assert any(torch.equal(one.target, image) for image in mine)
@@ -140,7 +140,7 @@ def test_of_blends_the_first_sample_is_shown(folder: Path) -> None:
 
 
 def test_strips_show_raw_samples_first(folder: Path) -> None:
-    state, made = kept(folder, "xormixfl"), World.of(RunDirectory(folder / "xormixfl").experiment())
+    state, made = kept(folder, "xormixfl"), make_setup(RunDirectory(folder / "xormixfl").experiment())
     strip = gallery(folder, "xormixfl").strips[2]
     (one,) = stories(made, state, np.array([2]))
 
@@ -155,7 +155,7 @@ def test_strips_show_raw_samples_first(folder: Path) -> None:
 
 
 def test_entries_that_do_not_follow_from_the_world_have_no_story(folder: Path) -> None:
-    state, made = kept(folder, "xormixfl"), World.of(RunDirectory(folder / "xormixfl").experiment())
+    state, made = kept(folder, "xormixfl"), make_setup(RunDirectory(folder / "xormixfl").experiment())
     state.entries.tensors["seeds"][0, 0, 0, 0] ^= 1
     assert stories(made, state, np.arange(2)) == []
 

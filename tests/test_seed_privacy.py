@@ -12,11 +12,10 @@ from cli_helpers import PNG, here, refused, succeeded, write
 from helpers import images, numbers
 from sklearn.manifold import smacof
 
-from fedblend.data.dataset import Dataset, Samples
-from fedblend.data.population import Population
-from fedblend.errors import FedblendError
-from fedblend.privacy.xor import Shared, draw, majorities, mds_distances, measure, scale_down
-from fedblend.sharing import MixedTargetSeeds, XorSeeds
+from fedblend.analysis.privacy.xor import Shared, draw, majorities, mds_distances, measure, scale_down
+from fedblend.core.dataset import Dataset, Population, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
 
 def rng(seed: int = 0) -> np.random.Generator:

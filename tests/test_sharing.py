@@ -12,14 +12,15 @@ import torch
 from helpers import engine_of, experiment, federation, images, local, numbers, run, same, without_machine, world
 from sharing_helpers import DATA, MADE, entries, mean, share
 
-from fedblend.engines import Trained, TrainTask
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.random import stream
-from fedblend.sharing import LocalMeans, Means, Noise, Payload, Pool, Raw
-from fedblend.sharing.base import gather, rows_of
-from fedblend.uploads import bytes_of
-from fedblend.world import Portions, arrived
+from fedblend.core.engine import Trained, TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.random import stream
+from fedblend.core.setup import Portions, arrived
+from fedblend.core.sharing import Payload, Pool, gather, rows_of
+from fedblend.core.upload import bytes_of
+from fedblend.methods.sharing.means import LocalMeans, Means, Noise
+from fedblend.methods.sharing.raw import Raw
 
 # Controls, hidden states, raw samples ---------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fedblend.cli.federating import init_site, show_audit
-from fedblend.engines.flower.audit import Audit
-from fedblend.engines.flower.site import SAFE, Site, read_site
-from fedblend.engines.flower.sitefile import audit_rows
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
+from fedblend.flower.audit import Audit
+from fedblend.flower.site import SAFE, Site, read_site
+from fedblend.flower.site_file import audit_rows
 
 
 def test_a_new_site_file_reads_back_to_what_it_says(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 from cli_helpers import here, refused, succeeded
 from helpers import engine_of, experiment, federation_of, images, run, same, world
 
-from fedblend.data.dataset import Dataset
-from fedblend.errors import FedblendError
-from fedblend.evaluation import evaluate
-from fedblend.study import expand
+from fedblend.core.dataset import Dataset
+from fedblend.core.errors import FedblendError
+from fedblend.core.evaluation import evaluate
+from fedblend.experiment.study import expand
 
 ALONE = {"label": "alone", "upload": "silent", "keep_weights": True}
 BASE = {

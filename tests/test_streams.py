@@ -15,13 +15,13 @@ from helpers import engine_of, examples, federation, images, run, same, same_sta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedblend.aggregators import WeightedMean
-from fedblend.data.dataset import Dataset, Samples
-from fedblend.engines import Trained, TrainTask
-from fedblend.federation import Federation
-from fedblend.methods import presets
-from fedblend.random import key, lent_generator, stream
-from fedblend.sharing import Pool
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.engine import Trained, TrainTask
+from fedblend.core.loop import Federation
+from fedblend.core.random import key, lent_generator, stream
+from fedblend.core.sharing import Pool
+from fedblend.experiment.presets import presets
+from fedblend.methods.aggregators.mean import WeightedMean
 
 # Order of clients -----------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedblend.config import resolve
-from fedblend.errors import FedblendError
-from fedblend.privacy.accountant import Release, epsilon
+from fedblend.analysis.privacy.accountant import Release, epsilon
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.config import resolve
 from fedblend.report import compare
 from fedblend.report.guarantees import short
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs

@@ -10,15 +10,16 @@ import pytest
 import torch
 from cli_helpers import TINY, changed, contents, here, refused, succeeded
 
-from fedblend import api
-from fedblend.augment import augmix
+from fedblend.analysis.points.loss_scaling import Switched, Total, in_words, switches, totals_of
 from fedblend.cli import switching
-from fedblend.config import resolve
-from fedblend.engines import LoopEngine, TrainTask
-from fedblend.objectives import AugMix
-from fedblend.probes.scaling import Switched, Total, in_words, switches, totals_of
+from fedblend.core.engine import TrainTask
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
+from fedblend.methods.augment import augmix
+from fedblend.methods.objectives.augmix import AugMix
+from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
-from fedblend.world import World
 
 METHOD = {
     "name": "fed-augmix",
@@ -60,7 +61,7 @@ def test_the_command_prints_and_writes_what_the_run_did(made: Path, tmp_path: Pa
 
 def test_the_counts_are_those_of_the_rule_written_out(made: Path) -> None:
     """The first client of the first round, made again step by step with plain SGD."""
-    world = World.of(RunDirectory(made).experiment())
+    world = make_setup(RunDirectory(made).experiment())
     client = RunDirectory(made).metrics()[1]["cohort"][0]
     objective, train = world.experiment.method.objective, world.experiment.train
     assert isinstance(objective, AugMix)

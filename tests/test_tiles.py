@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.engines.prepared import prepare
-from fedblend.federation import Federation
-from fedblend.kernels import Convolution, MaxPool, conv, operators, tiles
+from fedblend._kernels import operators, tiles
+from fedblend._kernels.operators import Convolution, MaxPool, conv
+from fedblend.core.loop import Federation
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.engines.stacked.layers import prepare
 
 CPU = torch.device("cpu")
 EXACT = 2e-6

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.kernels.tracing import outline, trace
+from fedblend._kernels.tracing import outline, trace
 
 
 def test_an_argument_that_is_given_twice_may_be_two_another_time() -> None:

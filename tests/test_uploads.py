@@ -11,12 +11,12 @@ import torch
 from federation_helpers import train, with_calls
 from helpers import engine_of, federation, images, run, same, world
 
-from fedblend.aggregators import WeightedMean
-from fedblend.engines import Trained, TrainTask
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
-from fedblend.uploads import bytes_of, fault_of
-from fedblend.world import World
+from fedblend.core.engine import Trained, TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.setup import World
+from fedblend.core.upload import bytes_of, fault_of
+from fedblend.methods.aggregators.mean import WeightedMean
 
 
 def damaging(made: World, damage: Callable[[Trained], Trained]) -> Federation:

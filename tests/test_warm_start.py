@@ -9,13 +9,13 @@ import pytest
 from cli_helpers import here, records, refused, succeeded, write
 from helpers import experiment, federation_of, same, same_state
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.setup import make_setup
+from fedblend.experiment.study import expand
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
+from fedblend.runs.parallel import waves
 from fedblend.runs.runner import execute
-from fedblend.runs.several import waves
-from fedblend.study import expand
-from fedblend.world import World
 
 SMALL = {
     "data": "digits",
@@ -75,7 +75,7 @@ def test_a_run_that_cannot_be_begun_with_is_named(shot: Path, tmp_path: Path) ->
     with pytest.raises(FedblendError, match=r"the model of .*xormixfl-seed1 is another"):
         execute(experiment(**other), tmp_path / "other")
     with pytest.raises(FedblendError, match="start"):
-        federation_of(World.of(experiment(**SMALL, start=str(shot)))).start()
+        federation_of(make_setup(experiment(**SMALL, start=str(shot)))).start()
 
 
 def test_a_run_that_is_not_done_is_no_beginning(shot: Path, tmp_path: Path) -> None:

@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from fedblend.channels import Channel, Ideal, Link, Wireless
 from fedblend.cli.channel import payloads
-from fedblend.errors import FedblendError
-from fedblend.parts import build
-from fedblend.random import stream
-from fedblend.uploads import bytes_of
+from fedblend.core.channel import Channel
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
+from fedblend.core.registry import build
+from fedblend.core.upload import bytes_of
+from fedblend.methods.channels import Ideal
+from fedblend.methods.channels.link import Link
+from fedblend.methods.channels.wireless import Wireless
 
 MODEL = 32 * 12_544
 OUTPUTS = 32 * 100

@@ -10,18 +10,19 @@ import pytest
 import torch
 from xormixfl_helpers import pixels, rng
 
-from fedblend.errors import FedblendError
-from fedblend.sharing import XorSeeds, blending
-from fedblend.sharing import xor as xor_module
-from fedblend.sharing.xor import blend, blending_weights, decode, draw_within, encode, superpose
+from fedblend.core.errors import FedblendError
+from fedblend.methods.sharing import xor as xor_module
+from fedblend.methods.sharing import xor_kernels
+from fedblend.methods.sharing.xor import blend, blending_weights, decode, draw_within, encode, superpose
+from fedblend.methods.sharing.xor_seeds import XorSeeds
 
 
 @pytest.fixture(params=["kernel", "without"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With the kernel, and as it is done where there is no compiler."""
     if request.param == "without":
-        monkeypatch.setattr(blending, "library", lambda: None)
-    elif blending.library() is None:
+        monkeypatch.setattr(xor_kernels, "library", lambda: None)
+    elif xor_kernels.library() is None:
         pytest.skip("no C++ compiler")
     return request.param
 
@@ -115,8 +116,8 @@ def test_the_kernel_and_plain_pytorch_agree_on_samples_of_any_size(monkeypatch: 
         x, noise = (torch.from_numpy(rng(s).integers(0, 256, (6, *shape), np.uint8)) for s in (0, 1))
         a, b = (draw_within(np.arange(6) % 2, rng(s).integers(2, size=6), 4, rng(s)) for s in (2, 3))
         ways = []
-        for library in (blending.library, lambda: None):
-            monkeypatch.setattr(blending, "library", library)
+        for library in (xor_kernels.library, lambda: None):
+            monkeypatch.setattr(xor_kernels, "library", library)
             ways.append([made for alpha in (0.95, 0.123) for made in _all(x, a, b, noise, alpha)])
         assert all(map(torch.equal, *ways))
         turned = x.transpose(0, -1).contiguous().transpose(0, -1)
@@ -168,9 +169,9 @@ def test_pixels_that_are_worked_on_at_a_time_change_nothing(monkeypatch: pytest.
     noise = pixels(33, 5, 7)
     whole = encode(x, a, b, 0.95, noise), decode(noise, x, b, 0.95), blend(x, a, 0.95)
     mixed = superpose(x, [a, b], [0.3, 0.7], 0.95)
-    for module in (blending, xor_module):
+    for module in (xor_kernels, xor_module):
         monkeypatch.setattr(module, "CHUNK", 100)
-    monkeypatch.setattr(blending, "library", lambda: None)
+    monkeypatch.setattr(xor_kernels, "library", lambda: None)
     assert all(map(torch.equal, whole, (encode(x, a, b, 0.95, noise), decode(noise, x, b, 0.95), blend(x, a, 0.95))))
     assert torch.equal(mixed, superpose(x, [a, b], [0.3, 0.7], 0.95))
 

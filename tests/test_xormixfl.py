@@ -13,19 +13,21 @@ from helpers import experiment, images, local, numbers, run, same, same_state, w
 from torch.nn import functional as F
 from xormixfl_helpers import pixels, rng
 
-from fedblend import methods
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation
+from fedblend.core.objective import Task
+from fedblend.core.server_step import Server
+from fedblend.core.sharing import Pool, Request
 from fedblend.data.scale import Scaler
-from fedblend.engines import LoopEngine, StackedEngine
-from fedblend.engines.base import TrainTask
-from fedblend.errors import FedblendError
-from fedblend.federation import Federation
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment import presets
+from fedblend.methods.server_steps.seeds import TrainOnSeeds
+from fedblend.methods.sharing.xor import blend, shortages
+from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.models.staged import Staged
-from fedblend.objectives import Task
 from fedblend.runs import checkpoint
-from fedblend.server_steps import Server, TrainOnSeeds
-from fedblend.sharing import MixedTargetSeeds, XorSeeds
-from fedblend.sharing.base import Pool, Request
-from fedblend.sharing.xor import blend, shortages
 
 LINEAR = {"name": "mlp", "hidden": []}
 
@@ -40,7 +42,7 @@ ROWS = [[6, 6, 2], [6, 6, 5], [6, 6, 3]]
 def one_shot(method: Any = "xormixfl", rows: Any = ROWS, **changes: Any) -> Any:
     """A world in which client 0 is the server."""
     spec = {"name": method} if isinstance(method, str) else method
-    trains = {"server_step": STEP} if "server_step" in methods.presets()[spec["name"]][1] else {}
+    trains = {"server_step": STEP} if "server_step" in presets.presets()[spec["name"]][1] else {}
     settings = {"model": LINEAR, "partition": {"name": "counts", "counts": rows}, "train": {"cohort": 3}}
     return world(images(n=60), method={**trains, **spec}, **{**settings, **changes})
 
@@ -349,6 +351,6 @@ def test_a_server_that_could_not_decode_is_refused_before_anything_is_sent() -> 
 
 
 def test_methods_in_which_clients_train_have_a_proximal_form_and_others_none() -> None:
-    names = methods.presets()
+    names = presets.presets()
     assert "fedprox+mix2fld" in names
     assert not {"fedprox+xormixfl", "fedprox+mixfl", "fedprox+standalone"} & names.keys()

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from jobs import CLASSES, Settings
 
-from fedblend.data.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.registry import FilePath, part
 from fedblend.engines import loop
-from fedblend.parts import FilePath, part
 
 MODELS: dict[str, dict[str, Any]] = {
     "lenet5": {"name": "lenet5"},

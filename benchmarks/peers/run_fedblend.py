@@ -7,6 +7,8 @@ are kept as uint8 and scaled in every step, where the peers are given scaled flo
 
 from __future__ import annotations
 
+from fedblend.experiment.setup import make_setup
+
 import one_thread  # noqa: F401  # isort: skip
 
 import argparse
@@ -23,10 +25,11 @@ from jobs import ROUNDS, Job, load
 from outcome import WARM_UP, check_rounds, options, report, wait_for
 
 from fedblend import engines
-from fedblend.config import Experiment, resolve
-from fedblend.engines import Choice, Engine
-from fedblend.federation import Federation, Record, State
-from fedblend.world import World
+from fedblend.core.engine import Engine
+from fedblend.core.loop import Federation, Record, State
+from fedblend.core.setup import World
+from fedblend.engines.autotune import Choice
+from fedblend.experiment.config import Experiment, resolve
 
 NEVER = 10**9
 """Rounds from one evaluation to the next where none is wanted."""
@@ -134,7 +137,7 @@ def main() -> None:
     torch.set_num_threads(1)
     clock: dict[str, float] = {}
     now = time.perf_counter()
-    world = World.of(experiment_of(job, given))
+    world = make_setup(experiment_of(job, given))
     now = clocked("world", clock, now)
     choice: Choice = engines.choose(world, PROCESSORS, ROUNDS)
     now = clocked("choose", clock, now)

@@ -144,8 +144,7 @@ def figure_3(name: str = "xormixfl-mnist") -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from fedblend.report.still import DPI
-    from fedblend.report.style import INK, MUTED
+    from fedblend.analysis.plotting import DPI, INK, MUTED
 
     figure = Figure(figsize=(11.0, 7.2), dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
@@ -169,8 +168,7 @@ SHOWN = ("xormixfl", "mixfl", "vanilla-fl", "standalone")
 
 
 def _bars(axes: Any, shots: Shots, number: int) -> None:
-    from fedblend.report.still import dress
-    from fedblend.report.style import looks
+    from fedblend.analysis.plotting import dress, looks
 
     labels = sorted({label for targets in shots.targets if len(targets) == number for label in targets})
     heads = [*map(str, labels), "targets", "all labels"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from fedblend.errors import EXIT_CODE, FedblendError, Stopped
+from fedblend.core.errors import EXIT_CODE, FedblendError, Stopped
 
 CLOSED = 141
 """Exit code where the output was closed, as shells have it."""

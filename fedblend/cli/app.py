@@ -208,7 +208,7 @@ def reproduce(
     What is made already is kept; the same command goes on where it was stopped.
     """
     from fedblend.cli import reproducing, running
-    from fedblend.errors import FedblendError
+    from fedblend.core.errors import FedblendError
 
     if list_:
         reproducing.show_list(item, out)

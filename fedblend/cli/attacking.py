@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.attacks import Attacked, attack_run
-from fedblend.attacks.outcome import DEFINITIONS, PICTURE, TABLE, Labels, make_folder
-from fedblend.attacks.scene import Attacker
+from fedblend.analysis.attacks.outcome import DEFINITIONS, PICTURE, TABLE, Attacked, Labels, attack_run, make_folder
+from fedblend.analysis.attacks.setup import Attacker
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import Steps, steps_shown
-from fedblend.errors import Stopped
+from fedblend.core.errors import Stopped
 from fedblend.runs.runner import one_thread
 
 ROWS = 16
@@ -101,7 +100,7 @@ def _attack(
 
 def _iterations(attack: str) -> int:
     """An attack's usual number of iterations; an unknown attack is refused elsewhere."""
-    from fedblend.attacks import ATTACKS
+    from fedblend.analysis.attacks.inversion import ATTACKS
 
     return ATTACKS[attack]().iterations if attack in ATTACKS else 0
 

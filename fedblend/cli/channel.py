@@ -9,11 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedblend import api
-from fedblend.channels import Link, Wireless
-from fedblend.errors import FedblendError
-from fedblend.uploads import bytes_of
-from fedblend.world import World
+from fedblend.core.errors import FedblendError
+from fedblend.core.setup import World
+from fedblend.core.upload import bytes_of
+from fedblend.experiment.setup import make_setup
+from fedblend.methods.channels.link import Link
+from fedblend.methods.channels.wireless import Wireless
+from fedblend.runs import api
 
 OUTPUT_BITS = 32
 """Bits of a number of an output (b_out)."""
@@ -61,7 +63,7 @@ def show_channel(file: Path, changes: Sequence[tuple[str, Any]], seeds: Sequence
         raise FedblendError(
             f"channel.name: '{channel.name}' has no slots to tell of; valid: wireless, as with --set channel=wireless"
         )
-    sent = payloads(World.of(experiment), seeds)
+    sent = payloads(make_setup(experiment), seeds)
     transmitting = channel.devices or experiment.train.cohort
     console = Console()
     places = sorted({channel.nearest or channel.distance, channel.distance})

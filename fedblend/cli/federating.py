@@ -8,14 +8,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedblend import api, report
+from fedblend import report
 from fedblend.cli.running import parse_change
-from fedblend.config import Experiment, as_table, resolve
-from fedblend.errors import FedblendError, Stopped, did_you_mean, listed
-from fedblend.parts import has_option
+from fedblend.core.errors import FedblendError, Stopped, did_you_mean, listed
+from fedblend.core.registry import has_option
+from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.study import slugify
+from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
-from fedblend.study import slugify
 
 LOOK = 0.5
 """Seconds between two looks at how a run stands."""
@@ -46,8 +47,8 @@ def for_sites(experiment: Experiment, sites: int) -> Experiment:
 
 def write(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:
     """Write the Flower app of an experiment."""
-    from fedblend.engines.flower.appfolder import write_app
-    from fedblend.engines.flower.terms import DEADLINE, Terms
+    from fedblend.flower.app_folder import write_app
+    from fedblend.flower.limits import DEADLINE, Terms
 
     write_app(out, experiment, folder, Terms(min_sites, deadline or DEADLINE))
     Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME", highlight=False)
@@ -58,10 +59,10 @@ def up(
 ) -> None:
     """Run an experiment in a trial federation, show its rounds, and end all processes."""
     _require_flower()
-    from fedblend.engines.flower.appfolder import write_app
-    from fedblend.engines.flower.site import read_site
-    from fedblend.engines.flower.terms import DEADLINE, Terms
-    from fedblend.engines.flower.trial import Trial
+    from fedblend.flower.app_folder import write_app
+    from fedblend.flower.limits import DEADLINE, Terms
+    from fedblend.flower.site import read_site
+    from fedblend.flower.trial import Trial
 
     if len(files) not in (0, sites):
         raise FedblendError(f"--site-file: {len(files)} files for {sites} sites; give one for each site, or none")
@@ -91,8 +92,8 @@ def up(
 
 def _site_file(folder: Path, experiment: Experiment) -> Path:
     """A site file for a trial, which allows what the method sends, kept if there is one already."""
-    from fedblend.engines.flower.site import KINDS, SAFE
-    from fedblend.engines.flower.sitefile import site_text
+    from fedblend.flower.site import KINDS, SAFE
+    from fedblend.flower.site_file import site_text
 
     path = folder / "site.toml"
     if not path.exists():
@@ -129,8 +130,8 @@ def _require_flower() -> None:
 
 def init_site(path: Path, data: Path | None, min_mean: int) -> None:
     """Write a new site file."""
-    from fedblend.engines.flower.site import read_site
-    from fedblend.engines.flower.sitefile import site_text
+    from fedblend.flower.site import read_site
+    from fedblend.flower.site_file import site_text
 
     if path.exists():
         raise FedblendError(f"{path}: exists already; edit it, or give another name")
@@ -147,9 +148,9 @@ def init_site(path: Path, data: Path | None, min_mean: int) -> None:
 
 def show_audit(path: Path, last: int | None) -> None:
     """Print a site's audit log as a table."""
-    from fedblend.engines.flower.audit import Audit
-    from fedblend.engines.flower.site import read_site
-    from fedblend.engines.flower.sitefile import audit_rows
+    from fedblend.flower.audit import Audit
+    from fedblend.flower.site import read_site
+    from fedblend.flower.site_file import audit_rows
 
     site = read_site(path)
     lines = Audit(site.audit).lines()

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.attacks.outcome import make_folder
+from fedblend.analysis.attacks.outcome import make_folder
+from fedblend.analysis.privacy.leaks import Card, Leak, card
 from fedblend.cli.progress import steps_shown
-from fedblend.privacy.leaks import Card, Leak, card
 from fedblend.report.leaks import draw
 from fedblend.runs.directory import find_runs
 from fedblend.runs.files import write_atomically, write_json

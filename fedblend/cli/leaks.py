@@ -10,16 +10,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedblend import api
-from fedblend.config import Experiment
-from fedblend.data.dataset import Dataset
+from fedblend.analysis.privacy.xor import Row, Shared, draw, measure
+from fedblend.core.dataset import Dataset
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import dump
 from fedblend.data.partitions import prepare
-from fedblend.errors import FedblendError
-from fedblend.parts import dump
-from fedblend.privacy.xor import Row, Shared, draw, measure
+from fedblend.experiment.config import Experiment
+from fedblend.experiment.study import slugify
+from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
+from fedblend.runs import api
 from fedblend.runs.files import write_json
-from fedblend.sharing.targets import MixedTargetSeeds, XorSeeds
-from fedblend.study import slugify
 
 
 def show_xor(
@@ -52,7 +52,7 @@ def show_xor(
             if out is not None:
                 shown[f"{name}, p = {p}"] = drawn[0]
                 _draw(out, f"{name}, p = {p}", drawn[0], data)
-    from fedblend.privacy.seed_pictures import draw_side_by_side
+    from fedblend.analysis.privacy.seed_pictures import draw_side_by_side
 
     console = Console()
     console.print(
@@ -113,7 +113,7 @@ def _table(rows: Sequence[tuple[str, int, Row]], mds: bool) -> Table:
 
 
 def _draw(out: Path, title: str, one: Shared, data: Dataset) -> None:
-    from fedblend.privacy.seed_pictures import draw_seeds
+    from fedblend.analysis.privacy.seed_pictures import draw_seeds
 
     try:
         out.mkdir(parents=True, exist_ok=True)

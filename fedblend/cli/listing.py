@@ -9,11 +9,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedblend import methods, parts
-from fedblend.errors import FedblendError, did_you_mean
-from fedblend.fields import Method
-from fedblend.paths import import_from
-from fedblend.reference import TABLE_CLASSES, Entry, of_kind, of_part, of_table
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.paths import import_from
+from fedblend.experiment import presets
+from fedblend.experiment.fields import Method
+from fedblend.experiment.reference.options import TABLE_CLASSES, Entry, of_kind, of_part, of_table
 
 LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model", "partitions": "partition"}
 """The overviews, and the kind of part that each is of."""
@@ -32,9 +33,9 @@ def show_list(word: str | None) -> None:
 
 def _contents() -> RenderableType:
     """The words that can be listed, and how many there are of each."""
-    kinds = {kind: len(parts.known(kind)) for kind in parts.MODULES}
+    kinds = {kind: len(registry.known(kind)) for kind in registry.MODULES}
     counts = {word: kinds[kind] for word, kind in LISTS.items() if kind}
-    counts |= {"methods": len(methods.presets()), "parts": sum(kinds.values())}
+    counts |= {"methods": len(presets.presets()), "parts": sum(kinds.values())}
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("fedblend list ...", no_wrap=True)
     table.add_column("how many", justify="right")
@@ -53,14 +54,14 @@ def _overview(word: str) -> Table:
     if word == "methods":
         table.add_column("method", no_wrap=True)
         table.add_column("what it is")
-        for name, (text, _) in methods.presets().items():
+        for name, (text, _) in presets.presets().items():
             table.add_row(name, text)
         return table
     for column in ("kind", "name", "options"):
         table.add_column(column, no_wrap=column != "options")
     table.add_column("what it is")
     kind = LISTS[word]
-    for entry in (entry for one in ([kind] if kind else parts.MODULES) for entry in of_kind(one)):
+    for entry in (entry for one in ([kind] if kind else registry.MODULES) for entry in of_kind(one)):
         table.add_row(entry.kind, entry.name, ", ".join(o.name for o in entry.options), Text(entry.summary))
     return table
 
@@ -71,11 +72,11 @@ def _details(word: str) -> list[RenderableType]:
         # A file names it as it was named here.
         return [_entry(replace(of_part(_own_part(word)), name=word))]
     entries = [of_table(word)] if word in TABLE_CLASSES else []
-    entries += of_kind(word) if word in parts.MODULES else []
+    entries += of_kind(word) if word in registry.MODULES else []
     shown: list[RenderableType] = []
-    if word in methods.presets():
+    if word in presets.presets():
         own = _parts_of_method(word)
-        shown = [_head(f"method {word}", methods.presets()[word][0], f'method = "{word}"'), *map(_entry, own)]
+        shown = [_head(f"method {word}", presets.presets()[word][0], f'method = "{word}"'), *map(_entry, own)]
         entries += [entry for entry in _named(word) if (entry.kind, entry.name) not in {(e.kind, e.name) for e in own}]
     else:
         entries += _named(word)
@@ -83,7 +84,7 @@ def _details(word: str) -> list[RenderableType]:
     if not shown:
         raise FedblendError(
             f"list: {word!r} is not valid{did_you_mean(word, _words())}; valid: {', '.join(LISTS)}, a table "
-            f"({', '.join(TABLE_CLASSES)}), a kind of parts ({', '.join(parts.MODULES)}), or any "
+            f"({', '.join(TABLE_CLASSES)}), a kind of parts ({', '.join(registry.MODULES)}), or any "
             "name in these lists"
         )
     return shown
@@ -92,27 +93,27 @@ def _details(word: str) -> list[RenderableType]:
 def _own_part(path: str) -> type:
     """A part of the user's own, ``module:Class``, of a module in the current folder or installed."""
     import_from([os.getcwd()])
-    cls = parts.import_path(path, "list")
-    if getattr(cls, "kind", None) not in parts.MODULES:
+    cls = registry.import_path(path, "list")
+    if getattr(cls, "kind", None) not in registry.MODULES:
         raise FedblendError(f"list: '{path}' is no part; declare it with @part(KIND, NAME)")
     return cls
 
 
 def _words() -> list[str]:
     """All that can be listed."""
-    names = [name for kind in parts.MODULES for name in parts.known(kind)]
-    return [*LISTS, *TABLE_CLASSES, *parts.MODULES, *methods.presets(), *names]
+    names = [name for kind in registry.MODULES for name in registry.known(kind)]
+    return [*LISTS, *TABLE_CLASSES, *registry.MODULES, *presets.presets(), *names]
 
 
 def _named(name: str) -> list[Entry]:
-    return [of_part(parts.known(kind)[name]) for kind in parts.MODULES if name in parts.known(kind)]
+    return [of_part(registry.known(kind)[name]) for kind in registry.MODULES if name in registry.known(kind)]
 
 
 def _parts_of_method(name: str) -> list[Entry]:
     """The parts of a preset that have options, with the values it gives them."""
     made = Method.model_validate(name)
     own = [made.sharing, made.objective, *made.terms, made.aggregator, made.server_step]
-    entries = [of_part(type(one), parts.dump(one)) for one in own]
+    entries = [of_part(type(one), registry.dump(one)) for one in own]
     return [entry for entry in entries if entry.options]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedblend import api
-from fedblend.data.dataset import Dataset
+from fedblend.analysis.privacy.samples import Mixtures, Row, draw, measure
+from fedblend.core.dataset import Dataset
+from fedblend.core.errors import FedblendError
 from fedblend.data.partitions import prepare
-from fedblend.errors import FedblendError
-from fedblend.privacy.samples import Mixtures, Row, draw, measure
+from fedblend.runs import api
 
 
 def parse_lambdas(text: str) -> list[float]:
@@ -88,7 +88,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _draw(out: Path, one: Mixtures, data: Dataset, lambdas: Sequence[float]) -> None:
-    from fedblend.privacy.pictures import draw_samples
+    from fedblend.analysis.privacy.pictures import draw_samples
 
     if data.kind != "image":
         raise FedblendError(

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedblend import probes
+from fedblend.analysis import points
+from fedblend.analysis.plotting import spread
+from fedblend.analysis.points import figures
+from fedblend.analysis.points.replay import Row
 from fedblend.cli.progress import steps_shown
-from fedblend.errors import FedblendError
-from fedblend.probes import figures
-from fedblend.probes.replaying import Row
+from fedblend.core.errors import FedblendError
 from fedblend.report import boundaries
-from fedblend.report.points import spread
 from fedblend.runs.directory import find_runs
 from fedblend.runs.files import write_atomically
 from fedblend.runs.runner import one_thread
@@ -35,17 +35,17 @@ def show_points(
     out: Path | None,
 ) -> None:
     """Measure a run's points, print the tables, and write them with figures into a folder if one is given."""
-    subject = probes.read(path)
-    chosen = probes.Settings.of(subject, *settings)
+    subject = points.read(path)
+    chosen = points.Settings.of(subject, *settings)
     if out is not None:
         _make_folder(out)  # before anything that takes long
     rows: list[Row] = []
     with steps_shown() as steps, one_thread():
-        evidence = probes.look(subject, chosen, vae_epochs, steps)
+        evidence = points.look(subject, chosen, vae_epochs, steps)
         if replay:
             total = subject.state.round
             steps("rounds", 0, total)
-            rows = probes.replay_run(subject, lambda row: steps("rounds", int(row["round"]), total))
+            rows = points.replay_run(subject, lambda row: steps("rounds", int(row["round"]), total))
     console = Console()
     _print_points(console, evidence)
     if rows:
@@ -55,7 +55,7 @@ def show_points(
         console.print(f"Tables and figures: {out}", highlight=False, soft_wrap=True)
 
 
-def _print_points(console: Console, evidence: probes.Evidence) -> None:
+def _print_points(console: Console, evidence: points.Evidence) -> None:
     """The table by round, of those in which a model was trained, and below it what its columns compare with."""
     levels, settings = evidence.levels, evidence.settings
     table = _table("round", "points\nuntil then", "alignment", "distance", "new model\naccuracy %")
@@ -98,7 +98,7 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _write_points(out: Path, evidence: probes.Evidence, rows: Sequence[Row], title: str) -> None:
+def _write_points(out: Path, evidence: points.Evidence, rows: Sequence[Row], title: str) -> None:
     """Tables as CSV and figures as PNG."""
     levels = pd.DataFrame({"name": list(evidence.levels), "value": list(evidence.levels.values())})
     write_atomically(out / "points.csv", evidence.rounds.to_csv(index=False))
@@ -116,7 +116,7 @@ def show_boundaries(paths: list[Path], out: Path) -> None:
     if out.suffix.lower() != ".png":
         raise FedblendError(f"--out {out}: is not valid; name a file that ends in .png")
     with steps_shown() as steps, one_thread():
-        plane = probes.plane(
+        plane = points.plane(
             find_runs(paths), tick=lambda done, total: steps("models of clients' samples", done, total)
         )
     _make_folder(out.parent)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedblend.config import Experiment
+from fedblend.experiment.config import Experiment
 
 LINE_EVERY = 10.0
 """Seconds between two plain lines of one run or other work, where there is no terminal."""

@@ -15,18 +15,18 @@ from rich.text import Text
 
 from fedblend import report
 from fedblend.cli.progress import RunProgress, Steps, steps_shown
-from fedblend.config import Experiment
-from fedblend.errors import FedblendError, did_you_mean
-from fedblend.reproduce import pages
-from fedblend.reproduce.data import absent, is_fetched
-from fedblend.reproduce.items import SCALES, Item, Scale, all_papers
-from fedblend.reproduce.pace import Pace, words
-from fedblend.reproduce.place import Place, runs_of
-from fedblend.reproduce.plan import Plan, plan
-from fedblend.reproduce.result import RESULT, result_of
-from fedblend.reproduce.running import run
+from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.experiment.config import Experiment
+from fedblend.papers import pages
+from fedblend.papers.data import absent, is_fetched
+from fedblend.papers.estimate import Pace, words
+from fedblend.papers.items import SCALES, Item, Scale, all_papers
+from fedblend.papers.place import Place, runs_of
+from fedblend.papers.plan import Plan, plan
+from fedblend.papers.result import RESULT, result_of
+from fedblend.papers.running import run
 from fedblend.runs.files import write_atomically
-from fedblend.runs.several import in_one_message
+from fedblend.runs.parallel import in_one_message
 
 PAGE = "table.md"
 REPORT = "report.html"

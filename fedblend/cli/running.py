@@ -9,18 +9,18 @@ from typing import Any
 
 from rich.console import Console
 
-from fedblend import api, report
+from fedblend import report
 from fedblend.cli.progress import RunProgress
-from fedblend.config import Experiment, resolve
-from fedblend.engines.ranks import rank_here
-from fedblend.engines.serving import serve_environment
-from fedblend.errors import FedblendError, listed
+from fedblend.core.errors import FedblendError, listed
+from fedblend.engines.distributed.ranks import rank_here
+from fedblend.engines.distributed.worker import serve_environment
+from fedblend.experiment.config import Experiment, resolve
+from fedblend.experiment.study import Study, slugify
+from fedblend.experiment.tables import parse_value
 from fedblend.report.sites import sites_table
-from fedblend.runs import checkpoint
+from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, not_begun, read_study, runs_in, studies_in
-from fedblend.runs.several import in_one_message, run_all
-from fedblend.study import Study, slugify
-from fedblend.tables import parse_value
+from fedblend.runs.parallel import in_one_message, run_all
 
 Change = tuple[str, Any]
 

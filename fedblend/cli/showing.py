@@ -11,13 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedblend import api, methods, parts
-from fedblend.config import as_table
-from fedblend.errors import FedblendError
-from fedblend.runs import checkpoint
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError
+from fedblend.experiment import presets
+from fedblend.experiment.config import as_table
+from fedblend.experiment.tables import write_toml
+from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import Group, read
-from fedblend.tables import write_toml
 
 USUAL_PARTITION = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
@@ -62,14 +63,14 @@ USUAL_LEARNING = {"shakespeare": TEXT, "leaf-shakespeare": TEXT}
 
 def _is_unsafe(method: Mapping[str, Any]) -> bool:
     """Whether a part of a method gives raw samples away."""
-    found = [parts.find(kind, spec["name"]) for kind, spec in method.items() if isinstance(spec, Mapping)]
+    found = [registry.find(kind, spec["name"]) for kind, spec in method.items() if isinstance(spec, Mapping)]
     return any(getattr(cls, flag, False) for cls in found for flag in ("unsafe", "breaks_privacy"))
 
 
 def new_file(method: str, dataset: str) -> str:
     """A commented experiment file for a method and a data set. Raises on unknown names."""
-    made = methods.expand({"name": method}, "method")
-    parts.find("dataset", dataset, "dataset")
+    made = presets.expand({"name": method}, "method")
+    registry.find("dataset", dataset, "dataset")
     unsafe = "unsafe = true   # this method gives raw samples away: an upper bound, not for real data\n"
     partition = USUAL_PARTITION.get(
         dataset,

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.attacks.outcome import make_folder
+from fedblend.analysis.attacks.outcome import make_folder
+from fedblend.analysis.plotting import spread
+from fedblend.analysis.points.figures import curves
+from fedblend.analysis.points.loss_scaling import Switched, in_words, switches, totals_of
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import steps_shown
-from fedblend.errors import Stopped
-from fedblend.objectives import AugMix
-from fedblend.probes.figures import curves
-from fedblend.probes.scaling import Switched, in_words, switches, totals_of
-from fedblend.report.points import spread
+from fedblend.core.errors import Stopped
+from fedblend.methods.objectives.augmix import AugMix
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, only_run
 from fedblend.runs.files import write_atomically

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from fedblend.data.population import Population
+from fedblend.core.dataset import Population
 
 BLOCK = 1 << 16
 """Clients that are looked at in one go, so that a million take no more memory than these."""

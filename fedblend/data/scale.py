@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedblend.data.dataset import Dataset
-from fedblend.parts import part
+from fedblend.core.dataset import Dataset
+from fedblend.core.registry import part
 
 Invert = bool | Literal["auto"]
 """Whether to turn images over, so that ink is 1. "auto": those of one channel whose median is above 127."""

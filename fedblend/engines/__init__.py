@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from fedblend.engines.base import Collected, Engine, Scores, Trained, TrainTask
-from fedblend.engines.choosing import Choice, choose, inner_engine
-from fedblend.engines.distributed import DistributedEngine
+from fedblend.core.engine import Collected, Engine, Scores, Trained, TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.setup import World
+from fedblend.engines.autotune import Choice, choose, inner_engine
+from fedblend.engines.distributed.engine import DistributedEngine
+from fedblend.engines.distributed.processes import Others, free_address
+from fedblend.engines.distributed.ranks import Ranks, started_by_torchrun
 from fedblend.engines.loop import LoopEngine
-from fedblend.engines.others import Others, free_address
-from fedblend.engines.ranks import Ranks, started_by_torchrun
-from fedblend.engines.stacked import StackedEngine
-from fedblend.errors import FedblendError
-from fedblend.world import World
+from fedblend.engines.stacked.engine import StackedEngine
 
 __all__ = [
     "Choice",

@@ -11,16 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.engines.base import Collected, Scores, Tensors, Trained, TrainTask
-from fedblend.engines.collecting import collect
-from fedblend.engines.precision import computing_in, no_tf32
-from fedblend.engines.sgd import SGD, Pull, without_pull
-from fedblend.errors import FedblendError
-from fedblend.objectives import Batch, Context, Objective, Plan
-from fedblend.objectives.watching import Means, Watching
-from fedblend.random import lent_generator, stream
-from fedblend.sharing.base import Local, Payload, Pool, Request
-from fedblend.world import World, known_of
+from fedblend.core.engine import Collected, Scores, Tensors, Trained, TrainTask, collect
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Batch, Context, Objective, Plan
+from fedblend.core.random import lent_generator, stream
+from fedblend.core.setup import World, known_of
+from fedblend.core.sharing import Local, Payload, Pool, Request
+from fedblend.engines.sgd import SGD, Pull, computing_in, no_tf32, without_pull
+from fedblend.methods.objectives.output_cache import Means, Watching
 
 SCORE_BATCH = 500
 """Test samples in one forward pass: their activations stay within a processor's cache for small models."""

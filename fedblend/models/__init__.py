@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import Field
 from torch import nn
 
-from fedblend import parts
-from fedblend.errors import FedblendError
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import part
 from fedblend.models.blocks import CNN, CNN1d
 from fedblend.models.digits import Mix2FLDCNN, XorMixFLCNN
 from fedblend.models.images import MLP, FedMixVGG, LeNet5
@@ -17,7 +18,6 @@ from fedblend.models.residual import ResNet18, ResNet50
 from fedblend.models.staged import Staged
 from fedblend.models.text import LSTM
 from fedblend.models.vgg import VGG16, ConvNet
-from fedblend.parts import part
 
 __all__ = [
     "CNN",
@@ -51,7 +51,7 @@ class UserModule:
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Import the class and call it with the arguments."""
-        cls = parts.import_path(self.path, "model.path")
+        cls = registry.import_path(self.path, "model.path")
         try:
             made = cls(**self.arguments)
         except TypeError as error:

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count, part
 from fedblend.models.images import image_shape
 from fedblend.models.norms import Norm, Normed
 from fedblend.models.staged import Staged
-from fedblend.parts import Count, part
 
 Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
 """Channels of each block, of which there is at least one."""

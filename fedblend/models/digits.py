@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import nn
 
+from fedblend.core.registry import Count, part
 from fedblend.models.blocks import head
 from fedblend.models.images import image_shape
 from fedblend.models.staged import Staged
-from fedblend.parts import Count, part
 
 
 @part("model", "mix2fld-cnn")

@@ -10,9 +10,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count, Float, Fraction, part
 from fedblend.models.staged import Staged
-from fedblend.parts import Count, Float, Fraction, part
 
 
 def image_shape(shape: Sequence[int], model: str, least: int) -> tuple[int, int, int]:

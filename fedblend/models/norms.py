@@ -8,8 +8,8 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from fedblend.errors import FedblendError
-from fedblend.parts import Count
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count
 
 Norm = Literal["group", "batch", "none"]
 

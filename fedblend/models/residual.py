@@ -10,10 +10,10 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import nn
 
+from fedblend.core.registry import Count, part
 from fedblend.models.images import image_shape
 from fedblend.models.norms import Normed
 from fedblend.models.staged import Staged
-from fedblend.parts import Count, part
 
 
 class Residual(nn.Module):

@@ -8,9 +8,9 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count, part
 from fedblend.models.staged import Staged
-from fedblend.parts import Count, part
 
 
 class OneHotEmbedding(nn.Module):

@@ -1,1 +1,1 @@
-"""Every table and figure of the five papers as data: a TOML file a paper, read by :mod:`fedblend.reproduce`."""
+"""Reproducing papers' tables and figures: items as data (`fedblend/papers/*.toml`), run at a scale, judged by claim."""

@@ -20,7 +20,7 @@ __all__ = ["compare", "write"]
 def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> None:
     """Write one page that compares runs and works offline, and a still picture beside it.
 
-    Folders on the way are made. Raises :class:`~fedblend.errors.FedblendError` if there is no run, a
+    Folders on the way are made. Raises :class:`~fedblend.core.errors.FedblendError` if there is no run, a
     run is damaged, or a file cannot be written.
     """
     from fedblend.report.page import write as write_page

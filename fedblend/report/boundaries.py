@@ -6,13 +6,12 @@ import io
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedblend.report.still import DPI, dress
-from fedblend.report.style import INK, MUTED, PHASES, looks
+from fedblend.analysis.plotting import DPI, INK, MUTED, PHASES, dress, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fedblend.probes.boundaries import Boundary, Holding, Plane
+    from fedblend.analysis.points.boundaries import Boundary, Holding, Plane
 
 PANEL = (4.1, 3.5)
 """Inches of a panel."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedblend.analysis.plotting import Look, looks
 from fedblend.report.guarantees import Guarantee, guarantees
 from fedblend.report.privacy import gives_raw_away
 from fedblend.report.settings import Settings, settings
-from fedblend.report.style import Look, looks
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, by_data
 from fedblend.runs.summary import curves_of, table_of

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
+from fedblend.analysis.plotting import GRID, INK, Look, phase_colours
 from fedblend.report.lines import Line, lines
-from fedblend.report.style import GRID, INK, Look, phase_colours
 from fedblend.runs.groups import Group
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedblend.config import resolve
-from fedblend.errors import FedblendError
-from fedblend.privacy.statements import Statement, is_private, statements
+from fedblend.analysis.privacy.statements import Statement, is_private, statements
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.config import resolve
 from fedblend.runs.groups import Group, Outcome
 
 

@@ -8,11 +8,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedblend.report.still import DPI, dress
-from fedblend.report.style import INK, MUTED, looks
+from fedblend.analysis.plotting import DPI, INK, MUTED, dress, looks
 
 if TYPE_CHECKING:
-    from fedblend.privacy.leaks import Leak
+    from fedblend.analysis.privacy.leaks import Leak
 
 MARKERS = {"weights": "o", "means": "s", "seeds": "^"}
 OTHER = "D"

@@ -7,9 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedblend.errors import FedblendError
-from fedblend.privacy.statements import SCOPE
-from fedblend.report import figures, pictures, points, still
+from fedblend.analysis.points import sheets
+from fedblend.analysis.privacy.statements import SCOPE
+from fedblend.core.errors import FedblendError
+from fedblend.report import figures, pictures, still
 from fedblend.report.chapters import Chapter, chapters
 from fedblend.report.guarantees import drawable
 from fedblend.report.lines import BAND_TEXT
@@ -91,7 +92,7 @@ def _filled(chapter: Chapter, mark: str) -> dict[str, Any]:
         "guarantees": chapter.guarantees,
         "scope": SCOPE,
         "galleries": pictures.galleries(chapter.groups),
-        "sheets": points.sheets(chapter.groups),
+        "sheets": sheets.sheets(chapter.groups),
         "figures": {f"{name}{mark}": figure for name, figure in drawn.items()},
     }
 

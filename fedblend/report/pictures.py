@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fedblend import parts
+from fedblend.analysis.plotting import Picture, as_png, mixture
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError
 from fedblend.data.scale import Scaler
-from fedblend.errors import FedblendError
-from fedblend.report.images import Picture, as_png, mixture
 from fedblend.report.privacy import part_class
 from fedblend.report.seeds import STRIPS, covers_of, labels_of, strips_of
 from fedblend.runs import checkpoint
@@ -111,7 +111,7 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
 def _made(config: Mapping[str, Any]) -> object:
     """A run's sharing, or ``None`` where it cannot be made here."""
     try:
-        return parts.build("sharing", config["method"]["sharing"])
+        return registry.build("sharing", config["method"]["sharing"])
     except FedblendError:
         return None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedblend import parts
-from fedblend.errors import FedblendError
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError
 
 NOTE = "breaks privacy"
 
@@ -14,7 +14,7 @@ NOTE = "breaks privacy"
 def part_class(config: Mapping[str, Any], kind: str) -> type | None:
     """The class of a method's part, or ``None`` where it cannot be imported here."""
     try:
-        return parts.find(kind, config["method"][kind]["name"])
+        return registry.find(kind, config["method"][kind]["name"])
     except (FedblendError, KeyError, TypeError):
         return None
 

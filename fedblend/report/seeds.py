@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fedblend.errors import FedblendError
-from fedblend.privacy.seed_story import Story, stories
-from fedblend.report.images import Picture, as_png, mixture
+from fedblend.analysis.plotting import Picture, as_png, mixture
+from fedblend.analysis.privacy.seed_trace import Story, stories
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.setup import make_setup
+from fedblend.methods.sharing.seeds import MixedSeeds
+from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
-from fedblend.sharing.seeds import MixedSeeds
-from fedblend.sharing.targets import MixedTargetSeeds, XorSeeds
-from fedblend.world import World
 
 STRIPS = 6
 """Seeds of which it is shown what became of them."""
@@ -83,7 +83,7 @@ def strips_of(run: Path, sharing: object, rows: np.ndarray, classes: Sequence[st
         return []
     try:
         state = checkpoint.read(run)
-        told = stories(World.of(RunDirectory(run).experiment()), state, rows) if state is not None else []
+        told = stories(make_setup(RunDirectory(run).experiment()), state, rows) if state is not None else []
     except (FedblendError, OSError):
         return []
     return [Picture(as_png(_strip(one)), one.client, _words(one, classes)) for one in told]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedblend import methods
+from fedblend.experiment import presets as methods
 from fedblend.runs.directory import CONFIG
 from fedblend.runs.groups import NOT_COMPARED, Group, Outcome, differing, flatten
 from fedblend.runs.summary import NOTHING

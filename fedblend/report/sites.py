@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, by_data
 

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedblend.analysis.plotting import BAND, DPI, INK, MUTED, Look, dress
 from fedblend.report.chapters import Chapter
 from fedblend.report.lines import BAND_TEXT, Line, lines
 from fedblend.report.privacy import NOTE
-from fedblend.report.style import BAND, GRID, INK, MUTED, Look
 from fedblend.report.terminal import rows_of
 from fedblend.runs.summary import averaged, megabytes, score
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-DPI = 150
 WIDTH, HEIGHT, ROW = 11.0, 4.3, 0.25
 """Inches: of the picture, of a data set's panels, and of a row of its legend."""
 
@@ -86,21 +85,6 @@ def _draw(axes: Axes, line: Line, x: Sequence[float], look: Look, factor: float)
     stroke: Any = ":" if line.unfinished else look.stroke
     values = [factor * value for value in line.mean]
     axes.plot(x, values, color=look.colour, linestyle=stroke, linewidth=1.2 if line.unfinished else 1.8)
-
-
-def dress(axes: Axes, x: str, y: str) -> None:
-    """Label a still figure's axes, and give them the house's grid and colours."""
-    axes.set_xlabel(x, fontsize=9.5, color=INK)
-    axes.set_ylabel(y, fontsize=9.5, color=INK)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8.5, colors=INK, length=0)
-    axes.margins(x=0.01)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GRID)
 
 
 def _legend(figure: SubFigure, words: Sequence[str], looks: Sequence[Look]) -> None:

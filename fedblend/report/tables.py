@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedblend.report.terminal import Row, best_of, final_score, last_evaluations, measure_of, rows_of, times
 from fedblend.runs.groups import Group
-from fedblend.runs.summary import (
-    MEGABYTE,
-    NOTHING,
-    duration,
-    megabytes,
-    plus_minus,
-    rounds_to_target,
-    score,
-)
+from fedblend.runs.summary import MEGABYTE, NOTHING, duration, megabytes, plus_minus, rounds_to_target, score
 
 if TYPE_CHECKING:
     import pandas as pd

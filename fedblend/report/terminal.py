@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
 from fedblend.report.guarantees import Guarantee, guarantees
 from fedblend.report.privacy import NOTE, gives_raw_away
 from fedblend.runs.directory import RunDirectory

@@ -13,12 +13,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fedblend.errors import FedblendError, legible
-from fedblend.federation import State
-from fedblend.prefixes import by_client, for_clients, named, under
+from fedblend.core.errors import FedblendError, legible
+from fedblend.core.loop import State
+from fedblend.core.sharing import Pool
+from fedblend.core.trees import by_client, differing, for_clients, in_order, named, under
 from fedblend.runs.files import write_atomically
-from fedblend.sharing.base import Pool
-from fedblend.weights import differing, in_order
 
 NAME = "checkpoint.safetensors"
 

@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from fedblend.config import Experiment, as_table, resolve
-from fedblend.errors import FedblendError, listed
-from fedblend.paths import import_from
+from fedblend.core.errors import FedblendError, listed
+from fedblend.core.paths import import_from
+from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.tables import read_toml, write_toml
 from fedblend.runs.files import append_line, read_lines, write_atomically, write_json
-from fedblend.tables import read_toml, write_toml
 
 CONFIG = "config.toml"
 FACTS = "facts.json"

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
 
 BLOCK = 1 << 16
 """Bytes that are read at a time, backwards, to find the end of a file's last whole line."""

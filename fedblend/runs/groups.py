@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.tables import read_toml
 from fedblend.runs.directory import CONFIG, METRICS, RunDirectory
-from fedblend.tables import read_toml
 
 NOT_COMPARED = ("seed", "name", "checkpoint_every")
 """Fields in which two runs may differ and still be one experiment repeated."""
@@ -25,7 +25,7 @@ SHORT = 2
 class Outcome:
     """One run: its resolved configuration as plain data, its metrics, how it stands, and its facts.
 
-    The configuration is not built into an :class:`~fedblend.config.Experiment`, so that a run can be
+    The configuration is not built into an :class:`~fedblend.experiment.config.Experiment`, so that a run can be
     read where a part of the user's own cannot be imported, and without PyTorch.
     """
 

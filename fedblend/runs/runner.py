@@ -16,17 +16,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend import engines, parts
-from fedblend.config import Experiment, as_table
+from fedblend import engines
+from fedblend.core import registry
+from fedblend.core.engine import Engine
+from fedblend.core.errors import FedblendError, Stopped
+from fedblend.core.loop import Federation, Record, State
+from fedblend.core.setup import World
 from fedblend.data.measures import class_counts, noniid_measures
-from fedblend.engines import Choice, Engine
-from fedblend.errors import FedblendError, Stopped
-from fedblend.federation import Federation, Record, State
+from fedblend.engines.autotune import Choice
+from fedblend.experiment.config import Experiment, as_table
+from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
-from fedblend.runs.beginning import first_weights
 from fedblend.runs.directory import METRICS, RunDirectory
 from fedblend.runs.groups import flatten
-from fedblend.world import World
+from fedblend.runs.warm_start import first_weights
 
 Listener = Callable[[Record], None]
 Federate = Callable[[World], tuple[World, Engine, Choice]]
@@ -75,7 +78,7 @@ def execute(
     # Rounds that were made are not unmade.
     experiment = experiment.model_copy(update={"rounds": max(experiment.rounds, checkpoint.round_of(path) or 0)})
     # Made before the folder is touched, so that a mistake in the experiment leaves no empty run behind.
-    world = World.of(experiment)
+    world = make_setup(experiment)
     engines.require_device(experiment.device)
     with one_thread():
         if federate is not None:
@@ -254,7 +257,7 @@ def facts_of(world: World) -> dict[str, Any]:
             "largest": int(sizes.max()),
         },
         "partition": world.population.notes,
-        "import_from": sorted(parts.imported_from),
+        "import_from": sorted(registry.imported_from),
     }
 
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError, listed
 from fedblend.data.loaders.files import draw_test_half
-from fedblend.errors import FedblendError, listed
 
 
 def dataset_of(

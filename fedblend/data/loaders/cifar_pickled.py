@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fedblend.core.errors import FedblendError
 from fedblend.data.loaders.plain_pickle import read_plain
-from fedblend.errors import FedblendError
 
 SHAPE = (3, 32, 32)
 """Channels, height and width: a record holds 1,024 bytes of red, then of green, then of blue, row by row."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.registry import part
 from fedblend.data.loaders.files import sha256_array
-from fedblend.parts import part
 
 STEPS = 16
 """The package stores how many pixels of a 4 x 4 block carry ink: 0 to 16."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
 
 PATIENCE_S = 30
 """Seconds without an answer after which a download is given up."""

@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.idx import read_pair
 from fedblend.data.loaders.places import Home, fingerprints
-from fedblend.errors import FedblendError
-from fedblend.parts import FilePath, part
 
 SIDE = 28
 ALL = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.emnist import ALL
 from fedblend.data.loaders.files import data_folder, existing
 from fedblend.data.loaders.leaf import is_leaf, read_halves
 from fedblend.data.loaders.npz import Npz
 from fedblend.data.loaders.places import Home
-from fedblend.errors import FedblendError
-from fedblend.parts import FilePath, part
 
 SIDE = 28
 PIXELS = SIDE * SIDE

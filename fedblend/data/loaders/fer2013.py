@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.numbers import parse_numbers
 from fedblend.data.loaders.places import Home, fingerprints
-from fedblend.errors import FedblendError
-from fedblend.parts import FilePath, part
 
 SIDE = 48
 CLASSES = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")

@@ -10,9 +10,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedblend.errors import FedblendError
-from fedblend.parts import Float
-from fedblend.random import stream
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
+from fedblend.core.registry import Float
 
 TestShare = Annotated[Float, Field(gt=0, lt=1)]
 """Share of the samples that becomes the test half where the data comes without one."""

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count, FilePath, part
 from fedblend.data.loaders.files import TestShare, data_folder, draw_test_half, existing
 from fedblend.data.loaders.npz import read_arrays
 from fedblend.data.loaders.numbers import read_table
 from fedblend.data.loaders.places import Home, fingerprints
-from fedblend.errors import FedblendError
-from fedblend.parts import Count, FilePath, part
 
 SIGNALS = tuple(f"{signal}_{axis}" for signal in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 """The channels of a window, in order: acceleration without gravity in g, turning in rad/s, acceleration in g."""

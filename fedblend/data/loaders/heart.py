@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.files import TestShare, draw_test_half
 from fedblend.data.loaders.places import Home, fingerprints
-from fedblend.errors import FedblendError
-from fedblend.parts import FilePath, part
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 CLASSES = ("healthy", "disease")

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BeforeValidator
 
-from fedblend.data.dataset import Dataset
+from fedblend.core.dataset import Dataset
+from fedblend.core.errors import FedblendError, did_you_mean, listed
+from fedblend.core.paths import absolute_folder
+from fedblend.core.registry import part
 from fedblend.data.loaders.arrays import dataset_of
 from fedblend.data.loaders.files import TestShare, sha256_array
-from fedblend.errors import FedblendError, did_you_mean, listed
-from fedblend.parts import part
-from fedblend.paths import absolute_folder
 
 
 @part("dataset", "hub")

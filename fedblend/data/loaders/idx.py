@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
 
 UNSIGNED_BYTE = 0x08
 """Third byte of the magic number: elements are unsigned bytes, the only type these data sets use."""

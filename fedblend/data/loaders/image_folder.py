@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count, FilePath, part
 from fedblend.data.loaders.files import TestShare, draw_test_half, existing
 from fedblend.data.loaders.pictures import read_picture
-from fedblend.errors import FedblendError
-from fedblend.parts import Count, FilePath, part
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 

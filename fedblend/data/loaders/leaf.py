@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fedblend.core.errors import FedblendError
 from fedblend.data.loaders.places import fingerprints
-from fedblend.errors import FedblendError
 
 Reader = Callable[[list[Any], list[Any], str], tuple[np.ndarray, np.ndarray]]
 """What makes arrays of a user's lists x and y; its third argument says whose they are, for messages."""

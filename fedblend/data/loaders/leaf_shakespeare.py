@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.files import data_folder, existing
 from fedblend.data.loaders.leaf import is_leaf, read_halves
 from fedblend.data.loaders.places import Home
 from fedblend.data.loaders.shakespeare import CHARACTERS
-from fedblend.errors import FedblendError
-from fedblend.parts import FilePath, part
 
 CONTEXT = 80
 """Characters in a sample."""

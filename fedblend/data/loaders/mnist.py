@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.files import data_folder, existing, sha256_file
 from fedblend.data.loaders.idx import read_pair
-from fedblend.errors import FedblendError
-from fedblend.parts import FilePath, part
 
 SIDE = 28
 """Height and width of the images in pixels."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import part
 from fedblend.data.loaders.files import sha256_array
-from fedblend.errors import FedblendError
-from fedblend.parts import part
 
 PER_CLASS = 500
 TEST_PER_CLASS = 100

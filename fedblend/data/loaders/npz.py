@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.data.dataset import Dataset
+from fedblend.core.dataset import Dataset
+from fedblend.core.errors import FedblendError, did_you_mean, legible, listed
+from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.arrays import dataset_of
 from fedblend.data.loaders.files import TestShare, existing, sha256_file
-from fedblend.errors import FedblendError, did_you_mean, legible, listed
-from fedblend.parts import FilePath, part
 
 KNOWN = ("x", "y", "client", "split", "client_names", "classes")
 """The arrays that are read; others in the file are left alone, unless one seems meant."""

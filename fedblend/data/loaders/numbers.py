@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
 
 
 def parse_numbers(text: str) -> np.ndarray | None:

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedblend.errors import FedblendError, legible
+from fedblend.core.errors import FedblendError, legible
 
 if TYPE_CHECKING:
     from PIL.Image import Image

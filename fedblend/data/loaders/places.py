@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedblend.core.errors import FedblendError, listed
 from fedblend.data.loaders.files import data_folder, existing, sha256_file
-from fedblend.errors import FedblendError, listed
 
 
 @dataclass(frozen=True)

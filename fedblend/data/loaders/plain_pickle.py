@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.errors import FedblendError
+from fedblend.core.errors import FedblendError
 
 KINDS = {"u1": np.uint8, "i1": np.int8, "i4": np.int32, "i8": np.int64, "f4": np.float32, "f8": np.float64}
 """The types of an array's numbers that are read, little-endian."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count, part
 from fedblend.data.loaders.files import TestShare, sha256_file
-from fedblend.errors import FedblendError
-from fedblend.parts import Count, part
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters in LEAF's order: character i has code i."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.random import stream
+from fedblend.core.registry import part
 from fedblend.data.loaders.files import sha256_array
-from fedblend.parts import part
-from fedblend.random import stream
 
 TRAIN, TEST = 400, 2000
 """Samples a class."""

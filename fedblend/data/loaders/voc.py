@@ -12,12 +12,12 @@ from xml.parsers.expat import ExpatError, ParserCreate
 import numpy as np
 import torch
 
-from fedblend.data.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.errors import FedblendError, legible
+from fedblend.core.registry import Count, FilePath, part
 from fedblend.data.loaders.files import TestShare, draw_test_half
 from fedblend.data.loaders.pictures import read_picture
 from fedblend.data.loaders.places import Home
-from fedblend.errors import FedblendError, legible
-from fedblend.parts import Count, FilePath, part
 
 CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",

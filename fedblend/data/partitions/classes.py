@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedblend.core.dataset import Population
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
+from fedblend.core.registry import Count, part
 from fedblend.data.partitions.deal import deal, even, require_classes, stable_order
-from fedblend.data.population import Population
-from fedblend.errors import FedblendError
-from fedblend.parts import Count, part
-from fedblend.random import stream
 
 
 @part("partition", "classes")

@@ -6,11 +6,11 @@ from typing import Literal
 
 import numpy as np
 
+from fedblend.core.dataset import Population
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
+from fedblend.core.registry import Count, part
 from fedblend.data.partitions.deal import deal_counts, require_classes, require_supply
-from fedblend.data.population import Population
-from fedblend.errors import FedblendError
-from fedblend.parts import Count, part
-from fedblend.random import stream
 
 
 @part("partition", "counts")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedblend.data.population import Population
-from fedblend.errors import FedblendError
+from fedblend.core.dataset import Population
+from fedblend.core.errors import FedblendError
 
 
 def require_classes(classes: int, name: str) -> None:

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedblend.core.dataset import Population
+from fedblend.core.random import stream
+from fedblend.core.registry import Count, Float, Positive, part
 from fedblend.data.partitions.deal import cut, deal_counts, require_classes
 from fedblend.data.partitions.dirichlet import fitted, proportions
 from fedblend.data.partitions.sizes import BIAS, MU, SIGMA, lognormal_sizes, require_clients
-from fedblend.data.population import Population
-from fedblend.parts import Count, Float, Positive, part
-from fedblend.random import stream
 
 
 @part("partition", "lognormal")

@@ -6,10 +6,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedblend.data.population import Population
-from fedblend.errors import FedblendError
-from fedblend.parts import Count, part
-from fedblend.random import stream
+from fedblend.core.dataset import Population
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
+from fedblend.core.registry import Count, part
 
 
 @part("partition", "natural")

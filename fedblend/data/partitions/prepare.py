@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.data.dataset import Dataset
-from fedblend.data.population import Population
-from fedblend.errors import FedblendError
-from fedblend.random import stream
+from fedblend.core.dataset import Dataset, Population
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
 
 LISTED = 100
 """How many empty clients are named in the notes; more are only counted."""

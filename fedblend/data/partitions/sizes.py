@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedblend.core.errors import FedblendError
 from fedblend.data.partitions.deal import even
-from fedblend.errors import FedblendError
 
 MU, SIGMA, BIAS = 1.0, 2.0, 10.0
 """AggEnhance's parameters of equation 16 (section 4.1)."""

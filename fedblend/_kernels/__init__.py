@@ -1,0 +1,23 @@
+"""Layers of many clients at once on CPUs, as operators that PyTorch can differentiate and stack."""
+
+from fedblend._kernels.dense import add_product, use_dense
+from fedblend._kernels.lowrank import LowRank, Rows, Weights, draw_near, is_worth_it, use_low_rank
+from fedblend._kernels.operators import RAW, Convolution, MaxPool, conv, join_pools, makes, max_pool
+
+__all__ = [
+    "RAW",
+    "Convolution",
+    "LowRank",
+    "MaxPool",
+    "Rows",
+    "Weights",
+    "add_product",
+    "conv",
+    "draw_near",
+    "is_worth_it",
+    "join_pools",
+    "makes",
+    "max_pool",
+    "use_dense",
+    "use_low_rank",
+]

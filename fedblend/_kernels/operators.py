@@ -1,0 +1,349 @@
+"""The kernels as differentiable operators on stacked tensors: K clients, each with weights of its own.
+
+A convolution is bilinear in image and weights, so its two derivatives are bilinear forms of the same kind, and the
+three of them are closed under differentiation: second derivatives (FedMix's Taylor term) cost no further kernel.
+The derivative of a max pool picks the places of the maxima, and the adjoint of that spreads to them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+from fedblend._kernels import tiles
+from fedblend._kernels.build import library
+from fedblend._kernels.tracing import opaque
+
+
+def _call(name: str, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> None:
+    getattr(library(), name)(*numbers, *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
+
+
+def _call_conv(name: str, x_shape: Any, w_shape: Any, padding: int, *tensors: torch.Tensor | None) -> None:
+    """Run a form of a convolution in the kernels that are fastest for its channels."""
+    _, outputs, channels, *kernel = w_shape
+    on_tiles = tiles.take(channels, outputs, kernel, padding)
+    made, name = (tiles.library(), f"tiles_{name}") if on_tiles else (library(), name)
+    places = (ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors)
+    getattr(made, name)(*x_shape, outputs, *kernel, padding, *places)
+
+
+def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
+    """x [K, B, C, H, W] and w [K, O, C, kh, kw] to y [K, B, O, h, w]."""
+    x, w = x.contiguous(), w.contiguous()
+    y = x.new_empty(*x.shape[:2], w.shape[1], *_size_after(x, w, padding))
+    _call_conv("conv", x.shape, w.shape, padding, x, w, y, None)
+    return y
+
+
+def run_conv_pool(x: torch.Tensor, w: torch.Tensor, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`run_pool` of :func:`run_conv`, sample by sample, so that what is pooled never leaves the cache."""
+    x, w = x.contiguous(), w.contiguous()
+    y = x.new_empty(*x.shape[:2], w.shape[1], *(side // 2 for side in _size_after(x, w, padding)))
+    which = torch.empty_like(y, dtype=torch.uint8)
+    if y.numel():
+        _call_conv("conv", x.shape, w.shape, padding, x, w, y, which)
+    return y, which
+
+
+def _size_after(x: torch.Tensor, w: torch.Tensor, padding: int) -> tuple[int, int]:
+    return x.shape[3] + 2 * padding - w.shape[3] + 1, x.shape[4] + 2 * padding - w.shape[4] + 1
+
+
+def run_conv_input(
+    g: torch.Tensor, w: torch.Tensor, padding: int, height: int, width: int, which: torch.Tensor | None = None
+) -> torch.Tensor:
+    """d <g, conv(x, w)> / d x for x of ``height`` x ``width``; with ``which`` g are gradients of its max pool."""
+    g, w = g.contiguous(), w.contiguous()
+    x = g.new_empty(g.shape[0], g.shape[1], w.shape[2], height, width)
+    if not g.numel():
+        return x.zero_()
+    _call_conv("conv_input", x.shape, w.shape, padding, g, w, x, which)
+    return x
+
+
+def run_conv_weight(
+    x: torch.Tensor, g: torch.Tensor, padding: int, height: int, width: int, which: torch.Tensor | None = None
+) -> torch.Tensor:
+    """d <g, conv(x, w)> / d w for w of ``height`` x ``width``; with ``which`` g are gradients of its max pool."""
+    x, g = x.contiguous(), g.contiguous()
+    w = x.new_empty(x.shape[0], g.shape[2], x.shape[2], height, width)
+    if not g.numel():
+        return w.zero_()
+    _call_conv("conv_weight", x.shape, w.shape, padding, x, g, w, which)
+    return w
+
+
+def _pool_numbers(height: int, width: int, outputs: torch.Tensor) -> tuple[Any, ...]:
+    return (ctypes.c_int64(math.prod(outputs.shape[:-2])), height, width)
+
+
+def run_pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """2x2 max pool: values, and which of the four was the first largest (uint8)."""
+    x = x.contiguous()
+    y = x.new_empty(*x.shape[:-2], x.shape[-2] // 2, x.shape[-1] // 2)
+    which = torch.empty_like(y, dtype=torch.uint8)
+    _call("pool", _pool_numbers(x.shape[-2], x.shape[-1], y), x, y, which)
+    return y, which
+
+
+def run_pick(x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """The values of x that ``which`` points at."""
+    x, which = x.contiguous(), which.contiguous()
+    y = torch.empty_like(which, dtype=x.dtype)
+    _call("pool_pick", _pool_numbers(x.shape[-2], x.shape[-1], which), x, which, y)
+    return y
+
+
+def run_spread(g: torch.Tensor, which: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Each gradient at the place it came from, zeros elsewhere."""
+    g, which = g.contiguous(), which.contiguous()
+    x = g.new_empty(*g.shape[:-2], height, width)
+    _call("pool_spread", _pool_numbers(height, width, which), g, which, x)
+    return x
+
+
+_conv = opaque("conv", run_conv)
+_conv_input = opaque("conv_input", run_conv_input)
+_conv_weight = opaque("conv_weight", run_conv_weight)
+_pool = opaque("pool", run_pool)
+_pick = opaque("pool_pick", run_pick)
+_spread = opaque("pool_spread", run_spread)
+
+RAW: dict[Any, Any] = {
+    _conv: run_conv,
+    _conv_input: run_conv_input,
+    _conv_weight: run_conv_weight,
+    _pool: run_pool,
+    _pick: run_pick,
+    _spread: run_spread,
+}
+"""Operator -> the function behind it, which a traced step calls without the dispatcher's detour."""
+
+
+def join_pools(graph: Graph, node: Node) -> None:
+    """In a traced step, make one call of a convolution and the max pool that alone reads it, and of each derivative of
+    a convolution and the spreading of gradients that it reads."""
+    first = node.args[0] if node.args else None
+    if node.target is _pool and isinstance(first, Node) and _is_read_by(first, _conv, {_pool}):
+        node.target, node.args = run_conv_pool, first.args
+    elif node.target is _spread and all(_reads_as_gradient(user, node) for user in node.users):
+        g, which, *_ = node.args
+        for reader in list(node.users):
+            reader.args = (*(g if argument is node else argument for argument in reader.args), which)
+
+
+GRADIENTS = {_conv_input: 0, _conv_weight: 1}
+"""Which argument of a convolution's derivatives is the gradient of its outputs."""
+
+
+def _reads_as_gradient(reader: Node, node: Node) -> bool:
+    """Whether a derivative of a convolution reads a node as its outputs' gradient, and as nothing else."""
+    return [GRADIENTS.get(reader.target)] == [i for i, argument in enumerate(reader.args) if argument is node]
+
+
+def makes(node: Node) -> bool:
+    """Whether a node of a traced step is a tensor that one of the operators made."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], Node) and node.args[0].target in (_pool, run_conv_pool)
+    return node.target in RAW
+
+
+def _is_read_by(node: Node, target: Any, readers: Collection[Any]) -> bool:
+    """Whether a node calls ``target``, and only ``readers`` read what it gives."""
+    return node.target is target and all(user.target in readers for user in node.users)
+
+
+def _stack(tensor: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    """A stacked argument of a nested vmap as a longer stack: [size, K, ...] to [size * K, ...]."""
+    whole = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return whole.flatten(0, 1)
+
+
+class _Bilinear(torch.autograd.Function):
+    """What the three forms have in common: no state but their two arguments, and stacking by a longer stack."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        first, second, *sizes = inputs
+        ctx.save_for_backward(first, second)
+        ctx.sizes = sizes
+
+
+def _vmap_of(function: Any, tensors: int) -> Any:
+    def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        given, sizes = arguments[:tensors], arguments[tensors:]
+        stacked = [_stack(t, d, info.batch_size) for t, d in zip(given, in_dims[:tensors], strict=True)]
+        made = function().apply(*stacked, *sizes)
+        if isinstance(made, tuple):
+            return tuple(t.unflatten(0, (info.batch_size, -1)) for t in made), (0,) * len(made)
+        return made.unflatten(0, (info.batch_size, -1)), 0
+
+    return staticmethod(rule)
+
+
+class _Conv(_Bilinear):
+    @staticmethod
+    def forward(x: Any, w: Any, padding: int) -> Any:
+        return _conv(x, w, padding)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        x, w = ctx.saved_tensors
+        (padding,) = ctx.sizes
+        need_x, need_w = ctx.needs_input_grad[:2]
+        return (
+            _ConvInput.apply(g, w, padding, *x.shape[-2:]) if need_x else None,
+            _ConvWeight.apply(x, g, padding, *w.shape[-2:]) if need_w else None,
+            None,
+        )
+
+    vmap = _vmap_of(lambda: _Conv, 2)
+
+
+class _ConvInput(_Bilinear):
+    @staticmethod
+    def forward(g: Any, w: Any, padding: int, height: int, width: int) -> Any:
+        return _conv_input(g, w, padding, height, width)
+
+    @staticmethod
+    def backward(ctx: Any, v: Any) -> Any:
+        g, w = ctx.saved_tensors
+        padding = ctx.sizes[0]
+        need_g, need_w = ctx.needs_input_grad[:2]
+        return (
+            _Conv.apply(v, w, padding) if need_g else None,
+            _ConvWeight.apply(v, g, padding, *w.shape[-2:]) if need_w else None,
+            None,
+            None,
+            None,
+        )
+
+    vmap = _vmap_of(lambda: _ConvInput, 2)
+
+
+class _ConvWeight(_Bilinear):
+    @staticmethod
+    def forward(x: Any, g: Any, padding: int, height: int, width: int) -> Any:
+        return _conv_weight(x, g, padding, height, width)
+
+    @staticmethod
+    def backward(ctx: Any, v: Any) -> Any:
+        x, g = ctx.saved_tensors
+        padding = ctx.sizes[0]
+        need_x, need_g = ctx.needs_input_grad[:2]
+        return (
+            _ConvInput.apply(g, v, padding, *x.shape[-2:]) if need_x else None,
+            _Conv.apply(x, v, padding) if need_g else None,
+            None,
+            None,
+            None,
+        )
+
+    vmap = _vmap_of(lambda: _ConvWeight, 2)
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return _pool(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, which = output
+        ctx.mark_non_differentiable(which)
+        ctx.save_for_backward(which)
+        ctx.size = inputs[0].shape[-2:]
+
+    @staticmethod
+    def backward(ctx: Any, g: Any, _: Any) -> Any:
+        (which,) = ctx.saved_tensors
+        return _Spread.apply(g, which, *ctx.size)
+
+    vmap = _vmap_of(lambda: _Pool, 1)
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(g: Any, which: Any, height: int, width: int) -> Any:
+        return _spread(g, which, height, width)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.size = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, v: Any) -> Any:
+        (which,) = ctx.saved_tensors
+        return _Pick.apply(v, which), None, None, None
+
+    vmap = _vmap_of(lambda: _Spread, 2)
+
+
+class _Pick(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Any, which: Any) -> Any:
+        return _pick(x, which)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.size = inputs[0].shape[-2:]
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        (which,) = ctx.saved_tensors
+        return _Spread.apply(g, which, *ctx.size), None
+
+    vmap = _vmap_of(lambda: _Pick, 2)
+
+
+def conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
+    """Convolution with stride 1 of x [B, C, H, W] with w [O, C, kh, kw]; stacks under ``torch.vmap``."""
+    # squeeze, since the derivative of an index would fill a tensor with zeros first.
+    # In float32 whatever the precision of the layers around: there are no other kernels.
+    return _Conv.apply(x.float().unsqueeze(0), w.float().unsqueeze(0), padding).squeeze(0)
+
+
+def max_pool(x: torch.Tensor) -> torch.Tensor:
+    """2x2 max pool with stride 2 of x [B, C, H, W]; stacks under ``torch.vmap``."""
+    return _Pool.apply(x.float().unsqueeze(0))[0].squeeze(0)
+
+
+class Convolution(nn.Module):
+    """A :class:`torch.nn.Conv2d` with stride 1 and zero padding, computed by the kernels.
+
+    Called with ``pooled``, a ReLU and a 2x2 max pool follow it, in either order, and are part of it: adding the bias
+    and the ReLU keep the order of numbers, so the maxima may be taken first, which leaves a quarter of the work.
+    """
+
+    def __init__(self, like: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = like.weight, like.bias
+        assert isinstance(like.padding[0], int)
+        self.padding = like.padding[0]
+
+    def forward(self, x: torch.Tensor, pooled: bool = False) -> torch.Tensor:
+        """[B, C, H, W] to [B, O, h, w], or to [B, O, h // 2, w // 2]."""
+        y = conv(x, self.weight, self.padding)
+        y = max_pool(y) if pooled else y
+        y = y if self.bias is None else y + self.bias[:, None, None]
+        return y.relu() if pooled else y
+
+
+class MaxPool(nn.Module):
+    """A :class:`torch.nn.MaxPool2d` of 2x2 with stride 2, computed by the kernels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] to [B, C, H // 2, W // 2]."""
+        return max_pool(x)

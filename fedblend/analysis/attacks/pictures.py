@@ -1,0 +1,67 @@
+"""The picture of an attack: originals, and beside each what was rebuilt of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedblend.analysis.attacks.inversion import Rebuilt
+from fedblend.analysis.attacks.metrics import Likeness
+from fedblend.analysis.attacks.setup import Scene
+from fedblend.analysis.plotting import DPI, INK, MUTED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PAIRS = 4
+"""Pairs of images in a row."""
+
+SHOWN = 32
+"""Images that are shown, at most; the table has the numbers of all."""
+
+SIDE = 1.25
+"""Inches of an image's side."""
+
+
+def draw(scene: Scene, rebuilt: Rebuilt, likeness: Likeness, classes: Sequence[str], title: str) -> bytes:
+    """A PNG of pairs: an original with its class, and what was rebuilt of it with its PSNR (dB) and SSIM."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    scale = scene.moment.world.scale
+    originals = scale.to_unit(scene.x.detach().cpu())[:SHOWN]
+    made = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(likeness.rebuilt)][:SHOWN]
+    columns, rows = 2 * min(PAIRS, len(originals)), -(-len(originals) // PAIRS)
+    size = (max(5.4, SIDE * columns + 0.3), (SIDE + 0.3) * rows + 0.5)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9, fontweight="bold", color=INK, parse_math=False)
+    for k in range(len(originals)):
+        label, guess = int(scene.y[k]), int(rebuilt.y[likeness.rebuilt[k]])
+        told = f"{likeness.psnr[k]:.1f} dB, SSIM {likeness.ssim[k]:.2f}"
+        told = told if guess == label else f"{told}\nas {classes[guess]}"
+        place = 2 * k + 1
+        _show(figure.add_subplot(rows, columns, place), originals[k], f"original: {classes[label]}")
+        _show(figure.add_subplot(rows, columns, place + 1), made[k], told)
+    cut = f"the first {SHOWN} of {len(scene.y)} images; " if len(scene.y) > SHOWN else ""
+    note = f"{cut}left the original, right what was rebuilt; cost {rebuilt.cost:.3g}"
+    figure.supxlabel(note, fontsize=8, color=MUTED, x=0.01, ha="left")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _show(axes: Axes, image: torch.Tensor, text: str) -> None:
+    """One picture [C, H, W] in [0, 1]; one of two channels, or of more than three, as the mean of them."""
+    pixels = image.numpy() if len(image) in (1, 3) else image.mean(0, keepdim=True).numpy()
+    shown = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1)
+    axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_xlabel(text, fontsize=7, color=INK, parse_math=False)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)

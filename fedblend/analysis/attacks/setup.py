@@ -1,0 +1,170 @@
+"""A client of a run under attack: what it really sent in one round, and what an attacker knows of how it was made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedblend import engines
+from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.analysis.attacks.victim import Steps, Victim
+from fedblend.core.engine import TrainTask, leaving
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Context, Plain
+from fedblend.core.random import stream
+from fedblend.core.setup import World
+from fedblend.engines.loop import Assignment, LoopEngine
+from fedblend.runs.runner import one_thread
+
+Attacker = Literal["guesses", "plain", "knows"]
+"""What an attacker supposes of the random half of a client's objective.
+
+"guesses": it knows the objective and draws numbers of its own; "plain": it takes the loss for the task's alone
+(cross-entropy); "knows": the client's own numbers were told to it, a control.
+"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a client sent in one round, and all that an attack on it needs.
+
+    ``observed`` is the update that reached the server, by name; ``x`` [B, C, H, W] on the model's scale and ``y`` int64
+    [B] are the images that it was made of.
+    """
+
+    moment: Moment
+    client: int
+    attacker: Attacker
+    victim: Victim
+    observed: Mapping[str, torch.Tensor]
+    x: torch.Tensor
+    y: torch.Tensor
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the run drew the client for this round; else it is what the client would have sent."""
+        return self.client in self.moment.cohort
+
+    @property
+    def steps(self) -> int:
+        """Local steps that the client made."""
+        return self.victim.steps.count if self.victim.steps else 1
+
+
+def stage(
+    moment: Moment,
+    client: int,
+    *,
+    images: int | None = None,
+    steps: int | None = None,
+    attacker: Attacker = "guesses",
+    device: str | None = None,
+) -> Scene:
+    """Make what a client sends in a round of a run: by the run's objective, terms, training and protection.
+
+    With ``images`` the client trains on that many of its samples only, all in each step, and with ``steps`` so many
+    times (one batch of 4, and 5 steps, in the Fed-AugMix paper); else as in the run. Which samples are in which batch
+    counts as known to the attacker.
+
+    Raises :class:`FedblendError` for unknown clients, clients without samples, and numbers that do not fit them.
+    """
+    if attacker not in get_args(Attacker):
+        raise FedblendError(f"attacker: {attacker!r} is not valid; valid: {', '.join(get_args(Attacker))}")
+    if not 0 <= client < len(moment.world.population):
+        last = len(moment.world.population) - 1
+        raise FedblendError(f"client: {client} is not valid: the run has clients 0 to {last}")
+    world, task = _with_less_work(moment.world, moment.task, client, images, steps)
+    where = device or world.experiment.device
+    engines.require_device(where)
+    with one_thread():
+        engine = LoopEngine(world, where)
+        one = engine.assign(task, client)
+        (trained,) = engine.train(task, [client])
+        victim = _victim(engine, task, one, attacker)
+        observed = victim.update_of(leaving(world, task, trained))
+    if world.experiment.protection.name != "none":
+        victim = replace(victim, protect=_seen_only(observed))
+    x, y = (half.to(engine.device) for half in world.samples(client, one.samples))
+    return Scene(moment, client, attacker, victim, observed, engine.scale(x), y)
+
+
+def _with_less_work(
+    world: World, task: TrainTask, client: int, images: int | None, steps: int | None
+) -> tuple[World, TrainTask]:
+    """The client's work made smaller: some of its samples, all of them in each of some steps."""
+    held = int(task.sizes[client])
+    if not held:
+        raise FedblendError(f"client: {client} holds no samples in this round; valid: a client that holds some")
+    if images is None:
+        if steps is not None:
+            raise FedblendError(f"steps: {steps} steps need a number of images that each of them takes; give images")
+        return world, task
+    if not 1 <= images <= held:
+        raise FedblendError(f"images: {images} is not valid: client {client} holds {held}; valid: 1 to {held}")
+    if steps is not None and steps < 1:
+        raise FedblendError(f"steps: {steps} is not valid; valid: 1 and more")
+    settings = world.experiment.train
+    passes = steps or settings.steps or settings.epochs
+    train = settings.model_copy(update={"batch_size": images, "epochs": passes, "steps": None})
+    sizes = task.sizes.copy()
+    sizes[client] = images
+    return replace(world, experiment=world.experiment.model_copy(update={"train": train})), replace(task, sizes=sizes)
+
+
+def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Attacker) -> Victim:
+    """The client as the attacker supposes it to be."""
+    world, device, settings = engine.world, engine.device, engine.world.experiment.train
+    method = world.experiment.method
+    rows = [one.order[a:b].tolist() for a, b in pairwise(one.bounds.tolist())]
+    steps = Steps(settings.lr_in(task.round), rows, settings.momentum, settings.weight_decay, settings.clip_norm)
+    begun = {name: t.to(device) for name, t in task.start_of(one.client).items()}
+    context = Context(
+        world.task,
+        engine.scale,
+        {name: t.to(device) for name, t in one.pool.tensors.items()},
+        begun if method.terms else {},
+        {name: t.to(device) for name, t in task.said_to(one.client).items()},
+    )
+    objective = method.objective.alone() if one.plain else method.objective
+    drawn = {} if attacker == "plain" else _numbers(world, task, one, attacker)
+    return Victim(
+        _as_attacked(engine.model),
+        context,
+        Plain() if attacker == "plain" else objective,
+        method.terms,
+        {name: torch.from_numpy(array).to(device) for name, array in drawn.items()},
+        steps,
+        begun,
+    )
+
+
+def _numbers(world: World, task: TrainTask, one: Assignment, attacker: Attacker) -> dict[str, np.ndarray]:
+    """The random half of the objective: the client's, or one that the attacker draws by the same rules."""
+    if attacker == "knows":
+        return one.drawn
+    experiment = world.experiment
+    other = int(stream(experiment.seed, "attacker", task.round, one.client).integers(1 << 31))
+    supposed = replace(world, experiment=experiment.model_copy(update={"seed": other}))
+    return LoopEngine(supposed).assign(task, one.client).drawn
+
+
+def _as_attacked(model: nn.Module) -> nn.Module:
+    """The model in training mode, but for dropout: which units a client dropped, nobody knows."""
+    made = copy.deepcopy(model).train()
+    for layer in made.modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd):
+            layer.eval()
+    return made
+
+
+def _seen_only(observed: Mapping[str, torch.Tensor]) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Entries that a protection left out (they arrive as 0) count in nothing that the attacker compares."""
+    kept = {name: seen != 0 for name, seen in observed.items()}
+    return lambda made: {name: torch.where(kept[name], t, torch.zeros_like(t)) for name, t in made.items()}

@@ -1,0 +1,143 @@
+"""A round of a run as it begins: what its clients are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedblend import engines
+from fedblend.analysis.attacks.metrics import WINDOW
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import Federation, State
+from fedblend.core.setup import World
+from fedblend.engines.autotune import Choice
+from fedblend.experiment.setup import make_setup
+from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory, only_run
+from fedblend.runs.runner import one_thread
+from fedblend.runs.warm_start import first_weights
+
+Watch = Callable[[int, int], None]
+"""Called with how many rounds are made again, and of how many."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The round that follows ``round`` rounds of a run: what clients are told in it (``task``), and its ``cohort``."""
+
+    run: RunDirectory
+    world: World
+    round: int
+    task: TrainTask
+    cohort: tuple[int, ...]
+
+    @staticmethod
+    def of(run: Path | str | RunDirectory, round: int, watch: Watch | None = None) -> Moment:
+        """The moment at which a run has made ``round`` rounds (0: the model is untrained).
+
+        The checkpoint holds the last round's model; for an earlier one the run's rounds are made again from the start,
+        in this process and with the engine that it had (``watch`` follows). What is shared in the round is shared.
+
+        Raises :class:`FedblendError` for rounds that were not made, runs whose clients send no model, and data that
+        are no labelled images.
+        """
+        directory = run if isinstance(run, RunDirectory) else only_run(Path(run))
+        experiment = directory.experiment()
+        reached = checkpoint.round_of(directory.path)
+        if reached is None:
+            raise FedblendError(f"{directory.path}: has no checkpoint (or a damaged one), so no model to attack")
+        if not 0 <= round <= reached:
+            raise FedblendError(
+                f"round: {round} is not valid: this run is kept up to round {reached}; valid: 0 to {reached}"
+            )
+        _require_models(experiment)
+        world = make_setup(experiment)
+        _require_images(world)
+        with one_thread():
+            task, cohort = _task_of(directory, world, round, reached, watch)
+        return Moment(directory, world, round, task, cohort)
+
+
+class _Heard(Exception):
+    """A round has come to its clients' training, of which only the task was wanted."""
+
+
+class _Listening:
+    """An engine that ends a round where its clients would train, and keeps what they were told."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.task: TrainTask | None = None
+        self.cohort: tuple[int, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Any:
+        """Keep the task, and go no further."""
+        self.task, self.cohort = task, tuple(clients)
+        raise _Heard
+
+
+def _require_models(experiment: Any) -> None:
+    upload = experiment.method.upload
+    if not (upload.is_model and upload.trains):
+        raise FedblendError(
+            f"method.upload: clients of this run send '{upload.name}', no model that an update could be told from; "
+            "valid: runs whose clients send models"
+        )
+
+
+def _require_images(world: World) -> None:
+    shape = list(world.data.train.x.shape[1:])
+    if world.data.kind != "image" or world.task.kind != "classification":
+        raise FedblendError(
+            f"data: '{world.data.name}' holds {world.data.kind} for {world.task.kind}; attacks rebuild images that "
+            "have labels"
+        )
+    if min(shape[-2:]) < WINDOW:
+        raise FedblendError(
+            f"data: images of '{world.data.name}' are of shape {shape}, but the measures of an attack (SSIM) need at "
+            f"least {WINDOW} x {WINDOW} pixels"
+        )
+
+
+def _task_of(
+    directory: RunDirectory, world: World, round: int, reached: int, watch: Watch | None
+) -> tuple[TrainTask, tuple[int, ...]]:
+    """What the clients of a round were told when they began, and which they were."""
+    told = directory.facts().get("engine")
+    engines.require_device(world.experiment.device)
+    engine = engines.make(world, Choice(**{**told, "ranks": 1}) if told else engines.choose(world, 1, 1))
+    try:
+        federation = Federation(world, engine)
+        state = _state_at(directory, federation, round, reached, watch)
+        listening = _Listening(engine)
+        federation.engine = listening
+        try:
+            federation.round(state)
+        except _Heard:
+            assert listening.task is not None
+            return listening.task, listening.cohort
+        raise AssertionError("a round made no client train")
+    finally:
+        engine.close()
+
+
+def _state_at(directory: RunDirectory, federation: Federation, round: int, reached: int, watch: Watch | None) -> State:
+    """The state after a round: the checkpoint's, or of rounds that are made again."""
+    if round == reached:
+        state = checkpoint.read(directory.path)
+        assert state is not None
+        return checkpoint.fitted(state, federation.world.weights(), len(federation.world.population), directory.path)
+    state, _ = federation.start(first_weights(federation.world, directory.path))
+    for made in range(round):
+        if watch:
+            watch(made, round)
+        state, _ = federation.round(state)
+    if watch and round:
+        watch(round, round)
+    return state

@@ -1,0 +1,139 @@
+"""What a client sends, as a differentiable function of its images and targets: what an attacker searches through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Batch, Context, Objective, Plain, Term
+from fedblend.engines.stacked.step import StackedNet
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A client's local steps of SGD, as ``train`` in an experiment describes them.
+
+    ``batches`` are the rows of the images that each step takes, or a number of steps on all of them.
+    """
+
+    lr: float
+    batches: int | Sequence[Sequence[int]]
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise FedblendError(f"steps.lr: {self.lr!r} is not valid: it must be above 0")
+        if self.count < 1:
+            raise FedblendError(f"steps.batches: {self.batches!r} is not valid: a client makes at least one step")
+
+    @property
+    def count(self) -> int:
+        """How many steps there are."""
+        return self.batches if isinstance(self.batches, int) else len(self.batches)
+
+    def rows(self, images: int) -> list[list[int]]:
+        """The rows of each step among so many images."""
+        if isinstance(self.batches, int):
+            return [list(range(images))] * self.batches
+        return [list(rows) for rows in self.batches]
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A client under attack: what it computes from its images, and so what it sends for them.
+
+    It begins with the model's weights, or with ``weights`` where given, and minimises ``objective`` with ``terms``,
+    in ``context``, with the random numbers ``drawn`` (one row a step, as the objective drew them, or as an attacker
+    supposes). ``steps`` are its local steps; without them it sends the gradient of one batch. ``protect`` is what is
+    done to what it sends, as far as an attacker can repeat it. Layers run in the mode, training or evaluation, that
+    the model is in.
+    """
+
+    model: nn.Module
+    context: Context
+    objective: Objective = field(default_factory=Plain)
+    terms: Sequence[Term] = ()
+    drawn: Tensors = field(default_factory=dict)
+    steps: Steps | None = None
+    weights: Tensors | None = None
+    protect: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+
+    def start(self) -> dict[str, torch.Tensor]:
+        """The trained weights that the client begins with, by name."""
+        own = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        return {name: (self.weights or own)[name].detach() for name in own}
+
+    def sent(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the client sends for images ``x`` [B, ...] on the model's scale: a gradient, or an update w - w_t.
+
+        ``y`` are classes int64 [B], or a distribution over them for each image [B, classes]. The result can be
+        differentiated with respect to both, through all steps: each step's weights are a function of the last's.
+        """
+        start = {name: weight.requires_grad_() for name, weight in self.start().items()}
+        if self.steps is None:
+            found = self._gradient(start, Batch(x, y), 0, -1)
+            made = {name: found.get(name, torch.zeros_like(weight)) for name, weight in start.items()}
+        else:
+            made = self._update(start, x, y, self.steps)
+        return self.protect(made) if self.protect else made
+
+    def update_of(self, upload: Tensors) -> dict[str, torch.Tensor]:
+        """The update in a model that was sent: its trained weights less those that the client began with."""
+        return {name: upload[name].to(weight.device) - weight for name, weight in self.start().items()}
+
+    def observe(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The same as plain numbers: what a server would receive."""
+        return {name: tensor.detach() for name, tensor in self.sent(x, y).items()}
+
+    def _update(self, start: Tensors, x: torch.Tensor, y: torch.Tensor, steps: Steps) -> dict[str, torch.Tensor]:
+        """The sum of all steps; their own sum, since w - w_t would lose the last digits of small ones."""
+        moved = {name: torch.zeros_like(weight) for name, weight in start.items()}
+        velocity: dict[str, torch.Tensor] = {}
+        for number, rows in enumerate(steps.rows(len(x))):
+            batch = Batch(x[rows], y[rows])
+            for turn in range(len(self.objective.phases())):
+                weights = {name: start[name] + moved[name] for name in start}
+                gradient = self._gradient(weights, batch, number, turn)
+                for name, step in _direction(gradient, weights, velocity, steps).items():
+                    moved[name] = moved[name] - steps.lr * step
+        return moved
+
+    def _gradient(self, weights: Tensors, batch: Batch, step: int, turn: int) -> dict[str, torch.Tensor]:
+        """The gradient of the objective's phase ``turn``, of the weights that it uses.
+
+        Terms are added to the last phase, as the engines do it.
+        """
+        net, phases = StackedNet(self.model, weights), self.objective.phases()
+        row = {name: values[step] for name, values in self.drawn.items()}
+        loss = phases[turn](net, batch, row, self.context)
+        for term in self.terms if turn in (-1, len(phases) - 1) else ():
+            loss = loss + term.loss(weights, net, batch, self.context)
+        gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True, allow_unused=True)
+        return {name: gradient for name, gradient in zip(weights, gradients, strict=True) if gradient is not None}
+
+
+def _direction(
+    gradient: Tensors, weights: Tensors, velocity: dict[str, torch.Tensor], steps: Steps
+) -> dict[str, torch.Tensor]:
+    """What a step moves along: clipped, with weight decay, with momentum, in this order, as the engines do it.
+
+    Weights that have no gradient are left alone.
+    """
+    made = dict(gradient)
+    if steps.clip_norm is not None:
+        norm = torch.stack([g.norm() for g in made.values()]).norm()
+        made = {name: g * (steps.clip_norm / (norm + 1e-6)).clamp(max=1.0) for name, g in made.items()}
+    if steps.weight_decay:
+        made = {name: g + steps.weight_decay * weights[name] for name, g in made.items()}
+    if steps.momentum:
+        made = {name: g + steps.momentum * velocity[name] if name in velocity else g for name, g in made.items()}
+        velocity.update(made)
+    return made

@@ -1,0 +1,161 @@
+"""Where models draw the line between classes, for data of two features (AggEnhance, Figure 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedblend.analysis.points.loaded_run import Points, with_weights
+from fedblend.analysis.points.training import Tick, accuracy, new_model, silent, train
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
+from fedblend.core.setup import World
+from fedblend.experiment.setup import make_setup
+from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.groups import Group, by_data
+
+GRID = 160
+"""Places along each axis at which a model is asked."""
+
+LEAST_EPOCHS = 100
+"""Epochs that the models on a client's samples and on all at once are trained for at least, to come near their best."""
+
+MARGIN = 0.05
+"""Share of the data's span that is added on each side."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A model over the plane: ``lead`` float32 [classes, GRID, GRID] is by how much a class's output leads the others'.
+
+    It is 0 on the class's boundary. ``accuracy`` is that on the test samples, ``points`` [n, 2] (in the data's units)
+    and ``labels`` are the points its server made, if it did.
+    """
+
+    name: str
+    accuracy: float
+    lead: np.ndarray
+    points: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.float32))
+    labels: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Training samples of one client, or of all: ``x`` [n, 2], ``y`` [n], and the model trained on just these."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    best: Boundary
+
+
+@dataclass(frozen=True)
+class Plane:
+    """What is drawn: the axes [GRID], the names of features and classes, all samples, each client's, and the models."""
+
+    axes: tuple[np.ndarray, np.ndarray]
+    title: str
+    classes: tuple[str, ...]
+    whole: Holding
+    clients: list[Holding]
+    models: list[Boundary]
+
+
+def plane(runs: Sequence[RunDirectory], most_clients: int = 5, tick: Tick = silent) -> Plane:
+    """The boundaries of the runs' last models, and of models trained on one client's samples or on all at once.
+
+    The latter are of the first run's architecture, trained by plain SGD at its learning rate and batch size, for as
+    many epochs as a client makes in all rounds and for 100 at least: what the clients could have done alone, or by
+    giving their samples away. Clients are left out where there are more than ``most_clients``. Of several seeds the
+    first is shown. Raises :class:`FedblendError` unless the runs are on one data set, of two features, with classes.
+    """
+    sets = by_data(runs)
+    if len(sets) > 1:
+        raise FedblendError(f"boundaries: the runs are on several data sets ({', '.join(sets)}); name runs on one")
+    shown = [(g, RunDirectory(g.outcomes[0].path)) for g in next(iter(sets.values()))]
+    first = _world(shown[0][1])
+    axes = _axes(first)
+    models = [_of_run(g, run, axes) for g, run in shown]
+    count = len(first.population)
+    wanted = [None, *(range(count) if count <= most_clients else ())]
+    holdings = []
+    for done, client in enumerate(wanted):
+        tick(done, len(wanted))
+        holdings.append(_holding(first, axes, client))
+    return Plane(axes, first.data.name, first.data.classes, holdings[0], holdings[1:], models)
+
+
+def _world(run: RunDirectory) -> World:
+    world = make_setup(run.experiment())
+    shape = tuple(world.data.train.x.shape[1:])
+    if world.data.kind != "features" or shape != (2,) or not world.data.classes:
+        raise FedblendError(
+            f"{run.path}: its data set '{world.data.name}' holds {world.data.kind} of shape {list(shape)}"
+            f"{'' if world.data.classes else ' without classes'}; boundaries are drawn for classes of two features"
+        )
+    return world
+
+
+def _axes(world: World) -> tuple[np.ndarray, np.ndarray]:
+    x = world.data.train.x
+    low, high = x.min(0).values, x.max(0).values
+    pad = MARGIN * (high - low)
+    made = [np.linspace(float(a), float(b), GRID, dtype=np.float32) for a, b in zip(low - pad, high + pad, strict=True)]
+    return made[0], made[1]
+
+
+def _of_run(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
+    world, state = _world(run), checkpoint.read(run.path)
+    if state is None:
+        raise FedblendError(f"{run.path}: no checkpoint yet; run it first")
+    boundary = _boundary(group.name, world, with_weights(world.model, state.weights), axes)
+    if "points" not in state.server:
+        return boundary
+    points = Points.of(state.server)
+    # The unit scale goes from a feature's smallest to its largest training value.
+    low, high = (getattr(world.data.train.x, end)(0).values for end in ("min", "max"))
+    x = low + points.x * (high - low)
+    return Boundary(boundary.name, boundary.accuracy, boundary.lead, x.numpy(), points.labels.numpy())
+
+
+def _holding(world: World, axes: tuple[np.ndarray, np.ndarray], client: int | None) -> Holding:
+    """One client's samples, or all clients' (``None``), and the best model on them."""
+    population, data, settings = world.population, world.data, world.experiment
+    rows = torch.from_numpy(population.order if client is None else population.indices(client))
+    x, y = data.train.x[rows], data.train.y[rows]
+    local = settings.train
+    epochs = max(settings.rounds * local.epochs, LEAST_EPOCHS)
+    rng = stream(settings.seed, "boundary", client=0 if client is None else client + 1)
+    model = new_model(world, "boundary")
+    if len(rows):
+        train(model, world.scale(x), y, epochs, local.lr, local.batch_size, rng)
+    name = "all clients" if client is None else _name(world, client)
+    return Holding(name, x.numpy(), y.numpy(), _boundary(name, world, model.eval(), axes))
+
+
+def _name(world: World, client: int) -> str:
+    natural, names = world.natural_clients(), world.data.client_names
+    return names[int(natural[client])] if natural is not None and names else f"client {client}"
+
+
+@torch.no_grad()
+def _boundary(name: str, world: World, model: nn.Module, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
+    places = np.stack(np.meshgrid(*axes), -1).reshape(-1, 2)
+    outputs = model(world.scale(torch.from_numpy(places)))
+    return Boundary(name, accuracy(model, world), lead_of(outputs).T.reshape(-1, GRID, GRID).numpy())
+
+
+def lead_of(outputs: torch.Tensor) -> torch.Tensor:
+    """By how much each class's output is above the largest of the others, [n, classes].
+
+    >>> lead_of(torch.tensor([[1.0, 4.0, 2.0]])).tolist()
+    [[-3.0, 2.0, -2.0]]
+    """
+    top = outputs.topk(2, dim=1).values
+    best_other = torch.where(outputs == top[:, :1], top[:, 1:], top[:, :1])
+    return outputs - best_other

@@ -1,6 +1,0 @@
-"""AugMix on tensors: nine operations, chains of them, and their mixture, for whole batches and stacks of clients."""
-
-from fedblend.augment.augmix import VIEWS, augmix, draw_augmix
-from fedblend.augment.operations import NOTHING, OPERATIONS, apply
-
-__all__ = ["NOTHING", "OPERATIONS", "VIEWS", "apply", "augmix", "draw_augmix"]

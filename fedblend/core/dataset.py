@@ -1,0 +1,147 @@
+"""What a data set is: arrays as stored, a train and a test half, and where they came from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedblend.core.errors import FedblendError
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples as stored: images stay uint8 [n, C, H, W]; text is codes [n, T]; features float32 [n, d].
+
+    ``y`` is int64 [n] (classes) or float32 [n, q] (regression). ``client`` is int64 [n] where the
+    data has clients of its own (writers, roles, hospitals), else ``None``.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    client: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set, split into train and test by its publisher or by a fixed rule that ``facts`` states.
+
+    ``classes`` are the names of the labels (empty: regression); ``facts`` holds the source, the
+    SHA-256 of every file read, and notes; ``vocabulary`` is the number of codes of a text.
+    """
+
+    name: str
+    kind: Literal["image", "text", "features"]
+    train: Samples
+    test: Samples
+    classes: tuple[str, ...]
+    client_names: tuple[str, ...] = ()
+    vocabulary: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        """What is predicted: one of ``classes``, or numbers."""
+        return "classification" if self.classes else "regression"
+
+    @property
+    def outputs(self) -> int:
+        """Width of a model's output: the number of classes, or of numbers to predict."""
+        return len(self.classes) if self.classes else int(self.train.y.shape[1])
+
+
+def check(data: Dataset) -> Dataset:
+    """Return ``data`` if it is sound; raise :class:`FedblendError` naming what is not.
+
+    Checked: both halves hold samples, x and y are equally long, shapes agree, numbers are finite,
+    labels lie in ``0..classes-1``.
+    """
+    for half, samples in (("train", data.train), ("test", data.test)):
+        where = f"data set '{data.name}', {half} half"
+        if len(samples.x) != len(samples.y):
+            raise FedblendError(f"{where}: x has {len(samples.x)} samples but y has {len(samples.y)}; they must match")
+        if len(samples.y) == 0:
+            raise FedblendError(f"{where}: it is empty; at least one sample is needed")
+        if samples.x.shape[1:] != data.train.x.shape[1:]:
+            raise FedblendError(
+                f"{where}: samples are of shape {list(samples.x.shape[1:])}, the training ones of "
+                f"{list(data.train.x.shape[1:])}; they must match"
+            )
+        for name, tensor in (("x", samples.x), ("y", samples.y)):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                bad = (
+                    int((~torch.isfinite(tensor)).flatten(1).any(1).sum())
+                    if tensor.dim() > 1
+                    else int((~torch.isfinite(tensor)).sum())
+                )
+                raise FedblendError(
+                    f"{where}: {name} holds NaN or infinity in {bad} samples; all numbers must be finite"
+                )
+        if data.classes:
+            low, high = int(samples.y.min()), int(samples.y.max())
+            if low < 0 or high >= len(data.classes):
+                raise FedblendError(f"{where}: labels reach from {low} to {high}; valid: 0 to {len(data.classes) - 1}")
+    return data
+
+
+@dataclass(frozen=True)
+class Population:
+    """Clients as rows of a ragged array: client k holds ``order[offsets[k]:offsets[k + 1]]``.
+
+    ``held_order`` and ``held_offsets`` are the same for samples a client keeps for its own test.
+    Indices count in the training half of the data set. ``natural`` int64 [clients] is the data set's own
+    number of each client (writer, role, hospital) where the split keeps them. ``notes`` says how the split came about.
+    """
+
+    order: np.ndarray
+    offsets: np.ndarray
+    held_order: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    held_offsets: np.ndarray | None = None
+    natural: np.ndarray | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(groups: Sequence[np.ndarray], **notes: Any) -> Population:
+        """A population from one index array a client."""
+        sizes = np.fromiter((len(g) for g in groups), np.int64, len(groups))
+        order = np.concatenate([np.asarray(g, np.int64) for g in groups]) if len(groups) else np.empty(0, np.int64)
+        return Population(order, np.concatenate([[0], np.cumsum(sizes)]), notes=notes)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """Training samples of each client, int64 [clients]; not to be written to."""
+        sizes = np.diff(self.offsets)
+        sizes.flags.writeable = False
+        return sizes
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the samples lie at the clients' own sites, so that only their numbers are known here."""
+        return len(self.order) != self.offsets[-1]
+
+    def indices(self, client: int) -> np.ndarray:
+        """The training samples of a client."""
+        return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def held(self, client: int) -> np.ndarray:
+        """The samples a client keeps for its own test (empty unless it holds some out)."""
+        if self.held_offsets is None:
+            return self.held_order[:0]
+        return self.held_order[self.held_offsets[client] : self.held_offsets[client + 1]]
+
+    def owners(self, held: bool = False) -> np.ndarray:
+        """The client of each entry of ``order`` (or of ``held_order``), int64."""
+        offsets = self.held_offsets if held else self.offsets
+        if offsets is None:
+            return np.empty(0, np.int64)
+        return np.repeat(np.arange(len(self)), np.diff(offsets))

@@ -1,0 +1,125 @@
+"""What is measured of a model: globally, per class, per client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedblend.core.engine import Engine, Scores, Tensors
+from fedblend.core.errors import FedblendError
+from fedblend.core.setup import World
+
+SIZE_CLASSES = ((0, 100, "<100"), (100, 200, "100-199"), (200, None, ">199"))
+"""Clients by samples held, as FedMix's Table 13 groups them."""
+
+NAMED = 50
+"""The data's own clients that are told one by one, at most: hospitals and people, not thousands of writers."""
+
+
+def evaluate(
+    engine: Engine, weights: Tensors, world: World, own: Mapping[int, Tensors] | None = None
+) -> dict[str, Any]:
+    """Loss and accuracy on the test half; accuracy by class, by the data's own clients where these are few, and over
+    clients that have tests of their own. With ``own`` weights of clients, each is tested with its own (or with
+    ``weights``, if it has none yet) on its own samples.
+    """
+    scores = engine.score(weights) if own is None else _each_its_own(engine, weights, own, world)
+    result: dict[str, Any] = {"loss": float(scores.loss.mean())}
+    if scores.right is not None:
+        result["accuracy"] = float(scores.right.mean())
+        labels = world.data.test.y.numpy()
+        result["per_class"] = _means_by(labels, scores.right, len(world.data.classes))
+        result |= _by_site(world, scores.right)
+    groups = _client_tests(engine, weights, world, scores)
+    if groups is not None:
+        result["clients"] = over_clients(*groups, world.population.sizes)
+    return result
+
+
+def require_own_tests(world: World) -> np.ndarray:
+    """The client of each test sample, int64 [n], where every one belongs to a client of the run.
+
+    Raises :class:`FedblendError` where it does not.
+    """
+    natural, of = world.natural_clients(), world.data.test.client
+    if natural is None or of is None or not np.isin(of, natural).all():
+        raise FedblendError(
+            "judge: 'each' needs test samples that all belong to a client of the run; valid with data that have "
+            "clients of their own, all of which the partition 'natural' takes"
+        )
+    return np.searchsorted(natural, of)
+
+
+def _each_its_own(engine: Engine, weights: Tensors, own: Mapping[int, Tensors], world: World) -> Scores:
+    """Scores of each test sample by the model of the client that it belongs to."""
+    owner = require_own_tests(world)
+    first = engine.score(weights)
+    loss, right = first.loss.copy(), None if first.right is None else first.right.copy()
+    for client, its in own.items():
+        rows, scores = owner == client, engine.score(its)
+        loss[rows] = scores.loss[rows]
+        if right is not None and scores.right is not None:
+            right[rows] = scores.right[rows]
+    return replace(first, loss=loss, right=right)
+
+
+def _by_site(world: World, right: np.ndarray) -> dict[str, Any]:
+    """Accuracy on the test samples of each of the data's own clients, by name, whoever holds what in training."""
+    client, names = world.data.test.client, world.data.client_names
+    if client is None or not 0 < len(names) <= NAMED:
+        return {}
+    means = _means_by(client, right, len(names))
+    return {"sites": {name: mean for name, mean in zip(names, means, strict=True) if mean is not None}}
+
+
+def _client_tests(
+    engine: Engine, weights: Tensors, world: World, scores: Scores
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """(client, right) of each sample that belongs to a client's own test, or ``None`` where there is none."""
+    if scores.right is None:
+        return None
+    if len(world.population.held_order):
+        held = engine.score(weights, held=True)
+        assert held.right is not None
+        return world.population.owners(held=True) if held.owner is None else held.owner, held.right
+    natural = world.natural_clients()
+    if natural is None or world.data.test.client is None:
+        return None
+    # The client of each test sample, -1 where its writer (or role) takes no part in this run.
+    place = np.full(int(max(natural.max(), world.data.test.client.max())) + 1, -1)
+    place[natural] = np.arange(len(natural))
+    owner = place[world.data.test.client]
+    return owner[owner >= 0], scores.right[owner >= 0]
+
+
+def over_clients(owner: np.ndarray, right: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
+    """Mean, standard deviation and 10th percentile of clients' accuracies, and by size (FedMix, Table 13).
+
+    ``owner`` int64 and ``right`` bool say, for each test sample, whose it is and whether it was right.
+    Clients without test samples are left out. Standard deviations are over clients (not a sample's).
+    """
+    count = np.bincount(owner, minlength=len(sizes))
+    tested = np.flatnonzero(count)
+    accuracy = np.bincount(owner, right, minlength=len(sizes))[tested] / count[tested]
+    by_size = {}
+    for low, high, name in SIZE_CLASSES:
+        of = accuracy[(sizes[tested] >= low) & (sizes[tested] < (high or np.inf))]
+        if len(of):
+            by_size[name] = {"clients": len(of), "mean": float(of.mean()), "std": float(of.std())}
+    return {
+        "tested": len(tested),
+        "mean": float(accuracy.mean()),
+        "std": float(accuracy.std()),
+        "p10": float(np.percentile(accuracy, 10)),
+        "by_size": by_size,
+    }
+
+
+def _means_by(groups: np.ndarray, values: np.ndarray, number: int) -> list[float | None]:
+    """Mean of values in each group 0..number-1; ``None`` where a group is empty."""
+    count = np.bincount(groups, minlength=number)
+    total = np.bincount(groups, values, minlength=number)
+    return [float(t / c) if c else None for t, c in zip(total, count, strict=True)]

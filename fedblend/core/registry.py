@@ -1,0 +1,231 @@
+"""Parts: small frozen dataclasses, each found by its kind and its name.
+
+A part is declared where its idea lives::
+
+    @part("objective", "fedmix")
+    class FedMix:
+        lam: Fraction = 0.1
+
+and named in an experiment file as ``objective = {name = "fedmix", lambda = 0.2}``. A part of the
+user's own is named by its dotted path: ``{name = "my_module:MyObjective"}``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
+
+import pydantic
+import pydantic.dataclasses
+from pydantic import BeforeValidator, ConfigDict, Field, Strict
+
+from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.paths import absolute
+
+T = TypeVar("T")
+
+Int = Annotated[int, Strict()]
+"""A whole number; not what could be read as one and was hardly meant so: true, "2"."""
+Float = Annotated[float, Strict()]
+"""A number, likewise."""
+Fraction = Annotated[Float, Field(ge=0, le=1)]
+"""A number in [0, 1]."""
+Positive = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
+"""A number above 0."""
+NonNegative = Annotated[Float, Field(ge=0, allow_inf_nan=False)]
+"""A number from 0 up."""
+Count = Annotated[Int, Field(ge=1)]
+"""A whole number from 1 up."""
+FilePath = Annotated[str, BeforeValidator(absolute)]
+"""A path of a file or folder: in an experiment file relative to it, else to the current folder; kept absolute."""
+
+MODULES: dict[str, str] = {
+    "dataset": "fedblend.data.loaders",
+    "scale": "fedblend.data.scale",
+    "partition": "fedblend.data.partitions",
+    "model": "fedblend.models",
+    "sharing": "fedblend.methods.sharing",
+    "objective": "fedblend.methods.objectives",
+    "term": "fedblend.methods.objectives",
+    "upload": "fedblend.methods.uploads",
+    "aggregator": "fedblend.methods.aggregators",
+    "server_step": "fedblend.methods.server_steps",
+    "channel": "fedblend.methods.channels",
+    "protection": "fedblend.methods.protections",
+    "adversary": "fedblend.methods.adversaries",
+}
+"""Where the parts of each kind are declared: importing the module registers them."""
+
+OTHER_MODULES: dict[str, str] = {"measure": "fedblend.papers.measures"}
+"""The same of kinds that no experiment has: what is measured of the runs of a paper's item."""
+
+FILE_WORDS = {"lam": "lambda"}
+"""Fields whose natural name is a reserved word in Python: name in Python -> name in files."""
+
+
+class Part:
+    """Base of all parts; :func:`part` sets the kind and the name that files use."""
+
+    kind: ClassVar[str]
+    name: ClassVar[str]
+
+
+imported_from: set[str] = set()
+"""Folders that parts of the user's own were imported from; a run keeps them, to be resumed elsewhere."""
+
+_registry: dict[str, dict[str, type]] = {kind: {} for kind in (*MODULES, *OTHER_MODULES)}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=False)
+def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
+    """Declare a class as the part ``name`` of ``kind``: a frozen, validated dataclass.
+
+    Raises :class:`FedblendError` if another class has that name.
+    """
+
+    def declare(cls: type[T]) -> type[T]:
+        made = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+        made.kind, made.name = kind, name  # type: ignore[attr-defined]
+        other = _registry[kind].setdefault(name, made)
+        if (other.__module__, other.__qualname__) != (made.__module__, made.__qualname__):
+            raise FedblendError(f"the {kind} '{name}' exists already ({other.__module__}); give yours another name")
+        _registry[kind][name] = made
+        return made  # type: ignore[return-value]
+
+    return declare
+
+
+def known(kind: str) -> dict[str, type]:
+    """All parts of a kind by name, in the order they were declared."""
+    importlib.import_module({**MODULES, **OTHER_MODULES}[kind])
+    return _registry[kind]
+
+
+def build(kind: str, spec: Any, where: str | None = None) -> Any:
+    """Make a part of ``kind`` from a name, a table ``{name, **fields}`` or a part already made.
+
+    ``where`` is the field's path in the experiment, for messages. Raises :class:`FedblendError`
+    that names the field, the value and what would be valid.
+    """
+    where = where or kind
+    if getattr(type(spec), "kind", None) == kind:
+        return spec
+    fields = {"name": spec} if isinstance(spec, str) else spec
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
+        raise FedblendError(
+            f'{where}: {spec!r} names no {kind}; write {kind} = {{name = "..."}} with one of {", ".join(known(kind))}'
+        )
+    cls = find(kind, fields["name"], where)
+    words = {python: word for python, word in FILE_WORDS.items() if python in fields_of(cls)}
+    back = {word: python for python, word in words.items()}
+    given = {back.get(k, k): v for k, v in fields.items() if k != "name"}
+    for field in given:
+        if field not in fields_of(cls):
+            valid = [words.get(f, f) for f in fields_of(cls)]
+            raise FedblendError(
+                f"{where}.{field}: unknown key for the {kind} '{fields['name']}'{did_you_mean(field, valid)}; "
+                f"valid: {', '.join(valid) or 'none, it takes no options'}"
+            )
+    try:
+        return cls(**given)
+    except pydantic.ValidationError as error:
+        raise FedblendError(explain(error, where)) from None
+
+
+def find(kind: str, name: str, where: str | None = None) -> type:
+    """The class of the part ``name`` (or ``package.module:Class``) of ``kind``."""
+    if ":" in name:
+        cls = import_path(name, where or kind)
+        if getattr(cls, "kind", None) != kind:
+            raise FedblendError(f"{where or kind}: '{name}' is not a {kind}; declare it with @part('{kind}', ...)")
+        return cls
+    names = known(kind)
+    if name not in names:
+        raise FedblendError(
+            f"{where or kind}.name: unknown {kind} '{name}'{did_you_mean(name, names)}; valid: {', '.join(names)}"
+        )
+    return names[name]
+
+
+def import_path(path: str, where: str) -> Any:
+    """The object at ``package.module:Name``. Raises :class:`FedblendError` if there is none."""
+    module, _, attribute = path.partition(":")
+    try:
+        imported = importlib.import_module(module)
+        found = getattr(imported, attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise FedblendError(f"{where}: cannot import '{path}': {error}; write package.module:Name") from None
+    if imported.__file__:
+        inside = len(module.split(".")) - (0 if hasattr(imported, "__path__") else 1)
+        imported_from.add(str(Path(imported.__file__).resolve().parents[inside]))
+    return found
+
+
+def fields_of(cls: type) -> tuple[str, ...]:
+    """The names of a part's options, as Python spells them."""
+    return tuple(f.name for f in dataclasses.fields(cls) if f.init)
+
+
+def has_option(made: Any, path: str) -> bool:
+    """Whether ``a.b.c``, as a file spells it, names a field of a part or table, or one further inside.
+
+    >>> has_option(build("objective", "fedmix"), "lambda"), has_option(build("objective", "plain"), "lambda")
+    (True, False)
+    """
+    word, _, rest = path.partition(".")
+    fields = {FILE_WORDS.get(field, field): value for field, value in getattr(made, "__dict__", {}).items()}
+    if word == "name" or isinstance(made, Mapping):
+        return True
+    return word in fields and (not rest or has_option(fields[word], rest))
+
+
+def dump(made: Any) -> dict[str, Any]:
+    """A part as the table that builds it again; options that are ``None`` are left out (TOML has no null)."""
+    cls = type(made)
+    declared = _registry[cls.kind].get(cls.name) is cls and cls.__module__.startswith("fedblend.")
+    table: dict[str, Any] = {"name": cls.name if declared else f"{cls.__module__}:{cls.__qualname__}"}
+    for field in fields_of(cls):
+        value = getattr(made, field)
+        if value is not None:
+            table[FILE_WORDS.get(field, field)] = _plain(value)
+    return table
+
+
+def _plain(value: Any) -> Any:
+    if getattr(type(value), "kind", None) in MODULES:  # a part within a part
+        return dump(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def explain(error: pydantic.ValidationError, where: str = "") -> str:
+    """The first fault of a validation error in one line: field, value, and what would be valid."""
+    faults = error.errors(include_url=False)
+    first = faults[0]
+    path = _path(first["loc"])
+    field = ".".join(([where] if where else []) + path)
+    if first["type"] in ("missing", "missing_argument"):
+        return f"{field}: is missing; it must be given"
+    # A field of several types has one fault for each of them.
+    alike = [_message(fault["msg"]) for fault in faults if _path(fault["loc"]) == path]
+    message = ", or ".join(dict.fromkeys(alike))
+    if first["type"] == "value_error" and not path:
+        return f"{field}: {message}" if field else message
+    return f"{field}: {first['input']!r} is not valid: {message}"
+
+
+def _path(place: tuple[int | str, ...]) -> list[str]:
+    """A fault's place as the file spells it, without the names of a field's several types."""
+    words = [str(p) for p in place if isinstance(p, int) or p.isidentifier()]
+    return [FILE_WORDS.get(w, w) for w in words if w not in ("int", "float", "str", "bool")]
+
+
+def _message(text: str) -> str:
+    text = text.removeprefix("Value error, ")
+    return text[0].lower() + text[1:]

@@ -1,0 +1,171 @@
+"""What stays the same in all rounds of a run: the experiment, its data and clients, the model and its scale."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedblend.core.dataset import Dataset, Population
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Scale, Task
+from fedblend.core.random import stream
+from fedblend.core.server_step import Known
+from fedblend.core.sharing import Request
+
+
+@dataclass(frozen=True)
+class World:
+    """What stays the same in all rounds of a run. Any process can make it again from the experiment.
+
+    ``experiment`` is an :class:`fedblend.experiment.config.Experiment`. The core reads its fields and imports no
+    configuration.
+    """
+
+    experiment: Any
+    data: Dataset
+    population: Population
+    scale: Scale
+    model: nn.Module
+    task: Task
+    own: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Where clients' samples lie elsewhere: those (x, y) that a server with data of its own has here."""
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """A copy of the model's weights and buffers, by name."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    def sizes(self, round: int) -> np.ndarray:
+        """Samples that each client holds at the start of a round, int64 [clients]."""
+        full = self.population.sizes
+        arrival = self.experiment.arrival
+        return full if arrival is None else arrived(full, arrival, self._portions.before(round))
+
+    @functools.cached_property
+    def _portions(self) -> Portions:
+        experiment = self.experiment
+        assert experiment.arrival is not None
+        return Portions(len(self.population), experiment.arrival.clients, experiment.seed)
+
+    @functools.cached_property
+    def adversaries(self) -> np.ndarray:
+        """Which clients send what they should not, bool [clients]."""
+        experiment = self.experiment
+        return experiment.adversary.among(len(self.population), stream(experiment.seed, "adversaries"))
+
+    def prior(self, per_class: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Training samples of each class as stored, ``per_class`` of each or all it has: the same in every round."""
+        labels = self.data.train.y.numpy()
+        order = np.lexsort((stream(self.experiment.seed, "prior").random(len(labels)), labels))
+        place = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+        rows = torch.from_numpy(order[place < per_class])
+        return self.data.train.x[rows], self.data.train.y[rows]
+
+    def natural_clients(self) -> np.ndarray | None:
+        """The data set's own number of each client (writer, role) where the split keeps them, int64 [clients]."""
+        return self.population.natural
+
+    def base(self, sizes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The samples (x, y) of the client that is the server, as stored; ``None`` where the server has no data.
+
+        Raises :class:`FedblendError` if there is no such client, or if it holds nothing.
+        """
+        server = self.experiment.method.sharing.server
+        if server is None:
+            return None
+        if server >= len(sizes) or not self.population.sizes[server]:
+            why = "it holds no samples" if server < len(sizes) else f"there are {len(sizes)} clients"
+            raise FedblendError(
+                f"method.sharing.server: {server}: {why}; valid: a client that holds samples, to be the server, "
+                f"such as {int(self.population.sizes.argmax())}"
+            )
+        size = int(sizes[server])
+        return self.samples(server, size) if self.own is None else (self.own[0][:size], self.own[1][:size])
+
+    def requests(self, sizes: np.ndarray) -> dict[int, Request]:
+        """What a server asks of clients: one with data of its own, or one that coordinates their labels."""
+        base, sharing = self.base(sizes), self.experiment.method.sharing
+        if sharing.coordinated:
+            return sharing.requests_by_labels(self.labels_held(sizes), stream(self.experiment.seed, "requests"))
+        if base is None:
+            return {}
+        others = [client for client in np.flatnonzero(sizes).tolist() if client != sharing.server]
+        return sharing.requests(base[1].numpy(), self.task.outputs, others)
+
+    def labels_held(self, sizes: np.ndarray) -> np.ndarray:
+        """Which labels each client has among its first ``sizes`` samples, bool [clients, C].
+
+        Raises :class:`FedblendError` where samples have no labels, or lie at the clients' own sites.
+        """
+        population, labels = self.population, self.data.train.y.numpy()
+        if population.elsewhere or self.task.kind != "classification":
+            why = "clients are real sites" if population.elsewhere else "the data have no labels"
+            raise FedblendError(f"method.sharing.coordinated: true, but {why}; valid: false")
+        owner = population.owners()
+        known = np.arange(len(owner)) - population.offsets[owner] < sizes[owner]
+        held = np.zeros((len(sizes), self.task.outputs), bool)
+        held[owner[known], labels[population.order[known]]] = True
+        return held
+
+    def samples(self, client: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first ``size`` samples of a client, as stored."""
+        rows = torch.from_numpy(self.population.indices(client)[:size])
+        return self.data.train.x[rows], self.data.train.y[rows]
+
+
+def known_of(world: World, model: nn.Module) -> Known:
+    """What server and clients both know of the model; ``model`` is a module for functional calls."""
+    return Known(
+        model=model,
+        trained=[name for name, p in world.model.named_parameters() if p.requires_grad],
+        shape=tuple(world.data.train.x.shape[1:]),
+        scale=world.scale,
+        task=world.task,
+    )
+
+
+class Portions:
+    """How many further portions have reached each client (table ``arrival`` of an experiment).
+
+    They follow from the keyed draws of all rounds before, so that a resumed run needs no state. A run asks for one
+    round after another, so that each is counted on from the last; an earlier one is counted anew.
+    """
+
+    def __init__(self, clients: int, probability: float, seed: int) -> None:
+        self.probability, self.seed = probability, seed
+        self.round, self.times = 0, np.zeros(clients, np.int64)
+
+    def before(self, round: int) -> np.ndarray:
+        """Portions that each client has got when a round begins, int64 [clients]."""
+        if round < self.round:
+            self.round, self.times = 0, np.zeros_like(self.times)
+        for past in range(self.round + 1, round + 1):
+            self.times = self.times + (stream(self.seed, "arrival", past).random(len(self.times)) < self.probability)
+        self.round = round
+        return self.times
+
+
+def arrived(full: np.ndarray, arrival: Any, portions: np.ndarray) -> np.ndarray:
+    """How many of its ``full`` samples each client has after so many portions; at least one, if it has any."""
+    share = np.minimum(1.0, arrival.first + arrival.portion * portions)
+    # Rounded first, or 0.1 + 2 * 0.1 of ten samples would be four.
+    return np.maximum(np.ceil(np.round(share * full, 6)).astype(np.int64), np.minimum(full, 1))
+
+
+def cohort_of(world: World, round: int) -> np.ndarray:
+    """The clients of a round: uniform without replacement among those that hold samples, in order."""
+    rng = stream(world.experiment.seed, "cohort", round)
+    holding = np.flatnonzero(world.population.sizes)
+    return np.sort(rng.choice(holding, world.experiment.train.cohort, replace=False, shuffle=False))
+
+
+def reference_device(world: World) -> int:
+    """The client whose model is evaluated where clients keep theirs: one of the first cohort, by the seed.
+
+    Of another the model would be the untrained one until a round takes it.
+    """
+    return int(stream(world.experiment.seed, "device").choice(cohort_of(world, 0)))

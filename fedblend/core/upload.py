@@ -1,0 +1,88 @@
+"""Uploads are never trusted: what is checked before one is used, and how bytes are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from fedblend.core.aggregator import Aggregator
+from fedblend.core.errors import legible
+from fedblend.core.objective import Task
+from fedblend.core.registry import Part
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def fault_of(upload: Tensors, like: Tensors) -> str | None:
+    """Why an upload cannot be used (names, shapes, dtypes, finiteness), or ``None`` if it can."""
+    if set(upload) != set(like):
+        missing, extra = sorted(set(like) - set(upload)), sorted(set(upload) - set(like))
+        return legible(f"its tensors are not the model's: missing {missing or 'none'}, unknown {extra or 'none'}")
+    for name, tensor in upload.items():
+        if tensor.shape != like[name].shape:
+            return f"'{name}' is of shape {list(tensor.shape)}, the model's of {list(like[name].shape)}"
+        if tensor.dtype != like[name].dtype:
+            return f"'{name}' is of type {tensor.dtype}, the model's of {like[name].dtype}"
+    floating = {name: tensor for name, tensor in upload.items() if tensor.is_floating_point()}
+    if not _all_finite([*floating.values()]):
+        for name, tensor in floating.items():
+            if not is_finite(tensor):
+                return f"'{name}' holds NaN or infinity (a learning rate too large?)"
+    return None
+
+
+def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether no sum is NaN or infinite, with one look: on a GPU each waits for all that was begun before."""
+    if not tensors:
+        return True
+    sums = [tensor.sum() for tensor in tensors]
+    return bool(torch.isfinite(torch.stack([total.to(sums[0]) for total in sums])).all())
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no number is NaN or infinite."""
+    # One of these makes the sum so too, and a sum is cheaper than looking at each; it may also overflow by itself.
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def bytes_of(tensors: Tensors) -> int:
+    """Bytes of the tensors as they would be sent."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+class Upload(Part):
+    """Base of all uploads.
+
+    ``bytes_kind`` is the word under which bytes are counted. ``is_model`` is true where the aggregate is the next
+    model; else it is said to the server step and to the clients of the next round. ``trains`` is false where clients
+    do nothing in a round, ``watches`` true where engines are to note the model's outputs while clients train.
+    """
+
+    bytes_kind: str = "weights"
+    is_model: bool = True
+    trains: bool = True
+    watches: bool = False
+
+    def require_possible(self, task: Task) -> None:
+        """Raise :class:`FedblendError` where there is nothing to send of such data, before anything is trained."""
+
+    def trains_in(self, round: int) -> bool:
+        """Whether clients train and send something in a round, counted from 0."""
+        return self.trains
+
+    def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """At a client: what it sends, of its weights after training and its mean outputs by label [C, C]."""
+        raise TypeError(f"{type(self).__name__} defines no payload")
+
+    def like(self, weights: Tensors, task: Task) -> Tensors:
+        """Tensors with the names, shapes and types of a good payload."""
+        raise TypeError(f"{type(self).__name__} defines no like")
+
+    def fault(self, payload: Tensors, weights: Tensors, task: Task) -> str | None:
+        """Why a payload cannot be used, or ``None`` if it can."""
+        return fault_of(payload, self.like(weights, task))
+
+    def aggregator(self, chosen: Aggregator) -> Aggregator:
+        """What makes one of all payloads, where ``chosen`` is the method's aggregator of models."""
+        return chosen

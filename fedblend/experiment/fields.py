@@ -1,0 +1,131 @@
+"""The tables within an experiment file: local training, the method, clients' policy, arriving data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count, Float, Fraction, NonNegative, Positive
+from fedblend.experiment import presets
+
+
+class Table(BaseModel):
+    """A table of an experiment file: unknown keys are refused, values cannot be changed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+def field_of_part(kind: str, where: str = "") -> Any:
+    """The type of a field that holds a part of ``kind``, given by name, as a table, or ready made.
+
+    ``where`` is the field's path in a file, where that is not the kind's name.
+    """
+
+    def read(spec: Any) -> Any:
+        return registry.build(kind, spec, where or kind)
+
+    return Annotated[Any, BeforeValidator(read), PlainSerializer(registry.dump), WithJsonSchema({"part": kind})]
+
+
+def _terms(specs: Any) -> tuple[Any, ...]:
+    if isinstance(specs, (str, Mapping)):
+        specs = [specs]
+    if not isinstance(specs, (list, tuple)):
+        raise FedblendError(f'method.terms: {specs!r} is not valid: write a list, such as ["proximal"]')
+    return tuple(registry.build("term", spec, f"method.terms[{i}]") for i, spec in enumerate(specs))
+
+
+class Train(Table):
+    """Local training: SGD at lr * lr_decay^round; FedMix's settings by default (appendix B)."""
+
+    cohort: Count = 10
+    """Clients that are drawn for each round, among those that hold samples."""
+    epochs: Count = 2
+    """Passes over its samples that a client makes in a round."""
+    steps: Count | None = None
+    """Steps of a round in place of epochs, on samples drawn with replacement (Mix2FLD: 6,400 steps of one sample)."""
+    batch_size: Count = 10
+    """Samples in a step; a client's last, smaller batch is kept."""
+    lr: Positive = 0.01
+    """Learning rate in the first round."""
+    lr_decay: Annotated[Float, Field(gt=0, le=1)] = 0.999
+    """Factor by which the learning rate is multiplied after every round."""
+    momentum: Annotated[Float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of SGD; a client begins every round without any."""
+    weight_decay: NonNegative = 0.0
+    """L2 penalty of SGD: this times the weights is added to each gradient."""
+    clip_norm: Positive | None = None
+    """Norm to which the gradient of a step is scaled down if it is longer."""
+
+    def steps_of(self, samples: int) -> int:
+        """Steps that a client with so many samples makes in a round."""
+        return (self.steps or self.epochs * -(-samples // self.batch_size)) if samples else 0
+
+    def lr_in(self, round: int) -> float:
+        """The learning rate of a round, counted from 0."""
+        return self.lr * self.lr_decay**round
+
+
+class Method(Table):
+    """A method as a composition of parts; presets with names are in :mod:`fedblend.experiment.presets`."""
+
+    name: str = "custom"
+    """A preset (`fedblend list methods`), whose parts can be changed by the fields below; without one, parts alone."""
+    label: str = ""
+    """What tables, figures and the run's folder call it, where that is not its name."""
+    sharing: field_of_part("sharing", "method.sharing") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    """What a client gives before training, and what the server makes of it."""
+    objective: field_of_part("objective", "method.objective") = Field(default="plain", validate_default=True)  # type: ignore[valid-type]
+    """The loss that a client minimises."""
+    terms: Annotated[
+        tuple[Any, ...],
+        BeforeValidator(_terms),
+        PlainSerializer(lambda t: [registry.dump(p) for p in t]),
+        WithJsonSchema({"type": "array", "items": {"part": "term"}}),
+    ] = ()
+    """What is added to the loss: a list of terms."""
+    upload: field_of_part("upload", "method.upload") = Field(default="model", validate_default=True)  # type: ignore[valid-type]
+    """What a client sends each round."""
+    keep_weights: bool = False
+    """Clients go on from their own weights, and no model comes down to them (federated distillation)."""
+    aggregator: field_of_part("aggregator", "method.aggregator") = Field(default="mean", validate_default=True)  # type: ignore[valid-type]
+    """How the uploads of a round become one."""
+    server_step: field_of_part("server_step", "method.server_step") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    """What the server does with the aggregate."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _expand(cls, spec: Any) -> Any:
+        if isinstance(spec, str):
+            spec = {"name": spec}
+        if not isinstance(spec, Mapping):
+            return spec
+        # A resolved method names its parts in full; laying them over the preset changes nothing then.
+        name = spec.get("name", "custom")
+        return {
+            "name": name,
+            **presets.expand({k: v for k, v in spec.items() if (k, v) != ("name", "custom")}),
+        }
+
+
+class Policy(Table):
+    """What a client refuses to send, whatever the method asks of it."""
+
+    min_mean: Count = 2
+    """Fewest samples of which a client sends a mean; 1 only with `unsafe`."""
+
+
+class Arrival(Table):
+    """Data that arrive while training goes on (FedMix, section 3.4)."""
+
+    first: Fraction = 0.5
+    """Share of its samples that a client starts with (at least one sample)."""
+    clients: Fraction = 0.1
+    """Probability, in each round, that a client gets a further portion."""
+    portion: Fraction = 0.1
+    """Share of its samples that such a portion is."""

@@ -1,0 +1,160 @@
+"""Named methods: each is a preset of parts, and nothing else in the code knows its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedblend.core.errors import FedblendError, did_you_mean
+
+SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg": ("weighted average of local training (McMahan et al. 2017)", {}),
+    "localmix": (
+        "mixup within each client's batches (FedMix, figure 1b)",
+        {"objective": {"name": "localmix"}},
+    ),
+    "global-mixup": (
+        "mixup with everyone's raw samples: an upper bound, breaks privacy (FedMix, figure 1a)",
+        {"sharing": {"name": "raw"}, "objective": {"name": "global-mixup"}},
+    ),
+    "naivemix": (
+        "mixup with other clients' means (FedMix, equation 1)",
+        {"sharing": {"name": "means"}, "objective": {"name": "naivemix"}},
+    ),
+    "fedmix": (
+        "Global Mixup approximated by a Taylor term on means (FedMix, equation 5)",
+        {"sharing": {"name": "means"}, "objective": {"name": "fedmix"}},
+    ),
+    "aggenhance": (
+        "FedAvg, enhanced by class interior points of the clients' models (AggEnhance, Ou et al. 2022)",
+        {"server_step": {"name": "aggenhance"}},
+    ),
+    "aggenhance-secure": (
+        "AggEnhance where clients make the points, for secure aggregation (AggEnhance, Figure 12)",
+        {"server_step": {"name": "aggenhance-secure"}},
+    ),
+    "prior-samples": (
+        "FedAvg tuned on real samples at the server: a comparison, breaks privacy (AggEnhance, Figure 9)",
+        {"server_step": {"name": "prior-samples"}},
+    ),
+    "fd": (
+        "federated distillation: mean outputs by label go up and down, devices keep their models (Mix2FLD)",
+        {"upload": "outputs", "keep_weights": True, "terms": [{"name": "distill"}]},
+    ),
+    "fld": (
+        "outputs up, a model down, distilled on raw seeds at the server: breaks privacy (Mix2FLD, section III-A)",
+        {"upload": "outputs", "sharing": {"name": "raw-seeds"}, "server_step": {"name": "distill-to-model"}},
+    ),
+    "mixfld": (
+        "outputs up, a model down, distilled on mixed-up seeds (Mix2FLD, section III-B)",
+        {
+            "upload": "outputs",
+            "sharing": {"name": "mixed-seeds", "inverse": False},
+            "server_step": {"name": "distill-to-model"},
+        },
+    ),
+    "mix2fld": (
+        "outputs up, a model down, distilled on inversely mixed-up seeds (Mix2FLD, section III-C)",
+        {"upload": "outputs", "sharing": {"name": "mixed-seeds"}, "server_step": {"name": "distill-to-model"}},
+    ),
+    "xormixfl": (
+        "one shot: the server levels its labels with decoded XOR-encoded samples, and trains (XorMixFL)",
+        {"upload": "nothing", "sharing": {"name": "xor-seeds"}, "server_step": {"name": "train-on-seeds"}},
+    ),
+    "mixfl": (
+        "one shot: the server levels its labels with mixed-up samples, and trains (XorMixFL, section 1)",
+        {"upload": "nothing", "sharing": {"name": "mixed-target-seeds"}, "server_step": {"name": "train-on-seeds"}},
+    ),
+    "vanilla-fl": (
+        "one shot: FedAvg, for one round of training until convergence (XorMixFL, section 4)",
+        {},
+    ),
+    "standalone": (
+        "the server trains on its own samples alone (XorMixFL, section 4)",
+        {"upload": "nothing", "sharing": {"name": "base-samples"}, "server_step": {"name": "train-on-seeds"}},
+    ),
+    "fed-augmix": (
+        "augmented views of each image, held to the image's own outputs (Fed-AugMix)",
+        {"objective": {"name": "augmix"}},
+    ),
+    "noise-mix": (
+        "control: NaiveMix with random noise for means (FedMix, Table 9)",
+        {"sharing": {"name": "noise"}, "objective": {"name": "naivemix"}},
+    ),
+    "local-means": (
+        "control: NaiveMix with the client's own means only (FedMix, Table 9)",
+        {"sharing": {"name": "local-means"}, "objective": {"name": "naivemix"}},
+    ),
+    "naivemix-hidden": (
+        "NaiveMix on hidden states (FedMix, appendix E)",
+        {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "naivemix"}},
+    ),
+    "fedmix-hidden": (
+        "FedMix on hidden states (FedMix, appendix E)",
+        {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "fedmix"}},
+    ),
+}
+
+PROXIMAL = {"name": "proximal"}
+
+AUGMENTED = ("naivemix", "fedmix")
+"""Methods that have a name with Fed-AugMix, too; any other objective can stand as `augmix`'s base as well."""
+
+
+def presets() -> dict[str, tuple[str, dict[str, Any]]]:
+    """All named methods: name -> (what it is, its parts).
+
+    Some exist with Fed-AugMix's divergence on their loss; those that train clients exist with FedProx's term too.
+    """
+    with_views = {
+        f"{name}+fed-augmix": (
+            f"Fed-AugMix on: {SINGLE[name][0]}",
+            {**SINGLE[name][1], "objective": {"name": "augmix", "base": SINGLE[name][1]["objective"]}},
+        )
+        for name in AUGMENTED
+    }
+    several = SINGLE | with_views
+    with_prox = {
+        "fedprox" if name == "fedavg" else f"fedprox+{name}": (
+            "FedAvg with a proximal term (Li et al. 2020)" if name == "fedavg" else f"FedProx with: {text}",
+            {**spec, "terms": [*spec.get("terms", []), PROXIMAL]},
+        )
+        for name, (text, spec) in several.items()
+        if spec.get("upload") != "nothing"
+    }
+    return several | with_prox
+
+
+def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
+    """A method's parts: its preset, with the fields that ``spec`` gives laid over it.
+
+    ``spec`` is ``{name = "fedmix", objective = {lambda = 0.2}}``; without a name it is parts alone. A part
+    table without a name changes options of the preset's part; one with another name replaces it.
+    """
+    given = dict(spec)
+    name = given.pop("name", None)
+    if name is None:
+        return given
+    all_presets = presets()
+    if name not in all_presets:
+        raise FedblendError(
+            f"{where}.name: unknown method '{name}'{did_you_mean(str(name), all_presets)}; "
+            f"valid: {', '.join(all_presets)}"
+        )
+    parts = dict(all_presets[name][1])
+    for field, value in given.items():
+        parts[field] = overlay(parts.get(field), value)
+    return parts
+
+
+def overlay(preset: Any, given: Any) -> Any:
+    """Lay a part's given options over the preset's, and those of a part within it alike."""
+    if isinstance(given, Mapping) and isinstance(preset, Mapping):
+        if "name" in given and given["name"] != preset.get("name"):
+            return dict(given)
+        return {**preset, **{field: _overlay_part(preset.get(field), value) for field, value in given.items()}}
+    return given
+
+
+def _overlay_part(preset: Any, given: Any) -> Any:
+    return overlay(preset, given) if isinstance(preset, Mapping) and "name" in preset else given

@@ -1,0 +1,62 @@
+"""Set a run up from its experiment: load and split the data, fit the scale, build the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedblend.core.dataset import Dataset
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Task
+from fedblend.core.random import lent_generator
+from fedblend.core.setup import World
+from fedblend.data.partitions import prepare
+from fedblend.experiment.config import Experiment
+
+
+def make_setup(experiment: Experiment, data: Dataset | None = None) -> World:
+    """Load the data (unless given), split them, fit the scale and build the model with its first weights."""
+    data = data or experiment.data.load()
+    population = prepare(
+        experiment.partition,
+        data,
+        experiment.seed,
+        fraction=experiment.fraction,
+        holdout=experiment.holdout,
+    )
+    scale = experiment.scale.fit(data)
+    task = Task(data.task, data.outputs)
+    experiment.method.upload.require_possible(task)
+    sample = scale(data.train.x[:1])
+    with lent_generator(experiment.seed, "model"):
+        model = experiment.model.build(tuple(sample.shape[1:]), task.outputs)
+    _try(model, sample, task, experiment)
+    return World(experiment, data, population, scale, model, task)
+
+
+def _try(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:
+    """Refuse a model that cannot take the data, before anything is trained."""
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(sample)
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+        raise FedblendError(
+            f"model: {experiment.model.name} cannot take samples of shape {list(sample.shape[1:])}: {error}"
+        ) from None
+    finally:
+        model.train(was_training)
+    if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != (1, task.outputs):
+        given = (
+            f"shape {list(outputs.shape)}" if isinstance(outputs, torch.Tensor) else f"type {type(outputs).__name__}"
+        )
+        raise FedblendError(
+            f"model: {experiment.model.name} gives outputs of {given} for one sample; valid: [1, {task.outputs}]"
+        )
+    layer = getattr(experiment.method.objective, "layer", None)
+    stages: Any = getattr(model, "stages", None)
+    if layer is not None and (stages is None or layer >= len(stages)):
+        most = "no layers to choose from" if stages is None else f"{len(stages)} layers; valid: 1 to {len(stages) - 1}"
+        raise FedblendError(f"method.objective.layer: {layer}: {experiment.model.name} has {most}")

@@ -1,0 +1,64 @@
+"""Tables of plain data: TOML in, TOML out, and fields that are named by their path."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedblend.core.errors import FedblendError
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """A TOML file as plain data. Raises :class:`FedblendError` if it is missing or malformed."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedblendError(f"{path}: no such file; give the path of an experiment file (TOML)") from None
+    except IsADirectoryError:
+        raise FedblendError(f"{path}: is a folder; give the path of an experiment file (TOML)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedblendError(f"{path}: is not valid TOML: {error}") from None
+
+
+def write_toml(table: Mapping[str, Any]) -> str:
+    """Plain data as TOML text."""
+    return tomli_w.dumps(dict(table))
+
+
+def set_field(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set ``a.b.c`` in nested tables, in place; names given as bare strings become tables on the way."""
+    *outer, last = path.split(".")
+    for step in outer:
+        inner = table.get(step)
+        if isinstance(inner, str):
+            inner = {"name": inner}
+        table[step] = dict(inner) if isinstance(inner, Mapping) else {}
+        table = table[step]
+    table[last] = value
+
+
+def unset_field(table: dict[str, Any], path: str) -> None:
+    """Take ``a.b.c`` out of nested tables, in place, where it is there."""
+    *outer, last = path.split(".")
+    for step in outer:
+        inner = table.get(step)
+        if not isinstance(inner, Mapping):
+            return
+        table[step] = table = dict(inner)
+    table.pop(last, None)
+
+
+def parse_value(text: str) -> Any:
+    """A value from the command line, read as TOML where it is TOML, else as a plain string.
+
+    >>> parse_value("0.1"), parse_value("true"), parse_value("fedmix"), parse_value("[1, 2]")
+    (0.1, True, 'fedmix', [1, 2])
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,63 @@
+"""What a user's own model takes: all that methods have to know of data that fedblend does not load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Task
+from fedblend.data.scale import Scaler
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The form of one input, how it comes from a picture or feature in [0, 1], and what the model says of it.
+
+    ``shape`` is that of one input without the batch: [features] or [channels, height, width]. ``outputs`` is the number
+    of classes, or of numbers in regression. An input is (u - ``mean``) / ``std`` of u in [0, 1] with ink as 1, as
+    torchvision's ``Normalize`` makes it: one number, or one for each channel (or feature). Only methods that make or
+    augment pictures use them. Raises :class:`FedblendError`.
+    """
+
+    shape: tuple[int, ...]
+    outputs: int
+    mean: float | Sequence[float] = 0.0
+    std: float | Sequence[float] = 1.0
+    kind: Literal["classification", "regression"] = "classification"
+
+    def __post_init__(self) -> None:
+        if not self.shape or not all(type(size) is int and size > 0 for size in self.shape):
+            raise FedblendError(f"inputs: shape: {self.shape!r} is not valid: whole numbers from 1 up, at least one")
+        if type(self.outputs) is not int or self.outputs < 1:
+            raise FedblendError(f"inputs: outputs: {self.outputs!r} is not valid: a whole number from 1 up")
+        if self.kind not in ("classification", "regression"):
+            raise FedblendError(f"inputs: kind: {self.kind!r} is not valid: classification, regression")
+        for field, least in (("mean", -math.inf), ("std", 0.0)):
+            values = getattr(self, field)
+            numbers = [values] if isinstance(values, (int, float)) else list(values)
+            if len(numbers) not in (1, self.shape[0]) or not all(least < n < math.inf for n in numbers):
+                above = " above 0" if field == "std" else ""
+                raise FedblendError(
+                    f"inputs: {field}: {values!r} is not valid: one number{above}, or one for each of {self.shape[0]}"
+                )
+
+    @property
+    def task(self) -> Task:
+        """The task, with its loss."""
+        return Task(self.kind, self.outputs)
+
+    @property
+    def scale(self) -> Scaler:
+        """The scale of inputs: they are used as they are, and the way to [0, 1] and back is known."""
+        mean, std = (
+            torch.as_tensor(value, dtype=torch.float32).flatten().expand(self.shape[0]).clone()
+            for value in (self.mean, self.std)
+        )
+        as_they_are = torch.ones_like(mean), torch.zeros_like(mean)
+        form = (-1, *[1] * (len(self.shape) - 1))
+        return Scaler("own", False, *(t.reshape(form) for t in (*as_they_are, std, mean)))

@@ -1,0 +1,67 @@
+"""Where a site's work is done: its own client in one round, with all that the work may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context
+
+from fedblend.core.setup import World
+from fedblend.engines.loop import LoopEngine
+from fedblend.flower.messages import Spoken, Tensors, arrays
+from fedblend.flower.site import Site
+
+
+@dataclass(frozen=True)
+class Here:
+    """A client at its site, in one round: its world and engine, what it remembers, and what the site allows."""
+
+    engine: LoopEngine
+    site: Site
+    client: int
+    round: int
+    memory: Memory
+
+    @property
+    def world(self) -> World:
+        """What the engine works on."""
+        return self.engine.world
+
+    @property
+    def size(self) -> int:
+        """Samples that the client holds in this round."""
+        return int(self.world.sizes(self.round)[self.client])
+
+
+Work = Callable[[Here, dict[str, Any], Tensors], Spoken]
+"""What answers a message: words and tensors, from those that a site was told."""
+
+
+class Memory:
+    """Tables of tensors by name, each with a mark that says which one it is (a round, a digest).
+
+    Flower hands the context of a node to every process that answers one of its messages, for as long as the run and
+    the SuperNode live.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.state = context.state
+
+    def keep(self, name: str, mark: str, tensors: Tensors) -> None:
+        """Remember a table in place of the one before."""
+        self.state[name] = arrays(tensors)
+        self.state[f"{name}-mark"] = ConfigRecord({"mark": mark})
+
+    def mark(self, name: str) -> str | None:
+        """The mark of the table that is remembered, or ``None`` where none is."""
+        marks = self.state.config_records
+        return str(marks[f"{name}-mark"]["mark"]) if f"{name}-mark" in marks else None
+
+    def recall(self, name: str, mark: str) -> dict[str, torch.Tensor] | None:
+        """The table of this mark, or ``None`` where another one, or none, is remembered."""
+        if self.mark(name) != mark:
+            return None
+        return {key: torch.from_numpy(array.numpy()) for key, array in self.state.array_records[name].items()}

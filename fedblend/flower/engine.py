@@ -1,0 +1,303 @@
+"""The engine of a real federation: each client is a site, which is reached by Flower's messages."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from torch import nn
+
+from fedblend.core.aggregator import Weighed
+from fedblend.core.engine import Collected, Scores, Tensors, Trained, TrainTask
+from fedblend.core.errors import FedblendError, by_reason, legible, listed
+from fedblend.core.random import stream
+from fedblend.core.setup import World, known_of, reference_device
+from fedblend.core.sharing import Payload, Pool
+from fedblend.core.trees import named
+from fedblend.core.upload import bytes_of, fault_of
+from fedblend.engines.distributed.serialization import pool_tensors
+from fedblend.engines.loop import LoopEngine
+from fedblend.flower.audit import digest_of
+from fedblend.flower.messages import arrays
+from fedblend.flower.payload_checks import fault_of_shared, unlike
+from fedblend.flower.scoring import score_held, score_own
+from fedblend.flower.secure_aggregation.masks import about_sum
+from fedblend.flower.secure_aggregation.server import Masks
+from fedblend.flower.secure_aggregation.sharing import shared_sums
+from fedblend.flower.sites import Order, Reply, Sites
+from fedblend.flower.work import LACKS, asked_of, runs_of
+from fedblend.methods.aggregators.secure import SecureMean, Total
+from fedblend.methods.sharing.secure_means import SecureMeans
+
+log = logging.getLogger("flwr")
+
+MARK = "kept"
+"""The one tensor that stands for a client's own weights at the server: the round that they are of."""
+
+
+LARGEST = sys.float_info.max
+"""What a loss lies below; JSON also has whole numbers that no float holds."""
+
+
+class FlowerEngine:
+    """Sends a round's work to the sites, and brings their answers together in order of client.
+
+    Weights that clients go on from (federated distillation, a lost downlink) never leave them: here stands only the
+    round that they are of, which a checkpoint keeps too.
+    """
+
+    secret_noise = True
+
+    def __init__(self, world: World, sites: Sites) -> None:
+        self.world, self.sites = world, sites
+        self.inner = LoopEngine(world, world.experiment.device)
+        self._told: dict[int, tuple[int, str]] = {}
+        self._digest: tuple[Pool | None, str] = (None, "")
+        self._informed: tuple[int, frozenset[int]] = (-1, frozenset())
+        self._held: dict[int, Tensors] = {}
+        self._good: tuple[int, list[int]] = (0, [])
+        self._beside: dict[tuple[str, str], int] = {}
+
+    def share(
+        self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
+    ) -> Iterator[tuple[int, Payload]]:
+        """Ask clients to share; those whose sites refuse or fail are left out, with a warning.
+
+        Raises :class:`FedblendError` if none of them gives anything and one of them has failed.
+        """
+        asked = list(clients)
+        sharing = self.world.experiment.method.sharing
+        if isinstance(sharing, SecureMeans):
+            yield from self._share_sums(round, sharing, asked).items()
+            return
+        tables = (arrays(named("weights/", weights)),) if sharing.each_round else ()
+        requests = self.world.requests(sizes)
+        orders = {client: Order(asked_of(requests.get(client)), tables) for client in asked}
+        replies = self.sites.exchange("query.share", round, orders)
+        faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
+        payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
+        classes = self.world.task.outputs
+        faults |= {c: fault for c, payload in payloads.items() if (fault := fault_of_shared(payload, classes))}
+        payloads = {client: payload for client, payload in payloads.items() if client not in faults}
+        faults |= unlike(payloads, rows=True)
+        good = {client: payload for client, payload in payloads.items() if client not in faults}
+        _tell_of(faults, round, bool(good))
+        if sharing.each_round:
+            self._informed = (round, frozenset(c for c in asked if replies[c].fault is None))
+        yield from good.items()
+
+    def _share_sums(self, round: int, sharing: SecureMeans, asked: Sequence[int]) -> dict[int, Payload]:
+        """Have clients share under masks; the keys and shares that this takes are counted with the round's training."""
+        world = self.world
+        like = sharing.form(world.scale(world.data.test.x[:1]), world.task.outputs)
+        made = shared_sums(self.sites, round, sharing, asked, stream(world.experiment.seed, "pool", round), like)
+        _tell_of(made.faults, round, bool(made.payloads))
+        self._beside = {("up", "keys"): made.up, ("down", "keys"): made.down}
+        return made.payloads
+
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+        """Train clients in this process; a round's cohort goes through :meth:`collect`."""
+        return self.inner.train(task, clients)
+
+    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
+        """Have the clients' sites train, check what they send, and keep of it what the aggregator needs."""
+        collected = self._collect(task, clients, lost)
+        beside, self._beside = self._beside, {}
+        collected.beside = {key: beside.get(key, 0) + collected.beside.get(key, 0) for key in beside | collected.beside}
+        return collected
+
+    def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
+        kind = self.world.experiment.method.upload
+        aggregator = kind.aggregator(self.world.experiment.method.aggregator)
+        if isinstance(aggregator, SecureMean):
+            return self._collect_sum(task, clients, lost, aggregator)
+        collected = Collected()
+        begin = time.perf_counter()
+        replies = self._trained(task, clients)
+        collected.seconds = time.perf_counter() - begin
+        server_step = self.world.experiment.method.server_step
+        like = kind.like(task.weights, self.world.task)
+
+        def uploads() -> Iterator[Weighed]:
+            for client in clients:
+                reply = replies.pop(client)
+                collected.sent += bytes_of(reply.tensors)
+                fault = reply.fault
+                if fault is None and self.world.experiment.keeps_weights:
+                    collected.own[client] = {MARK: torch.tensor(task.round)}
+                if client in lost:
+                    continue
+                fault = fault or kind.fault(reply.tensors, task.weights, self.world.task)
+                fault = fault or self._fault_of_words(reply.words, int(task.sizes[client]))
+                if fault:
+                    collected.refused.append({"client": client, "reason": fault})
+                    continue
+                upload = {name: reply.tensors[name] for name in like}
+                collected.good.append((client, reply.words["samples"], reply.words["loss"]))
+                if server_step.looks_at_uploads and not server_step.asks_clients:
+                    collected.held[client] = upload
+                yield upload, float(reply.words["samples"])
+
+        collected.partial = aggregator.partial(uploads())
+        self._held, self._good = collected.held, (task.round, [client for client, _, _ in collected.good])
+        return collected
+
+    def _collect_sum(
+        self, task: TrainTask, clients: Sequence[int], lost: Collection[int], aggregator: SecureMean
+    ) -> Collected:
+        """Have the clients' sites train and send masked models, and take the masks off their sum alone."""
+        collected, begin = Collected(), time.perf_counter()
+        cohort = [int(task.sizes[client]) for client in clients]
+        share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
+        total = sum(map(aggregator.weight_of, cohort))
+        about = about_sum(self.sites.about, task.round, task.weights, total)
+        masks = Masks(self.sites, task.round, aggregator.threshold(len(clients)), about=about)
+        part = masks.begin(clients)
+        extra = {client: Order({"total": total}, (masks.table_for(client),)) for client in part}
+        replies = self._trained(task, part, extra)
+        length = sum(tensor.numel() for tensor in task.weights.values())
+        like, vectors, faults = {"masked": torch.empty(length, dtype=torch.int32)}, {}, dict(masks.faults)
+        for client, reply in replies.items():
+            collected.sent += bytes_of(reply.tensors)
+            fault = reply.fault or fault_of(reply.tensors, like)
+            fault = fault or self._fault_of_words(reply.words, int(task.sizes[client]))
+            if fault:
+                faults[client] = fault
+            elif client not in lost:
+                vectors[client] = reply.tensors["masked"]
+                collected.good.append((client, reply.words["samples"], reply.words["loss"]))
+            if reply.fault is None and self.world.experiment.keeps_weights:
+                collected.own[client] = {MARK: torch.tensor(task.round)}
+        collected.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
+        collected.refused = [{"client": c, "reason": faults[c]} for c in clients if c in faults and c not in lost]
+        collected.beside = {("up", "keys"): masks.up, ("down", "keys"): masks.down}
+        collected.seconds = time.perf_counter() - begin
+        self._held, self._good = {}, (task.round, sorted(vectors))
+        return collected
+
+    def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
+        """Put the server step's question to the sites, if it is they who answer; else to the uploads that are here."""
+        step = self.world.experiment.method.server_step
+        if not step.asks_clients:
+            yield from step.answers(self._held, question, known_of(self.world, self.server_model())).items()
+            return
+        round, good = self._good
+        replies = self.sites.exchange("query.ask", round, dict.fromkeys(good, Order({}, (arrays(question),))))
+        faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
+        payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults}
+        faults |= unlike(payloads, rows=False)
+        for client, reason in faults.items():
+            log.warning("fedblend: round %s: client %s does not answer: %s", round + 1, client, reason)
+        if faults and len(faults) == len(good):
+            raise FedblendError(f"round {round + 1}: no site answers the server step ({_in_one_line(faults)})")
+        yield from ((client, payload) for client, payload in payloads.items() if client not in faults)
+
+    def score(self, weights: Tensors, held: bool = False) -> Scores:
+        """Score the server's test samples here; those that clients hold out, and weights that a client keeps, there."""
+        own = str(int(weights[MARK])) if set(weights) == {MARK} else None
+        if held and own is not None:
+            raise FedblendError("judge: a device's model cannot be tested at other clients; valid: holdout = 0")
+        if held:
+            return score_held(self.sites, self.world.population, weights)
+        if own is None:
+            return self.inner.score(weights)
+        return score_own(self.sites, reference_device(self.world), own, len(self.world.data.test))
+
+    def server_model(self) -> nn.Module:
+        """A module for functional calls with any weights, in evaluation mode, for the server step."""
+        return self.inner.server_model()
+
+    def close(self) -> None:
+        """Nothing to let go of: sites wait for the next run."""
+
+    def _trained(
+        self, task: TrainTask, clients: Sequence[int], extra: Mapping[int, Order] | None = None
+    ) -> dict[int, Reply]:
+        """Every client's reply; those that lack what they were sent before get it again. ``extra`` goes with both."""
+        # First, since a node that was restarted has lost what it was sent before.
+        self.sites.meet()
+        shared = {"weights": arrays(named("weights/", task.weights)), "pool": self._pool_table(task)}
+        extra = extra or {}
+        orders = {client: _joined(self._order(task, client, shared, set()), extra.get(client)) for client in clients}
+        replies = self.sites.exchange("train", task.round, orders)
+        lacking = {c: reply.words[LACKS] for c, reply in replies.items() if LACKS in reply.words}
+        if lacking:
+            again = {c: _joined(self._order(task, c, shared, {"model", "pool"}), extra.get(c)) for c in lacking}
+            replies |= self.sites.exchange("train", task.round, again)
+        if task.pool is not None:
+            version = self._version(task.pool)
+            nodes = self.sites.nodes
+            self._told |= {c: (nodes[c], version) for c in clients if c in nodes and replies[c].fault is None}
+        still = {c: Reply(fault="it lacks what it was sent twice") for c in lacking if LACKS in replies[c].words}
+        return {client: still.get(client) or replies[client] for client in clients}
+
+    def _order(self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], anew: set[str]) -> Order:
+        """What one client is told for a round; ``anew`` is what it is sent though it was before."""
+        method = self.world.experiment.method
+        words: dict[str, Any] = {"begins": "round", "mark": None, "pool": None}
+        tables = []
+        if client in task.own:
+            words |= {"begins": "own", "mark": _mark(task.start_of(client))}
+        elif task.round == self._informed[0] and client in self._informed[1] and "model" not in anew:
+            words["begins"] = "shared"
+        else:
+            tables.append(shared["weights"])
+        if said := task.said_to(client) if any(term.uses_outputs for term in method.terms) else {}:
+            tables.append(arrays(named("said/", said)))
+        if task.pool is not None:
+            words |= {"pool": self._version(task.pool), "owners": runs_of(task.pool.owner)}
+            if method.sharing.travels and (
+                "pool" in anew or self._told.get(client) != (self.sites.nodes.get(client), words["pool"])
+            ):
+                tables.append(shared["pool"])
+        return Order(words, tuple(tables))
+
+    def _pool_table(self, task: TrainTask) -> ArrayRecord:
+        travels = self.world.experiment.method.sharing.travels
+        return arrays(named("pool/", task.pool.tensors) if task.pool is not None and travels else {})
+
+    def _version(self, pool: Pool) -> str:
+        """A word for a pool that changes with what is in it."""
+        if self._digest[0] is not pool:
+            self._digest = (pool, digest_of(pool_tensors(pool)))
+        return self._digest[1]
+
+    def _fault_of_words(self, words: Mapping[str, Any], size: int) -> str | None:
+        """What is wrong with what a site says beside its upload."""
+        samples, loss = words.get("samples"), words.get("loss")
+        if type(samples) is not int or samples != size:
+            return legible(f"it says that it trained on {samples!r} samples, and holds {size}")
+        if loss is not None and type(loss) not in (int, float):
+            return legible(f"its loss is {loss!r}")
+        if loss is None or not -LARGEST < loss < LARGEST:
+            return "its loss is NaN or infinite (a learning rate too large?)"
+        return None
+
+
+def _joined(one: Order, other: Order | None) -> Order:
+    """Both orders as one."""
+    return one if other is None else Order({**one.words, **other.words}, one.tables + other.tables)
+
+
+def _mark(start: Tensors) -> str | None:
+    """The round that a client's own weights are of; ``None`` where it has only the first ones, which all know."""
+    return str(int(start[MARK])) if set(start) == {MARK} else None
+
+
+def _tell_of(faults: Mapping[int, str], round: int, others: bool) -> None:
+    """Warn of clients that share nothing. Raises :class:`FedblendError` if there are no others."""
+    for client, reason in faults.items():
+        log.warning("fedblend: round %s: client %s shares nothing: %s", round + 1, client, reason)
+    if faults and not others:
+        raise FedblendError(f"round {round + 1}: no site shares anything ({_in_one_line(faults)})")
+
+
+def _in_one_line(faults: Mapping[int, str]) -> str:
+    reasons = by_reason(faults.items())
+    return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())

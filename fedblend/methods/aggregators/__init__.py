@@ -1,0 +1,20 @@
+"""Aggregators: how uploads become one. Importing this package registers them all."""
+
+from fedblend.core.aggregator import Aggregator
+from fedblend.methods.aggregators.krum import Krum, MultiKrum
+from fedblend.methods.aggregators.mean import Sums, WeightedMean
+from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
+from fedblend.methods.aggregators.secure import SecureMean, Total
+
+__all__ = [
+    "Aggregator",
+    "IntervalMean",
+    "Krum",
+    "Median",
+    "MultiKrum",
+    "SecureMean",
+    "Sums",
+    "Total",
+    "TrimmedMean",
+    "WeightedMean",
+]

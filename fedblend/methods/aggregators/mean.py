@@ -1,0 +1,85 @@
+"""The weighted mean of FedAvg."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from fedblend.core.aggregator import Aggregator, Tensors, Weighed
+from fedblend.core.registry import part
+from fedblend.methods.aggregators.compiled import add_weighted
+
+
+@dataclass
+class Sums:
+    """Weighted sums of uploads in float64, with the tensors' own types; sums of several machines add up."""
+
+    weight: float = 0.0
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    kinds: dict[str, torch.dtype] = field(default_factory=dict)
+
+    def add(self, tensors: Tensors, weight: float) -> None:
+        """Add one upload; one of weight 0 counts for nothing."""
+        if weight == 0:
+            return
+        self.weight += weight
+        for name, tensor in tensors.items():
+            if name in self.tensors:
+                add_weighted(self.tensors[name], tensor, weight)
+            else:
+                self.tensors[name] = tensor.double() * weight
+                self.kinds[name] = tensor.dtype
+
+    def unrounded(self) -> Sums:
+        """The same sums, with a mean that stays in float64 where the tensors hold real numbers."""
+        kinds = {n: torch.float64 if kind.is_floating_point else kind for n, kind in self.kinds.items()}
+        return replace(self, kinds=kinds)
+
+    def mean(self) -> dict[str, torch.Tensor]:
+        """The sums over the weight; whole-number tensors (batch norm's counters) are rounded."""
+        return {name: as_stored(t / self.weight, self.kinds[name]) for name, t in self.tensors.items()}
+
+
+def as_stored(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """Values in a tensor's own type, rounded where that holds whole numbers."""
+    return (values if kind.is_floating_point else values.round()).to(kind)
+
+
+@part("aggregator", "mean")
+class WeightedMean(Aggregator):
+    """sum_k p_k w_k with p_k = n_k / sum n over the round's clients (FedAvg; FedMix, section 3.1).
+
+    The further 1/K in FedMix's Algorithms 1 and 3 would shrink the weights and is left out. Uploads are
+    used one at a time and may be freed after; sums are in float64, so that equal uploads average to
+    themselves and the mean lies in their convex hull.
+    """
+
+    by: Literal["samples", "clients"] = "samples"
+    """What counts: samples, or clients, each of which then counts alike (noise at the server needs that)."""
+
+    @property
+    def is_plain_mean(self) -> bool:
+        """Whether clients count alike."""
+        return self.by == "clients"
+
+    def partial(self, uploads: Iterable[Weighed]) -> Sums:
+        """The weighted sums."""
+        sums = Sums()
+        for tensors, weight in uploads:
+            sums.add(tensors, weight if self.by == "samples" else float(weight > 0))
+        return sums
+
+    def unrounded(self, partial: Any) -> Any:
+        """The same sums, whose mean stays in float64."""
+        return partial.unrounded() if isinstance(partial, Sums) else partial
+
+    def finish(self, partial: Sums, weights: Tensors) -> dict[str, torch.Tensor]:
+        """The mean."""
+        return partial.mean()
+
+    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
+        """The mean of uploads."""
+        return self.partial(uploads).mean()

@@ -1,0 +1,119 @@
+"""Aggregators by order statistics: each parameter's values over the clients, without the outermost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import pydantic
+import torch
+from pydantic import Field
+
+from fedblend.core.aggregator import Aggregator, Tensors, Weighed, counting
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Float, part
+from fedblend.methods.aggregators.compiled import mean_of_order, mean_within
+from fedblend.methods.aggregators.mean import WeightedMean, as_stored
+
+
+@part("aggregator", "median")
+class Median(Aggregator):
+    """The median of each parameter over the clients; of an even number, the mean of the two in the middle.
+
+    Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", Algorithm 1, option
+    I. Every upload counts once, however many samples it was trained on, as in the paper, whose workers hold equally
+    many. Fewer than half of the clients cannot move a parameter beyond the others' values. Whole-number tensors
+    are rounded.
+    """
+
+    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
+        """The medians."""
+        kept = counting(uploads)
+        return _means_of_order(kept, (len(kept) - 1) // 2)
+
+
+@part("aggregator", "trimmed-mean")
+class TrimmedMean(Aggregator):
+    """The mean of each parameter over the clients without its largest and its smallest values.
+
+    Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", Algorithm 1, option
+    II, with beta = ``share``. Every upload counts once, as in the paper. Of K uploads beta K are left out at each
+    end, rounded down; so many clients cannot move a parameter beyond the others' values. Whole-number tensors are
+    rounded. AggEnhance's "trimmed mean" is the aggregator `interval-mean`.
+    """
+
+    share: Annotated[Float, Field(ge=0, lt=0.5)] = 0.1
+    """Share of the uploads that is left out at each end, for each parameter by itself."""
+
+    def require_possible(self, cohort: int) -> None:
+        """Refuse a share so small that nothing is left out."""
+        if self.share > 0 and not self.trimmed(cohort):
+            least = math.ceil(1000 / cohort) / 1000
+            valid = f"from {least} to below 0.5, or 0" if cohort > 2 else "0, or a train.cohort of 3 or more"
+            raise FedblendError(
+                f"method.aggregator.share: {self.share} of a train.cohort of {cohort} is less than one client, so that "
+                f"nothing would be left out; valid: {valid}"
+            )
+
+    def trimmed(self, uploads: int) -> int:
+        """Of how many uploads so many are left out at each end.
+
+        >>> TrimmedMean(share=0.29).trimmed(100), TrimmedMean(share=0.49).trimmed(2)
+        (29, 0)
+        """
+        # Rounded first, or 0.29 * 100 would be 28.
+        return min(int(round(self.share * uploads, 9)), (uploads - 1) // 2)
+
+    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
+        """The trimmed means."""
+        kept = counting(uploads)
+        return _means_of_order(kept, self.trimmed(len(kept)))
+
+
+def _means_of_order(uploads: list[Tensors], trimmed: int) -> dict[str, torch.Tensor]:
+    """Of each parameter the mean of its values without the ``trimmed`` smallest and largest."""
+    return {
+        name: as_stored(mean_of_order([u[name] for u in uploads], trimmed, len(uploads) - trimmed), tensor.dtype)
+        for name, tensor in uploads[0].items()
+    }
+
+
+@part("aggregator", "interval-mean")
+class IntervalMean(Aggregator):
+    """w + the weighted mean of those updates w_k - w that lie in [low, high], for each parameter by itself.
+
+    AggEnhance, section 4.2: "we apply the averaging operator to the updates in [-0.5, 0.5]". An update is read as
+    what a client changed, w_k - w with w the round's weights; weights themselves leave the interval wherever a
+    normalisation scales by 1. The averaging operator is FedAvg's, weighted by samples, over the clients that are
+    left; where none is, the parameter stays as it was. Whole-number tensors (batch norm's counters) are no
+    parameters and get the plain weighted mean. The trimmed mean by rank is the aggregator `trimmed-mean`.
+    """
+
+    low: float = -0.5
+    """Smallest update that is averaged."""
+    high: float = 0.5
+    """Largest update that is averaged."""
+
+    @pydantic.model_validator(mode="after")
+    def _is_an_interval(self) -> IntervalMean:
+        if not self.low < self.high:
+            raise ValueError(f"low: {self.low} is not below high: {self.high}; valid: an interval such as [-0.5, 0.5]")
+        return self
+
+    def finish(self, partial: Any, weights: Tensors) -> dict[str, torch.Tensor]:
+        """The means, each of what lies within the interval around the round's weights."""
+        uploads: Sequence[Weighed] = [(tensors, weight) for tensors, weight in partial if weight > 0]
+        return {
+            name: self._parameter([u[name] for u, _ in uploads], [w for _, w in uploads], start.to(uploads[0][0][name]))
+            if start.is_floating_point()
+            else _plain(name, uploads)
+            for name, start in weights.items()
+        }
+
+    def _parameter(self, rows: list[torch.Tensor], shares: list[float], start: torch.Tensor) -> torch.Tensor:
+        return as_stored(mean_within(rows, shares, start, self.low, self.high), start.dtype)
+
+
+def _plain(name: str, uploads: Iterable[Weighed]) -> torch.Tensor:
+    return WeightedMean().aggregate(({name: tensors[name]}, weight) for tensors, weight in uploads)[name]

@@ -1,0 +1,70 @@
+"""AugMix's views as one operator: a C++ kernel on processors, plain PyTorch elsewhere; it stacks under ``torch.vmap``.
+
+A batch of ten images asks for some 120 operations on tiny pictures. In PyTorch's own operations that takes longer than
+the training step that they are made for (benchmarks/augmix.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedblend._kernels import build
+from fedblend._kernels.tracing import opaque
+
+SOURCE = Path(__file__).with_name("augmix.cpp")
+
+
+def library() -> ctypes.CDLL | None:
+    """The kernel; ``None`` where there is no compiler."""
+    return build.library(SOURCE)
+
+
+def blend_images(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+    """Views float32 [..., V, B, C, H, W] in [0, 1] of images uint8 [..., B, C, H, W].
+
+    ``operation`` int8 [..., B, V, chains, depth], ``level`` float32 alike, ``mix`` float32 [..., B, V, 1 + chains].
+    """
+    if greys.device.type != "cpu" or library() is None:
+        from fedblend.methods.augment.operations import blended, kept_constants
+
+        return blended(greys.double(), operation, level, mix, kept_constants(*greys.shape[-2:], greys.device)).float()
+    *leading, batch, channels, height, width = greys.shape
+    views, chains, depth = operation.shape[-3:]
+    made = torch.empty(*leading, views, batch, channels, height, width)
+    stacks = greys.numel() // max(1, batch * channels * height * width)
+    numbers = (stacks, batch, views, chains, depth, channels, height, width)
+    tensors = [t.contiguous() for t in (greys, operation, level, mix)]
+    call(numbers, *tensors, turned(), made)
+    return made
+
+
+def call(numbers: tuple[int, ...], *tensors: torch.Tensor) -> None:
+    """Run the kernel on contiguous tensors."""
+    kernel = library()
+    assert kernel is not None
+    kernel.augmix(*numbers, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
+
+
+@functools.cache
+def turned() -> torch.Tensor:
+    """Cosines and sines of whole degrees, float64 [61, 2]."""
+    from fedblend.methods.augment.operations import turns
+
+    return torch.tensor(turns(), dtype=torch.float64)
+
+
+def _stacked(info: Any, in_dims: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """One more leading dimension is nothing new."""
+    stacked = [
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(tensors, in_dims, strict=True)
+    ]
+    return blend(*stacked), 0
+
+
+blend = opaque("augmix", blend_images, _stacked)

@@ -1,0 +1,26 @@
+"""Objectives: what loss a client minimises on a batch, and terms that add to any of them."""
+
+from fedblend.core.objective import Batch, Context, Net, Objective, Plain, Plan, Task, Term
+from fedblend.methods.objectives.augmix import AugMix
+from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
+from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix
+from fedblend.methods.objectives.terms import Distill, Proximal
+
+__all__ = [
+    "AugMix",
+    "Batch",
+    "Context",
+    "Distill",
+    "FedMix",
+    "GlobalMixup",
+    "HiddenMix",
+    "LocalMix",
+    "NaiveMix",
+    "Net",
+    "Objective",
+    "Plain",
+    "Plan",
+    "Proximal",
+    "Task",
+    "Term",
+]

@@ -1,0 +1,142 @@
+"""Mixing with averaged data under MAFL: NaiveMix and FedMix, on inputs or on hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from fedblend.core.objective import Batch, Context, Net, Objective, Plan, Tensors
+from fedblend.core.registry import Count, Fraction, Int, NonNegative, part
+from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_loss
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class MeanMix(Objective):
+    """What NaiveMix and FedMix have in common: one entry (x_g, y_g) a batch, and a small fixed lambda."""
+
+    needs = ("x", "y")
+
+    lam: Fraction = 0.1
+    """Mixing ratio: the share of the mean in a mixed sample."""
+    mixed_share: Fraction = 1.0
+    """Share of the batches that are mixed; the others are plain (lambda = 0)."""
+    warmup: Annotated[Int, Field(ge=0)] = 0
+    """Rounds over which lambda rises linearly to its value."""
+    exclude_own: bool = False
+    """Pick no mean of the client's own; where there is no other, its batches stay plain."""
+
+    def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
+        """``lam`` float32 [steps] (0 where a batch stays plain) and ``entry`` int64 [steps]."""
+        steps = len(plan.sizes)
+        entry = draw_entries(rng, plan, (steps,), self.exclude_own)
+        rise = min(1.0, (plan.round + 1) / (self.warmup + 1))
+        mixed = (rng.random(steps) < self.mixed_share) & has_partner(plan, self.exclude_own)
+        return {"lam": np.where(mixed, self.lam * rise, 0.0).astype(np.float32), "entry": entry}
+
+
+def entry_of(drawn: Tensors, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    """The step's averaged sample x_g [...] and averaged target y_g [outputs]."""
+    # index_select, because indexing with a scalar tensor would wait for the device.
+    row = drawn["entry"].reshape(1)
+    return context.pool["x"].index_select(0, row)[0], context.pool["y"].index_select(0, row)[0]
+
+
+@part("objective", "naivemix")
+class NaiveMix(MeanMix):
+    """NaiveMix: plain mixup with averaged data of other clients (FedMix, equation 1)."""
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """Mean mixed loss of the batch."""
+        x_g, y_g = entry_of(drawn, context)
+        return mixed_loss(net, batch, x_g, y_g, drawn["lam"], context)
+
+
+@part("objective", "fedmix")
+class FedMix(MeanMix):
+    r"""FedMix: Global Mixup approximated by a Taylor term on averaged data (FedMix, equation 5, Algorithm 2).
+
+    With z = (1 - lambda) x and l the task's loss,
+
+        (1 - lambda) l(f(z), y)  +  lambda l(f(z), y_g)  +  c * mean_b < d l(f(z_b), y_b) / d z_b , x_g >
+
+    The derivative is taken at z, with respect to z, and gradients flow through it. One forward pass serves all
+    three terms, so dropout draws one mask. The options are readings of the paper.
+    """
+
+    taylor: Literal["algorithm", "proposition"] = "algorithm"
+    """Coefficient c: lambda (1 - lambda) as in Algorithm 2, or lambda as in Proposition 1; they differ by O(lambda^2).
+    """
+    average: Literal["sample", "twice"] = "sample"
+    """Average the inner products over the batch (equation 5), or divide by its size once more, as public
+    implementations do; that is no FedMix.
+    """
+    taylor_weight: NonNegative = 1.0
+    """Factor on c; 0 leaves the Taylor term out, for ablations."""
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """Mean FedMix loss of the batch."""
+        task, lam = context.task, drawn["lam"]
+        x_g, y_g = entry_of(drawn, context)
+
+        def own(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            outputs = net(z)
+            return task.loss(outputs, batch.y), outputs
+
+        gradient, own_loss, outputs = net.input_gradient(own, (1 - lam) * batch.x)
+        # `gradient` is that of the batch mean, so the plain sum is already the mean over the batch.
+        taylor = (gradient * x_g).sum()
+        if self.average == "twice":
+            taylor = taylor / len(batch.y)
+        factor = lam * (1 - lam) if self.taylor == "algorithm" else lam
+        return (1 - lam) * own_loss + lam * task.loss(outputs, y_g) + self.taylor_weight * factor * taylor
+
+
+class Tail:
+    """A staged model from layer ``start`` on, seen as a model whose inputs are hidden states."""
+
+    def __init__(self, net: Net, start: int) -> None:
+        self.net, self.first = net, start
+
+    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Outputs for hidden states ``x``."""
+        return self.net(x, self.first + start, None if stop is None else self.first + stop)
+
+    def input_gradient(
+        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As :meth:`Net.input_gradient`, with respect to the hidden states."""
+        return self.net.input_gradient(scalar, x)
+
+
+@part("objective", "hidden-mix")
+class HiddenMix(MeanMix):
+    """FedMix or NaiveMix on the hidden states after ``layer`` layers (FedMix, appendix E).
+
+    Needs the sharing ``hidden-means`` of the same layer. Each batch makes two steps: the mixing step sees
+    the client's hidden states as constants and so updates only the layers after ``layer``; a plain step
+    then updates all layers, and only to it are terms (FedProx's) added.
+    """
+
+    layer: Count = 2
+    """Layers before the hidden states that are mixed; the sharing must have the same."""
+    form: Literal["fedmix", "naivemix"] = "fedmix"
+    """The loss on the hidden states."""
+
+    def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
+        """The mixing step, then the plain one."""
+        return (self.mix, self.plain)
+
+    def mix(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """Mean mixed loss of the batch on hidden states."""
+        hidden = net(batch.x, 0, self.layer).detach()
+        inner: Objective = (FedMix if self.form == "fedmix" else NaiveMix)(lam=self.lam)
+        return inner.loss(Tail(net, self.layer), Batch(hidden, batch.y), drawn, context)
+
+    def plain(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """Mean loss of the batch."""
+        return context.task.loss(net(batch.x), batch.y)

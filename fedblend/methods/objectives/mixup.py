@@ -1,0 +1,101 @@
+"""Mixup of whole samples: within a client (LocalMix), or with everyone's raw data (Global Mixup)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedblend.core.objective import Batch, Context, Net, Objective, Plan, Tensors
+from fedblend.core.registry import Fraction, Positive, part
+
+
+def mixed_loss(
+    net: Net, batch: Batch, x_other: torch.Tensor, y_other: torch.Tensor, lam: torch.Tensor, context: Context
+) -> torch.Tensor:
+    """(1 - lam) l(f(x~), y) + lam l(f(x~), y_other) at x~ = (1 - lam) x + lam x_other.
+
+    This is l(f(x~), y~) of FedMix's equation 3 up to a constant, since the loss is linear in the target
+    (footnote 2). ``x_other`` and ``y_other`` may lack the batch dimension.
+    """
+    outputs = net(torch.lerp(batch.x, x_other.expand_as(batch.x), lam))
+    return (1 - lam) * context.task.loss(outputs, batch.y) + lam * context.task.loss(outputs, y_other)
+
+
+def draw_ratio(rng: np.random.Generator, steps: int, lam: float | None, alpha: float) -> np.ndarray:
+    """One mixing ratio a step, float32 [steps]: Beta(alpha, alpha), or ``lam`` where it is fixed."""
+    ratios = rng.beta(alpha, alpha, steps) if lam is None else np.full(steps, lam)
+    return ratios.astype(np.float32)
+
+
+@part("objective", "localmix")
+class LocalMix(Objective):
+    """Mixup within the client's own batch (FedMix, figure 1b).
+
+    Each sample is mixed with another one of its batch, x~ = (1 - lambda) x_i + lambda x_j. lambda is drawn
+    from Beta(alpha, alpha) at each step, or fixed where ``lambda`` is given.
+    """
+
+    lam: Fraction | None = None
+    """Mixing ratio; without it one is drawn from Beta(alpha, alpha) at each step."""
+    alpha: Positive = 1.0
+    """Both parameters of the Beta distribution."""
+
+    def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
+        """``lam`` float32 [steps], and ``partner`` int64 [steps, width]: a permutation of each batch."""
+        steps = len(plan.sizes)
+        order = rng.random((steps, plan.width))
+        # Places beyond a short batch sort last, so the first `size` entries permute the batch itself.
+        order[np.arange(plan.width) >= plan.sizes[:, None]] = 2.0
+        return {"lam": draw_ratio(rng, steps, self.lam, self.alpha), "partner": order.argsort(1)}
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """Mean mixed loss of the batch."""
+        partner = drawn["partner"][: len(batch.y)]
+        return mixed_loss(net, batch, batch.x[partner], batch.y[partner], drawn["lam"], context)
+
+
+@part("objective", "global-mixup")
+class GlobalMixup(Objective):
+    """Mixup with raw samples of all clients (FedMix, equations 2 and 3): an upper bound that breaks privacy.
+
+    Needs the sharing ``raw``, and ``unsafe = true`` in the experiment. Each sample is mixed with one drawn
+    uniformly from everyone's. lambda is drawn from Beta(alpha, alpha) at each step, or fixed (Table 5).
+    """
+
+    needs = ("x", "y")
+    breaks_privacy = True
+
+    lam: Fraction | None = None
+    """Mixing ratio (Table 5); without it one is drawn from Beta(alpha, alpha) at each step."""
+    alpha: Positive = 1.0
+    """Both parameters of the Beta distribution."""
+    exclude_own: bool = False
+    """Pick no sample of the client's own; where there is no other, it trains plainly."""
+
+    def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
+        """``lam`` float32 [steps], and ``partner`` int64 [steps, width]: entries of the shared samples."""
+        steps = len(plan.sizes)
+        ratio = draw_ratio(rng, steps, self.lam, self.alpha)
+        return {
+            "lam": ratio if has_partner(plan, self.exclude_own) else np.zeros_like(ratio),
+            "partner": draw_entries(rng, plan, (steps, plan.width), self.exclude_own),
+        }
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """Mean mixed loss of the batch."""
+        partner = drawn["partner"][: len(batch.y)]
+        x_other = context.scale(context.pool["x"][partner])
+        return mixed_loss(net, batch, x_other, context.pool["y"][partner], drawn["lam"], context)
+
+
+def draw_entries(rng: np.random.Generator, plan: Plan, shape: tuple[int, ...], exclude_own: bool) -> np.ndarray:
+    """Entries of the pool, uniform with replacement, int64 of ``shape``; without the client's own if asked."""
+    if exclude_own and plan.own is not None and not plan.own.all():
+        others = np.flatnonzero(~plan.own)
+        return others[rng.integers(len(others), size=shape)]
+    return rng.integers(plan.entries, size=shape)
+
+
+def has_partner(plan: Plan, exclude_own: bool) -> bool:
+    """Whether there is an entry to mix with. A client that alone has shared and excludes its own has none."""
+    return not exclude_own or plan.own is None or not plan.own.all()

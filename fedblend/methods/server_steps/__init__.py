@@ -1,0 +1,33 @@
+"""Server steps: what the server does with the aggregate."""
+
+from __future__ import annotations
+
+from fedblend.core.registry import part
+from fedblend.core.server_step import Known, Refined, Server, ServerStep, Tensors
+from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance
+from fedblend.methods.server_steps.distill import DistillToModel
+from fedblend.methods.server_steps.prior import PriorSamples
+from fedblend.methods.server_steps.seeds import TrainOnSeeds
+
+__all__ = [
+    "AggEnhance",
+    "DistillToModel",
+    "Known",
+    "NoStep",
+    "PriorSamples",
+    "SecureAggEnhance",
+    "Server",
+    "ServerStep",
+    "TrainOnSeeds",
+]
+
+
+@part("server_step", "none")
+class NoStep(ServerStep):
+    """The aggregate is the next model (FedAvg and all of FedMix)."""
+
+    active = False
+
+    def refine(self, weights: Tensors, server: Server) -> Refined:
+        """The aggregate itself."""
+        return dict(weights), {}

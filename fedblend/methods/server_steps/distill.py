@@ -1,0 +1,69 @@
+"""Output-to-model conversion: what clients' models say becomes the server's model (Mix2FLD)."""
+
+from __future__ import annotations
+
+import torch
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedblend.core.registry import Count, NonNegative, Positive, part
+from fedblend.core.server_step import Known, Refined, Server, ServerStep, Tensors
+from fedblend.methods.server_steps.points import require_classes, slopes_of
+
+
+@part("server_step", "distill-to-model")
+class DistillToModel(ServerStep):
+    """The server's model is trained on seed samples, with the clients' mean outputs as a teacher (Mix2FLD, equation 5).
+
+    w - lr * grad(CE(F, L) - beta sum_m G_m log F_m) for K_s steps on seeds drawn with replacement, from the weights
+    that the round before ended with. G is the teacher of a sample's label n, G_n; for a soft label {a: lambda,
+    b: 1 - lambda} it is lambda G_a + (1 - lambda) G_b. The model is in evaluation mode. Without seeds or outputs the
+    model stays as it is.
+    """
+
+    reads_pool = True
+    needs_pool = True
+
+    steps: Count = 3200
+    """Steps a round, K_s."""
+    batch_size: Count = 1
+    """Seeds a step."""
+    beta: NonNegative = 0.01
+    """Weight of the teacher."""
+    lr: Positive | None = None
+    """Learning rate; unless given, the clients' in that round."""
+
+    def require_possible(self, known: Known) -> None:
+        """Raise :class:`FedblendError` unless the task has classes."""
+        require_classes("distill-to-model", known)
+
+    def refine(self, weights: Tensors, server: Server) -> Refined:
+        """The server's model after K_s steps; nothing is kept beside it."""
+        if server.pool is None or not len(server.pool) or "outputs" not in server.said:
+            return dict(weights), {}
+        x = server.scale(server.pool.tensors["x"])
+        labels = server.pool.tensors["y"]
+        if not labels.is_floating_point():
+            labels = F.one_hot(labels.long(), server.task.outputs).float()
+        labels = F.pad(labels, (0, server.task.outputs - labels.shape[1]))
+        # CE(F, L) - beta sum G log F is one cross-entropy with the target L + beta G.
+        targets = labels + self.beta * labels @ server.said["outputs"]
+        return self._trained(weights, x, targets, server), {}
+
+    def _trained(
+        self, weights: Tensors, x: torch.Tensor, targets: torch.Tensor, server: Server
+    ) -> dict[str, torch.Tensor]:
+        lr = server.lr if self.lr is None else self.lr
+        made = {name: tensor.clone() for name, tensor in weights.items()}
+        trained = [name for name in server.trained if made[name].is_floating_point()]
+        params = [made[name] for name in trained]
+        drawn = torch.from_numpy(server.rng.integers(len(x), size=(self.steps, self.batch_size)))
+
+        def loss(weights: Tensors, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            outputs = functional_call(server.model, dict(weights), (x,))
+            return -(targets * F.log_softmax(outputs, -1)).sum(-1).mean()
+
+        slopes = slopes_of(loss, list(made), trained)
+        for rows in drawn:
+            torch._foreach_add_(params, slopes(*made.values(), x[rows], targets[rows]), alpha=-lr)
+        return made

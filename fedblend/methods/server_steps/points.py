@@ -1,0 +1,119 @@
+"""Class interior points: how they are found, voted for and elected (AggEnhance, Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedblend._kernels.simplify import Flat
+from fedblend.core.errors import FedblendError
+from fedblend.core.server_step import Known, Server, Tensors
+from fedblend.data.scale import Scaler
+from fedblend.models.names import same_tensors
+
+Stacked = dict[str, torch.Tensor]
+
+MODELS_AT_ONCE = 16
+"""Models whose points are moved together: few, for memory; so many already share the cost of each call."""
+
+POINTS_AT_ONCE = 200
+"""Points that a model votes on together."""
+
+
+def require_classes(step: str, known: Known) -> None:
+    """Raise :class:`FedblendError` unless the task has classes, inputs a unit scale, and the model no tensor twice."""
+    if known.task.kind != "classification":
+        raise FedblendError(f"method.server_step: '{step}' works with classes; these data have none")
+    if not isinstance(known.scale, Scaler):
+        raise FedblendError(f"method.server_step: '{step}' works with pictures or features; these data are text")
+    if twins := same_tensors(known.model):
+        raise FedblendError(
+            f"method.server_step: '{step}' trains a model's tensors one by one; in this one '{twins[0]}' and "
+            f"'{twins[1]}' are the same"
+        )
+
+
+def logits(known: Known, weights: Tensors, points: torch.Tensor) -> torch.Tensor:
+    """A model's outputs for points in [0, 1]."""
+    assert isinstance(known.scale, Scaler)
+    return functional_call(known.model, dict(weights), (known.scale.from_unit(points),))
+
+
+def beginning(server: Server) -> torch.Tensor:
+    """A place to begin for each class [C, ...]: noise, half way to the last points (lines 1 to 4)."""
+    classes = server.task.outputs
+    noise = torch.from_numpy(server.rng.random((classes, *server.shape), np.float32))
+    last = server.state.get("points")
+    return noise if last is None or len(last) < classes else (last[-classes:] + noise) / 2
+
+
+def search(models: Stacked, begin: torch.Tensor, known: Known, steps: int, step_size: float) -> torch.Tensor:
+    """A point for each model and class [K, C, ...] (lines 5 to 7).
+
+    ``models`` has a leading dimension of models; every point starts at its class's ``begin`` [C, ...] and stays in
+    [0, 1].
+    """
+    labels = torch.arange(len(begin))
+
+    def loss(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
+        # The sum: each point is a problem of its own, whose step must not shrink with the number of classes.
+        return F.cross_entropy(logits(known, weights, points), labels, reduction="sum")
+
+    def step(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        moving = points.detach().requires_grad_()
+        with torch.enable_grad():
+            total = torch.vmap(loss)(dict(zip(models, weights, strict=True)), moving).sum()
+        (slope,) = torch.autograd.grad(total, moving)
+        return (points - step_size * slope).clamp(0, 1)
+
+    moved, found = Flat(step), []
+    for some in zip(*(values.split(MODELS_AT_ONCE) for values in models.values()), strict=True):
+        points = begin.expand(len(some[0]), *begin.shape).contiguous()
+        for _ in range(steps):
+            points = moved(points, *some)
+        found.append(points)
+    return torch.cat(found)
+
+
+def ballots(models: Sequence[Tensors], points: torch.Tensor, known: Known) -> list[torch.Tensor]:
+    """What each model says of points [K, C, ...]: of each its class's probability if it is the likeliest, else 0."""
+    count, classes = points.shape[:2]
+    labels = torch.arange(classes).repeat(count)
+    names = list(models[0])
+
+    def said(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return logits(known, dict(zip(names, weights, strict=True)), points).softmax(1)
+
+    chances_of, votes = Flat(said), []
+    for one in models:
+        weights = [one[name] for name in names]
+        chances = torch.cat([chances_of(some, *weights) for some in points.flatten(0, 1).split(POINTS_AT_ONCE)])
+        own = chances.gather(1, labels[:, None])[:, 0]
+        votes.append(torch.where(chances.argmax(1) == labels, own, 0.0).view(count, classes))
+    return votes
+
+
+def elect(points: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+    """The point of highest score of each class [C, ...]; the first client's where several are level (line 20)."""
+    return points[score.argmax(0), torch.arange(points.shape[1])]
+
+
+def slopes_of(loss: Callable[..., torch.Tensor], names: Sequence[str], trained: Sequence[str]) -> Flat:
+    """The gradients of ``loss(weights, *batch)`` by the ``trained`` weights, as a function of tensors.
+
+    These are all weights in the order of their ``names``, and the batch's.
+    """
+
+    def slopes(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        weights = {name: t.detach() for name, t in zip(names, tensors, strict=False)}
+        params = [weights[name].requires_grad_() for name in trained]
+        with torch.enable_grad():
+            made = loss(weights, *tensors[len(names) :])
+            # Zeros for a weight that the loss does not reach.
+            return list(torch.autograd.grad(made, params, materialize_grads=True))
+
+    return Flat(slopes)

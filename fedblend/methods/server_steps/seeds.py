@@ -1,0 +1,59 @@
+"""Training at the server on what was shared with it (XorMixFL, Algorithm 2)."""
+
+from __future__ import annotations
+
+import torch
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedblend.core.registry import Count, Positive, part
+from fedblend.core.server_step import Known, Refined, Server, ServerStep, Tensors
+from fedblend.methods.server_steps.points import require_classes
+
+
+@part("server_step", "train-on-seeds")
+class TrainOnSeeds(ServerStep):
+    """The server trains its model on its own and the shared samples, from the round's weights (XorMixFL, Algorithm 2).
+
+    With Adam, which begins anew in each round; the model is in evaluation mode. After ``rounds`` rounds the step does
+    nothing more, so that rounds of any other kind can go on from there. Without samples the model stays as it is.
+    """
+
+    reads_pool = True
+
+    epochs: Count = 100
+    """Passes over the samples."""
+    batch_size: Count = 128
+    """Samples in a step; the last, smaller batch of a pass is kept."""
+    lr: Positive = 0.001
+    """Learning rate of Adam."""
+    rounds: Count = 1
+    """Rounds in which the server trains: the first so many."""
+
+    def require_possible(self, known: Known) -> None:
+        """Raise :class:`FedblendError` unless the task has classes."""
+        require_classes("train-on-seeds", known)
+
+    def refine(self, weights: Tensors, server: Server) -> Refined:
+        """The trained weights; nothing is kept beside them."""
+        if server.round >= self.rounds or server.pool is None or not len(server.pool):
+            return dict(weights), {}
+        labels = server.pool.tensors["y"]
+        if labels.is_floating_point():
+            labels = F.pad(labels, (0, server.task.outputs - labels.shape[1]))
+        else:
+            labels = labels.long()
+        return self._trained(weights, server.pool.tensors["x"], labels, server), {}
+
+    def _trained(self, weights: Tensors, x: torch.Tensor, y: torch.Tensor, server: Server) -> dict[str, torch.Tensor]:
+        made = {name: tensor.clone() for name, tensor in weights.items()}
+        leaves = [made[name].requires_grad_() for name in server.trained if made[name].is_floating_point()]
+        adam = torch.optim.Adam(leaves, lr=self.lr)
+        for _ in range(self.epochs):
+            order = torch.from_numpy(server.rng.permutation(len(y)))
+            for rows in order.split(self.batch_size):
+                loss = server.task.loss(functional_call(server.model, made, (server.scale(x[rows]),)), y[rows])
+                adam.zero_grad()
+                loss.backward(inputs=leaves)
+                adam.step()
+        return {name: tensor.detach() for name, tensor in made.items()}

@@ -1,0 +1,51 @@
+"""Tuning the aggregate on a set of labelled points that the server holds (AggEnhance, Algorithm 1, line 8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch.nn import functional as F
+
+from fedblend.core.registry import Count, Int, Positive
+from fedblend.core.server_step import Server, ServerStep, Tensors
+from fedblend.methods.server_steps.points import Stacked, logits, slopes_of
+
+
+@dataclass(frozen=True)
+class Tuning(ServerStep):
+    """Base of the steps that train the aggregate on points with plain SGD, in evaluation mode."""
+
+    epochs: Annotated[Int, Field(ge=0)] = 10
+    """Epochs over the points; 0 leaves the aggregate as it is."""
+    batch_size: Count = 32
+    """Points a batch."""
+    lr: Positive | None = None
+    """Learning rate on the points; unless given, the clients' in that round."""
+
+    def seen(self, points: torch.Tensor, server: Server) -> torch.Tensor:
+        """A batch of points as the model sees it; a step may augment them."""
+        return points
+
+    def tune(
+        self, weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor, server: Server
+    ) -> Stacked:
+        """The weights trained on points [n, ...] in [0, 1] with labels [n], each weighed by ``worth`` [n]."""
+        lr = server.lr if self.lr is None else self.lr
+        made = {name: tensor.clone() for name, tensor in weights.items()}
+        trained = [name for name in server.trained if made[name].is_floating_point()]
+        params = [made[name] for name in trained]
+
+        def loss(weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor) -> torch.Tensor:
+            each = F.cross_entropy(logits(server, weights, points), labels, reduction="none")
+            return (each * worth).sum() / worth.sum()
+
+        slopes = slopes_of(loss, list(made), trained)
+        for _ in range(self.epochs):
+            order = torch.from_numpy(server.rng.permutation(len(labels)))
+            for rows in order.split(self.batch_size):
+                batch = self.seen(points[rows], server), labels[rows], worth[rows]
+                torch._foreach_add_(params, slopes(*made.values(), *batch), alpha=-lr)
+        return made

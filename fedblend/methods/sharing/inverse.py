@@ -1,0 +1,230 @@
+"""Mixup before collection and its inverse after it (Mix2FLD, section III): the mathematics, without a part.
+
+A *mixture* is lambda s_i + (1 - lambda) s_j of two samples of one device whose labels a and b differ; it is told by
+its ordered pair of labels (a, b). The inverse superposes a mixture of (a, b) with one of (b, a) from another device,
+so that b cancels and a sample of label a is left. Labels are carried as whole numbers, never through the superposition:
+they come back exactly one-hot, whatever is lost to rounding in the pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedblend.core.errors import FedblendError
+
+SINGULAR = 1e-9
+"""An eigenvalue of the mixing matrix (of which one is 1) below this is taken for 0."""
+
+
+class Pairs(NamedTuple):
+    """Mixtures paired for the inverse, as numbers of mixtures, and how many pairs occur again."""
+
+    chosen: np.ndarray
+    """int64 [pairs, 2]: (s, t) gives a sample of the first label of s."""
+    repeated: int
+
+
+# Mixup before collection ------------------------------------------------------------------------------------
+
+
+def pairs_to_mix(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """``count`` ordered pairs (i, j) of a device's samples whose labels differ: int64 [count, 2].
+
+    Uniform over all such pairs, with replacement. ``labels`` are int64 [n]. Raises :class:`FedblendError` if all
+    labels are the same.
+    """
+    order, sizes, starts = _by_label(labels)
+    others = len(labels) - sizes[labels]
+    if not others.any():
+        raise FedblendError(
+            f"a device with {len(labels)} samples of {np.count_nonzero(sizes)} label cannot mix samples of "
+            "different labels; valid: devices with at least two labels"
+        )
+    first = rng.choice(len(labels), count, p=others / others.sum())
+    # The r-th sample of another label, in order of label: those of the own label are stepped over.
+    own = labels[first]
+    place = rng.integers(others[first])
+    place += np.where(place >= starts[own], sizes[own], 0)
+    return np.stack([first, order[place]], axis=1)
+
+
+def pairs_of_labels(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A pair of samples for each wanted pair of labels (a, b): int64 [count, 2], each uniform within its label.
+
+    ``labels`` int64 [n] are a device's, ``wanted`` int64 [count, 2] is as of :func:`coordinate`; where it says -1 the
+    pair is any of :func:`pairs_to_mix`. Raises :class:`FedblendError` for labels that the device does not hold.
+    """
+    order, sizes, starts = _by_label(labels, int(wanted.max(initial=0)) + 1)
+    asked = wanted[wanted[:, 0] >= 0]
+    if not sizes[asked].all():
+        lacking = sorted(set(asked[sizes[asked] == 0].tolist()))
+        raise FedblendError(f"labels {lacking} are asked of a device that holds no sample of them")
+    chosen = np.empty((len(wanted), 2), np.int64)
+    chosen[wanted[:, 0] >= 0] = order[starts[asked] + rng.integers(sizes[asked])]
+    if len(asked) < len(wanted):
+        chosen[wanted[:, 0] < 0] = pairs_to_mix(labels, len(wanted) - len(asked), rng)
+    return chosen
+
+
+def coordinate(held: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Label pairs that the server asks devices to mix, so that mixtures match: int64 [devices, count, 2].
+
+    ``held`` bool [devices, classes] says which labels a device has samples of. For each of ``count`` mixtures two
+    labels are drawn, uniformly among the pairs that at least two devices hold; of the devices that hold both, a random
+    half mixes (a, b), the others (b, a). So every mixture asked for has a partner on another device. Devices without
+    both labels are asked for nothing: -1. Raises :class:`FedblendError` if no two devices share two labels.
+    """
+    both = held.T.astype(np.int64) @ held.astype(np.int64)
+    a, b = np.nonzero(np.triu(both >= 2, 1))
+    if not len(a):
+        raise FedblendError(
+            f"no two of {len(held)} devices hold the same two labels, so that none of their mixtures can be paired; "
+            "take a split in which devices share labels"
+        )
+    drawn = rng.integers(len(a), size=count)
+    a, b = a[drawn], b[drawn]
+    able = held[:, a] & held[:, b]
+    # Devices in random order, those that hold both labels first: every other one of these swaps the labels.
+    rank = np.argsort(np.argsort(np.where(able, rng.random(able.shape), 2.0), axis=0), axis=0)
+    swapped = rank % 2 == rng.integers(2, size=count)
+    asked = np.stack([np.where(swapped, b, a), np.where(swapped, a, b)], axis=2)
+    return np.where(able[:, :, None], asked, -1)
+
+
+def mix(x: torch.Tensor, pairs: np.ndarray, lam: float) -> torch.Tensor:
+    """Mixtures lambda x_i + (1 - lambda) x_j (equation 6): [count, ...] of samples x [n, ...], in floating point.
+
+    ``pairs`` are int64 [count, 2]; ``lam`` in (0, 1), in the paper below 0.5.
+    """
+    x = x if x.is_floating_point() else x.float()
+    return lam * x[torch.from_numpy(pairs[:, 0])] + (1 - lam) * x[torch.from_numpy(pairs[:, 1])]
+
+
+# Inverse Mixup after collection -----------------------------------------------------------------------------
+
+
+def mixing_matrix(ratios: Sequence[float] | np.ndarray) -> np.ndarray:
+    """The soft labels of N mixtures whose labels are shifted cyclically (equation 8): float64 [N, N].
+
+    It is the left-circulant matrix whose row d is ``ratios`` from place d on: entry (d, m) is
+    lambda_{(d + m) mod N}, the share of label m in mixture d.
+
+    >>> mixing_matrix([0.5, 0.3, 0.2]).tolist()
+    [[0.5, 0.3, 0.2], [0.3, 0.2, 0.5], [0.2, 0.5, 0.3]]
+    """
+    place = np.arange(len(ratios))
+    return np.asarray(ratios, np.float64)[(place[:, None] + place) % len(ratios)]
+
+
+def inverse_ratios(ratios: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Inverse mixing ratios of N mixtures (Proposition 1): float64 [N, N], column n for the target label n.
+
+    Entry (d, n) weighs mixture d, so that the superposition of soft labels is one-hot in n; each column sums to 1.
+    They lie outside [0, 1] in general: samples leave the range of pixels, and are not clipped. The matrix is singular
+    exactly where the discrete Fourier transform of ``ratios`` has a zero. Raises :class:`FedblendError` then, and for
+    ratios that are not at least two shares with the sum 1.
+    """
+    given = np.asarray(ratios, np.float64)
+    if given.ndim != 1 or len(given) < 2 or given.min() < 0 or not abs(given.sum() - 1) < 1e-9:
+        raise FedblendError(f"lambda: {given.tolist()} is not valid: two or more numbers from 0 to 1 whose sum is 1")
+    if np.abs(np.fft.fft(given)).min() < SINGULAR:
+        raise FedblendError(
+            f"lambda: mixing with the ratios {given.tolist()} cannot be undone: labels mixed so do not tell their "
+            "samples apart (the discrete Fourier transform of the ratios has a zero); valid: others, such as [0.1, 0.9]"
+        )
+    return np.linalg.solve(mixing_matrix(given), np.eye(len(given)))
+
+
+def inverse_ratio(lam: float) -> float:
+    """lambda_hat of two mixtures for the target n = 1 (equations 9 and 10): lambda / (2 lambda - 1).
+
+    Raises :class:`FedblendError` for lambda = 0.5 and outside [0, 1].
+
+    >>> round(inverse_ratio(0.4), 12)
+    -2.0
+    """
+    return float(inverse_ratios([lam, 1 - lam])[0, 0])
+
+
+def pair_across(labels: np.ndarray, owner: np.ndarray, count: int, rng: np.random.Generator) -> Pairs:
+    """``count`` ordered pairs (s, t) of mixtures with symmetric labels on different devices.
+
+    ``labels`` int64 [n, 2] are the mixtures' label pairs (a, b), ``owner`` int64 [n] their devices. Mixture t has the
+    labels (b, a) of s. Both (s, t) and (t, s) count: they are the targets n = 1 and n = 2 of one pair. Pairs are drawn
+    without replacement; where there are fewer than ``count``, all are taken and the rest is drawn with replacement.
+    Raises :class:`FedblendError` if there is none.
+    """
+    candidates = _Candidates(np.asarray(labels, np.int64), np.asarray(owner, np.int64))
+    if not candidates.total:
+        raise FedblendError(
+            f"none of {len(owner)} mixtures of {len(np.unique(owner))} devices has a partner with the same two labels "
+            "the other way round on another device; let devices send more, or coordinate their labels"
+        )
+    repeated = max(0, count - candidates.total)
+    drawn = rng.choice(candidates.total, count - repeated, replace=False)
+    again = rng.integers(candidates.total, size=repeated)
+    return Pairs(candidates.at(np.concatenate([drawn, again])), repeated)
+
+
+def unmix(mixed: torch.Tensor, groups: np.ndarray, weights: np.ndarray) -> torch.Tensor:
+    """Superpositions of mixtures: sum over d of weights[..., d] * mixed[groups[k, d]], as [groups, ...] in float.
+
+    ``groups`` int64 [k, N] are mixtures whose labels are shifted cyclically, in this order; ``weights`` float64 [N] is
+    a column of :func:`inverse_ratios`, or [k, N] one for each group. Nothing is clipped.
+    """
+    spread = np.broadcast_to(weights, groups.shape)
+    total = torch.zeros(len(groups), *mixed.shape[1:], dtype=torch.float64)
+    for d in range(groups.shape[1]):
+        factor = torch.from_numpy(spread[:, d].copy()).reshape(-1, *[1] * (mixed.dim() - 1))
+        total += factor * mixed[torch.from_numpy(groups[:, d])].double()
+    return total.to(mixed.dtype)
+
+
+def unmix_pairs(mixed: torch.Tensor, labels: np.ndarray, pairs: Pairs, lam: float) -> tuple[torch.Tensor, np.ndarray]:
+    """Inversely mixed-up samples of paired mixtures (equation 7), and their labels int64 [pairs].
+
+    Pair (s, t) gives lambda_hat s + (1 - lambda_hat) t with the first label of s. Raises :class:`FedblendError` for
+    lambda = 0.5.
+    """
+    weights = inverse_ratios([lam, 1 - lam])[:, 0]
+    return unmix(mixed, pairs.chosen, weights), np.asarray(labels[pairs.chosen[:, 0], 0])
+
+
+# How they are found -----------------------------------------------------------------------------------------
+
+
+def _by_label(labels: np.ndarray, least: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Samples in order of label, the size of each label, and where it starts; for at least so many labels."""
+    sizes = np.bincount(labels, minlength=least)
+    return np.argsort(labels, kind="stable"), sizes, np.cumsum(sizes) - sizes
+
+
+class _Candidates:
+    """All pairs of :func:`pair_across`, counted but not listed: mixtures are sorted by labels and device."""
+
+    def __init__(self, labels: np.ndarray, owner: np.ndarray) -> None:
+        classes, devices = int(labels.max(initial=0)) + 1, int(owner.max(initial=0)) + 1
+        key = (labels[:, 0] * classes + labels[:, 1]) * devices + owner
+        self.order = np.argsort(key, kind="stable")
+        ordered = key[self.order]
+        symmetric = (labels[:, 1] * classes + labels[:, 0]) * devices
+        self.start = np.searchsorted(ordered, symmetric)
+        # The device's own mixtures lie in the middle of those with symmetric labels.
+        self.own = np.searchsorted(ordered, symmetric + owner)
+        self.own_size = np.searchsorted(ordered, symmetric + owner, side="right") - self.own
+        partners = np.searchsorted(ordered, symmetric + devices) - self.start - self.own_size
+        partners[labels[:, 0] == labels[:, 1]] = 0
+        self.ends = np.cumsum(partners)
+        self.before = self.ends - partners
+        self.total = int(partners.sum())
+
+    def at(self, numbers: np.ndarray) -> np.ndarray:
+        """The pairs with these numbers, int64 [numbers, 2]."""
+        s = np.searchsorted(self.ends, numbers, side="right")
+        place = self.start[s] + numbers - self.before[s]
+        place += np.where(place >= self.own[s], self.own_size[s], 0)
+        return np.stack([s, self.order[place]], axis=1)

@@ -1,0 +1,242 @@
+"""Mashed data: means of a client's samples (MAFL), and the controls it is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import pydantic
+import torch
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.protection import Mechanism
+from fedblend.core.registry import Count, Fraction, NonNegative, part
+from fedblend.core.sharing import Local, Payload, Pool, Sharing, rows_of
+
+CHUNK = 1024
+"""Samples that are scaled at a time: one-hot text is 300 times larger scaled than stored."""
+
+
+def group_means(
+    local: Local, groups: np.ndarray, read: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Payload, np.ndarray]:
+    """Means of inputs and targets by group: x [groups, ...] and y [groups, outputs], and the groups' sizes.
+
+    ``groups`` int64 [n] numbers the group of each sample from 0; ``read`` turns stored samples into what is
+    averaged. Sums are made in float64, so that a mean does not depend on the size of the chunks.
+    """
+    count = np.bincount(groups)
+    where = torch.from_numpy(groups)
+    sums: torch.Tensor | None = None
+    for start in range(0, len(groups), CHUNK):
+        part_x = read(local.x[start : start + CHUNK]).double()
+        if sums is None:
+            sums = part_x.new_zeros((len(count), *part_x.shape[1:]))
+        sums.index_add_(0, where[start : start + CHUNK], part_x)
+    targets = local.task.encode(local.y).double()
+    y = torch.zeros(len(count), targets.shape[1], dtype=torch.float64).index_add_(0, where, targets)
+    assert sums is not None
+    size = torch.from_numpy(count).double()
+    x = sums / size.reshape(-1, *[1] * (sums.dim() - 1))
+    return {"x": x.float(), "y": (y / size[:, None]).float()}, count
+
+
+def random_groups(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
+    """Deal n samples at random into groups of ``size``; the last may be smaller. int64 [n]."""
+    return rng.permutation(n) // size
+
+
+def class_groups(rng: np.random.Generator, labels: np.ndarray, size: int) -> np.ndarray:
+    """Groups of ``size`` within each class (FedMix, Table 16); each class's last may be smaller. int64 [n]."""
+    order = np.lexsort((rng.random(len(labels)), labels))
+    place = np.empty(len(labels), np.int64)
+    place[order] = np.arange(len(labels))
+    first = np.searchsorted(labels[order], labels)
+    key = labels * (len(labels) + 1) + (place - first) // size
+    return np.unique(key, return_inverse=True)[1]
+
+
+@part("sharing", "means")
+class Means(Sharing):
+    """Mashed data (MAFL, Algorithm 1): a client splits its samples into groups of M_k and sends their means.
+
+    A group smaller than the client's policy allows is not sent.
+    """
+
+    bytes_kind = "means"
+
+    samples_per_mean: Count | Literal["all"] = "all"
+    """Samples in a mean (M_k), or one mean of all a client's; the last, smaller group counts like any."""
+    split: Literal["random", "class"] = "random"
+    """Groups at random, or each within one class (Table 16)."""
+    scale: Literal["input", "unit"] = "input"
+    """Means on the model's input scale, as the formula asks, or in pixel units, [0, 1]: a probe of what the paper
+    leaves open.
+    """
+    threshold: Count = 1
+    """Samples below which a client sends nothing (appendix H)."""
+    noise: NonNegative = 0.0
+    """Standard deviation of Gaussian noise on each mean input, on the model's input scale (appendix I); it earns no
+    (epsilon, delta), since targets get none.
+    """
+    multiplier: NonNegative = 0.0
+    """Gaussian noise on mean inputs and targets that earns an (epsilon, delta) for a sample: its standard deviation as
+    a multiple of how far one sample can move a mean.
+    """
+    server_average: Count = 1
+    """Entries in the random groups that the server averages before it gives them out (Table 15)."""
+    refresh: Fraction | None = None
+    """Share of clients with new data at which all of these share again (section 3.4); never, if not given."""
+
+    def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
+        """Raise :class:`FedblendError` if no client reaches the threshold, or no mean the policy's size.
+
+        Classes are not looked at, so that means within a class may turn out smaller still.
+        """
+        held = int(sizes.max(initial=0))
+        if held < self.threshold:
+            raise FedblendError(
+                f"method.sharing.threshold: {self.threshold} samples, but the largest client holds {held} at the "
+                f"start, so that nobody would share; valid: 1 to {held}"
+            )
+        largest = held if self.samples_per_mean == "all" else min(held, self.samples_per_mean)
+        if largest < minimum:
+            valid = f"valid: 2 to {largest}" if largest > 1 else "give the clients or the means more samples"
+            raise FedblendError(
+                f"policy.min_mean: {minimum} samples, but no mean can be of more than {largest} (the largest client "
+                f"holds {held} at the start, method.sharing.samples_per_mean is {self.samples_per_mean!r}), so that "
+                f"nobody would share; {valid}"
+            )
+
+    def share(self, local: Local) -> Payload | None:
+        """Means of inputs x [groups, ...] and of targets y [groups, outputs]; ``None`` below the threshold."""
+        if self.scale == "unit":
+            return self._means(local, lambda x: local.scale.to_unit(local.scale(x)))
+        if self.multiplier:
+            # Within the box that the noise is sized for, also where a site's samples leave the scale it was told.
+            return self._means(local, lambda x: local.scale.from_unit(local.scale.to_unit(local.scale(x))))
+        return self._means(local, local.scale)
+
+    def _means(self, local: Local, read: Callable[[torch.Tensor], torch.Tensor]) -> Payload | None:
+        n = len(local.y)
+        if self.multiplier and local.task.kind != "classification":
+            raise FedblendError(
+                f"method.sharing.multiplier: {self.multiplier} needs targets that are classes; these are numbers, "
+                "which nothing bounds; valid: 0"
+            )
+        if n < self.threshold or n == 0:
+            return None
+        size = n if self.samples_per_mean == "all" else self.samples_per_mean
+        if self.split == "class" and local.task.kind == "classification":
+            groups = class_groups(local.rng, local.y.numpy(), size)
+        else:
+            groups = random_groups(local.rng, n, size)
+        payload, count = group_means(local, groups, read)
+        allowed = torch.from_numpy(count >= local.minimum)
+        if not bool(allowed.any()):
+            return None
+        payload = {name: tensor[allowed] for name, tensor in payload.items()}
+        if self.noise:
+            drawn = local.rng.standard_normal(payload["x"].shape, np.float32)
+            payload["x"] = payload["x"] + self.noise * torch.from_numpy(drawn)
+        return self._private(payload, count[allowed.numpy()], local) if self.multiplier else payload
+
+    def _private(self, payload: Payload, count: np.ndarray, local: Local) -> Payload:
+        """Means with noise in proportion to how far one sample can move each: a mean of few moves far."""
+        distance = {"x": local.scale.diameter(tuple(local.x.shape[1:])), "y": math.sqrt(2)}
+        if self.scale == "unit":
+            distance["x"] = math.sqrt(payload["x"][0].numel())
+        noisy = {}
+        for name, mean in payload.items():
+            size = torch.from_numpy(self.multiplier * distance[name] / count).reshape(-1, *[1] * (mean.dim() - 1))
+            noisy[name] = mean + (size * torch.from_numpy(local.rng.standard_normal(tuple(mean.shape)))).float()
+        return noisy
+
+    def mechanism(self) -> Mechanism | str:
+        """The noise on the pair of input and target: two Gaussian releases with `multiplier`, each of one sample.
+
+        A sample is in one mean, and which of its client's means that is does not depend on the data. Sizes of
+        clients and groups are known to all, so that one sample replaced by another moves one mean of m samples by at
+        most the diameter of the box of inputs over m, and its target by sqrt(2) / m.
+        """
+        if not self.multiplier:
+            return "means leave without noise of a size that proves anything (method.sharing.multiplier)"
+        if self.split == "class":
+            return 'means within a class (method.sharing.split = "class") depend on labels in more than one place'
+        return Mechanism("gaussian", self.multiplier / math.sqrt(2), at_server=False)
+
+    def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
+        """All means, or the means of random groups of ``server_average`` entries."""
+        if self.server_average == 1 or not len(entries):
+            return entries
+        groups = torch.from_numpy(random_groups(rng, len(entries), self.server_average))
+        count = torch.bincount(groups)
+        mixed = {
+            name: torch.zeros(len(count), *t.shape[1:], dtype=torch.float64)
+            .index_add_(0, groups, t.double())
+            .div_(count.reshape(-1, *[1] * (t.dim() - 1)))
+            .float()
+            for name, t in entries.tensors.items()
+        }
+        return Pool(mixed, np.full(len(count), -1))
+
+
+@part("sharing", "local-means")
+class LocalMeans(Means):
+    """Control of FedMix's Table 9: each client mixes with its own means only; nothing leaves it."""
+
+    travels = False
+    own_only = True
+
+    def view(self, pool: Pool, client: int) -> Pool:
+        """The client's own means."""
+        return rows_of(pool, pool.owner == client)
+
+
+@part("sharing", "noise")
+class Noise(Sharing):
+    """Control of FedMix's Table 9: noise in place of means. Nothing leaves a client.
+
+    Each client makes one entry: x from N(0, sigma^2) a number on the model's input scale, and the uniform
+    distribution as y (zeros in regression).
+    """
+
+    bytes_kind = "means"
+    travels = False
+
+    sigma: NonNegative = 1.0
+    """Standard deviation of the noise, on the model's input scale."""
+
+    def share(self, local: Local) -> Payload | None:
+        """One entry of noise, shaped like an input."""
+        if not len(local.y):
+            return None
+        shape = local.scale(local.x[:1]).shape
+        x = self.sigma * torch.from_numpy(local.rng.standard_normal(shape, np.float32))
+        level = 1 / local.task.outputs if local.task.kind == "classification" else 0.0
+        return {"x": x, "y": torch.full((1, local.task.outputs), level)}
+
+
+@part("sharing", "hidden-means")
+class HiddenMeans(Means):
+    """Means of hidden states after ``layer`` layers of the round's global model (FedMix, appendix E).
+
+    They are sent again every round, since they change with the weights. For the objective ``hidden-mix``.
+    """
+
+    each_round = True
+
+    layer: Count = 2
+    """Layers before the hidden states that are averaged; the objective must have the same."""
+
+    @pydantic.model_validator(mode="after")
+    def _is_bounded(self) -> HiddenMeans:
+        if self.multiplier:
+            raise ValueError(f"multiplier: {self.multiplier} needs bounds, which hidden states do not have; valid: 0")
+        return self
+
+    def share(self, local: Local) -> Payload | None:
+        """Means of hidden states x [groups, ...] and of targets y [groups, outputs]."""
+        return self._means(local, lambda x: local.hidden(local.scale(x), self.layer))

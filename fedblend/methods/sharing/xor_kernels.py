@@ -1,0 +1,163 @@
+"""Blending 8-bit samples and their bit-wise XOR in one pass: a C++ kernel on processors, plain PyTorch without one.
+
+A blend is rounded half to even at each step. Both ways count in whole numbers, so that they agree in every pixel, and a
+half is a half: alpha is taken to 2^-23, and what then lies within 2^-16 of a half, as only a half can for any alpha of
+up to four decimals, counts as one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedblend._kernels import build
+
+SOURCE = Path(__file__).with_name("xor.cpp")
+
+WHITE = 255
+"""The largest pixel."""
+
+CHUNK = 1 << 16
+"""Pixels that PyTorch works on at a time: what stands between gathering and the result stays in a processor's cache."""
+
+BITS = 23
+"""Bits behind the point: as many as leave 255 room in 32."""
+HALF, MASK, WINDOW = 1 << (BITS - 1), (1 << BITS) - 1, 128
+"""A half, the bits behind the point, and how far from a half alpha's own rounding can take one (255 / 2)."""
+
+MANY = 128
+"""Largest denominator of alpha with which 16 bits behind the point tell a half from what is none: 2^16 / (2 MANY) from
+there is farther than WINDOW and alpha's own rounding take it."""
+
+
+def library() -> ctypes.CDLL | None:
+    """The kernel; ``None`` where there is no compiler."""
+    return build.library(SOURCE)
+
+
+def xor_of_blends(
+    x: torch.Tensor,
+    first: np.ndarray | torch.Tensor,
+    second: np.ndarray | None,
+    alpha: float,
+    noise: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The blends of ``first`` XOR those of ``second``, uint8 [count, ...].
+
+    Both are rows of x uint8 [n, ...], int64 [count, p] with -1 for none, of which the first of each blend is none.
+    ``first`` may be samples uint8 [count, ...] in place of blends; without ``second`` there is no XOR. ``noise`` uint8
+    [count, ...] is added to the second blends; what would pass 255 stays there. Raises :class:`IndexError` for rows
+    that there are not.
+    """
+    made = torch.empty((len(first), *x.shape[1:]), dtype=torch.uint8)
+    for places in (first, second):
+        if isinstance(places, np.ndarray) and places.size and not -1 <= places.min() <= places.max() < len(x):
+            raise IndexError(f"rows from {places.min()} to {places.max()} of {len(x)} samples")
+        if isinstance(places, np.ndarray) and places.size and places[:, 0].min() < 0:
+            raise IndexError("a blend of no samples")
+    weight = _share_of(alpha, BITS)
+    kernel = library()
+    if kernel is None:
+        _in_chunks(x, first, second, weight, noise, made)
+    else:
+        _call(kernel, x, first, second, (weight, coarse_weight(alpha)), noise, made)
+    return made
+
+
+def coarse_weight(alpha: float) -> int:
+    """Alpha of 2^16, where that leaves a half a half and nothing else one; otherwise 0.
+
+    >>> coarse_weight(0.5), coarse_weight(0.123)
+    (32768, 0)
+    """
+    near = Fraction(alpha).limit_denominator(MANY)
+    return _share_of(alpha, 16) if abs(near - Fraction(alpha)) < 1e-12 else 0
+
+
+def _share_of(alpha: float, bits: int) -> int:
+    return round(alpha * (1 << bits))
+
+
+def _call(
+    kernel: ctypes.CDLL,
+    x: torch.Tensor,
+    first: np.ndarray | torch.Tensor,
+    second: np.ndarray | None,
+    weights: tuple[int, int],
+    noise: torch.Tensor | None,
+    made: torch.Tensor,
+) -> None:
+    # Held by names until the kernel is done: what contiguous() makes may be new.
+    pixels, given = x.contiguous(), first.contiguous() if isinstance(first, torch.Tensor) else None
+    rows = [None if given is not None else _rows(first), None if second is None else _rows(second)]
+    lifted = None if noise is None else noise.contiguous()
+    number, at = ctypes.c_int64, _at
+    kernel.xor_of_blends(
+        at(pixels), number(math.prod(x.shape[1:])), number(len(made)), number(_width(rows[0])), at(rows[0]),
+        at(given), number(_width(rows[1])), at(rows[1]), at(lifted), *map(ctypes.c_int32, weights), at(made),
+    )  # fmt: skip
+
+
+def _rows(places: np.ndarray | torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(places, np.int64))
+
+
+def _width(rows: torch.Tensor | None) -> int:
+    return 0 if rows is None else rows.shape[1]
+
+
+def _at(tensor: torch.Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+# Without a kernel -------------------------------------------------------------------------------------------
+
+
+def _in_chunks(
+    x: torch.Tensor,
+    first: np.ndarray | torch.Tensor,
+    second: np.ndarray | None,
+    weight: int,
+    noise: torch.Tensor | None,
+    made: torch.Tensor,
+) -> None:
+    flat, out = x.flatten(1), made.flatten(1)
+    step = min(max(1, CHUNK // max(1, flat.shape[1])), max(1, len(out)))
+    space, held = torch.empty(2, step, flat.shape[1], dtype=torch.int32), torch.empty_like(out[:step])
+    for start in range(0, len(out), step):
+        rows = slice(start, start + step)
+        if isinstance(first, torch.Tensor):
+            out[rows] = first.flatten(1)[rows]
+        else:
+            _blend(flat, first[rows], weight, out[rows], space)
+        if second is not None:
+            dummy = held[: len(out[rows])]
+            _blend(flat, second[rows], weight, dummy, space)
+            if noise is not None:
+                dummy.add_(torch.minimum(noise.flatten(1)[rows], WHITE - dummy))
+            out[rows].bitwise_xor_(dummy)
+
+
+def _blend(flat: torch.Tensor, places: np.ndarray, weight: int, out: torch.Tensor, space: torch.Tensor) -> None:
+    """Blend rows of x uint8 [n, pixels] into ``out`` uint8 [count, pixels]; ``space`` int32 [2, count, pixels]."""
+    rows = torch.from_numpy(places)
+    torch.index_select(flat, 0, rows[:, 0].contiguous(), out=out)
+    for k in range(1, rows.shape[1]):
+        there = torch.from_numpy(np.flatnonzero(places[:, k] >= 0))
+        all_there = len(there) == len(out)
+        b, a = space[:, : len(there)]
+        b.copy_(out if all_there else out[there])
+        a.copy_(torch.index_select(flat, 0, rows[there, k]))
+        b.sub_(a).mul_(weight).add_(a.bitwise_left_shift_(BITS)).add_(HALF + WINDOW)
+        tie = torch.bitwise_and(b, MASK, out=a).lt_(2 * WINDOW)
+        b.bitwise_right_shift_(BITS)
+        b.sub_(tie.bitwise_and_(b))
+        if all_there:
+            out.copy_(b)
+        else:
+            out[there] = b.to(torch.uint8)

@@ -1,0 +1,48 @@
+"""How devices that keep models of their own fare."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import part
+from fedblend.experiment.setup import make_setup
+from fedblend.papers.measures.base import Measure, Seen
+
+
+@part("measure", "devices")
+class Devices(Measure):
+    """Test accuracy over all devices, each with the weights that it has after the last round (Mix2FLD, Figure 3)."""
+
+    figure: Literal["mean", "variance"] = "mean"
+    """Mean in per cent, or variance in per cent squared."""
+
+    def measured(self, seen: Seen) -> float:
+        """In per cent, or per cent squared."""
+        found = seen.once("devices", {}, lambda place: self._score(seen))
+        values = 100 * np.array(found["accuracy"])
+        return float(values.mean() if self.figure == "mean" else values.var())
+
+    def _score(self, seen: Seen) -> dict[str, Any]:
+        from fedblend.core.trees import under
+        from fedblend.engines.loop import LoopEngine
+        from fedblend.runs import checkpoint
+        from fedblend.runs.runner import one_thread
+
+        assert seen.run is not None
+        state = checkpoint.read(seen.run)
+        if state is None or not state.own:
+            raise FedblendError(
+                'devices keep no weights of their own in this run; give the experiment judge = "device"'
+            )
+        with one_thread():
+            engine = LoopEngine(make_setup(seen.experiment), "cpu")
+            found = []
+            for number, (_, table) in enumerate(sorted(state.own.items())):
+                seen.tick("devices tested", number, len(state.own))
+                right = engine.score(under("weights/", table)).right
+                assert right is not None
+                found.append(float(right.mean()))
+        return {"accuracy": found}
