@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo federation-demo test lint bench evidence clean
+.PHONY: setup demo federation-demo test test-all lint bench evidence clean
 
 setup: .venv/.ready
 
@@ -19,8 +19,15 @@ demo: setup
 federation-demo: setup
 	$(BIN)/python examples/federation_demo.py
 
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# What a change should pass before it is committed: some minutes on two slow cores.
 test: setup
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(PYTEST) -m "not slow"
+
+# The rest: tests that start processes, kill them, or train for a while.
+test-all: setup
+	$(PYTEST) -m slow
 
 lint: setup
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ from rich.table import Table
 from fedblend._kernels import build
 from fedblend.core.dataset import Dataset
 from fedblend.core.engine import TrainTask
-from fedblend.core.objective import Plan
+from fedblend.core.objective import StepPlan
 from fedblend.core.random import stream
 from fedblend.core.registry import part
 from fedblend.engines.loop import LoopEngine
@@ -73,11 +73,11 @@ def without_kernel(run: Callable[[], None]) -> Callable[[], None]:
 
 def client(name: str, data: Dataset, stacked: bool) -> Callable[[], None]:
     """A round of one client in the loop engine, or of a stack of them."""
-    world = world_of("fedavg", data)
+    setup = world_of("fedavg", data)
     method = Method.model_validate(METHODS[name])
-    world = replace(world, experiment=world.experiment.model_copy(update={"method": method}))
-    engine = StackedEngine(world, stack=STACK) if stacked else LoopEngine(world)
-    task = TrainTask(0, world.weights(), None, world.sizes(0))
+    setup = replace(setup, experiment=setup.experiment.model_copy(update={"method": method}))
+    engine = StackedEngine(setup, stack=STACK) if stacked else LoopEngine(setup)
+    task = TrainTask(0, setup.weights(), None, setup.sizes(0))
     clients = list(range(STACK)) if stacked else [0]
 
     def run() -> None:
@@ -115,7 +115,7 @@ def alone(data: Dataset, turns: int) -> None:
     """Print what views of one batch take, and what drawing a client's round does."""
     unit = data.train.x[:BATCH] / 255
     rng, settings = stream(0, "benchmark"), AugMix()
-    plan = Plan(torch.full((2 * SAMPLES // BATCH,), BATCH).numpy(), BATCH, 0)
+    plan = StepPlan(torch.full((2 * SAMPLES // BATCH,), BATCH).numpy(), BATCH, 0)
     arrays = draw_augmix(rng, (BATCH,), settings.severity, settings.chains, settings.depth, settings.alpha)
     drawn = {name: torch.from_numpy(array) for name, array in arrays.items()}
 

@@ -25,8 +25,8 @@ from rich.table import Table
 from server_step import pictures
 
 from fedblend.core.engine import TrainTask
-from fedblend.core.server_step import Server
-from fedblend.core.setup import World, known_of
+from fedblend.core.server_step import ServerContext
+from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import Pool
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
@@ -42,7 +42,7 @@ STACKS = (1, 2, 5, 10)
 METHODS = {"fedavg": "FL", "fd": "FD, with mean outputs and distillation"}
 
 
-def world(method: str, steps: int) -> World:
+def setup(method: str, steps: int) -> Setup:
     """Ten devices that make so many steps of one sample."""
     experiment = resolve(
         {
@@ -59,7 +59,7 @@ def world(method: str, steps: int) -> World:
 
 def devices(engine: LoopEngine) -> Callable[[], None]:
     """A round's training on all devices, told the mean outputs of the round before where the method uses any."""
-    made = engine.world
+    made = engine.setup
     said = {"outputs": torch.full((CLASSES, CLASSES), 1 / CLASSES)} if made.experiment.method.terms else {}
     task = TrainTask(0, made.weights(), None, made.sizes(0), said)
     return lambda: list(engine.train(task, range(DEVICES))).clear()
@@ -67,10 +67,10 @@ def devices(engine: LoopEngine) -> Callable[[], None]:
 
 def server(engine: LoopEngine, steps: int) -> Callable[[], None]:
     """The server's conversion of outputs to a model, on a hundred seeds."""
-    made = engine.world
+    made = engine.setup
     x, y = made.data.train.x[:SEEDS].float(), made.data.train.y[:SEEDS]
-    known = Server(
-        **vars(known_of(made, engine.server_model())),
+    known = ServerContext(
+        **vars(model_spec(made, engine.server_model())),
         round=0,
         lr=0.01,
         rng=np.random.default_rng(0),
@@ -88,11 +88,11 @@ def ways(steps: int) -> dict[tuple[str, str, str], Callable[[], None]]:
     """What is timed, by who works, what it does, and how."""
     found: dict[tuple[str, str, str], Callable[[], None]] = {}
     for method, name in METHODS.items():
-        made = world(method, steps)
+        made = setup(method, steps)
         found["devices", name, "loop"] = devices(LoopEngine(made))
         for stack in STACKS:
             found["devices", name, f"stacks of {stack}"] = devices(StackedEngine(made, stack=stack))
-    made = world("fedavg", steps)
+    made = setup("fedavg", steps)
     found["server", "outputs to a model", "plain layers"] = server(LoopEngine(made), steps)
     found["server", "outputs to a model", "our layers"] = server(StackedEngine(made), steps)
     return found

@@ -26,7 +26,7 @@ from torch import nn
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.engine import TrainTask
 from fedblend.core.random import stream
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.core.sharing import gather
 from fedblend.engines.loop import LoopEngine, batches
 from fedblend.experiment.config import resolve
@@ -45,7 +45,7 @@ def images() -> Dataset:
     return Dataset("random", "image", Samples(x, y), Samples(x[:1000], y[:1000]), tuple("0123456789"))
 
 
-def world_of(method: str, data: Dataset) -> World:
+def world_of(method: str, data: Dataset) -> Setup:
     """The benchmark's experiment with a method."""
     partition = {"name": "iid", "clients": CLIENTS}
     table = {"data": "mnist5k", "partition": partition, "train": {"cohort": 15}, "method": method}
@@ -54,21 +54,21 @@ def world_of(method: str, data: Dataset) -> World:
 
 def fedblend_client(method: str, data: Dataset) -> Callable[[], dict[str, torch.Tensor]]:
     """One client's round in the loop engine; returns its weights."""
-    world = world_of(method, data)
-    engine, weights = LoopEngine(world), world.weights()
-    sizes = world.sizes(0)
+    setup = world_of(method, data)
+    engine, weights = LoopEngine(setup), setup.weights()
+    sizes = setup.sizes(0)
     everyone = range(CLIENTS)
-    pool = gather(dict(engine.share(0, weights, everyone, sizes))) if world.experiment.method.sharing.active else None
+    pool = gather(dict(engine.share(0, weights, everyone, sizes))) if setup.experiment.method.sharing.active else None
     task = TrainTask(0, weights, pool, sizes)
     return lambda: next(iter(engine.train(task, [0]))).weights
 
 
 def bare_client(data: Dataset) -> Callable[[], dict[str, torch.Tensor]]:
     """The same client's round as one would write it by hand: same batches, same start, plain cross-entropy."""
-    world = world_of("fedavg", data)
-    model, start, train = world.model, world.weights(), world.experiment.train
-    x, y = world.samples(0, SAMPLES)
-    inputs = world.scale(x)
+    setup = world_of("fedavg", data)
+    model, start, train = setup.model, setup.weights(), setup.experiment.train
+    x, y = setup.samples(0, SAMPLES)
+    inputs = setup.scale(x)
     order, bounds = batches(SAMPLES, train.epochs, train.batch_size, stream(0, "batches", 0, 0))
     rows = torch.from_numpy(order)
     loss_of = nn.CrossEntropyLoss()

@@ -44,14 +44,14 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from flower_helpers import Nodes, through
 
-from fedblend.core.loop import Federation
+from fedblend.core.loop import RoundLoop
 from fedblend.core.upload import bytes_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.flower.app_folder import write_app
-from fedblend.flower.limits import Terms
+from fedblend.flower.limits import FederationLimits
 from fedblend.flower.server import run
-from fedblend.flower.trial import Trial
+from fedblend.flower.trial import LoopbackTrial
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import one_thread
 
@@ -84,8 +84,8 @@ def rounds_of(records: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 def by_loop(asked: Experiment) -> Way:
     """The loop engine: clients one after another."""
-    world = make_setup(asked)
-    federation = Federation(world, LoopEngine(world))
+    setup = make_setup(asked)
+    federation = RoundLoop(setup, LoopEngine(setup))
     with one_thread():
         state, record = federation.start()
         records = [record]
@@ -119,7 +119,7 @@ def by_messages(asked: Experiment, folder: Path) -> Way:
     spans = Timed.spans
     flower_probe.watch_work(spans)
     grid = Timed({"partition-id": client} for client in range(asked.train.cohort))
-    finished = run(grid, asked, folder, Terms())
+    finished = run(grid, asked, folder, FederationLimits())
     # Every round counts here, the first too; preparing is once for each client, and then kept.
     messages = asked.rounds * asked.train.cohort
     parts = {name: spans.seconds[name] / messages for name in ("training", "preparing", "serialisation")}
@@ -134,11 +134,11 @@ def by_federation(asked: Experiment, folder: Path) -> Way:
     paths = [str(notes), str(HERE), os.environ.get("PYTHONPATH", "")]
     os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), flower_probe.FOLDER: str(notes)}
     run_directory = RunDirectory(folder / "run")
-    with Trial(folder / "trial", asked.train.cohort) as trial:
+    with LoopbackTrial(folder / "trial", asked.train.cohort) as trial:
         trial.begin()
         for site in range(asked.train.cohort):
             trial.start_node(site, {})
-        write_app(folder / "app", asked, run_directory.path, Terms())
+        write_app(folder / "app", asked, run_directory.path, FederationLimits())
         started = time.perf_counter() - start
         trial.submit(folder / "app").wait()
         log = trial.log_of("run")

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedblend.core.dataset import Dataset, Samples
-from fedblend.core.loop import Federation
+from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import part
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
@@ -113,9 +113,9 @@ def one(clients: int, partition: str, rounds: int) -> dict[str, Any]:
     data = experiment.data.load()
     size = sum(t.nbytes for half in (data.train, data.test) for t in (half.x, half.y)) / 1e6
 
-    def begin() -> tuple[Federation, Any]:
-        world = make_setup(experiment, data)
-        federation = Federation(world, LoopEngine(world))
+    def begin() -> tuple[RoundLoop, Any]:
+        setup = make_setup(experiment, data)
+        federation = RoundLoop(setup, LoopEngine(setup))
         return federation, federation.start()[0]
 
     start_s, (federation, state) = seconds(begin)
@@ -129,7 +129,7 @@ def one(clients: int, partition: str, rounds: int) -> dict[str, Any]:
             written.append(write_s)
         kept = (Path(folder) / checkpoint.NAME).stat().st_size
     rounds_peak = peak()
-    facts_s, facts = seconds(lambda: (json.dumps(facts_of(federation.world)), json.dumps(split_of(federation.world))))
+    facts_s, facts = seconds(lambda: (json.dumps(facts_of(federation.setup)), json.dumps(split_of(federation.setup))))
     return {
         "clients": clients,
         "partition": partition,

@@ -215,15 +215,15 @@ def peak() -> float:
 
 def engine_of(job: Job, path: Path, stack: int) -> StackedEngine:
     """A stacked engine on the job."""
-    world = make_setup(resolve(table_of(job.settings, str(path), False)))
-    made = inner_engine(world, {"engine": "stacked", "stack": stack, "memory_format": "contiguous"})
+    setup = make_setup(resolve(table_of(job.settings, str(path), False)))
+    made = inner_engine(setup, {"engine": "stacked", "stack": stack, "memory_format": "contiguous"})
     assert isinstance(made, StackedEngine)
     return made
 
 
 def profiled(engine: StackedEngine, clients: list[int]) -> tuple[list[float], Clock]:
     """Seconds of whole steps as they are, and in turn with them the calls of the same steps under a clock."""
-    task = TrainTask(0, engine.world.weights(), None, engine.world.sizes(0))
+    task = TrainTask(0, engine.setup.weights(), None, engine.setup.sizes(0))
     given = [engine.assign(task, client) for client in clients]
     whole_steps(Stack(engine, task, given))
     whole, clock, plain = [], Clock(), engine.programs

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedblend.core.dataset import Dataset, Samples
-from fedblend.core.loop import Federation
+from fedblend.core.loop import RoundLoop
 from fedblend.engines.autotune import inner_engine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
@@ -62,9 +62,9 @@ def measured(model: str, clients: int, classes: int, rounds: int) -> dict[str, A
             "rounds": rounds + 1,
         }
     )
-    world = make_setup(experiment, pictures(clients, classes))
-    engine = inner_engine(world, {"engine": "stacked", "stack": STACK, "memory_format": "contiguous", "ranks": 1})
-    federation = Federation(world, engine)
+    setup = make_setup(experiment, pictures(clients, classes))
+    engine = inner_engine(setup, {"engine": "stacked", "stack": STACK, "memory_format": "contiguous", "ranks": 1})
+    federation = RoundLoop(setup, engine)
     state, _ = federation.start()
     told = []
     for _ in range(rounds):

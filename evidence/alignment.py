@@ -22,16 +22,16 @@ import numpy as np
 import torch
 
 from fedblend.core.engine import TrainTask
-from fedblend.core.loop import Federation
+from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context
 from fedblend.core.random import stream
-from fedblend.core.setup import World
-from fedblend.core.sharing import Local
+from fedblend.core.setup import Setup
+from fedblend.core.sharing import ClientData
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.objectives.fedmix import FedMix
 from fedblend.methods.objectives.mixup import GlobalMixup
-from fedblend.methods.sharing.means import Means
+from fedblend.methods.sharing.means import SharedMeans
 from fedblend.runs.api import expand_file
 
 HERE = Path(__file__).resolve().parent
@@ -45,20 +45,20 @@ PARTNERS = 4
 class Gradients:
     """Gradients of losses at given weights, flat, for the terms of FedMix."""
 
-    def __init__(self, engine: LoopEngine, world: World) -> None:
-        self.engine, self.world = engine, world
-        sizes = world.sizes(0)
-        means = [self._mean(k, int(sizes[k])) for k in range(len(world.population))]
+    def __init__(self, engine: LoopEngine, setup: Setup) -> None:
+        self.engine, self.setup = engine, setup
+        sizes = setup.sizes(0)
+        means = [self._mean(k, int(sizes[k])) for k in range(len(setup.population))]
         entry = {name: torch.stack([m[name][0] for m in means]).mean(0, keepdim=True) for name in ("x", "y")}
-        everyone = torch.from_numpy(world.population.order)
-        self.x, self.y = world.data.train.x[everyone], world.data.train.y[everyone]
-        self.means = Context(world.task, world.scale, entry)
-        self.raw = Context(world.task, world.scale, {"x": self.x, "y": self.y})
+        everyone = torch.from_numpy(setup.population.order)
+        self.x, self.y = setup.data.train.x[everyone], setup.data.train.y[everyone]
+        self.means = Context(setup.task, setup.scale, entry)
+        self.raw = Context(setup.task, setup.scale, {"x": self.x, "y": self.y})
 
     def _mean(self, client: int, size: int) -> dict[str, torch.Tensor]:
-        x, y = self.world.samples(client, size)
+        x, y = self.setup.samples(client, size)
         rng = stream(0, "alignment", client=client)
-        payload = Means().share(Local(x, y, self.world.task, self.world.scale, lambda h, k: h, rng))
+        payload = SharedMeans().share(ClientData(x, y, self.setup.task, self.setup.scale, lambda h, k: h, rng))
         assert payload is not None
         return payload
 
@@ -69,14 +69,14 @@ class Gradients:
         """The gradient of the plain loss over everyone's data."""
         total = torch.zeros(sum(p.numel() for p in self.engine.params))
         for rows in torch.arange(len(self.y)).split(1000):
-            outputs = self.engine.net(self.world.scale(self.x[rows]))
-            total += self._flat(self.world.task.loss(outputs, self.y[rows])) * (len(rows) / len(self.y))
+            outputs = self.engine.net(self.setup.scale(self.x[rows]))
+            total += self._flat(self.setup.task.loss(outputs, self.y[rows])) * (len(rows) / len(self.y))
         return total
 
     def terms(self, client: int) -> dict[str, torch.Tensor]:
         """The gradients at a client, by name of the term."""
-        x, y = self.world.samples(client, int(self.world.sizes(0)[client]))
-        batch, net, task = Batch(self.world.scale(x), y), self.engine.net, self.world.task
+        x, y = self.setup.samples(client, int(self.setup.sizes(0)[client]))
+        batch, net, task = Batch(self.setup.scale(x), y), self.engine.net, self.setup.task
         drawn = {"lam": torch.tensor(LAM), "entry": torch.tensor(0)}
         whole = self._flat(FedMix().loss(net, batch, drawn, self.means))
         without = self._flat(FedMix(taylor_weight=0.0).loss(net, batch, drawn, self.means))
@@ -121,14 +121,14 @@ def main() -> None:
     """Follow FedAvg and measure at the chosen rounds."""
     torch.set_num_threads(1)
     experiment = expand_file(HERE.parent / "examples" / "fashion-mnist.toml", [], [0]).experiments["fedavg-seed0"]
-    world = make_setup(experiment)
-    engine = LoopEngine(world)
-    federation, gradients = Federation(world, engine), Gradients(engine, world)
+    setup = make_setup(experiment)
+    engine = LoopEngine(setup)
+    federation, gradients = RoundLoop(setup, engine), Gradients(engine, setup)
     state, _ = federation.start()
     result: dict[str, Any] = {"command": "python evidence/alignment.py", "lambda": LAM, "rounds": {}}
     for round in range(max(ROUNDS) + 1):
         if round in ROUNDS:
-            task = TrainTask(state.round, state.weights, None, world.sizes(0))
+            task = TrainTask(state.round, state.weights, None, setup.sizes(0))
             drifted = {t.client: t.weights for t in engine.train(task, CLIENTS)}
             result["rounds"][round] = {
                 "at the global weights": table(gradients, lambda client: state.weights),  # noqa: B023

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from fedblend.analysis.attacks.outcome import TABLE, attack_run
-from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.experiment.config import resolve
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
@@ -72,12 +72,12 @@ def run_of(severity: int) -> RunDirectory:
     return RunDirectory(path)
 
 
-def victims(moment: Moment) -> list[int]:
+def victims(moment: RoundSnapshot) -> list[int]:
     """The first clients that hold a batch; the same for all severities, since the split is."""
     return np.flatnonzero(moment.task.sizes >= ATTACK["images"])[:CLIENTS].tolist()
 
 
-def attacked(moment: Moment, client: int, attacker: str) -> dict[str, Any]:
+def attacked(moment: RoundSnapshot, client: int, attacker: str) -> dict[str, Any]:
     """One attack's table: the one that is kept, or a new one's."""
     kept = FOLDER / "attacks" / moment.run.path.name / f"{attacker}-round{moment.round}-client{client}"
     if not (kept / TABLE).is_file():
@@ -103,11 +103,11 @@ def main() -> None:
     """Train, attack, and write the results."""
     torch.set_num_threads(1)
     runs = {severity: run_of(severity) for severity in SEVERITIES}
-    moments: dict[tuple[int, int], Moment] = {}
+    moments: dict[tuple[int, int], RoundSnapshot] = {}
     rows = []
     for stage, severity, attacker in attacks():
         place = (severity, STAGES[stage])
-        moment = moments.get(place) or Moment.of(runs[severity], STAGES[stage])
+        moment = moments.get(place) or RoundSnapshot.of(runs[severity], STAGES[stage])
         moments[place] = moment
         tables = [attacked(moment, client, attacker) for client in victims(moment)]
         rows.append(row_of(stage, severity, attacker, tables))

@@ -36,7 +36,7 @@ from augmix_figures import draw_all
 from kept import attacked, is_kept, means, table_of, untrained, victims
 from run import row_of
 
-from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
@@ -114,12 +114,12 @@ def attacks() -> Iterator[tuple[str, str, int, bool, int]]:
 
 
 @cache
-def moment(stage: str, severity: int, scaling: bool) -> Moment:
+def moment(stage: str, severity: int, scaling: bool) -> RoundSnapshot:
     """The round that is attacked."""
     name = f"s{severity}"
     if stage == "untrained":
         return untrained(experiment(name, scaling), FOLDER / name)
-    return Moment.of(FOLDER / name, ROUNDS)
+    return RoundSnapshot.of(FOLDER / name, ROUNDS)
 
 
 def folder_of(stage: str, attacker: str, severity: int, scaling: bool, place: int) -> Path:

@@ -34,7 +34,7 @@ import torch
 from augmix_figures import single_images
 from kept import attacked, is_kept, means, table_of, untrained, victims
 
-from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.experiment.config import resolve
 
 HERE = Path(__file__).resolve().parent
@@ -89,7 +89,7 @@ def cells() -> Iterator[Cell]:
 
 
 @cache
-def moment(network: str, data: str, protection: str) -> Moment:
+def moment(network: str, data: str, protection: str) -> RoundSnapshot:
     """The first round of a federation of 100 clients with as many samples each, which is attacked."""
     place = {k: v.replace("$FEDBLEND_DATA", os.environ["FEDBLEND_DATA"]) for k, v in DATA[data].items()}
     table = {

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedblend.analysis.attacks.outcome import TABLE, attack_run
-from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.core.engine import TrainTask
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import make_setup
@@ -22,24 +22,24 @@ IMAGES, CURVE = "images.npz", 50
 MEASURES = ("mse", "psnr", "ssim", "cost")
 
 
-def untrained(experiment: Experiment, path: Path) -> Moment:
+def untrained(experiment: Experiment, path: Path) -> RoundSnapshot:
     """The first round of an experiment that need not have been run; attacks on it would be kept in ``path``."""
-    world = make_setup(experiment)
-    return Moment(RunDirectory(path), world, 0, TrainTask(0, world.weights(), None, world.sizes(0)), ())
+    setup = make_setup(experiment)
+    return RoundSnapshot(RunDirectory(path), setup, 0, TrainTask(0, setup.weights(), None, setup.sizes(0)), ())
 
 
-def victims(moment: Moment, images: int, number: int) -> list[int]:
+def victims(moment: RoundSnapshot, images: int, number: int) -> list[int]:
     """The first clients that hold a batch; the same for all methods, since the split is."""
     return np.flatnonzero(moment.task.sizes >= images)[:number].tolist()
 
 
-def attacked(folder: Path, moment: Moment, client: int, **settings: Any) -> dict[str, Any]:
+def attacked(folder: Path, moment: RoundSnapshot, client: int, **settings: Any) -> dict[str, Any]:
     """One attack's table, with its costs: the one that is kept in a folder, or a new one's."""
     if not is_kept(folder):
         made = attack_run(moment, moment.round, client, **settings)
         if made.rebuilt.stopped:
             raise KeyboardInterrupt
-        scale, order = moment.world.scale, torch.from_numpy(made.likeness.rebuilt)
+        scale, order = moment.setup.scale, torch.from_numpy(made.likeness.rebuilt)
         folder.mkdir(parents=True, exist_ok=True)
         pictures = {"original": scale.to_unit(made.scene.x), "rebuilt": scale.to_unit(made.rebuilt.x[order])}
         np.savez(folder / IMAGES, **{name: x.detach().numpy() for name, x in pictures.items()})

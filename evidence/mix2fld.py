@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedblend.core.channel import Channel
-from fedblend.core.loop import State
+from fedblend.core.loop import RunState
 from fedblend.core.random import stream
-from fedblend.core.trees import under
+from fedblend.core.trees import strip_prefix
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
@@ -104,16 +104,16 @@ def device_rows(folder: Path, rows: list[Row]) -> list[Row]:
 
 
 def _of_devices(run: RunDirectory) -> Row:
-    world = make_setup(run.experiment())
+    setup = make_setup(run.experiment())
     state = checkpoint.read(run.path)
-    assert isinstance(state, State)
-    engine = StackedEngine(world)
+    assert isinstance(state, RunState)
+    engine = StackedEngine(setup)
 
     def accuracy(weights: Any) -> float:
         right = engine.score(weights).right
         assert right is not None
         return round(float(right.mean()), 5)
 
-    each = [accuracy(under("weights/", state.own[client])) for client in sorted(state.own)]
+    each = [accuracy(strip_prefix("weights/", state.own[client])) for client in sorted(state.own)]
     spread = {"mean": statistics.mean(each), "variance": statistics.variance(each)}
     return {"devices": each, **{k: round(v, 8) for k, v in spread.items()}, "server": accuracy(state.weights)}

@@ -31,17 +31,17 @@ import torch
 
 from fedblend.core.dataset import Population, Samples
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import Federation
-from fedblend.core.setup import World
+from fedblend.core.loop import RoundLoop
+from fedblend.core.setup import Setup
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import make_setup
 from fedblend.flower.app_folder import write_app
 from fedblend.flower.audit import Audit
 from fedblend.flower.credentials import make_site_key
-from fedblend.flower.limits import Terms
+from fedblend.flower.limits import FederationLimits
 from fedblend.flower.site import read_site
-from fedblend.flower.trial import Trial
+from fedblend.flower.trial import LoopbackTrial
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import one_thread
@@ -90,7 +90,7 @@ def hospitals(folder: Path, check: Checks) -> None:
     compare(asked, together(make_setup(asked), paths), paths, folder, check)
 
 
-def together(server: World, paths: Sequence[Path]) -> World:
+def together(server: Setup, paths: Sequence[Path]) -> Setup:
     """The world of a simulation that holds what the sites hold, on the server's scale and with its test samples."""
     own = [read_site(path).data.load().train for path in paths]
     offsets = np.concatenate([[0], np.cumsum([len(samples) for samples in own])])
@@ -102,7 +102,7 @@ def together(server: World, paths: Sequence[Path]) -> World:
 def federate(asked: Experiment, paths: Sequence[Path], folder: Path, check: Checks) -> None:
     """Run an experiment between real processes, with a stranger who says that it is site 0."""
     run, start = RunDirectory(folder / "run"), time.monotonic()
-    with Trial(folder / "trial", len(paths)) as trial:
+    with LoopbackTrial(folder / "trial", len(paths)) as trial:
         trial.begin()
         check_tls(trial, check)
         for site, path in enumerate(paths):
@@ -110,7 +110,7 @@ def federate(asked: Experiment, paths: Sequence[Path], folder: Path, check: Chec
         make_site_key(folder / "stranger")
         (folder / "stranger.toml").write_text('allow = []\naudit = "stranger.jsonl"\n')
         trial.start_node(0, {"site": str(folder / "stranger.toml")}, folder / "stranger.key", "stranger")
-        write_app(folder / "app", asked, run.path, Terms())
+        write_app(folder / "app", asked, run.path, FederationLimits())
         show_rounds(trial, folder / "app", run)
         known = json.loads(trial.flwr("supernode", "list", "trial", "--format", "json"))
         stranger = trial.log_of("stranger")
@@ -124,7 +124,7 @@ def federate(asked: Experiment, paths: Sequence[Path], folder: Path, check: Chec
     check(silent and bool(refusal), "a SuperNode with an unknown key is turned away, and gets no message", refusal)
 
 
-def show_rounds(trial: Trial, app: Path, run: RunDirectory) -> None:
+def show_rounds(trial: LoopbackTrial, app: Path, run: RunDirectory) -> None:
     """Have the SuperLink run the app, and print each round as it is made."""
     process, seen = trial.submit(app), 0
     while process.poll() is None or seen < len(run.metrics()):
@@ -135,7 +135,7 @@ def show_rounds(trial: Trial, app: Path, run: RunDirectory) -> None:
         time.sleep(0.5)
 
 
-def check_tls(trial: Trial, check: Checks) -> None:
+def check_tls(trial: LoopbackTrial, check: Checks) -> None:
     """Whether the SuperLink shows a certificate of the trial's authority, and answers nobody in the clear."""
     where = ("127.0.0.1", trial.port)
     context = ssl.create_default_context(cafile=str(trial.keys / "ca.crt"))
@@ -151,7 +151,7 @@ def check_tls(trial: Trial, check: Checks) -> None:
         check(not answer.startswith(b"HTTP"), "without TLS it answers nothing", f"{len(answer)} bytes, none of HTTP")
 
 
-def compare(asked: Experiment, world: World, paths: Sequence[Path], folder: Path, check: Checks) -> None:
+def compare(asked: Experiment, setup: Setup, paths: Sequence[Path], folder: Path, check: Checks) -> None:
     """The federation's weights beside the loop engine's, and the sites' audit logs beside the server's count."""
     run = RunDirectory(folder / "run")
     state = checkpoint.read(run.path) if RunDirectory.is_run(run.path) else None
@@ -159,7 +159,7 @@ def compare(asked: Experiment, world: World, paths: Sequence[Path], folder: Path
         check(False, "the run has no checkpoint; see", folder / "trial" / "logs" / "run.log")
         return
     start = time.monotonic()
-    apart, widest = differences(state.weights, by_loop(world, asked.rounds))
+    apart, widest = differences(state.weights, by_loop(setup, asked.rounds))
     figure = f"largest difference {widest:.3g}, of a tensor's norm {apart:.3g} (at most {TOLERANCE:g})"
     check(apart <= TOLERANCE, f"weights beside the loop engine's ({time.monotonic() - start:.0f} s)", figure)
     counted: Counter[str] = Counter()
@@ -175,9 +175,9 @@ def compare(asked: Experiment, world: World, paths: Sequence[Path], folder: Path
     check(logged == counted, "bytes in the audit logs, and as the server counted them", f"{dict(logged)}")
 
 
-def by_loop(world: World, rounds: int) -> Mapping[str, torch.Tensor]:
+def by_loop(setup: Setup, rounds: int) -> Mapping[str, torch.Tensor]:
     """The weights after as many rounds of the loop engine."""
-    federation = Federation(world, LoopEngine(world))
+    federation = RoundLoop(setup, LoopEngine(setup))
     with one_thread():
         state, _ = federation.start()
         for _ in range(rounds):

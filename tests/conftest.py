@@ -20,15 +20,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each process of pytest-xdist begin with tests marked ``long``: at the end the others would wait for them."""
+    """Let each process of pytest-xdist begin with tests marked ``slow``: at the end the others would wait for them."""
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    long = [item for item in items if item.get_closest_marker("long")]
-    others = [item for item in items if not item.get_closest_marker("long")]
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = [item for item in items if not item.get_closest_marker("slow")]
     made: list[pytest.Item] = []
     for i in range(processes):
         # The shares that `--dist worksteal` gives out: equal ones, in order.
         share = (len(items) - len(made)) // (processes - i)
-        first = long[i::processes]
+        first = slow[i::processes]
         room = max(0, share - len(first))
         made += [*first, *others[:room]]
         del others[:room]

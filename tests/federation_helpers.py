@@ -10,9 +10,9 @@ import torch
 from helpers import federation_of
 from hypothesis import strategies as st
 
-from fedblend.core.engine import Trained, TrainTask
-from fedblend.core.record import Account
-from fedblend.core.setup import World
+from fedblend.core.engine import ClientUpdate, TrainTask
+from fedblend.core.record import CostMeter
+from fedblend.core.setup import Setup
 from fedblend.engines.loop import LoopEngine
 
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
@@ -21,11 +21,11 @@ BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 DROPOUT = {"name": "mlp", "hidden": [12], "dropout": 0.5}
 
 
-def train(made: World, clients: Iterable[int], round: int = 0) -> dict[int, Trained]:
+def train(made: Setup, clients: Iterable[int], round: int = 0) -> dict[int, ClientUpdate]:
     """Local training of some clients from a world's first weights, with what their sharing gives them."""
     fed = federation_of(made)
     start, sizes = fed.start()[0], made.sizes(0)
-    state = fed._share_if_due(start, sizes, Account())[0]
+    state = fed._share_if_due(start, sizes, CostMeter())[0]
     task = TrainTask(round, start.weights, fed._pool_of(state), sizes)
     return {trained.client: trained for trained in fed.engine.train(task, clients)}
 

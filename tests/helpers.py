@@ -14,10 +14,10 @@ from torch import nn
 
 from fedblend._kernels import operators
 from fedblend.core.dataset import Dataset, Population, Samples
-from fedblend.core.loop import Federation, Record, State
+from fedblend.core.loop import Record, RoundLoop, RunState
 from fedblend.core.objective import Batch, Context, Objective, Task
-from fedblend.core.setup import World
-from fedblend.core.sharing import Local
+from fedblend.core.setup import Setup
+from fedblend.core.sharing import ClientData
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.loop import EagerNet, LoopEngine
 from fedblend.experiment.config import Experiment, resolve
@@ -88,7 +88,7 @@ def experiment(**changes: Any) -> Experiment:
     return resolve(table)
 
 
-def world(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> World:
+def setup(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> Setup:
     """A world on data in memory; ``groups`` says which training samples each client holds."""
     made = make_setup(experiment(**changes), data=data or images())
     if groups is not None:
@@ -96,24 +96,22 @@ def world(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = 
     return made
 
 
-def federation(
-    data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any
-) -> Federation:
+def federation(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> RoundLoop:
     """A federation of the small experiment, with the reference engine."""
-    return federation_of(world(data, groups, **changes))
+    return federation_of(setup(data, groups, **changes))
 
 
-def engine_of(made: World) -> LoopEngine:
+def engine_of(made: Setup) -> LoopEngine:
     """The reference engine on a model of its own, so that the world's keeps its first weights."""
     return LoopEngine(replace(made, model=copy.deepcopy(made.model)))
 
 
-def federation_of(made: World) -> Federation:
+def federation_of(made: Setup) -> RoundLoop:
     """A federation on a world, with the reference engine."""
-    return Federation(made, engine_of(made))
+    return RoundLoop(made, engine_of(made))
 
 
-def run(fed: Federation, rounds: int, state: State | None = None) -> tuple[State, list[Record]]:
+def run(fed: RoundLoop, rounds: int, state: RunState | None = None) -> tuple[RunState, list[Record]]:
     """Go on for ``rounds`` rounds from ``state`` (default: the start); the records of these rounds."""
     state = fed.start()[0] if state is None else state
     records = []
@@ -213,9 +211,9 @@ def local(
     seed: int = 0,
     minimum: int = 1,
     hidden: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
-) -> Local:
+) -> ClientData:
     """What a client sees when asked to share."""
-    return Local(x, y, task, scale, hidden or (lambda x, layer: x), np.random.default_rng(seed), minimum)
+    return ClientData(x, y, task, scale, hidden or (lambda x, layer: x), np.random.default_rng(seed), minimum)
 
 
 # Comparisons -----------------------------------------------------------------------------------------------
@@ -226,7 +224,7 @@ def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     return set(a) == set(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
 
 
-def same_state(a: State, b: State) -> bool:
+def same_state(a: RunState, b: RunState) -> bool:
     """Whether two states are the same to the last bit."""
     return (
         (a.round, a.shared_round) == (b.round, b.shared_round)
@@ -236,7 +234,7 @@ def same_state(a: State, b: State) -> bool:
             np.array_equal(u, v)
             for u, v in (
                 (a.entries.owner, b.entries.owner),
-                (a.holders, b.holders),
+                (a.has_pool, b.has_pool),
                 (a.shared_sizes, b.shared_sizes),
             )
         )
@@ -280,3 +278,19 @@ def pools_inside_equal_pools_after(
     assert torch.equal(operators.run_conv_input(g, w, padding, *shape[3:], which), by_input)
     by_weight = operators.run_conv_weight(x, spread, padding, *kernel)
     assert torch.equal(operators.run_conv_weight(x, g, padding, *kernel, which), by_weight)
+
+
+def same_up_to_rounding(made: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], steps: int) -> None:
+    """Assert that two runs of ``steps`` training steps differ by rounding only.
+
+    A step rounds each number to its type's precision, relative to the largest number of its tensor: another order of
+    summands, another instruction set or another size of stacks rounds otherwise. Over the steps these errors add up at
+    most linearly; a mistake in what is computed is larger by orders of magnitude.
+    """
+    assert made.keys() == wanted.keys()
+    for name, tensor in made.items():
+        largest = float(wanted[name].abs().max()) if wanted[name].numel() else 0.0
+        bound = steps * torch.finfo(tensor.dtype).eps * largest if tensor.is_floating_point() else 0
+        torch.testing.assert_close(
+            tensor, wanted[name], rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}"
+        )

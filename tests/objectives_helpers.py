@@ -8,9 +8,9 @@ import torch
 from helpers import engine_of
 from torch.nn import functional as F
 
-from fedblend.core.engine import Trained, TrainTask
+from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.objective import Task
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
 
 CLASSES = Task("classification", 3)
@@ -45,7 +45,7 @@ def random_pool(task: Task, entries: int = 1, seed: int = 5, width: int = 5) -> 
     return {name: torch.cat([p[name] for p in pools]) for name in ("x", "y")}
 
 
-def train_all(made: World, pool: Pool | None) -> Iterable[Trained]:
+def train_all(made: Setup, pool: Pool | None) -> Iterable[ClientUpdate]:
     """Train all clients of a world for one round from its first weights."""
     task = TrainTask(0, made.weights(), pool, made.sizes(0))
     return engine_of(made).train(task, range(len(made.population)))

@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from helpers import images, local, world
+from helpers import images, local, setup
 
 from fedblend.core.dataset import Dataset
 from fedblend.core.sharing import Payload, Pool
-from fedblend.methods.sharing.means import Means
+from fedblend.methods.sharing.means import SharedMeans
 
 DATA = images(23, classes=3)
 
 
-MADE = world(DATA)
+MADE = setup(DATA)
 
 
-def share(sharing: Means, data: Dataset = DATA, **given_: Any) -> Payload | None:
+def share(sharing: SharedMeans, data: Dataset = DATA, **given_: Any) -> Payload | None:
     """What one client that holds all of ``data`` sends."""
-    made = MADE if data is DATA else world(data, model={"name": "mlp", "hidden": []})
+    made = MADE if data is DATA else setup(data, model={"name": "mlp", "hidden": []})
     return sharing.share(local(data.train.x, data.train.y, made.task, made.scale, **given_))
 
 

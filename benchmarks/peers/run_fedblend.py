@@ -26,9 +26,9 @@ from outcome import WARM_UP, check_rounds, options, report, wait_for
 
 from fedblend import engines
 from fedblend.core.engine import Engine
-from fedblend.core.loop import Federation, Record, State
-from fedblend.core.setup import World
-from fedblend.engines.autotune import Choice
+from fedblend.core.loop import Record, RoundLoop, RunState
+from fedblend.core.setup import Setup
+from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, resolve
 
 NEVER = 10**9
@@ -38,19 +38,19 @@ PROCESSORS = 2
 """Processors that ``--engine auto`` may use."""
 
 
-class JobFederation(Federation):
+class JobFederation(RoundLoop):
     """fedblend's rounds with the job's cohorts."""
 
-    def __init__(self, world: World, engine: Engine, job: Job) -> None:
-        super().__init__(world, engine)
+    def __init__(self, setup: Setup, engine: Engine, job: Job) -> None:
+        super().__init__(setup, engine)
         self.job = job
 
-    def begin(self) -> State:
+    def begin(self) -> RunState:
         """The state before the first round, with the job's first weights: the same tensors in the same order."""
-        pairs = zip(self.world.weights().items(), self.job.start.values(), strict=True)
+        pairs = zip(self.setup.weights().items(), self.job.start.values(), strict=True)
         weights = {name: first.view_as(tensor).clone() for (name, tensor), first in pairs}
-        clients = len(self.world.population)
-        return State(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
+        clients = len(self.setup.population)
+        return RunState(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
 
     def _cohort(self, round: int, *_: object) -> np.ndarray:
         return self.job.cohorts[round]
@@ -69,13 +69,13 @@ def experiment_of(job: Job, given: argparse.Namespace, eval_every: int = NEVER) 
     return resolve(table | asked | {"method": method, "rounds": ROUNDS, "eval_every": eval_every})
 
 
-def timed_rounds(federation: Federation, state: State, rounds: int) -> tuple[State, list[float], list[Record]]:
+def timed_rounds(federation: RoundLoop, state: RunState, rounds: int) -> tuple[RunState, list[float], list[Record]]:
     """Make some rounds; returns the state after them, the seconds of each and their records."""
     seconds, records = [], []
     for _ in range(rounds):
         begun = time.perf_counter()
         state, record = federation.round(state)
-        wait_for(federation.world.experiment.device)
+        wait_for(federation.setup.experiment.device)
         seconds.append(time.perf_counter() - begun)
         records.append(record)
     return state, seconds, records
@@ -87,17 +87,17 @@ def medians_of(records: Iterable[Record]) -> dict[str, float]:
     return {phase: statistics.median(t[phase] for t in tables) for phase in tables[0]} if tables else {}
 
 
-Found = tuple[State, list[float], dict[str, object]]
+Found = tuple[RunState, list[float], dict[str, object]]
 """The last state of the timed rounds, the seconds of each, and what else was seen."""
 
 
-def run(job: Job, world: World, engine: Engine, given: argparse.Namespace) -> Found:
+def run(job: Job, setup: Setup, engine: Engine, given: argparse.Namespace) -> Found:
     """Time the rounds, and then some with evaluation."""
-    federation = JobFederation(world, engine, job)
+    federation = JobFederation(setup, engine, job)
     state, seconds, records = timed_rounds(federation, federation.begin(), given.rounds)
     found: dict[str, object] = {"phases_s": medians_of(records[WARM_UP:])}
     if given.evaluations:
-        every = replace(world, experiment=experiment_of(job, given, eval_every=1))
+        every = replace(setup, experiment=experiment_of(job, given, eval_every=1))
         _, whole, evaluated = timed_rounds(JobFederation(every, engine, job), state, given.evaluations)
         evaluate = [record["machine"]["seconds"]["evaluate"] for record in evaluated]
         found["evaluated"] = {"round_s": whole, "evaluate_s": evaluate}
@@ -137,18 +137,18 @@ def main() -> None:
     torch.set_num_threads(1)
     clock: dict[str, float] = {}
     now = time.perf_counter()
-    world = make_setup(experiment_of(job, given))
+    setup = make_setup(experiment_of(job, given))
     now = clocked("world", clock, now)
-    choice: Choice = engines.choose(world, PROCESSORS, ROUNDS)
+    choice: EnginePlan = engines.plan_engine(setup, PROCESSORS, ROUNDS)
     now = clocked("choose", clock, now)
-    engine = engines.make(world, choice)
+    engine = engines.make(setup, choice)
     clocked("ranks", clock, now)
     try:
-        state, seconds, found = run(job, world, engine, given)
+        state, seconds, found = run(job, setup, engine, given)
     finally:
         engine.close()
     given.ranks = choice.ranks
-    weights = dict(zip(job.start, (state.weights[name] for name in world.weights()), strict=True))
+    weights = dict(zip(job.start, (state.weights[name] for name in setup.weights()), strict=True))
     found |= {"method": given.method, "choice": choice.table(), "start_s": clock}
     told = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in clock.items())
     print(f"start: {told}; rounds that warm up: {', '.join(f'{s:.2f} s' for s in seconds[:WARM_UP])}")

@@ -7,10 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from sklearn.datasets import load_digits
 
-from fedblend.flower.app.inputs import Inputs
-from fedblend.flower.app.loss import blended_loss
-from fedblend.flower.app.mod import add_sharing, blend_mod
-from fedblend.flower.app.strategy import Strategy
+from fedblend.flower import Inputs, Strategy, add_sharing, blend_mod, blended_loss
 
 INPUTS = Inputs(shape=(64,), outputs=10)  # fedblend: what the model takes, and how many classes it tells apart
 server_app = ServerApp()

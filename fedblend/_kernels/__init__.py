@@ -1,7 +1,7 @@
 """Layers of many clients at once on CPUs, as operators that PyTorch can differentiate and stack."""
 
 from fedblend._kernels.dense import add_product, use_dense
-from fedblend._kernels.lowrank import LowRank, Rows, Weights, draw_near, is_worth_it, use_low_rank
+from fedblend._kernels.lowrank import LowRank, Rows, Weights, is_worth_it, lerp_towards, use_low_rank
 from fedblend._kernels.operators import RAW, Convolution, MaxPool, conv, join_pools, makes, max_pool
 
 __all__ = [
@@ -13,9 +13,9 @@ __all__ = [
     "Weights",
     "add_product",
     "conv",
-    "draw_near",
     "is_worth_it",
     "join_pools",
+    "lerp_towards",
     "makes",
     "max_pool",
     "use_dense",

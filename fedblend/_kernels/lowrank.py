@@ -65,13 +65,13 @@ class LowRank:
         self.own, self.used = True, 0
         return self.base
 
-    def draw_near(self, rows: slice, toward: torch.Tensor, share: float, active: torch.Tensor | None) -> None:
-        """:func:`draw_near` for some clients, toward the weights that they began with."""
+    def lerp_towards(self, rows: slice, toward: torch.Tensor, share: float, active: torch.Tensor | None) -> None:
+        """:func:`lerp_towards` for some clients, toward the weights that they began with."""
         a = self.a[rows, : self.used]
-        draw_near(a, a.new_zeros(()), share, active)
+        lerp_towards(a, a.new_zeros(()), share, active)
         # Until it is the stack's own, the base is where they began.
         if self.own:
-            draw_near(self.base[rows], toward, share, active)
+            lerp_towards(self.base[rows], toward, share, active)
 
     def add(self, rows: slice, a: torch.Tensor, x: torch.Tensor, factor: float) -> None:
         """Add factor a x for a [k, O, B] and x [k, B, I] to some clients' weights."""
@@ -100,9 +100,9 @@ class Rows:
         """These weights themselves, which may be written to."""
         return self.whole.make()[self.rows]
 
-    def draw_near(self, toward: torch.Tensor, share: float, active: torch.Tensor | None) -> None:
-        """:func:`draw_near` toward the weights that these clients began with."""
-        self.whole.draw_near(self.rows, toward, share, active)
+    def lerp_towards(self, toward: torch.Tensor, share: float, active: torch.Tensor | None) -> None:
+        """:func:`lerp_towards` toward the weights that these clients began with."""
+        self.whole.lerp_towards(self.rows, toward, share, active)
 
     def add(self, a: torch.Tensor, x: torch.Tensor, factor: float) -> None:
         """Add factor a x for a [k, O, B] and x [k, B, I]."""
@@ -123,7 +123,7 @@ class Rows:
 Weights = torch.Tensor | Rows
 
 
-def draw_near(
+def lerp_towards(
     weights: torch.Tensor, toward: torch.Tensor, share: float | torch.Tensor, active: torch.Tensor | None
 ) -> None:
     """Move weights [K, ...] a share of their way toward others, in place; all, or where ``active`` bool [K] is true."""

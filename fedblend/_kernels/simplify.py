@@ -51,7 +51,7 @@ TINY = 1e-12
 """What a result may differ by at least."""
 
 
-class Flat:
+class TracedFunction:
     """A function of tensors as a flat program, which is traced when it is first called with tensors of such shapes.
 
     A function that asks for numbers of tensors cannot be traced, and is called itself. Not all of that can be seen:
@@ -124,7 +124,7 @@ def simplify(graph: GraphModule, factors: bool = True) -> set[int]:
     Gives the places of the weights that it takes as low-rank updates.
     """
     _without_repeats(graph.graph)
-    rules = (_without_nothing, _with_direct_views, _kernels.join_pools)
+    rules = (_remove_identities, _with_direct_views, _kernels.join_pools)
     for rule in (*rules, *([_with_products_apart] if factors else []), _kernels.use_dense):
         for node in list(graph.graph.nodes):
             rule(graph.graph, node)
@@ -181,7 +181,7 @@ def _is_random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _without_nothing(graph: Graph, node: Node) -> None:
+def _remove_identities(graph: Graph, node: Node) -> None:
     """Take out factors of one, and zeros that are added, where nothing changes either afterwards."""
     if node.target is aten.mul.Scalar and node.args[1] == 1 and _may_be_one(node, cast(Node, node.args[0])):
         node.replace_all_uses_with(cast(Node, node.args[0]))

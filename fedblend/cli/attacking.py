@@ -108,7 +108,7 @@ def _iterations(attack: str) -> int:
 def _print(console: Console, made: Attacked) -> None:
     """The measures of each image and their means, and what was attacked."""
     scene, table = made.scene, made.table()
-    classes = scene.moment.world.data.classes
+    classes = scene.moment.setup.data.classes
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in ("image", "MSE", "PSNR dB", "SSIM"):
         shown.add_column(heading, justify="left" if heading == "image" else "right")

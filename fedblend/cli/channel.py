@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.core.upload import bytes_of
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.channels.link import Link
@@ -34,19 +34,19 @@ def parse_counts(text: str, option: str) -> list[int]:
     return counts
 
 
-def payloads(world: World, seeds: Sequence[int]) -> dict[str, dict[str, int]]:
+def payloads(setup: Setup, seeds: Sequence[int]) -> dict[str, dict[str, int]]:
     """Bits of what is sent, by direction and name (Mix2FLD, sections II-C and III-A).
 
     A model is as many bits as its tensors hold (32 a weight), outputs are 32 x classes^2, a seed sample is as stored
     (8 a pixel); ``seeds`` are the numbers N_S of seed samples that go up with the first outputs.
     """
-    model = 8 * bytes_of(world.model.state_dict())
+    model = 8 * bytes_of(setup.model.state_dict())
     both = {"model": model}
-    if world.task.kind == "classification":
-        both["outputs"] = OUTPUT_BITS * world.task.outputs**2
+    if setup.task.kind == "classification":
+        both["outputs"] = OUTPUT_BITS * setup.task.outputs**2
     up = dict(both)
-    if world.task.kind == "classification" and world.data.kind != "text":
-        x = world.data.train.x
+    if setup.task.kind == "classification" and setup.data.kind != "text":
+        x = setup.data.train.x
         up["1 seed"] = 8 * x[0].numel() * x.element_size()
         up |= {f"outputs, {n} seed{'s' if n > 1 else ''}": both["outputs"] + n * up["1 seed"] for n in seeds}
     return {"up": up, "down": both}

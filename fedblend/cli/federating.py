@@ -48,9 +48,9 @@ def for_sites(experiment: Experiment, sites: int) -> Experiment:
 def write(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:
     """Write the Flower app of an experiment."""
     from fedblend.flower.app_folder import write_app
-    from fedblend.flower.limits import DEADLINE, Terms
+    from fedblend.flower.limits import DEADLINE, FederationLimits
 
-    write_app(out, experiment, folder, Terms(min_sites, deadline or DEADLINE))
+    write_app(out, experiment, folder, FederationLimits(min_sites, deadline or DEADLINE))
     Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME", highlight=False)
 
 
@@ -60,9 +60,9 @@ def up(
     """Run an experiment in a trial federation, show its rounds, and end all processes."""
     _require_flower()
     from fedblend.flower.app_folder import write_app
-    from fedblend.flower.limits import DEADLINE, Terms
+    from fedblend.flower.limits import DEADLINE, FederationLimits
     from fedblend.flower.site import read_site
-    from fedblend.flower.trial import Trial
+    from fedblend.flower.trial import LoopbackTrial
 
     if len(files) not in (0, sites):
         raise FedblendError(f"--site-file: {len(files)} files for {sites} sites; give one for each site, or none")
@@ -70,11 +70,11 @@ def up(
         read_site(path)
     folder = out or api.free_folder(api.RUNS / f"{slugify(experiment.name)}-federation")
     console, run = Console(), folder / "run"
-    with Trial(folder, sites) as trial:
+    with LoopbackTrial(folder, sites) as trial:
         try:
             console.print(f"SuperLink and {sites} SuperNodes on 127.0.0.1, logs in {folder / 'logs'}", highlight=False)
             trial.begin()
-            write_app(folder / "app", experiment, run, Terms(min_sites, deadline or DEADLINE))
+            write_app(folder / "app", experiment, run, FederationLimits(min_sites, deadline or DEADLINE))
             paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
             for site, path in enumerate(paths):
                 trial.start_node(site, {"site": str(path.absolute())})

@@ -36,7 +36,7 @@ def show_points(
 ) -> None:
     """Measure a run's points, print the tables, and write them with figures into a folder if one is given."""
     subject = points.read(path)
-    chosen = points.Settings.of(subject, *settings)
+    chosen = points.TrainingSettings.of(subject, *settings)
     if out is not None:
         _make_folder(out)  # before anything that takes long
     rows: list[Row] = []

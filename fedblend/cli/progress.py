@@ -19,7 +19,7 @@ LINE_EVERY = 10.0
 """Seconds between two plain lines of one run or other work, where there is no terminal."""
 
 
-class Pace:
+class RemainingTime:
     """How long what is left of each of several things will take, by its own pace since it was first asked after."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class RunProgress:
         self.live = self.console.is_terminal
         self.unread = False
         self.printed: dict[str, float] = {}
-        self.pace = Pace()
+        self.pace = RemainingTime()
         self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=10),
@@ -140,7 +140,7 @@ class Steps:
         )
         self.tasks: dict[str, TaskID] = {}
         self.told = time.monotonic()
-        self.pace = Pace()
+        self.pace = RemainingTime()
 
     def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
         """So many steps of something are done; ``note`` is what there is to say of it now."""

@@ -21,8 +21,8 @@ from fedblend.papers import pages
 from fedblend.papers.data import absent, is_fetched
 from fedblend.papers.estimate import Pace, words
 from fedblend.papers.items import SCALES, Item, Scale, all_papers
-from fedblend.papers.place import Place, runs_of
-from fedblend.papers.plan import Plan, plan
+from fedblend.papers.place import OutputPaths, runs_of
+from fedblend.papers.plan import ItemPlan, plan
 from fedblend.papers.result import RESULT, result_of
 from fedblend.papers.running import run
 from fedblend.runs.files import write_atomically
@@ -68,7 +68,7 @@ def show_item(
 ) -> None:
     """Run what is missing of an item, print its table, and write it beside the runs."""
     made = plan(name, parse_scale(scale), seeds, parse_only(only))
-    place = Place(out, made)
+    place = OutputPaths(out, made)
     console = Console()
     with ExitStack() as stack:
         shown: list[Steps] = []
@@ -184,7 +184,7 @@ def _standing(scale: Scale, result: Mapping[str, Any]) -> str:
     return scale if all(cells) else f"{scale} {sum(cells)}/{len(cells)}"
 
 
-def _data(made: Plan) -> str:
+def _data(made: ItemPlan) -> str:
     """The paper's data sets of an item, and whether they are at hand."""
     found = {}
     for cell in made.cells:

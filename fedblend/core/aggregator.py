@@ -10,7 +10,7 @@ import torch
 from fedblend.core.registry import Part
 
 Tensors = Mapping[str, torch.Tensor]
-Weighed = tuple[Tensors, float]
+WeightedUpload = tuple[Tensors, float]
 
 
 class Aggregator(Part):
@@ -18,10 +18,11 @@ class Aggregator(Part):
 
     An author overrides :meth:`aggregate`. One that needs the round's own weights as well overrides :meth:`finish`.
     One that is a function of sums overrides :meth:`partial` and :meth:`finish`, so that uploads need not be kept,
-    nor gathered from other machines. ``hides_uploads`` is true where the server of a real federation learns a sum only.
+    nor gathered from other machines. ``secure_aggregated`` is true where the server of a real federation learns a sum
+    only.
     """
 
-    hides_uploads: bool = False
+    secure_aggregated: bool = False
 
     @property
     def is_plain_mean(self) -> bool:
@@ -31,7 +32,7 @@ class Aggregator(Part):
     def require_possible(self, cohort: int) -> None:
         """Raise :class:`FedblendError` if rounds of ``cohort`` uploads cannot be aggregated, before any is made."""
 
-    def partial(self, uploads: Iterable[Weighed]) -> Any:
+    def partial(self, uploads: Iterable[WeightedUpload]) -> Any:
         """What is kept of the uploads that one process has: :class:`Sums`, or a list of all."""
         return list(uploads)
 
@@ -43,11 +44,11 @@ class Aggregator(Part):
         """One set of tensors from what was kept of all uploads; ``weights`` are those that the round began with."""
         return self.aggregate(partial)
 
-    def aggregate(self, uploads: Sequence[Weighed]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Sequence[WeightedUpload]) -> dict[str, torch.Tensor]:
         """One set of tensors from (tensors, weight) pairs; at least one weight must be above 0."""
         raise TypeError(f"{type(self).__name__} defines no aggregate")
 
 
-def counting(uploads: Iterable[Weighed]) -> list[Tensors]:
+def counting(uploads: Iterable[WeightedUpload]) -> list[Tensors]:
     """The tensors of uploads that count at all: one of weight 0 was trained on nothing."""
     return [tensors for tensors, weight in uploads if weight > 0]

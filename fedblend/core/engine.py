@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from fedblend.core.random import stream
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.trees import under
+from fedblend.core.trees import strip_prefix
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -36,7 +36,7 @@ class TrainTask:
 
     def start_of(self, client: int) -> Tensors:
         """The weights that a client begins with."""
-        return under("weights/", self.own[client]) if client in self.own else self.weights
+        return strip_prefix("weights/", self.own[client]) if client in self.own else self.weights
 
     def knows(self, client: int) -> tuple[bool, bool]:
         """Whether a client begins from weights of its own, and whether it has heard anything beside a model."""
@@ -44,11 +44,11 @@ class TrainTask:
 
     def said_to(self, client: int) -> Tensors:
         """What the server said beside the model, as far as the client has heard."""
-        return under("said/", self.own[client]) if client in self.own else self.said
+        return strip_prefix("said/", self.own[client]) if client in self.own else self.said
 
 
 @dataclass(frozen=True)
-class Trained:
+class ClientUpdate:
     """What training made at a client: its weights, the number of samples it used, and its mean loss.
 
     ``outputs`` float32 [C, C] are the means of its model's softmax outputs by label, where they were noted.
@@ -75,7 +75,7 @@ class Scores:
 
 
 @dataclass
-class Collected:
+class CohortResult:
     """What a round's training gave: of good uploads the client, its samples and its loss, and why others were not.
 
     ``partial`` is what the aggregator kept of the good uploads, ``sent`` the bytes of all uploads, ``seconds`` the
@@ -108,11 +108,11 @@ class Engine(Protocol):
         """Ask clients to share; those that send nothing yield nothing."""
         ...
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train a model on each client from the round's weights."""
         ...
 
-    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
+    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         """Train the clients, check what they send, and keep of it what the aggregator needs."""
         ...
 
@@ -133,24 +133,24 @@ class Engine(Protocol):
         ...
 
 
-def collect(world: World, task: TrainTask, results: Iterable[Trained], lost: Collection[int]) -> Collected:
+def collect(setup: Setup, task: TrainTask, results: Iterable[ClientUpdate], lost: Collection[int]) -> CohortResult:
     """Protect, count and check each upload, and hand the good ones to the aggregator as they come.
 
     ``lost`` are clients whose upload never arrives.
     """
-    experiment = world.experiment
+    experiment = setup.experiment
     kind = experiment.method.upload
-    collected = Collected()
+    collected = CohortResult()
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         for result in _timed(results, collected):
-            upload = leaving(world, task, result)
+            upload = leaving(setup, task, result)
             collected.sent += experiment.protection.sent_bytes(upload, task.weights)
-            if experiment.keeps_weights:
+            if experiment.keeps_client_weights:
                 collected.own[result.client] = result.weights
             if result.client in lost:
                 continue
-            fault = kind.fault(upload, task.weights, world.task)
+            fault = kind.fault(upload, task.weights, setup.task)
             if fault:
                 collected.refused.append({"client": result.client, "reason": fault})
                 continue
@@ -163,18 +163,18 @@ def collect(world: World, task: TrainTask, results: Iterable[Trained], lost: Col
     return collected
 
 
-def leaving(world: World, task: TrainTask, result: Trained) -> dict[str, torch.Tensor]:
+def leaving(setup: Setup, task: TrainTask, result: ClientUpdate) -> dict[str, torch.Tensor]:
     """What a client sends: its upload with the protection on it, or what an adversary makes of it."""
-    experiment, client = world.experiment, result.client
+    experiment, client = setup.experiment, result.client
     payload = experiment.method.upload.payload(result.weights, result.outputs)
-    if world.adversaries[client]:
+    if setup.adversaries[client]:
         rng = stream(experiment.seed, "adversary", task.round, client)
         return experiment.adversary.corrupt(payload, task.weights, rng)
     rng = stream(experiment.seed, "protection", task.round, client)
     return experiment.protection.protect(payload, task.weights, experiment.train.lr_in(task.round), rng)
 
 
-def _timed(results: Iterable[Trained], collected: Collected) -> Iterator[Trained]:
+def _timed(results: Iterable[ClientUpdate], collected: CohortResult) -> Iterator[ClientUpdate]:
     """Pass results on, adding up the time that making each one took."""
     waiting = iter(results)
     while True:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedblend.core.engine import Engine, Scores, Tensors
 from fedblend.core.errors import FedblendError
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 
 SIZE_CLASSES = ((0, 100, "<100"), (100, 200, "100-199"), (200, None, ">199"))
 """Clients by samples held, as FedMix's Table 13 groups them."""
@@ -20,42 +20,42 @@ NAMED = 50
 
 
 def evaluate(
-    engine: Engine, weights: Tensors, world: World, own: Mapping[int, Tensors] | None = None
+    engine: Engine, weights: Tensors, setup: Setup, own: Mapping[int, Tensors] | None = None
 ) -> dict[str, Any]:
     """Loss and accuracy on the test half; accuracy by class, by the data's own clients where these are few, and over
     clients that have tests of their own. With ``own`` weights of clients, each is tested with its own (or with
     ``weights``, if it has none yet) on its own samples.
     """
-    scores = engine.score(weights) if own is None else _each_its_own(engine, weights, own, world)
+    scores = engine.score(weights) if own is None else _each_its_own(engine, weights, own, setup)
     result: dict[str, Any] = {"loss": float(scores.loss.mean())}
     if scores.right is not None:
         result["accuracy"] = float(scores.right.mean())
-        labels = world.data.test.y.numpy()
-        result["per_class"] = _means_by(labels, scores.right, len(world.data.classes))
-        result |= _by_site(world, scores.right)
-    groups = _client_tests(engine, weights, world, scores)
+        labels = setup.data.test.y.numpy()
+        result["per_class"] = _means_by(labels, scores.right, len(setup.data.classes))
+        result |= _by_site(setup, scores.right)
+    groups = _client_tests(engine, weights, setup, scores)
     if groups is not None:
-        result["clients"] = over_clients(*groups, world.population.sizes)
+        result["clients"] = over_clients(*groups, setup.population.sizes)
     return result
 
 
-def require_own_tests(world: World) -> np.ndarray:
+def require_own_tests(setup: Setup) -> np.ndarray:
     """The client of each test sample, int64 [n], where every one belongs to a client of the run.
 
     Raises :class:`FedblendError` where it does not.
     """
-    natural, of = world.natural_clients(), world.data.test.client
+    natural, of = setup.natural_clients(), setup.data.test.client
     if natural is None or of is None or not np.isin(of, natural).all():
         raise FedblendError(
-            "judge: 'each' needs test samples that all belong to a client of the run; valid with data that have "
-            "clients of their own, all of which the partition 'natural' takes"
+            "evaluate_model: 'each' needs test samples that all belong to a client of the run; valid with data that "
+            "have clients of their own, all of which the partition 'natural' takes"
         )
     return np.searchsorted(natural, of)
 
 
-def _each_its_own(engine: Engine, weights: Tensors, own: Mapping[int, Tensors], world: World) -> Scores:
+def _each_its_own(engine: Engine, weights: Tensors, own: Mapping[int, Tensors], setup: Setup) -> Scores:
     """Scores of each test sample by the model of the client that it belongs to."""
-    owner = require_own_tests(world)
+    owner = require_own_tests(setup)
     first = engine.score(weights)
     loss, right = first.loss.copy(), None if first.right is None else first.right.copy()
     for client, its in own.items():
@@ -66,9 +66,9 @@ def _each_its_own(engine: Engine, weights: Tensors, own: Mapping[int, Tensors], 
     return replace(first, loss=loss, right=right)
 
 
-def _by_site(world: World, right: np.ndarray) -> dict[str, Any]:
+def _by_site(setup: Setup, right: np.ndarray) -> dict[str, Any]:
     """Accuracy on the test samples of each of the data's own clients, by name, whoever holds what in training."""
-    client, names = world.data.test.client, world.data.client_names
+    client, names = setup.data.test.client, setup.data.client_names
     if client is None or not 0 < len(names) <= NAMED:
         return {}
     means = _means_by(client, right, len(names))
@@ -76,22 +76,22 @@ def _by_site(world: World, right: np.ndarray) -> dict[str, Any]:
 
 
 def _client_tests(
-    engine: Engine, weights: Tensors, world: World, scores: Scores
+    engine: Engine, weights: Tensors, setup: Setup, scores: Scores
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """(client, right) of each sample that belongs to a client's own test, or ``None`` where there is none."""
     if scores.right is None:
         return None
-    if len(world.population.held_order):
+    if len(setup.population.held_order):
         held = engine.score(weights, held=True)
         assert held.right is not None
-        return world.population.owners(held=True) if held.owner is None else held.owner, held.right
-    natural = world.natural_clients()
-    if natural is None or world.data.test.client is None:
+        return setup.population.owners(held=True) if held.owner is None else held.owner, held.right
+    natural = setup.natural_clients()
+    if natural is None or setup.data.test.client is None:
         return None
     # The client of each test sample, -1 where its writer (or role) takes no part in this run.
-    place = np.full(int(max(natural.max(), world.data.test.client.max())) + 1, -1)
+    place = np.full(int(max(natural.max(), setup.data.test.client.max())) + 1, -1)
     place[natural] = np.arange(len(natural))
-    owner = place[world.data.test.client]
+    owner = place[setup.data.test.client]
     return owner[owner >= 0], scores.right[owner >= 0]
 
 

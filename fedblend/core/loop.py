@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedblend.core.engine import Collected, Engine, TrainTask
+from fedblend.core.engine import CohortResult, Engine, TrainTask
 from fedblend.core.errors import FedblendError, by_reason, listed
 from fedblend.core.evaluation import evaluate, require_own_tests
-from fedblend.core.protection import Round
+from fedblend.core.protection import ReleaseContext
 from fedblend.core.random import stream
-from fedblend.core.record import Account
-from fedblend.core.server_step import Server, Tensors
-from fedblend.core.setup import World, cohort_of, known_of, reference_device
+from fedblend.core.record import CostMeter
+from fedblend.core.server_step import ServerContext, Tensors
+from fedblend.core.setup import Setup, cohort_of, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool, gather, joined, rows_of
-from fedblend.core.trees import named, under
+from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.core.upload import bytes_of
 
 T = TypeVar("T")
@@ -30,11 +30,11 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """All that a run carries from round to round; plain data, so a checkpoint is a file.
 
     ``entries`` are all entries shared so far, ``shared_round`` the round in which they were last renewed,
-    ``holders`` says which clients have downloaded them since, ``shared_sizes`` how many samples each client
+    ``has_pool`` says which clients have downloaded them since, ``shared_sizes`` how many samples each client
     had when it last shared. ``server`` is what the server step keeps (AggEnhance's points), ``said`` what the server
     says beside a model (mean outputs by label). ``own`` is what clients know who go on from weights of their own:
     ``weights/...`` and ``said/...`` as far as they have heard it, by client.
@@ -42,7 +42,7 @@ class State:
 
     round: int
     weights: dict[str, torch.Tensor]
-    holders: np.ndarray
+    has_pool: np.ndarray
     shared_sizes: np.ndarray
     entries: Pool = field(default_factory=lambda: gather({}))
     shared_round: int = -1
@@ -51,51 +51,51 @@ class State:
     own: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
 
-class Federation:
+class RoundLoop:
     """A run's rounds, as a function of plain state: ``state, record = federation.round(state)``."""
 
-    def __init__(self, world: World, engine: Engine) -> None:
-        self.world, self.engine = world, engine
-        self.experiment = world.experiment
-        self.method = world.experiment.method
+    def __init__(self, setup: Setup, engine: Engine) -> None:
+        self.setup, self.engine = setup, engine
+        self.experiment = setup.experiment
+        self.method = setup.experiment.method
         self._pool: tuple[Pool, Pool] | None = None
         # Clients that hold samples do so in every round, also where more arrive.
-        cohort, holding = self.experiment.train.cohort, int(np.count_nonzero(world.population.sizes))
+        cohort, holding = self.experiment.train.cohort, int(np.count_nonzero(setup.population.sizes))
         if not holding:
             raise FedblendError(
-                f"partition: none of its {len(world.population)} clients hold samples; at least one must"
+                f"partition: none of its {len(setup.population)} clients hold samples; at least one must"
             )
         if cohort > holding:
             raise FedblendError(
-                f"train.cohort: {cohort} clients a round, but only {holding} of {len(world.population)} clients "
+                f"train.cohort: {cohort} clients a round, but only {holding} of {len(setup.population)} clients "
                 f"hold samples; valid: 1 to {holding}"
             )
-        if self.experiment.judge == "each":
-            require_own_tests(world)
+        if self.experiment.evaluate_model == "each":
+            require_own_tests(setup)
         self.method.aggregator.require_possible(cohort)
-        self.method.server_step.require_possible(known_of(world, engine.server_model()))
-        world.requests(world.sizes(0))
-        self.device = reference_device(world)
+        self.method.server_step.require_possible(model_spec(setup, engine.server_model()))
+        setup.requests(setup.sizes(0))
+        self.device = reference_device(setup)
         if self.method.objective.needs:
             minimum = 1 if self.experiment.unsafe else self.experiment.policy.min_mean
-            self.method.sharing.require_possible(world.sizes(0), minimum)
+            self.method.sharing.require_possible(setup.sizes(0), minimum)
 
-    def start(self, weights: dict[str, torch.Tensor] | None = None) -> tuple[State, Record]:
+    def start(self, weights: dict[str, torch.Tensor] | None = None) -> tuple[RunState, Record]:
         """The state before the first round, and the record of the model then (round 0).
 
         ``weights`` are those of another run that this one begins with (:mod:`fedblend.runs.warm_start`).
         """
         if weights is None and self.experiment.start is not None:
             raise FedblendError(f"start: '{self.experiment.start}': this is made of a run's own first model only")
-        clients = len(self.world.population)
-        state = State(0, weights or self.world.weights(), np.zeros(clients, bool), np.zeros(clients, np.int64))
-        account = Account()
+        clients = len(self.setup.population)
+        state = RunState(0, weights or self.setup.weights(), np.zeros(clients, bool), np.zeros(clients, np.int64))
+        account = CostMeter()
         return state, self._record(state, account, {})
 
-    def round(self, state: State) -> tuple[State, Record]:
+    def round(self, state: RunState) -> tuple[RunState, Record]:
         """One round: share if due, train a cohort, aggregate, refine, evaluate."""
-        account = Account()
-        sizes = self.world.sizes(state.round)
+        account = CostMeter()
+        sizes = self.setup.sizes(state.round)
         state, shared, informed = self._share_if_due(state, sizes, account)
         pool = self._pool_of(state)
         if self.method.server_step.needs_pool and not len(pool) and not self.experiment.channel.loses:
@@ -114,7 +114,7 @@ class Federation:
         facts: Record = {}
         weights, said, own = state.weights, state.said, state.own
         if self.method.upload.trains_in(state.round):
-            cohort = cohort_of(self.world, state.round)
+            cohort = cohort_of(self.setup, state.round)
             heard, state = self._download(state, cohort, pool, informed, account)
             task, part = self._task(state, cohort, heard, pool, sizes)
             got, facts = self._train(task, part, account)
@@ -126,62 +126,64 @@ class Federation:
         return state, self._record(state, account, {**facts, **shared})
 
     def _task(
-        self, state: State, cohort: np.ndarray, heard: np.ndarray, pool: Pool, sizes: np.ndarray
+        self, state: RunState, cohort: np.ndarray, heard: np.ndarray, pool: Pool, sizes: np.ndarray
     ) -> tuple[TrainTask, list[int]]:
         """What clients know when they begin, the round's model or what they had before; and which take part.
 
         One that has not received what its objective mixes with sits the round out.
         """
-        needs, said = self.method.objective.needs, named("said/", state.said)
+        needs, said = self.method.objective.needs, add_prefix("said/", state.said)
         own, part = {}, []
         for client, hears in zip(cohort.tolist(), heard.tolist(), strict=True):
-            if needs and not state.holders[client]:
+            if needs and not state.has_pool[client]:
                 continue
             part.append(client)
-            if self.method.keep_weights or not hears:
-                had = state.own.get(client) or named("weights/", self.world.weights())
+            if self.method.stateful_clients or not hears:
+                had = state.own.get(client) or add_prefix("weights/", self.setup.weights())
                 own[client] = had | (said if hears else {})
         return TrainTask(state.round, state.weights, pool if needs else None, sizes, state.said, own), part
 
-    def _kept_by_clients(self, task: TrainTask, got: Collected) -> dict[int, dict[str, torch.Tensor]]:
+    def _kept_by_clients(self, task: TrainTask, got: CohortResult) -> dict[int, dict[str, torch.Tensor]]:
         """What the round's clients know from now on, where they may go on from it."""
-        tables = {c: named("weights/", w) | named("said/", task.said_to(c)) for c, w in got.own.items()}
+        tables = {c: add_prefix("weights/", w) | add_prefix("said/", task.said_to(c)) for c, w in got.own.items()}
         # Copies: a client's may be a view of all clients of a stack, which would live as long as it.
         return {c: {name: t.clone() for name, t in table.items()} for c, table in tables.items()}
 
     def _refine(
-        self, state: State, weights: dict[str, torch.Tensor], pool: Pool, account: Account
+        self, state: RunState, weights: dict[str, torch.Tensor], pool: Pool, account: CostMeter
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """What the server makes of the aggregate, and what it keeps for the next round."""
-        step, world = self.method.server_step, self.world
+        step, setup = self.method.server_step, self.setup
         if not step.active:
             return weights, {}
         with account.time("server"):
-            server = Server(
-                **vars(known_of(world, self.engine.server_model())),
+            server = ServerContext(
+                **vars(model_spec(setup, self.engine.server_model())),
                 round=state.round,
                 lr=self.experiment.train.lr_in(state.round),
                 rng=stream(self.experiment.seed, "server", state.round),
                 ask=lambda question: self._ask(question, account),
                 state=state.server,
-                prior=world.prior,
+                prior=setup.prior,
                 said=state.said,
                 pool=pool,
             )
             return step.refine(weights, server)
 
-    def _ask(self, question: Tensors, account: Account) -> list[Payload]:
+    def _ask(self, question: Tensors, account: CostMeter) -> list[Payload]:
         """A server step's question to the clients whose uploads were good; answers that are not finite are dropped."""
         answers = []
         for _, answer in self.engine.ask(question):
-            if self.method.server_step.asks_clients:
+            if self.method.server_step.queries_clients:
                 account.count("down", "questions", bytes_of(question))
                 account.count("up", "answers", bytes_of(answer))
             if self._fault_of_payload(answer) is None:
                 answers.append(answer)
         return answers
 
-    def _share_if_due(self, state: State, sizes: np.ndarray, account: Account) -> tuple[State, Record, np.ndarray]:
+    def _share_if_due(
+        self, state: RunState, sizes: np.ndarray, account: CostMeter
+    ) -> tuple[RunState, Record, np.ndarray]:
         """Ask the clients whose data are new to share, if it is time to (MAFL, Algorithm 1; section 3.4).
 
         Returns the state, what was asked and sent, and the clients that were given the round's model for it.
@@ -201,7 +203,7 @@ class Federation:
         with account.time("share"):
             asked = np.flatnonzero(new & (np.arange(len(new)) != sharing.server))
             given = dict(self.engine.share(round, state.weights, asked.tolist(), sizes))
-            bytes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.travels
+            bytes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
             arrives = self._sent("up", "share-uplink", bytes_given, np.array([*given], np.int64), round, account)
             account.count("up", sharing.bytes_kind, int(bytes_given.sum()))
             lost = [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
@@ -221,7 +223,7 @@ class Federation:
             state,
             entries=entries,
             shared_round=round,
-            holders=np.zeros_like(state.holders),
+            has_pool=np.zeros_like(state.has_pool),
             shared_sizes=np.where(new & ~np.isin(np.arange(len(sizes)), lost), sizes, state.shared_sizes),
         )
         facts: Record = {"shared": {"asked": len(asked), "sent": len(payloads), "entries": len(entries)}}
@@ -237,12 +239,12 @@ class Federation:
                 return f"'{name}' holds NaN or infinity"
         return None
 
-    def _pool_of(self, state: State) -> Pool:
+    def _pool_of(self, state: RunState) -> Pool:
         """What the server makes of the entries; kept until they are others."""
         if self._pool is None or self._pool[0] is not state.entries:
             rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
-            sharing, base = self.method.sharing, self.world.base(state.shared_sizes)
-            if sharing.hides_entries:
+            sharing, base = self.method.sharing, self.setup.base(state.shared_sizes)
+            if sharing.secure_aggregated:
                 made = sharing.pool_of_sums(state.entries, np.flatnonzero(state.shared_sizes), rng)
             elif base is None:
                 made = sharing.pool(state.entries, rng)
@@ -252,35 +254,37 @@ class Federation:
         return self._pool[1]
 
     def _download(
-        self, state: State, cohort: np.ndarray, pool: Pool, informed: np.ndarray, account: Account
-    ) -> tuple[np.ndarray, State]:
+        self, state: RunState, cohort: np.ndarray, pool: Pool, informed: np.ndarray, account: CostMeter
+    ) -> tuple[np.ndarray, RunState]:
         """Send what clients do not have yet: the model, what is said, the pool; returns which of them heard it."""
         with account.time("download"):
             sharing, method = self.method.sharing, self.method
-            weights = 0 if method.keep_weights else bytes_of(state.weights)
+            weights = 0 if method.stateful_clients else bytes_of(state.weights)
             said = bytes_of(state.said) if any(term.uses_outputs for term in method.terms) else 0
-            pool_bytes = bytes_of(pool.tensors) if sharing.active and sharing.travels and not sharing.for_server else 0
-            fresh, without_model = ~state.holders[cohort], ~np.isin(cohort, informed)
+            pool_bytes = (
+                bytes_of(pool.tensors) if sharing.active and sharing.leaves_client and not sharing.for_server else 0
+            )
+            fresh, without_model = ~state.has_pool[cohort], ~np.isin(cohort, informed)
             sizes = weights * without_model + said + pool_bytes * fresh
             heard = self._sent("down", "downlink", sizes, cohort, state.round, account)
             account.count("down", "weights", weights * int(without_model.sum()))
             account.count("down", method.upload.bytes_kind, said * len(cohort))
             account.count("down", sharing.bytes_kind, pool_bytes * int(fresh.sum()))
-            holders = state.holders.copy()
-            holders[cohort[heard]] = True
-        return heard, replace(state, holders=holders)
+            has_pool = state.has_pool.copy()
+            has_pool[cohort[heard]] = True
+        return heard, replace(state, has_pool=has_pool)
 
     def _sent(
-        self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, account: Account
+        self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, account: CostMeter
     ) -> np.ndarray:
         """Which of some clients' transmissions of so many bytes arrive; the round lasts as long as the slowest."""
         sent = self.experiment.channel.transmit(direction, sizes, stream(self.experiment.seed, purpose, round), clients)
         account.wait(direction, float(sent.seconds.max(initial=0.0)))
         return sent.arrives
 
-    def _train(self, task: TrainTask, clients: list[int], account: Account) -> tuple[Collected, Record]:
+    def _train(self, task: TrainTask, clients: list[int], account: CostMeter) -> tuple[CohortResult, Record]:
         """Train clients, and keep of what arrives and is sound what aggregation needs."""
-        size = bytes_of(self.method.upload.like(task.weights, self.world.task))
+        size = bytes_of(self.method.upload.like(task.weights, self.setup.task))
         sizes = np.full(len(clients), size)
         arrives = self._sent("up", "uplink", sizes, np.array(clients, np.int64), task.round, account)
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
@@ -307,7 +311,7 @@ class Federation:
         return got, facts
 
     def _aggregate(
-        self, task: TrainTask, got: Collected, asked: int, account: Account
+        self, task: TrainTask, got: CohortResult, asked: int, account: CostMeter
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The next model, and what the server says beside one: the aggregate of uploads is one or the other."""
         weights, said, kind = dict(task.weights), dict(task.said), self.method.upload
@@ -322,36 +326,36 @@ class Federation:
             # Whoever knows the experiment knows all its streams: real sites must not be able to take noise off again.
             keyed = stream(self.experiment.seed, "release", task.round)
             rng = np.random.default_rng() if self.engine.secret_noise else keyed
-            drawn = Round(asked, len(got.good), self.experiment.train.lr_in(task.round), rng)
+            drawn = ReleaseContext(asked, len(got.good), self.experiment.train.lr_in(task.round), rng)
             released = self.experiment.protection.release(made, task.weights, drawn)
             return {name: tensor.to(weights[name].dtype) for name, tensor in released.items()}, said
 
-    def _judged(self, state: State) -> Tensors:
+    def _judged(self, state: RunState) -> Tensors:
         """The weights that are evaluated: the server's, or those that the reference device has after its training."""
-        if not self.experiment.judges_device:
+        if not self.experiment.evaluates_device:
             return state.weights
-        return under("weights/", state.own.get(self.device, named("weights/", state.weights)))
+        return strip_prefix("weights/", state.own.get(self.device, add_prefix("weights/", state.weights)))
 
-    def _own_models(self, state: State) -> dict[int, Tensors] | None:
+    def _own_models(self, state: RunState) -> dict[int, Tensors] | None:
         """The weights that clients have of their own, where each is judged by its own."""
-        if self.experiment.judge != "each":
+        if self.experiment.evaluate_model != "each":
             return None
-        return {client: under("weights/", table) for client, table in state.own.items()}
+        return {client: strip_prefix("weights/", table) for client, table in state.own.items()}
 
-    def _clock(self, state: State, account: Account) -> Record:
+    def _clock(self, state: RunState, account: CostMeter) -> Record:
         """Seconds of a round whose clients compute side by side: on the air, and in computing if that is fixed."""
         told: Record = {"channel": dict(account.channel)} if account.channel else {}
         if self.experiment.compute_seconds is not None and state.round:
             told["computing"] = self.experiment.compute_seconds
         return told
 
-    def _change(self, state: State, weights: Tensors, said: Tensors, facts: Record) -> Record:
+    def _change(self, state: RunState, weights: Tensors, said: Tensors, facts: Record) -> Record:
         """How far a round has moved what it is about, and whether that is little enough to stop.
 
         Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs the largest such number of any label.
         A round of which nothing got through has moved nothing, and says nothing of convergence.
         """
-        bound = self.experiment.stop_change
+        bound = self.experiment.convergence_tol
         if bound is None:
             return {}
         if self.method.upload.is_model:
@@ -364,13 +368,13 @@ class Federation:
         converged = change < bound and facts.get("uploads") != 0
         return {"change": change if np.isfinite(change) else None, "converged": converged}
 
-    def _record(self, state: State, account: Account, facts: Record) -> Record:
+    def _record(self, state: RunState, account: CostMeter, facts: Record) -> Record:
         """One line of metrics; fields that differ between machines stand under ``machine``."""
         record: Record = {"round": state.round}
         last = state.round >= self.experiment.rounds or facts.get("converged")
         if state.round % self.experiment.eval_every == 0 or last:
             with account.time("evaluate"):
-                record |= evaluate(self.engine, self._judged(state), self.world, self._own_models(state))
+                record |= evaluate(self.engine, self._judged(state), self.setup, self._own_models(state))
         record |= facts
         record |= self._clock(state, account)
         record["bytes_up"] = dict(account.bytes["up"])

@@ -112,7 +112,7 @@ class Context:
     said: Tensors = field(default_factory=dict)
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """A client's steps of one round, known before any is made: what the random half is drawn for.
 
     ``sizes`` int64 [steps] are the batch sizes, ``width`` the largest; ``own`` marks the entries of
@@ -147,7 +147,7 @@ class Objective(Part):
         """
         return 1
 
-    def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
+    def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """The random half: arrays with one row a step, drawn from the client's stream of the round."""
         return {}
 

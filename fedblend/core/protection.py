@@ -38,7 +38,7 @@ class Protection(Part):
         """At a client: what is sent in place of ``upload``, given the round's weights and learning rate."""
         return dict(upload)
 
-    def release(self, weights: Tensors, start: Tensors, round: Round) -> dict[str, torch.Tensor]:
+    def release(self, weights: Tensors, start: Tensors, round: ReleaseContext) -> dict[str, torch.Tensor]:
         """At the server: what becomes of the aggregate ``weights`` before anything else is made of them.
 
         A mean comes in float64, as its sum was made, whatever models are stored in; what is returned is rounded after.
@@ -55,7 +55,7 @@ class Protection(Part):
 
 
 @dataclass(frozen=True)
-class Round:
+class ReleaseContext:
     """What the server knows of a round: how many clients were drawn and arrived, their learning rate, and its noise."""
 
     cohort: int

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Account:
+class CostMeter:
     """What one round costs: seconds by phase, bytes by direction and kind."""
 
     def __init__(self) -> None:

@@ -17,16 +17,16 @@ Tensors = Mapping[str, torch.Tensor]
 Refined = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
-Answer = dict[str, torch.Tensor]
+Response = dict[str, torch.Tensor]
 
 
-def _nobody(question: Tensors) -> list[Answer]:
+def _nobody(question: Tensors) -> list[Response]:
     """The answers where there are no clients to ask."""
     return []
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class ModelSpec:
     """What server and clients both know of the model that they train.
 
     ``model`` is a module for :func:`torch.func.functional_call`, in evaluation mode; ``trained`` names the tensors
@@ -41,7 +41,7 @@ class Known:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server(Known):
+class ServerContext(ModelSpec):
     """What a server step may use beside the aggregate.
 
     ``ask`` puts a question to the holders of the round's good uploads, and gives their answers in order of client.
@@ -54,7 +54,7 @@ class Server(Known):
     round: int
     lr: float
     rng: np.random.Generator
-    ask: Callable[[Tensors], list[Answer]] = _nobody
+    ask: Callable[[Tensors], list[Response]] = _nobody
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     said: Tensors = field(default_factory=dict)
     pool: Pool | None = None
@@ -66,25 +66,25 @@ class ServerStep(Part):
 
     ``looks_at_uploads`` is true where a step works with single uploads, not only with the aggregate: it then puts
     questions to whoever holds them, which are answered by :meth:`answers`, on the rank that trained the client.
-    Questions and answers travel only where ``asks_clients`` says that it is the clients who answer, and the server
+    Questions and answers travel only where ``queries_clients`` says that it is the clients who answer, and the server
     never sees their uploads. ``breaks_privacy`` is true where a step uses raw samples, ``reads_pool`` where it works on
     what clients share, ``needs_pool`` where it has nothing to do without that.
     """
 
     looks_at_uploads: bool = False
-    asks_clients: bool = False
+    queries_clients: bool = False
     breaks_privacy: bool = False
     reads_pool: bool = False
     needs_pool: bool = False
     active: bool = True
 
-    def require_possible(self, known: Known) -> None:
+    def require_possible(self, known: ModelSpec) -> None:
         """Raise :class:`FedblendError` if the step cannot be used with these data, before the first round."""
 
-    def refine(self, weights: Tensors, server: Server) -> Refined:
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The weights that the next round begins with, from the aggregate; and what the step keeps till then."""
         raise TypeError(f"{type(self).__name__} defines no refine")
 
-    def answers(self, uploads: Mapping[int, Tensors], question: Tensors, known: Known) -> dict[int, Answer]:
+    def answers(self, uploads: Mapping[int, Tensors], question: Tensors, known: ModelSpec) -> dict[int, Response]:
         """What is said to a question by each of the clients whose uploads these are; of each by its upload alone."""
         raise TypeError(f"{type(self).__name__} defines no answers")

@@ -14,12 +14,12 @@ from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Scale, Task
 from fedblend.core.random import stream
-from fedblend.core.server_step import Known
+from fedblend.core.server_step import ModelSpec
 from fedblend.core.sharing import Request
 
 
 @dataclass(frozen=True)
-class World:
+class Setup:
     """What stays the same in all rounds of a run. Any process can make it again from the experiment.
 
     ``experiment`` is an :class:`fedblend.experiment.config.Experiment`. The core reads its fields and imports no
@@ -117,14 +117,14 @@ class World:
         return self.data.train.x[rows], self.data.train.y[rows]
 
 
-def known_of(world: World, model: nn.Module) -> Known:
+def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
     """What server and clients both know of the model; ``model`` is a module for functional calls."""
-    return Known(
+    return ModelSpec(
         model=model,
-        trained=[name for name, p in world.model.named_parameters() if p.requires_grad],
-        shape=tuple(world.data.train.x.shape[1:]),
-        scale=world.scale,
-        task=world.task,
+        trained=[name for name, p in setup.model.named_parameters() if p.requires_grad],
+        shape=tuple(setup.data.train.x.shape[1:]),
+        scale=setup.scale,
+        task=setup.task,
     )
 
 
@@ -156,16 +156,16 @@ def arrived(full: np.ndarray, arrival: Any, portions: np.ndarray) -> np.ndarray:
     return np.maximum(np.ceil(np.round(share * full, 6)).astype(np.int64), np.minimum(full, 1))
 
 
-def cohort_of(world: World, round: int) -> np.ndarray:
+def cohort_of(setup: Setup, round: int) -> np.ndarray:
     """The clients of a round: uniform without replacement among those that hold samples, in order."""
-    rng = stream(world.experiment.seed, "cohort", round)
-    holding = np.flatnonzero(world.population.sizes)
-    return np.sort(rng.choice(holding, world.experiment.train.cohort, replace=False, shuffle=False))
+    rng = stream(setup.experiment.seed, "cohort", round)
+    holding = np.flatnonzero(setup.population.sizes)
+    return np.sort(rng.choice(holding, setup.experiment.train.cohort, replace=False, shuffle=False))
 
 
-def reference_device(world: World) -> int:
+def reference_device(setup: Setup) -> int:
     """The client whose model is evaluated where clients keep theirs: one of the first cohort, by the seed.
 
     Of another the model would be the untrained one until a round takes it.
     """
-    return int(stream(world.experiment.seed, "device").choice(cohort_of(world, 0)))
+    return int(stream(setup.experiment.seed, "device").choice(cohort_of(setup, 0)))

@@ -30,7 +30,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Local:
+class ClientData:
     """What a client sees when it is asked to share: its samples as stored, and how to read them.
 
     ``hidden`` gives the global model's hidden states after k layers; ``minimum`` is the client's policy:
@@ -61,33 +61,33 @@ class Pool:
 class Sharing(Part):
     """Base of all sharings; it shares nothing.
 
-    ``bytes_kind`` is the word under which bytes are counted; ``travels`` is false where nothing leaves a
+    ``bytes_kind`` is the word under which bytes are counted; ``leaves_client`` is false where nothing leaves a
     client; ``own_only`` is true where a client may use nothing of another; ``each_round`` where it happens again
     every round. ``for_server`` is true where what is shared is for the server step and does not go out to clients.
     ``server`` is the client that plays the server, where that has data of its own: it shares nothing with itself.
     ``coordinated`` is true where the server first asks clients for their labels, and then each for certain ones.
-    ``hides_entries`` is true where the server of a real federation learns sums over groups of clients only.
+    ``secure_aggregated`` is true where the server of a real federation learns sums over groups of clients only.
     """
 
     bytes_kind: str = "shared"
     unsafe: bool = False
-    travels: bool = True
+    leaves_client: bool = True
     own_only: bool = False
     each_round: bool = False
     for_server: bool = False
     server: int | None = None
     coordinated: bool = False
-    hides_entries: bool = False
+    secure_aggregated: bool = False
     active: bool = True
     refresh: float | None = None
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no client could share anything, before any is asked.
 
-        ``sizes`` int64 [clients] are the samples each one holds, ``minimum`` is their policy as in :class:`Local`.
+        ``sizes`` int64 [clients] are the samples each one holds, ``minimum`` is their policy as in :class:`ClientData`.
         """
 
-    def share(self, local: Local) -> Payload | None:
+    def share(self, local: ClientData) -> Payload | None:
         """At a client: what it sends, or ``None``."""
         return None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 
-def named(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def add_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors with ``prefix`` before each name."""
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
@@ -20,13 +20,13 @@ def for_clients(prefix: str, tables: Mapping[int, Mapping[str, torch.Tensor]]) -
 def by_client(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
     """The tables that :func:`for_clients` made one of."""
     tables: dict[int, dict[str, torch.Tensor]] = {}
-    for path, tensor in under(prefix, tensors).items():
+    for path, tensor in strip_prefix(prefix, tensors).items():
         client, _, name = path.partition("/")
         tables.setdefault(int(client), {})[name] = tensor
     return tables
 
 
-def under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def strip_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Those tensors whose names begin with ``prefix``, by what follows it."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 

@@ -4,55 +4,55 @@ from __future__ import annotations
 
 import torch
 
-from fedblend.core.engine import Collected, Engine, Scores, Trained, TrainTask
+from fedblend.core.engine import ClientUpdate, CohortResult, Engine, Scores, TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.core.setup import World
-from fedblend.engines.autotune import Choice, choose, inner_engine
+from fedblend.core.setup import Setup
+from fedblend.engines.autotune import EnginePlan, inner_engine, plan_engine
 from fedblend.engines.distributed.engine import DistributedEngine
-from fedblend.engines.distributed.processes import Others, free_address
+from fedblend.engines.distributed.processes import RankProcesses, free_address
 from fedblend.engines.distributed.ranks import Ranks, started_by_torchrun
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 
 __all__ = [
-    "Choice",
-    "Collected",
+    "ClientUpdate",
+    "CohortResult",
     "DistributedEngine",
     "Engine",
+    "EnginePlan",
     "LoopEngine",
     "Scores",
     "StackedEngine",
     "TrainTask",
-    "Trained",
-    "choose",
     "inner_engine",
     "make",
+    "plan_engine",
     "require_device",
 ]
 
 
-def make(world: World, choice: Choice) -> Engine:
+def make(setup: Setup, choice: EnginePlan) -> Engine:
     """The engine that was chosen; with several ranks, their processes are started. The caller closes it.
 
     Raises :class:`FedblendError` for a device that is not there, and for more ranks than there are clients: each is a
     process that holds the data, and one without a client only fills the machine.
     """
-    require_device(world.experiment.device)
-    clients = len(world.population)
+    require_device(setup.experiment.device)
+    clients = len(setup.population)
     if choice.ranks > clients and not started_by_torchrun():
         raise FedblendError(
             f"ranks: {choice.ranks} processes are more than the {clients} clients; valid: 1 to {clients}, and best no "
             "more than this machine has processors"
         )
-    inner = inner_engine(world, choice.table())
+    inner = inner_engine(setup, choice.table())
     if started_by_torchrun():
-        return DistributedEngine(world, inner, Ranks.of_environment(), choice.table(), Others())
+        return DistributedEngine(setup, inner, Ranks.of_environment(), choice.table(), RankProcesses())
     if choice.ranks == 1:
         return inner
-    others, where = Others(), free_address()
+    others, where = RankProcesses(), free_address()
     others.start(choice.ranks, where)
     try:
-        return DistributedEngine(world, inner, others.meet(choice.ranks, where), choice.table(), others)
+        return DistributedEngine(setup, inner, others.meet(choice.ranks, where), choice.table(), others)
     except BaseException:
         others.stop()
         raise

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from fedblend._kernels import build
-from fedblend.core.engine import Trained, TrainTask
+from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.core.sharing import gather
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import allow_tf32
@@ -53,7 +53,7 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class EnginePlan:
     """How a run is computed; ``why`` is one sentence for the user."""
 
     engine: Literal["loop", "stacked", "flower"]
@@ -67,50 +67,50 @@ class Choice:
         return asdict(self)
 
 
-def inner_engine(world: World, choice: dict[str, Any], tested: bool = False) -> LoopEngine:
+def inner_engine(setup: Setup, choice: dict[str, Any], tested: bool = False) -> LoopEngine:
     """The engine of one process. Raises :class:`FedblendError` where the model cannot be stacked.
 
     ``tested`` says that it is known to stack: another process has tried.
     """
-    device = world.experiment.device
-    allow_tf32(world.experiment.precision)
+    device = setup.experiment.device
+    allow_tf32(setup.experiment.precision)
     if device == "cpu":
         build.keep_memory()
     if choice["engine"] == "loop":
-        return LoopEngine(world, device, choice["memory_format"])
-    reason = "" if tested else unstackable(world)
+        return LoopEngine(setup, device, choice["memory_format"])
+    reason = "" if tested else unstackable(setup)
     if reason:
         raise FedblendError(f"engine: 'stacked' cannot be used here: {reason}; valid: loop, or auto")
-    return StackedEngine(world, device, choice["stack"])
+    return StackedEngine(setup, device, choice["stack"])
 
 
-def unstackable(world: World) -> str:
+def unstackable(setup: Setup) -> str:
     """Why clients of this model cannot be stacked, or nothing."""
-    for name, layer in world.model.named_modules():
+    for name, layer in setup.model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
             return f"its layer '{name}' is a batch norm with running statistics, which every batch changes"
         if isinstance(layer, nn.RNNBase):
             return f"its layer '{name}' is a fused {type(layer).__name__}, which PyTorch cannot stack (see model lstm)"
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.padding_idx is not None:
             return f"its layer '{name}' has a padding_idx, which PyTorch forgets in a stack"
-    if twins := same_tensors(world.model):
+    if twins := same_tensors(setup.model):
         return f"its '{twins[0]}' and '{twins[1]}' are one tensor"
-    world = _with_short_training(world)
-    loop = LoopEngine(world, world.experiment.device)
+    setup = _with_short_training(setup)
+    loop = LoopEngine(setup, setup.experiment.device)
     trial = _trial(loop, 2, batches=1)
     try:
-        made = list(StackedEngine(world, world.experiment.device, 2).train(*trial))
+        made = list(StackedEngine(setup, setup.experiment.device, 2).train(*trial))
     except CannotStack as error:
         return str(error)
     except Exception as error:
         # A fault of the objective or the model itself is told as it is, with client and batch.
         _train(loop, trial)
         return f"PyTorch cannot stack it: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
-    if any(isinstance(layer, nn.Dropout) for layer in world.model.modules()):
+    if any(isinstance(layer, nn.Dropout) for layer in setup.model.modules()):
         # Without it: where a stack draws masks of its own, they are no fault.
-        world = replace(world, model=_without_dropout(world.model))
-        loop = LoopEngine(world, world.experiment.device)
-        made = list(StackedEngine(world, world.experiment.device, 2).train(*trial))
+        setup = replace(setup, model=_without_dropout(setup.model))
+        loop = LoopEngine(setup, setup.experiment.device)
+        made = list(StackedEngine(setup, setup.experiment.device, 2).train(*trial))
     return _difference(loop, made, list(loop.train(*trial)))
 
 
@@ -122,9 +122,9 @@ def _without_dropout(model: nn.Module) -> nn.Module:
     return made
 
 
-def _difference(loop: LoopEngine, stacked: Sequence[Trained], alone: Sequence[Trained]) -> str:
+def _difference(loop: LoopEngine, stacked: Sequence[ClientUpdate], alone: Sequence[ClientUpdate]) -> str:
     """In what clients trained together differ from the same trained alone by more than rounding; nothing if in none."""
-    near, weights = NEAR[loop.world.experiment.precision], loop.world.weights()
+    near, weights = NEAR[loop.setup.experiment.precision], loop.setup.weights()
     start = {name: weights[name].double() for name in loop.names}
     for one, other in zip(stacked, alone, strict=True):
         ours, theirs = ({name: made.weights[name].double() - start[name] for name in start} for made in (one, other))
@@ -135,28 +135,28 @@ def _difference(loop: LoopEngine, stacked: Sequence[Trained], alone: Sequence[Tr
     return ""
 
 
-def choose(world: World, processors: int, rounds: int) -> Choice:
+def plan_engine(setup: Setup, processors: int, rounds: int) -> EnginePlan:
     """How to compute ``rounds`` rounds, on ``processors`` of this machine.
 
     What the experiment asks for is taken; the rest is found by timing a few steps of each way that is open.
     """
-    asked = world.experiment
+    asked = setup.experiment
     allow_tf32(asked.precision)
-    ranks, short = asked.ranks, _with_short_training(world)
+    ranks, short = asked.ranks, _with_short_training(setup)
     if asked.engine != "auto":
         stack = asked.stack
-        if asked.engine == "stacked" and stack is None and not unstackable(world):
+        if asked.engine == "stacked" and stack is None and not unstackable(setup):
             stack = _stacks(short, ranks or 1)[-1]
-        return Choice(asked.engine, stack, ranks or 1, asked.memory_format or "contiguous", "as asked for")
+        return EnginePlan(asked.engine, stack, ranks or 1, asked.memory_format or "contiguous", "as asked for")
     if not asked.method.upload.trains:
-        engine: Literal["loop", "stacked"] = "loop" if unstackable(world) else "stacked"
-        return Choice(engine, 1, ranks or 1, asked.memory_format or "contiguous", "no client trains")
+        engine: Literal["loop", "stacked"] = "loop" if unstackable(setup) else "stacked"
+        return EnginePlan(engine, 1, ranks or 1, asked.memory_format or "contiguous", "no client trains")
     loop = LoopEngine(short, asked.device)
     step = seconds_a_step(loop, 1)
-    total = step * rounds * _steps_a_round(world)
+    total = step * rounds * _steps_a_round(setup)
     if total < SHORT:
         why = f"the loop needs about {total:.0f} s for the whole run, less than finding a faster way would take"
-        return Choice("loop", None, ranks or 1, asked.memory_format or "contiguous", why)
+        return EnginePlan("loop", None, ranks or 1, asked.memory_format or "contiguous", why)
     if asked.device.startswith("cuda"):
         # Processes that share one GPU only get into each other's way; each rank takes one of its own.
         processors = torch.cuda.device_count() if asked.device == "cuda" else 1
@@ -167,20 +167,20 @@ def choose(world: World, processors: int, rounds: int) -> Choice:
     simple = min(loops, key=lambda way: way[1])
     chosen = fastest if fastest[1] < CLEARLY * simple[1] else simple
     told = "; ".join(f"{name_of(way)} {1000 * seconds:.2f}" for way, seconds in ways)
-    return Choice(**{**chosen[0].table(), "why": f"milliseconds a client's step: {told}"})
+    return EnginePlan(**{**chosen[0].table(), "why": f"milliseconds a client's step: {told}"})
 
 
-def _with_short_training(world: World) -> World:
+def _with_short_training(setup: Setup) -> Setup:
     """The same with fewer local steps, of which it takes no more to time one."""
-    train = world.experiment.train
+    train = setup.experiment.train
     fewer = {"epochs": min(train.epochs, TRIAL_EPOCHS)}
     if train.steps:
         fewer["steps"] = min(train.steps, TRIAL_EPOCHS * TRIAL_BATCHES)
-    experiment = world.experiment.model_copy(update={"train": train.model_copy(update=fewer)})
-    return replace(world, experiment=experiment)
+    experiment = setup.experiment.model_copy(update={"train": train.model_copy(update=fewer)})
+    return replace(setup, experiment=experiment)
 
 
-def name_of(choice: Choice) -> str:
+def name_of(choice: EnginePlan) -> str:
     """A way in a few words."""
     if choice.engine == "stacked":
         return f"{choice.stack} stacked"
@@ -191,31 +191,31 @@ def _ranks(cohort: int, processors: int, total: float) -> int:
     return min(processors, cohort) if total >= WORTH_RANKS else 1
 
 
-def _ways(world: World, loop: LoopEngine, step: float, ranks: int) -> list[tuple[Choice, float]]:
+def _ways(setup: Setup, loop: LoopEngine, step: float, ranks: int) -> list[tuple[EnginePlan, float]]:
     """Every way that is open, with the seconds of a client's step."""
-    asked = world.experiment
+    asked = setup.experiment
     ways = []
     if asked.memory_format != "channels_last":
-        ways.append((Choice("loop", None, ranks, "contiguous", ""), step))
-    if asked.memory_format != "contiguous" and any(isinstance(m, nn.Conv2d) for m in world.model.modules()):
-        other = LoopEngine(world, asked.device, "channels_last")
-        ways.append((Choice("loop", None, ranks, "channels_last", ""), seconds_a_step(other, 1)))
-    if not unstackable(world):
-        for stack in _stacks(world, ranks):
-            engine = StackedEngine(world, asked.device, stack)
-            ways.append((Choice("stacked", stack, ranks, "contiguous", ""), seconds_a_step(engine, stack)))
+        ways.append((EnginePlan("loop", None, ranks, "contiguous", ""), step))
+    if asked.memory_format != "contiguous" and any(isinstance(m, nn.Conv2d) for m in setup.model.modules()):
+        other = LoopEngine(setup, asked.device, "channels_last")
+        ways.append((EnginePlan("loop", None, ranks, "channels_last", ""), seconds_a_step(other, 1)))
+    if not unstackable(setup):
+        for stack in _stacks(setup, ranks):
+            engine = StackedEngine(setup, asked.device, stack)
+            ways.append((EnginePlan("stacked", stack, ranks, "contiguous", ""), seconds_a_step(engine, stack)))
     return ways
 
 
-def _stacks(world: World, ranks: int) -> list[int]:
+def _stacks(setup: Setup, ranks: int) -> list[int]:
     """Numbers of clients in a stack worth trying: at most a rank's share of the cohort, and what memory allows.
 
     A cohort of more clients than that is cut into several stacks. What one client's step makes is measured.
     """
-    asked = world.experiment
+    asked = setup.experiment
     if asked.stack:
         return [asked.stack]
-    one = StackedEngine(world, asked.device, 1)
+    one = StackedEngine(setup, asked.device, 1)
     _train(one, _trial(one, 1, batches=1))
     memory = MEMORY_SHARE * free_memory(one.device) / (ranks if one.device.type == "cpu" else 1)
     most = max(1, min(math.ceil(asked.train.cohort / ranks), int(memory / max(1, one.step_bytes()))))
@@ -251,17 +251,17 @@ Trial = tuple[TrainTask, list[int]]
 
 def _trial(engine: LoopEngine, clients: int, batches: int) -> Trial:
     """A small task on the clients that hold most, with what the first two of them share."""
-    world, method = engine.world, engine.world.experiment.method
-    most = batches * world.experiment.train.batch_size
-    full = world.sizes(0)
+    setup, method = engine.setup, engine.setup.experiment.method
+    most = batches * setup.experiment.train.batch_size
+    full = setup.sizes(0)
     largest = np.argsort(-full, kind="stable")[:clients]
     repeated = [int(largest[i % len(largest)]) for i in range(clients)]
     sizes = np.minimum(full, most)
     pool = None
     if method.objective.needs:
-        entries = gather(dict(engine.share(0, world.weights(), repeated[:2], full)))
-        pool = method.sharing.pool(entries, stream(world.experiment.seed, "trial"))
-    return TrainTask(0, world.weights(), pool, sizes), repeated
+        entries = gather(dict(engine.share(0, setup.weights(), repeated[:2], full)))
+        pool = method.sharing.pool(entries, stream(setup.experiment.seed, "trial"))
+    return TrainTask(0, setup.weights(), pool, sizes), repeated
 
 
 def _train(engine: LoopEngine, trial: Trial) -> int:
@@ -271,13 +271,13 @@ def _train(engine: LoopEngine, trial: Trial) -> int:
         pass
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
-    train = engine.world.experiment.train
+    train = engine.setup.experiment.train
     return sum(train.steps_of(int(task.sizes[client])) for client in clients)
 
 
-def _steps_a_round(world: World) -> float:
+def _steps_a_round(setup: Setup) -> float:
     """Steps of all clients in a round, on average."""
-    train, sizes = world.experiment.train, world.population.sizes
+    train, sizes = setup.experiment.train, setup.population.sizes
     if train.steps:
         return float(train.cohort * train.steps)
     return float(train.cohort * train.epochs * np.ceil(sizes[sizes > 0] / train.batch_size).mean())

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.core.engine import Collected, Scores, Tensors, Trained, TrainTask, collect
+from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, collect
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, Objective, Plan
+from fedblend.core.objective import Batch, Context, Objective, StepPlan
 from fedblend.core.random import lent_generator, stream
-from fedblend.core.setup import World, known_of
-from fedblend.core.sharing import Local, Payload, Pool, Request
-from fedblend.engines.sgd import SGD, Pull, computing_in, no_tf32, without_pull
-from fedblend.methods.objectives.output_cache import Means, Watching
+from fedblend.core.setup import Setup, model_spec
+from fedblend.core.sharing import ClientData, Payload, Pool, Request
+from fedblend.engines.sgd import SGD, ProximalStep, computing_in, no_tf32, split_proximal
+from fedblend.methods.objectives.output_cache import LabelMeans, OutputCache
 
 SCORE_BATCH = 500
 """Test samples in one forward pass: their activations stay within a processor's cache for small models."""
@@ -71,16 +71,16 @@ class LoopEngine:
 
     secret_noise = False
 
-    def __init__(self, world: World, device: str = "cpu", memory_format: str = "contiguous") -> None:
-        self.world = world
+    def __init__(self, setup: Setup, device: str = "cpu", memory_format: str = "contiguous") -> None:
+        self.setup = setup
         self.device = torch.device(device)
         self.channels_last = memory_format == "channels_last"
         # A copy of its own, so that the world keeps the first weights.
-        self.model = copy.deepcopy(world.model).to(self.device)
+        self.model = copy.deepcopy(setup.model).to(self.device)
         if self.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.net = EagerNet(self.model)
-        self.scale = world.scale.to(self.device)
+        self.scale = setup.scale.to(self.device)
         self.state = self.model.state_dict(keep_vars=True)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.names, self.params = list(trained), list(trained.values())
@@ -95,10 +95,10 @@ class LoopEngine:
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
     ) -> Iterator[tuple[int, Payload]]:
         """Ask each client to share."""
-        experiment = self.world.experiment
+        experiment = self.setup.experiment
         self.prepare(weights)
         minimum = 1 if experiment.unsafe else experiment.policy.min_mean
-        requests = self.world.requests(sizes)
+        requests = self.setup.requests(sizes)
         for client in clients:
             rng = stream(experiment.seed, "share", round, client)
             local = self.local(client, int(sizes[client]), rng, minimum, requests.get(client))
@@ -113,19 +113,19 @@ class LoopEngine:
 
     def local(
         self, client: int, size: int, rng: np.random.Generator, minimum: int, request: Request | None = None
-    ) -> Local:
+    ) -> ClientData:
         """What a client sees that is asked to share its first ``size`` samples, no mean of fewer than ``minimum``.
 
         ``request`` is what a server with data of its own asks of it in particular.
         """
-        x, y = self.world.samples(client, size)
-        return Local(x, y, self.world.task, self.world.scale, self._hidden, rng, minimum, request)
+        x, y = self.setup.samples(client, size)
+        return ClientData(x, y, self.setup.task, self.setup.scale, self._hidden, rng, minimum, request)
 
     @torch.no_grad()
     def _hidden(self, x: torch.Tensor, layer: int) -> torch.Tensor:
         return self.net(x.to(self.device), 0, layer).cpu()
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train on each client in turn. An exception names the client and the round."""
         for client in clients:
             self._load(task.start_of(client))
@@ -144,7 +144,7 @@ class LoopEngine:
 
     def assign(self, task: TrainTask, client: int) -> Assignment:
         """What a client does in a round: its batches, what it may mix with, and the random half of its objective."""
-        seed, settings, method = self.world.experiment.seed, self.world.experiment.train, self.world.experiment.method
+        seed, settings, method = self.setup.experiment.seed, self.setup.experiment.train, self.setup.experiment.method
         samples = int(task.sizes[client])
         rng = stream(seed, "batches", task.round, client)
         order, bounds = batches(samples, settings.epochs, settings.batch_size, rng, settings.steps)
@@ -152,29 +152,29 @@ class LoopEngine:
         # A client that has nothing to mix with (its own means, of too few samples) trains plainly.
         plain = bool(method.objective.needs) and not len(pool)
         sizes = np.diff(bounds)
-        plan = Plan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
+        plan = StepPlan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
         objective = method.objective.alone() if plain else method.objective
         drawn = objective.draw(stream(seed, "objective", task.round, client), plan)
         return Assignment(client, samples, order, bounds, plain, pool, drawn)
 
-    def _train_client(self, task: TrainTask, client: int) -> Trained:
-        method, settings = self.world.experiment.method, self.world.experiment.train
+    def _train_client(self, task: TrainTask, client: int) -> ClientUpdate:
+        method, settings = self.setup.experiment.method, self.setup.experiment.train
         one = self.assign(task, client)
         objective: Objective = method.objective.alone() if one.plain else method.objective
         context = Context(
-            self.world.task,
+            self.setup.task,
             self.scale,
             {name: t.to(self.device) for name, t in one.pool.tensors.items()},
             {name: t.to(self.device) for name, t in task.start_of(client).items()} if method.terms else {},
             {name: t.to(self.device) for name, t in task.said_to(client).items()},
         )
         drawn = {name: torch.from_numpy(a).to(self.device) for name, a in one.drawn.items()}
-        x, y = (half.to(self.device) for half in self.world.samples(client, one.samples))
+        x, y = (half.to(self.device) for half in self.setup.samples(client, one.samples))
         rows = torch.from_numpy(one.order).to(self.device)
         optimizer = SGD(self.params, settings, task.round)
         total = torch.zeros((), device=self.device)
-        means = Means(self.world.task.outputs, self.device) if method.upload.watches else None
-        with lent_generator(self.world.experiment.seed, "train", task.round, client):
+        means = LabelMeans(self.setup.task.outputs, self.device) if method.upload.watches else None
+        with lent_generator(self.setup.experiment.seed, "train", task.round, client):
             for step, (a, b) in enumerate(pairwise(one.bounds.tolist())):
                 batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
                 row = {name: values[step] for name, values in drawn.items()}
@@ -187,7 +187,7 @@ class LoopEngine:
             name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in self.state.items()
         }
         loss = float(total) / max(1, len(one.order))
-        return Trained(client, weights, one.samples, loss, means.of() if means else None)
+        return ClientUpdate(client, weights, one.samples, loss, means.of() if means else None)
 
     def _step(
         self,
@@ -196,37 +196,37 @@ class LoopEngine:
         drawn: dict[str, torch.Tensor],
         context: Context,
         optimizer: SGD,
-        means: Means | None = None,
+        means: LabelMeans | None = None,
     ) -> torch.Tensor:
         """Step on one batch; returns the loss of the objective's last phase, without terms."""
         *first, last = objective.phases()
-        precision = self.world.experiment.precision
+        precision = self.setup.experiment.precision
         for phase in first:
             # A phase may leave layers untouched (mixing of hidden states does): they get no gradient.
             with computing_in(precision, self.device):
                 loss = phase(self.net, batch, drawn, context)
             optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
-        net = Watching(self.net, batch.x)
+        net = OutputCache(self.net, batch.x)
         with computing_in(precision, self.device):
             loss = value = last(net, batch, drawn, context)
-        terms, mu = without_pull(self.world.experiment.method.terms, self.world.experiment.train)
+        terms, mu = split_proximal(self.setup.experiment.method.terms, self.setup.experiment.train)
         for term in terms:
             loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), net, batch, context)
         if means is not None:
             means.add(net.distribution()[None], batch.y[None])
-        pull = Pull(mu, [context.start[name] for name in self.names]) if mu else None
+        pull = ProximalStep(mu, [context.start[name] for name in self.names]) if mu else None
         optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), pull)
         return value.detach()
 
-    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
+    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         """Train the clients, check what they send, and keep of it what the aggregator needs."""
-        collected = collect(self.world, task, self.train(task, clients), lost)
+        collected = collect(self.setup, task, self.train(task, clients), lost)
         self._held = collected.held
         return collected
 
     def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Put the server step's question to the clients that have just sent a good upload."""
-        step, known = self.world.experiment.method.server_step, known_of(self.world, self.server_model())
+        step, known = self.setup.experiment.method.server_step, model_spec(self.setup, self.server_model())
         yield from step.answers(self._held, question, known).items()
 
     def server_model(self) -> nn.Module:
@@ -249,9 +249,9 @@ class LoopEngine:
         ``share`` (i, n) takes the i-th of n runs of the samples.
         """
         outputs_of = self._scorer(weights)
-        data, task = self.world.data, self.world.task
+        data, task = self.setup.data, self.setup.task
         samples = data.train if held else data.test
-        everything = self.world.population.held_order if held else np.arange(len(data.test))
+        everything = self.setup.population.held_order if held else np.arange(len(data.test))
         chosen = np.array_split(everything, share[1])[share[0]]
         losses, rights = [], []
         for rows in torch.from_numpy(chosen).split(SCORE_BATCH):

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from fedblend._kernels.dense import add_product
-from fedblend._kernels.lowrank import Rows, Weights, draw_near
+from fedblend._kernels.lowrank import Rows, Weights, lerp_towards
 from fedblend.core.objective import Term
 from fedblend.experiment.fields import Train
 
@@ -46,7 +46,7 @@ Gradient = torch.Tensor | Products | None
 """A gradient [K, ...], or pairs of stacks of matrices whose products add up to it, or none for an unused tensor."""
 
 
-class Pull(NamedTuple):
+class ProximalStep(NamedTuple):
     """What plain steps of SGD add to gradients: ``mu`` times the distance from the round's first weights, ``toward``.
 
     The derivative of FedProx's term. Toward tensors broadcast over those of a stack.
@@ -69,7 +69,7 @@ class SGD:
         self.velocity: list[torch.Tensor] | None = None
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[torch.Tensor | None], pull: Pull | None = None) -> None:
+    def step(self, gradients: Sequence[torch.Tensor | None], pull: ProximalStep | None = None) -> None:
         """Move the parameters, in place; with a ``pull``, which only plain steps take, toward others besides."""
         train = self.train
         if pull is not None:
@@ -120,7 +120,7 @@ class StackedSGD:
         velocity: Sequence[torch.Tensor],
         gradients: Sequence[Gradient],
         active: torch.Tensor | None = None,
-        pull: Pull | None = None,
+        pull: ProximalStep | None = None,
     ) -> None:
         """Move parameters [K, ...] in place; where ``active`` bool [K] is given and false, a client stays still.
 
@@ -129,7 +129,7 @@ class StackedSGD:
         train = self.train
         if is_plain(train):
             if pull is not None:
-                self._draw_near(params, pull, active)
+                self._lerp_towards(params, pull, active)
             self._step_plainly(params, gradients, active)
             return
         tensors, gradients = self._step_low_rank(params, gradients, active)
@@ -149,13 +149,13 @@ class StackedSGD:
             grads = list(moved)
         self._add(tensors, [_held(active, g) for g in grads])
 
-    def _draw_near(self, params: Sequence[Weights], pull: Pull, active: torch.Tensor | None) -> None:
+    def _lerp_towards(self, params: Sequence[Weights], pull: ProximalStep, active: torch.Tensor | None) -> None:
         share = self.lr * pull.mu if self.rate is None else self.rate * -pull.mu
         for param, toward in zip(params, pull.toward, strict=True):
             if isinstance(param, Rows):
-                param.draw_near(toward, self.lr * pull.mu, active)
+                param.lerp_towards(toward, self.lr * pull.mu, active)
             else:
-                draw_near(param, toward, share, active)
+                lerp_towards(param, toward, share, active)
 
     def _add(self, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         if not params:
@@ -203,8 +203,8 @@ def is_plain(train: Train) -> bool:
     return train.clip_norm is None and not train.weight_decay and not train.momentum
 
 
-def without_pull(terms: Sequence[Term], train: Train) -> tuple[list[Term], float]:
-    """The terms that have to be differentiated, and the sum of the others' mu, for :class:`Pull`."""
+def split_proximal(terms: Sequence[Term], train: Train) -> tuple[list[Term], float]:
+    """The terms that have to be differentiated, and the sum of the others' mu, for :class:`ProximalStep`."""
     if not is_plain(train):
         return list(terms), 0.0
     return [term for term in terms if not term.pull], sum(term.pull for term in terms)

@@ -24,14 +24,14 @@ def on_uploads(method: Method, protection: Any, adversary: Any) -> None:
                 f"method.aggregator: '{method.aggregator.name}' makes one of models, but method.upload "
                 f"'{upload.name}' sends none; valid: mean"
             )
-        if not (method.server_step.active or method.keep_weights):
+        if not (method.server_step.active or method.stateful_clients):
             raise ValueError(
                 f"method.upload: '{upload.name}' sends no models, so that the server's would never change; valid: "
-                "model, a method.server_step, or method.keep_weights = true"
+                "model, a method.server_step, or method.stateful_clients = true"
             )
-    if method.keep_weights and upload.is_model:
+    if method.stateful_clients and upload.is_model:
         raise ValueError(
-            f"method.keep_weights: true keeps clients on their own weights, so that a model sent up "
+            f"method.stateful_clients: true keeps clients on their own weights, so that a model sent up "
             f"(method.upload '{upload.name}') would come down to nobody; valid: upload = \"outputs\""
         )
     for term in method.terms:
@@ -42,14 +42,17 @@ def on_uploads(method: Method, protection: Any, adversary: Any) -> None:
             )
 
 
-def on_judge(method: Method, judge: str | None) -> None:
+def on_evaluate_model(method: Method, evaluate_model: str | None) -> None:
     """Whose model is evaluated: one that there is."""
-    if judge == "each" and not method.keep_weights:
+    if evaluate_model == "each" and not method.stateful_clients:
         raise ValueError(
-            "judge: 'each' needs clients that keep their own weights (method.keep_weights); valid: server, device"
+            "evaluate_model: 'each' needs clients that keep their own weights (method.stateful_clients); valid: server, "
+            "device"
         )
-    if judge == "server" and method.keep_weights:
-        raise ValueError("judge: 'server' has no model to evaluate where clients keep theirs; valid: device, each")
+    if evaluate_model == "server" and method.stateful_clients:
+        raise ValueError(
+            "evaluate_model: 'server' has no model to evaluate where clients keep theirs; valid: device, each"
+        )
 
 
 def on_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
@@ -68,7 +71,7 @@ def on_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
             "method.sharing.samples_per_mean: 1 would send raw samples as 'means'; "
             'valid: 2 or more, or "all" (or unsafe = true)'
         )
-    if policy.min_mean == 1 and sharing.travels and sharing.bytes_kind == "means":
+    if policy.min_mean == 1 and sharing.leaves_client and sharing.bytes_kind == "means":
         raise ValueError(
             "policy.min_mean: 1 would let a single sample leave a client as a 'mean'; valid: 2 or more "
             "(or unsafe = true)"
@@ -99,7 +102,7 @@ def on_sharing(method: Method, channel: Any) -> None:
             f"method.sharing.layer: {getattr(sharing, 'layer', None)} and method.objective.layer: "
             f"{getattr(objective, 'layer', None)} differ; both must name the same layer of hidden states"
         )
-    if sharing.hides_entries and channel.loses:
+    if sharing.secure_aggregated and channel.loses:
         raise ValueError(
             f"method.sharing: '{sharing.name}' sums what clients share once, and the channel '{channel.name}' "
             "loses some of it; valid: means, or another channel"
@@ -109,12 +112,12 @@ def on_sharing(method: Method, channel: Any) -> None:
 def on_sums(method: Method) -> None:
     """What the server averages or looks at reaches it, and not only as a sum."""
     sharing, step = method.sharing, method.server_step
-    if not sharing.travels and getattr(sharing, "server_average", 1) > 1:
+    if not sharing.leaves_client and getattr(sharing, "server_average", 1) > 1:
         raise ValueError(
             f"method.sharing.server_average: {sharing.server_average}: means of '{sharing.name}' never reach "
             "the server, which could not average them; valid: 1"
         )
-    if method.aggregator.hides_uploads and step.looks_at_uploads and not step.asks_clients:
+    if method.aggregator.secure_aggregated and step.looks_at_uploads and not step.queries_clients:
         raise ValueError(
             f"method.server_step: '{step.name}' looks at single uploads, which '{method.aggregator.name}' "
             "hides from the server; valid: aggenhance-secure, or another aggregator"

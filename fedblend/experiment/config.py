@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.paths import absolute
 from fedblend.core.registry import Count, Float, Fraction, Int, NonNegative, Positive
 from fedblend.experiment import agreement
-from fedblend.experiment.fields import Arrival, Method, Policy, Table, Train, field_of_part
+from fedblend.experiment.fields import Arrival, FrozenTable, Method, Policy, Train, field_of_part
 
 
 def _run_folder(given: Any) -> Any:
@@ -30,7 +31,7 @@ def _fit_for_a_folder(name: str) -> str:
     return name
 
 
-class Experiment(Table):
+class Experiment(FrozenTable):
     """One run: data, split, model, local training, method, and how it is evaluated.
 
     Made from a file's content by :func:`resolve`, or in Python::
@@ -46,11 +47,11 @@ class Experiment(Table):
     """Rounds to make; 0 evaluates the untrained model."""
     eval_every: Count = 1
     """Rounds from one evaluation on the test samples to the next; the last round is always evaluated."""
-    judge: Literal["server", "device", "each"] | None = None
+    evaluate_model: Literal["server", "device", "each"] | None = None
     """Whose model is evaluated: the server's, that of one device of the first cohort after training, or each client's
     on its own tests; unless given, the server's, or a device's where clients keep their own weights.
     """
-    stop_change: Positive | None = None
+    convergence_tol: Positive | None = None
     """Relative change of the model (or of the mean outputs of every label) below which a run ends early."""
     compute_seconds: NonNegative | None = None
     """Seconds that a round's computing is counted for in the time of a run, beside the channel's; unless given, the
@@ -114,20 +115,20 @@ class Experiment(Table):
     """On a GPU, whether the steps of a stack are captured as CUDA graphs and replayed."""
 
     @property
-    def judges_device(self) -> bool:
+    def evaluates_device(self) -> bool:
         """Whether the model of a device is evaluated, not the server's."""
-        return self.judge == "device" or (self.judge is None and self.method.keep_weights)
+        return self.evaluate_model == "device" or (self.evaluate_model is None and self.method.stateful_clients)
 
     @property
-    def keeps_weights(self) -> bool:
+    def keeps_client_weights(self) -> bool:
         """Whether clients' own weights are kept between rounds: where one may go on from them, or is judged by them."""
-        return self.method.keep_weights or self.channel.loses or self.judges_device
+        return self.method.stateful_clients or self.channel.loses or self.evaluates_device
 
     @pydantic.model_validator(mode="after")
     def _agree(self) -> Experiment:
         method = self.method
         agreement.on_uploads(method, self.protection, self.adversary)
-        agreement.on_judge(method, self.judge)
+        agreement.on_evaluate_model(method, self.evaluate_model)
         agreement.on_raw_samples(method, self.policy, self.unsafe)
         agreement.on_sharing(method, self.channel)
         agreement.on_sums(method)
@@ -143,6 +144,7 @@ class Experiment(Table):
     @classmethod
     def _in_one_message(cls, given: Any, validate: pydantic.ModelWrapValidatorHandler[Experiment]) -> Experiment:
         if isinstance(given, Mapping):
+            given = renamed(given)
             check_keys(given)
         try:
             return validate(given)
@@ -152,6 +154,13 @@ class Experiment(Table):
 
 TABLES: dict[str, type[BaseModel]] = {"train": Train, "method": Method, "policy": Policy, "arrival": Arrival}
 """Fields of an experiment that are tables of their own."""
+
+OLD_NAMES = {
+    "judge": "evaluate_model",
+    "stop_change": "convergence_tol",
+    "method.keep_weights": "method.stateful_clients",
+}
+"""Fields that had another name before version 0.2: old name -> name. Files may still use the old one."""
 
 OTHER_WORDS = {
     "learning_rate": "lr",
@@ -168,6 +177,25 @@ OTHER_WORDS = {
 def resolve(table: Mapping[str, Any]) -> Experiment:
     """An experiment from plain data. Raises :class:`FedblendError` with one message that names the field."""
     return Experiment(**dict(table))
+
+
+def renamed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with today's names of fields; an old name gives a warning.
+
+    Raises :class:`FedblendError` where both the old and the new name of a field are given.
+    """
+    made = dict(table)
+    for old, new in OLD_NAMES.items():
+        outer, _, last = old.rpartition(".")
+        inner = made.get(outer) if outer else made
+        if not isinstance(inner, Mapping) or last not in inner:
+            continue
+        if (now := new.rpartition(".")[2]) in inner:
+            raise FedblendError(f"{old}: is the old name of {new}, and both are given; give {new} only")
+        warnings.warn(f"{old}: this field is called {new} since version 0.2", FutureWarning, stacklevel=2)
+        fields = {now if key == last else key: value for key, value in inner.items()}
+        made = {**made, outer: fields} if outer else fields
+    return made
 
 
 def check_keys(table: Mapping[str, Any], beside: Sequence[str] = ()) -> None:

@@ -14,7 +14,7 @@ from fedblend.core.registry import Count, Float, Fraction, NonNegative, Positive
 from fedblend.experiment import presets
 
 
-class Table(BaseModel):
+class FrozenTable(BaseModel):
     """A table of an experiment file: unknown keys are refused, values cannot be changed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -40,7 +40,7 @@ def _terms(specs: Any) -> tuple[Any, ...]:
     return tuple(registry.build("term", spec, f"method.terms[{i}]") for i, spec in enumerate(specs))
 
 
-class Train(Table):
+class Train(FrozenTable):
     """Local training: SGD at lr * lr_decay^round; FedMix's settings by default (appendix B)."""
 
     cohort: Count = 10
@@ -71,7 +71,7 @@ class Train(Table):
         return self.lr * self.lr_decay**round
 
 
-class Method(Table):
+class Method(FrozenTable):
     """A method as a composition of parts; presets with names are in :mod:`fedblend.experiment.presets`."""
 
     name: str = "custom"
@@ -91,7 +91,7 @@ class Method(Table):
     """What is added to the loss: a list of terms."""
     upload: field_of_part("upload", "method.upload") = Field(default="model", validate_default=True)  # type: ignore[valid-type]
     """What a client sends each round."""
-    keep_weights: bool = False
+    stateful_clients: bool = False
     """Clients go on from their own weights, and no model comes down to them (federated distillation)."""
     aggregator: field_of_part("aggregator", "method.aggregator") = Field(default="mean", validate_default=True)  # type: ignore[valid-type]
     """How the uploads of a round become one."""
@@ -113,14 +113,14 @@ class Method(Table):
         }
 
 
-class Policy(Table):
+class Policy(FrozenTable):
     """What a client refuses to send, whatever the method asks of it."""
 
     min_mean: Count = 2
     """Fewest samples of which a client sends a mean; 1 only with `unsafe`."""
 
 
-class Arrival(Table):
+class Arrival(FrozenTable):
     """Data that arrive while training goes on (FedMix, section 3.4)."""
 
     first: Fraction = 0.5

@@ -39,7 +39,7 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "fd": (
         "federated distillation: mean outputs by label go up and down, devices keep their models (Mix2FLD)",
-        {"upload": "outputs", "keep_weights": True, "terms": [{"name": "distill"}]},
+        {"upload": "outputs", "stateful_clients": True, "terms": [{"name": "distill"}]},
     ),
     "fld": (
         "outputs up, a model down, distilled on raw seeds at the server: breaks privacy (Mix2FLD, section III-A)",

@@ -11,12 +11,12 @@ from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Task
 from fedblend.core.random import lent_generator
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.data.partitions import prepare
 from fedblend.experiment.config import Experiment
 
 
-def make_setup(experiment: Experiment, data: Dataset | None = None) -> World:
+def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     """Load the data (unless given), split them, fit the scale and build the model with its first weights."""
     data = data or experiment.data.load()
     population = prepare(
@@ -33,7 +33,7 @@ def make_setup(experiment: Experiment, data: Dataset | None = None) -> World:
     with lent_generator(experiment.seed, "model"):
         model = experiment.model.build(tuple(sample.shape[1:]), task.outputs)
     _try(model, sample, task, experiment)
-    return World(experiment, data, population, scale, model, task)
+    return Setup(experiment, data, population, scale, model, task)
 
 
 def _try(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
-from fedblend.experiment.config import Experiment, check_keys, resolve
+from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
 from fedblend.experiment.presets import overlay
 from fedblend.experiment.tables import set_field
 
@@ -32,6 +32,7 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
 
     ``seeds`` replaces the file's. Raises :class:`FedblendError` with one message that names the field.
     """
+    table = renamed(table)
     check_keys(table, STUDY_KEYS)
     base = {k: v for k, v in table.items() if k not in STUDY_KEYS}
     methods = _methods(table, base)

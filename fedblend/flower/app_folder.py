@@ -8,13 +8,13 @@ from fedblend import __version__
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.tables import write_toml
-from fedblend.flower.limits import Terms
+from fedblend.flower.limits import FederationLimits
 from fedblend.runs.files import write_atomically
 
 EXPERIMENT = "experiment.toml"
 
 
-def write_app(folder: Path, experiment: Experiment, run: Path, terms: Terms) -> None:
+def write_app(folder: Path, experiment: Experiment, run: Path, terms: FederationLimits) -> None:
     """Write the app for an experiment whose run directory, on the server's machine, is ``run``.
 
     The resolved experiment lies beside the app's ``pyproject.toml`` and is read by the ServerApp where it lies; sites

@@ -18,11 +18,11 @@ from fedblend.engines.sgd import allow_tf32
 from fedblend.experiment.config import resolve
 from fedblend.flower import work
 from fedblend.flower.audit import Audit
-from fedblend.flower.client_task import Here, Memory, Work
+from fedblend.flower.client_task import ClientTask, Memory, Work
 from fedblend.flower.messages import arrays, pack, unpack
 from fedblend.flower.replay_guard import Once
 from fedblend.flower.secure_aggregation import site as masked_site
-from fedblend.flower.site import Refused, Site, site_of, world_at
+from fedblend.flower.site import RefusedByPolicy, Site, site_of, world_at
 from fedblend.runs.runner import one_thread
 
 app = ClientApp()
@@ -41,7 +41,7 @@ def hello(message: Message, context: Context) -> Message:
         said: dict[str, Any] = {"client": client, "samples": None}
         if site.data is not None:
             engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["told"]))
-            said |= {"samples": int(engine.world.population.sizes[client]), "holds_out": _held(engine, client)}
+            said |= {"samples": int(engine.setup.population.sizes[client]), "holds_out": _held(engine, client)}
     except FedblendError as error:
         said = {"fault": str(error)}
     return Message(pack(said), reply_to=message)
@@ -55,7 +55,7 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
         if words["client"] != client:
             raise FedblendError(f"this is client {client}, not {words['client']}")
         engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["told"]))
-        here = Here(engine, site, client, int(words["round"]), Memory(context))
+        here = ClientTask(engine, site, client, int(words["round"]), Memory(context))
         record = Audit(site.audit)
         run, kind = f"{words['experiment']['name']}/{context.run_id}", kind_of(engine, what)
         once = Once(here.memory, record, run, here.round, client, kind)
@@ -65,7 +65,7 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
                 once.require(what, what == UPLOAD)
             with one_thread():
                 said, leaving = do(here, words, tensors)
-        except Refused as refusal:
+        except RefusedByPolicy as refusal:
             record.refused(run, here.round, client, kind, str(refusal))
             raise
         if leaving or said.get("right") is not None:
@@ -79,22 +79,24 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
 
 
 def refuse(site: Site, kind: str, record: Audit | None) -> None:
-    """Raise :class:`Refused` if the site's policy forbids to send this. ``record`` is given for training."""
+    """Raise :class:`RefusedByPolicy` if the site's policy forbids to send this. ``record`` is given for training."""
     if kind not in site.allow:
-        raise Refused(f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})")
+        raise RefusedByPolicy(
+            f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})"
+        )
     if record is not None and site.rounds is not None:
         made = record.rounds_trained()
         if len(made) >= site.rounds:
-            raise Refused(
+            raise RefusedByPolicy(
                 f"this site has trained in {len(made)} rounds, and takes part in no more (rounds in its site file)"
             )
 
 
 def kind_of(engine: LoopEngine, what: str) -> str:
     """The word for a payload: that under which its bytes are counted."""
-    method = engine.world.experiment.method
-    upload = "masked" if method.aggregator.hides_uploads else method.upload.bytes_kind
-    shared = "masked" if method.sharing.hides_entries else method.sharing.bytes_kind
+    method = engine.setup.experiment.method
+    upload = "masked" if method.aggregator.secure_aggregated else method.upload.bytes_kind
+    shared = "masked" if method.sharing.secure_aggregated else method.sharing.bytes_kind
     words = {UPLOAD: upload, SHARING: shared}
     return str(words.get(what, what))
 
@@ -121,7 +123,7 @@ def plain(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _held(engine: LoopEngine, client: int) -> int:
-    return len(engine.world.population.held(client))
+    return len(engine.setup.population.held(client))
 
 
 ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work], ...] = (

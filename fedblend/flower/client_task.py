@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from flwr.app import ConfigRecord, Context
 
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.engines.loop import LoopEngine
 from fedblend.flower.messages import Spoken, Tensors, arrays
 from fedblend.flower.site import Site
 
 
 @dataclass(frozen=True)
-class Here:
+class ClientTask:
     """A client at its site, in one round: its world and engine, what it remembers, and what the site allows."""
 
     engine: LoopEngine
@@ -26,17 +26,17 @@ class Here:
     memory: Memory
 
     @property
-    def world(self) -> World:
+    def setup(self) -> Setup:
         """What the engine works on."""
-        return self.engine.world
+        return self.engine.setup
 
     @property
     def size(self) -> int:
         """Samples that the client holds in this round."""
-        return int(self.world.sizes(self.round)[self.client])
+        return int(self.setup.sizes(self.round)[self.client])
 
 
-Work = Callable[[Here, dict[str, Any], Tensors], Spoken]
+Work = Callable[[ClientTask, dict[str, Any], Tensors], Spoken]
 """What answers a message: words and tensors, from those that a site was told."""
 
 

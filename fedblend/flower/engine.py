@@ -13,13 +13,13 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
-from fedblend.core.aggregator import Weighed
-from fedblend.core.engine import Collected, Scores, Tensors, Trained, TrainTask
+from fedblend.core.aggregator import WeightedUpload
+from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask
 from fedblend.core.errors import FedblendError, by_reason, legible, listed
 from fedblend.core.random import stream
-from fedblend.core.setup import World, known_of, reference_device
+from fedblend.core.setup import Setup, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.trees import named
+from fedblend.core.trees import add_prefix
 from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop import LoopEngine
@@ -28,7 +28,7 @@ from fedblend.flower.messages import arrays
 from fedblend.flower.payload_checks import fault_of_shared, unlike
 from fedblend.flower.scoring import score_held, score_own
 from fedblend.flower.secure_aggregation.masks import about_sum
-from fedblend.flower.secure_aggregation.server import Masks
+from fedblend.flower.secure_aggregation.server import MaskedSum
 from fedblend.flower.secure_aggregation.sharing import shared_sums
 from fedblend.flower.sites import Order, Reply, Sites
 from fedblend.flower.work import LACKS, asked_of, runs_of
@@ -54,9 +54,9 @@ class FlowerEngine:
 
     secret_noise = True
 
-    def __init__(self, world: World, sites: Sites) -> None:
-        self.world, self.sites = world, sites
-        self.inner = LoopEngine(world, world.experiment.device)
+    def __init__(self, setup: Setup, sites: Sites) -> None:
+        self.setup, self.sites = setup, sites
+        self.inner = LoopEngine(setup, setup.experiment.device)
         self._told: dict[int, tuple[int, str]] = {}
         self._digest: tuple[Pool | None, str] = (None, "")
         self._informed: tuple[int, frozenset[int]] = (-1, frozenset())
@@ -72,17 +72,17 @@ class FlowerEngine:
         Raises :class:`FedblendError` if none of them gives anything and one of them has failed.
         """
         asked = list(clients)
-        sharing = self.world.experiment.method.sharing
+        sharing = self.setup.experiment.method.sharing
         if isinstance(sharing, SecureMeans):
             yield from self._share_sums(round, sharing, asked).items()
             return
-        tables = (arrays(named("weights/", weights)),) if sharing.each_round else ()
-        requests = self.world.requests(sizes)
+        tables = (arrays(add_prefix("weights/", weights)),) if sharing.each_round else ()
+        requests = self.setup.requests(sizes)
         orders = {client: Order(asked_of(requests.get(client)), tables) for client in asked}
         replies = self.sites.exchange("query.share", round, orders)
         faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
-        classes = self.world.task.outputs
+        classes = self.setup.task.outputs
         faults |= {c: fault for c, payload in payloads.items() if (fault := fault_of_shared(payload, classes))}
         payloads = {client: payload for client, payload in payloads.items() if client not in faults}
         faults |= unlike(payloads, rows=True)
@@ -94,53 +94,53 @@ class FlowerEngine:
 
     def _share_sums(self, round: int, sharing: SecureMeans, asked: Sequence[int]) -> dict[int, Payload]:
         """Have clients share under masks; the keys and shares that this takes are counted with the round's training."""
-        world = self.world
-        like = sharing.form(world.scale(world.data.test.x[:1]), world.task.outputs)
-        made = shared_sums(self.sites, round, sharing, asked, stream(world.experiment.seed, "pool", round), like)
+        setup = self.setup
+        like = sharing.form(setup.scale(setup.data.test.x[:1]), setup.task.outputs)
+        made = shared_sums(self.sites, round, sharing, asked, stream(setup.experiment.seed, "pool", round), like)
         _tell_of(made.faults, round, bool(made.payloads))
         self._beside = {("up", "keys"): made.up, ("down", "keys"): made.down}
         return made.payloads
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train clients in this process; a round's cohort goes through :meth:`collect`."""
         return self.inner.train(task, clients)
 
-    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
+    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         """Have the clients' sites train, check what they send, and keep of it what the aggregator needs."""
         collected = self._collect(task, clients, lost)
         beside, self._beside = self._beside, {}
         collected.beside = {key: beside.get(key, 0) + collected.beside.get(key, 0) for key in beside | collected.beside}
         return collected
 
-    def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
-        kind = self.world.experiment.method.upload
-        aggregator = kind.aggregator(self.world.experiment.method.aggregator)
+    def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
+        kind = self.setup.experiment.method.upload
+        aggregator = kind.aggregator(self.setup.experiment.method.aggregator)
         if isinstance(aggregator, SecureMean):
             return self._collect_sum(task, clients, lost, aggregator)
-        collected = Collected()
+        collected = CohortResult()
         begin = time.perf_counter()
         replies = self._trained(task, clients)
         collected.seconds = time.perf_counter() - begin
-        server_step = self.world.experiment.method.server_step
-        like = kind.like(task.weights, self.world.task)
+        server_step = self.setup.experiment.method.server_step
+        like = kind.like(task.weights, self.setup.task)
 
-        def uploads() -> Iterator[Weighed]:
+        def uploads() -> Iterator[WeightedUpload]:
             for client in clients:
                 reply = replies.pop(client)
                 collected.sent += bytes_of(reply.tensors)
                 fault = reply.fault
-                if fault is None and self.world.experiment.keeps_weights:
+                if fault is None and self.setup.experiment.keeps_client_weights:
                     collected.own[client] = {MARK: torch.tensor(task.round)}
                 if client in lost:
                     continue
-                fault = fault or kind.fault(reply.tensors, task.weights, self.world.task)
+                fault = fault or kind.fault(reply.tensors, task.weights, self.setup.task)
                 fault = fault or self._fault_of_words(reply.words, int(task.sizes[client]))
                 if fault:
                     collected.refused.append({"client": client, "reason": fault})
                     continue
                 upload = {name: reply.tensors[name] for name in like}
                 collected.good.append((client, reply.words["samples"], reply.words["loss"]))
-                if server_step.looks_at_uploads and not server_step.asks_clients:
+                if server_step.looks_at_uploads and not server_step.queries_clients:
                     collected.held[client] = upload
                 yield upload, float(reply.words["samples"])
 
@@ -150,14 +150,14 @@ class FlowerEngine:
 
     def _collect_sum(
         self, task: TrainTask, clients: Sequence[int], lost: Collection[int], aggregator: SecureMean
-    ) -> Collected:
+    ) -> CohortResult:
         """Have the clients' sites train and send masked models, and take the masks off their sum alone."""
-        collected, begin = Collected(), time.perf_counter()
+        collected, begin = CohortResult(), time.perf_counter()
         cohort = [int(task.sizes[client]) for client in clients]
         share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
         total = sum(map(aggregator.weight_of, cohort))
         about = about_sum(self.sites.about, task.round, task.weights, total)
-        masks = Masks(self.sites, task.round, aggregator.threshold(len(clients)), about=about)
+        masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), about=about)
         part = masks.begin(clients)
         extra = {client: Order({"total": total}, (masks.table_for(client),)) for client in part}
         replies = self._trained(task, part, extra)
@@ -172,7 +172,7 @@ class FlowerEngine:
             elif client not in lost:
                 vectors[client] = reply.tensors["masked"]
                 collected.good.append((client, reply.words["samples"], reply.words["loss"]))
-            if reply.fault is None and self.world.experiment.keeps_weights:
+            if reply.fault is None and self.setup.experiment.keeps_client_weights:
                 collected.own[client] = {MARK: torch.tensor(task.round)}
         collected.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
         collected.refused = [{"client": c, "reason": faults[c]} for c in clients if c in faults and c not in lost]
@@ -183,9 +183,9 @@ class FlowerEngine:
 
     def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Put the server step's question to the sites, if it is they who answer; else to the uploads that are here."""
-        step = self.world.experiment.method.server_step
-        if not step.asks_clients:
-            yield from step.answers(self._held, question, known_of(self.world, self.server_model())).items()
+        step = self.setup.experiment.method.server_step
+        if not step.queries_clients:
+            yield from step.answers(self._held, question, model_spec(self.setup, self.server_model())).items()
             return
         round, good = self._good
         replies = self.sites.exchange("query.ask", round, dict.fromkeys(good, Order({}, (arrays(question),))))
@@ -202,12 +202,14 @@ class FlowerEngine:
         """Score the server's test samples here; those that clients hold out, and weights that a client keeps, there."""
         own = str(int(weights[MARK])) if set(weights) == {MARK} else None
         if held and own is not None:
-            raise FedblendError("judge: a device's model cannot be tested at other clients; valid: holdout = 0")
+            raise FedblendError(
+                "evaluate_model: a device's model cannot be tested at other clients; valid: holdout = 0"
+            )
         if held:
-            return score_held(self.sites, self.world.population, weights)
+            return score_held(self.sites, self.setup.population, weights)
         if own is None:
             return self.inner.score(weights)
-        return score_own(self.sites, reference_device(self.world), own, len(self.world.data.test))
+        return score_own(self.sites, reference_device(self.setup), own, len(self.setup.data.test))
 
     def server_model(self) -> nn.Module:
         """A module for functional calls with any weights, in evaluation mode, for the server step."""
@@ -222,7 +224,7 @@ class FlowerEngine:
         """Every client's reply; those that lack what they were sent before get it again. ``extra`` goes with both."""
         # First, since a node that was restarted has lost what it was sent before.
         self.sites.meet()
-        shared = {"weights": arrays(named("weights/", task.weights)), "pool": self._pool_table(task)}
+        shared = {"weights": arrays(add_prefix("weights/", task.weights)), "pool": self._pool_table(task)}
         extra = extra or {}
         orders = {client: _joined(self._order(task, client, shared, set()), extra.get(client)) for client in clients}
         replies = self.sites.exchange("train", task.round, orders)
@@ -239,7 +241,7 @@ class FlowerEngine:
 
     def _order(self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], anew: set[str]) -> Order:
         """What one client is told for a round; ``anew`` is what it is sent though it was before."""
-        method = self.world.experiment.method
+        method = self.setup.experiment.method
         words: dict[str, Any] = {"begins": "round", "mark": None, "pool": None}
         tables = []
         if client in task.own:
@@ -249,18 +251,18 @@ class FlowerEngine:
         else:
             tables.append(shared["weights"])
         if said := task.said_to(client) if any(term.uses_outputs for term in method.terms) else {}:
-            tables.append(arrays(named("said/", said)))
+            tables.append(arrays(add_prefix("said/", said)))
         if task.pool is not None:
             words |= {"pool": self._version(task.pool), "owners": runs_of(task.pool.owner)}
-            if method.sharing.travels and (
+            if method.sharing.leaves_client and (
                 "pool" in anew or self._told.get(client) != (self.sites.nodes.get(client), words["pool"])
             ):
                 tables.append(shared["pool"])
         return Order(words, tuple(tables))
 
     def _pool_table(self, task: TrainTask) -> ArrayRecord:
-        travels = self.world.experiment.method.sharing.travels
-        return arrays(named("pool/", task.pool.tensors) if task.pool is not None and travels else {})
+        leaves_client = self.setup.experiment.method.sharing.leaves_client
+        return arrays(add_prefix("pool/", task.pool.tensors) if task.pool is not None and leaves_client else {})
 
     def _version(self, pool: Pool) -> str:
         """A word for a pool that changes with what is in it."""

@@ -9,7 +9,7 @@ DEADLINE = 600.0
 
 
 @dataclass(frozen=True)
-class Terms:
+class FederationLimits:
     """``min_sites`` is how many must be connected (0: all clients), ``deadline`` the seconds they have to answer."""
 
     min_sites: int = 0

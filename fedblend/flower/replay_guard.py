@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedblend.flower.audit import Audit
 from fedblend.flower.client_task import Memory
-from fedblend.flower.site import Refused
+from fedblend.flower.site import RefusedByPolicy
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class Once:
     kind: str
 
     def require(self, what: str, trained: bool) -> None:
-        """Raise :class:`Refused` if the client has given it in this round or a later one."""
+        """Raise :class:`RefusedByPolicy` if the client has given it in this round or a later one."""
         last = self.memory.mark(f"gave-{what}")
         if (last is not None and self.round <= int(last)) or self.record.has_left(
             self.run, self.round, self.client, self.kind, trained
         ):
-            raise Refused(f"it has given its {self.kind} of round {self.round + 1} in this run, and gives them once")
+            raise RefusedByPolicy(
+                f"it has given its {self.kind} of round {self.round + 1} in this run, and gives them once"
+            )
 
     def done(self, what: str) -> None:
         """The payload is about to leave."""

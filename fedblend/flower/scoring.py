@@ -10,7 +10,7 @@ import torch
 from fedblend.core.dataset import Population
 from fedblend.core.engine import Scores, Tensors
 from fedblend.core.errors import FedblendError, legible
-from fedblend.core.trees import named
+from fedblend.core.trees import add_prefix
 from fedblend.flower.messages import arrays
 from fedblend.flower.sites import Order, Sites
 
@@ -27,7 +27,7 @@ def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
     alike = loss.shape == (samples,) and (right is None or right.shape == loss.shape)
     if reply.fault is not None or not alike:
         why = reply.fault or "its scores are not of this experiment's test samples"
-        raise FedblendError(f"judge: the model of client {client} could not be evaluated: {why}")
+        raise FedblendError(f"evaluate_model: the model of client {client} could not be evaluated: {why}")
     return Scores(loss.numpy(), None if right is None else right.numpy().astype(bool), np.arange(samples))
 
 
@@ -37,7 +37,7 @@ def score_held(sites: Sites, population: Population, weights: Tensors) -> Scores
     Raises :class:`FedblendError` if none of them tells any.
     """
     clients = np.unique(population.owners(held=True)).tolist()
-    order = Order({"own": None, "held": True}, (arrays(named("weights/", weights)),))
+    order = Order({"own": None, "held": True}, (arrays(add_prefix("weights/", weights)),))
     replies = sites.exchange("evaluate", 0, dict.fromkeys(clients, order))
     right: dict[int, np.ndarray] = {}
     why = "no samples are held out"

@@ -17,13 +17,13 @@ from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import Record
 from fedblend.core.paths import from_file
-from fedblend.core.setup import World
-from fedblend.engines.autotune import Choice
+from fedblend.core.setup import Setup
+from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.tables import read_toml
 from fedblend.flower.engine import FlowerEngine
-from fedblend.flower.limits import DEADLINE, Terms
-from fedblend.flower.site import about_world
+from fedblend.flower.limits import DEADLINE, FederationLimits
+from fedblend.flower.site import about_setup
 from fedblend.flower.sites import Sites, Wire
 from fedblend.runs.runner import Finished, execute
 
@@ -40,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
     """
     asked = context.run_config
     experiment = resolve(from_file(read_toml(str(asked["experiment"])), str(asked["experiment"])))
-    terms = Terms(int(asked.get("min-sites", 0)), float(asked.get("deadline", DEADLINE)))
+    terms = FederationLimits(int(asked.get("min-sites", 0)), float(asked.get("deadline", DEADLINE)))
     try:
         finished = run(grid, experiment, Path(str(asked["folder"])), terms)
     except FedblendError as error:
@@ -49,29 +49,29 @@ def main(grid: Grid, context: Context) -> None:
     log.info("fedblend: done, %s rounds in %s", finished.state.round, finished.directory.path)
 
 
-def run(grid: Wire, experiment: Experiment, folder: Path, terms: Terms) -> Finished:
+def run(grid: Wire, experiment: Experiment, folder: Path, terms: FederationLimits) -> Finished:
     """Run an experiment with the sites behind ``grid``, or go on with the run in ``folder``."""
 
-    def federate(world: World) -> tuple[World, Engine, Choice]:
-        made, sites = meet(grid, world, terms)
+    def federate(setup: Setup) -> tuple[Setup, Engine, EnginePlan]:
+        made, sites = meet(grid, setup, terms)
         why = f"{len(sites.nodes)} of {sites.clients} sites connected"
-        return made, FlowerEngine(made, sites), Choice("flower", None, 1, "contiguous", why)
+        return made, FlowerEngine(made, sites), EnginePlan("flower", None, 1, "contiguous", why)
 
     return execute(experiment, folder, resume=True, listener=_tell, federate=federate)
 
 
-def meet(wire: Wire, world: World, terms: Terms) -> tuple[World, Sites]:
+def meet(wire: Wire, setup: Setup, terms: FederationLimits) -> tuple[Setup, Sites]:
     """The sites once they are connected, and the world with the numbers of samples that they hold of their own."""
-    about = {"experiment": as_table(world.experiment), "told": about_world(world)}
-    clients = len(world.population)
-    server = world.experiment.method.sharing.server
+    about = {"experiment": as_table(setup.experiment), "told": about_setup(setup)}
+    clients = len(setup.population)
+    server = setup.experiment.method.sharing.server
     others = clients - (server is not None)
     sites = Sites(wire, clients, terms.min_sites or others, terms.deadline, about, apart=server)
     sites.meet(others)
-    return of_sites(world, sites.facts), sites
+    return of_sites(setup, sites.facts), sites
 
 
-def of_sites(world: World, facts: Mapping[int, Mapping[str, Any]]) -> World:
+def of_sites(setup: Setup, facts: Mapping[int, Mapping[str, Any]]) -> Setup:
     """The world with the sites' own numbers of samples, or as it is where none of them has data of its own.
 
     A site that is not there when a run begins holds none, and takes no part in it. Raises :class:`FedblendError` where
@@ -79,18 +79,18 @@ def of_sites(world: World, facts: Mapping[int, Mapping[str, Any]]) -> World:
     """
     own = {client: told for client, told in facts.items() if told.get("samples") is not None}
     if not own:
-        return world
+        return setup
     if len(own) != len(facts):
         others = sorted(set(facts) - set(own))
         raise FedblendError(
             f"sites {sorted(own)} have data of their own (data in their site files), sites {others} have not; give "
             "all of them data, or none"
         )
-    base = world.base(world.sizes(0))
+    base = setup.base(setup.sizes(0))
     if base is not None:
-        own |= {_server(world, facts): {"samples": len(base[1]), "holds_out": 0}}
+        own |= {_server(setup, facts): {"samples": len(base[1]), "holds_out": 0}}
     sizes, held = (
-        np.array([_count(own, client, word) for client in range(len(world.population))], np.int64)
+        np.array([_count(own, client, word) for client in range(len(setup.population))], np.int64)
         for word in ("samples", "holds_out")
     )
     nothing = np.empty(0, np.int64)
@@ -99,12 +99,12 @@ def of_sites(world: World, facts: Mapping[int, Mapping[str, Any]]) -> World:
     held_offsets = np.concatenate([[0], np.cumsum(held)]) if held.any() else None
     rows = np.zeros(int(held.sum()), np.int64)
     notes = {"rule": "each site's own data"}
-    return replace(world, population=Population(nothing, offsets, rows, held_offsets, notes=notes), own=base)
+    return replace(setup, population=Population(nothing, offsets, rows, held_offsets, notes=notes), own=base)
 
 
-def _server(world: World, facts: Mapping[int, Mapping[str, Any]]) -> int:
+def _server(setup: Setup, facts: Mapping[int, Mapping[str, Any]]) -> int:
     """The client that is the server, whose samples are the experiment's own. Raises :class:`FedblendError`."""
-    server = int(world.experiment.method.sharing.server)
+    server = int(setup.experiment.method.sharing.server)
     if server in facts:
         raise FedblendError(
             f"method.sharing.server: client {server} is the server, with the experiment's data for its own, but a site "

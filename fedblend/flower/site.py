@@ -17,7 +17,7 @@ from fedblend.core.dataset import Population
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.paths import from_file
 from fedblend.core.registry import Count, FilePath, Int
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import field_of_part
@@ -34,7 +34,7 @@ SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores")
 """What a site allows unless its file says otherwise: nothing that holds single samples."""
 
 
-class Refused(FedblendError):
+class RefusedByPolicy(FedblendError):
     """What a site's policy forbids, found out only while it works on an answer; it goes into the audit log."""
 
 
@@ -102,10 +102,10 @@ def _cached(path: str) -> Site:
     return read_site(path)
 
 
-def world_at(site: Site, experiment: Experiment, client: int, told: dict[str, Any]) -> World:
+def world_at(site: Site, experiment: Experiment, client: int, told: dict[str, Any]) -> Setup:
     """The world as a site knows it: its own samples are its client's, and it knows of no others.
 
-    ``told`` is what :func:`about_world` says of the server's. Raises :class:`FedblendError` if the site's samples are
+    ``told`` is what :func:`about_setup` says of the server's. Raises :class:`FedblendError` if the site's samples are
     of another shape or have other classes than the server's.
     """
     if site.data is None:
@@ -116,35 +116,35 @@ def world_at(site: Site, experiment: Experiment, client: int, told: dict[str, An
         if value != told[field]:
             raise FedblendError(f"data: this site's {field} is {value}, the federation's {told[field]}")
     alone = experiment.model_copy(update={"partition": registry.build("partition", {"name": "iid", "clients": 1})})
-    world = make_setup(alone, data)
-    before, mine = np.zeros(client + 1, np.int64), world.population
+    setup = make_setup(alone, data)
+    before, mine = np.zeros(client + 1, np.int64), setup.population
     after = told["clients"] - client - 1
     offsets = np.concatenate([before, np.full(1 + after, len(mine.order))])
     held = np.concatenate([before, np.full(1 + after, len(mine.held_order))]) if mine.held_offsets is not None else None
     # In the order in which they lie in the site's file, not in that of the split into one.
     population = Population(np.sort(mine.order), offsets, np.sort(mine.held_order), held)
-    return replace(world, experiment=experiment, population=population, scale=scale_of(told["scale"]))
+    return replace(setup, experiment=experiment, population=population, scale=scale_of(told["scale"]))
 
 
-def about_world(world: World) -> dict[str, Any]:
+def about_setup(setup: Setup) -> dict[str, Any]:
     """What every site must know of the server's world, as plain words: clients, shapes, classes, scale."""
-    scale = world.scale
+    scale = setup.scale
     numbers: dict[str, Any] = {"vocabulary": scale.vocabulary} if isinstance(scale, OneHot) else {}
     if isinstance(scale, Scaler):
         tensors = {"factor": scale.factor, "offset": scale.offset}
         tensors |= {"unit_factor": scale.unit_factor, "unit_offset": scale.unit_offset}
         numbers = {"name": scale.name, "inverted": scale.inverted, **{n: t.tolist() for n, t in tensors.items()}}
     return {
-        "clients": len(world.population),
-        "shape": list(world.data.train.x.shape[1:]),
-        "classes": list(world.data.classes),
-        "outputs": world.data.outputs,
+        "clients": len(setup.population),
+        "shape": list(setup.data.train.x.shape[1:]),
+        "classes": list(setup.data.classes),
+        "outputs": setup.data.outputs,
         "scale": numbers,
     }
 
 
 def scale_of(told: dict[str, Any]) -> Scaler | OneHot:
-    """The scale that :func:`about_world` wrote down, to the last bit."""
+    """The scale that :func:`about_setup` wrote down, to the last bit."""
     if "vocabulary" in told:
         return OneHot(told["vocabulary"])
     factors = [torch.tensor(told[name]) for name in ("factor", "offset", "unit_factor", "unit_offset")]

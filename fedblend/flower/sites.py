@@ -88,7 +88,7 @@ class Sites:
 
     Node ids are random and change when a node of an open federation restarts; a node is asked for its client once.
     ``about`` goes with every message,
-    since a process at a site knows nothing of those before it: the experiment, and what :func:`about_world` tells.
+    since a process at a site knows nothing of those before it: the experiment, and what :func:`about_setup` tells.
     ``deadline`` is how many seconds any one exchange may take, ``fewest`` the sites without which none begins.
     ``apart`` is the client that is the server, where that has data of its own: nobody waits for a site of it.
     """

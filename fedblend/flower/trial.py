@@ -34,7 +34,7 @@ GOODBYE = 10.0
 """Seconds that a process gets to end after it was told to."""
 
 
-class Trial:
+class LoopbackTrial:
     """The processes of a federation in ``folder``: credentials, Flower's home and logs lie there.
 
     A context manager: everything it started is ended when it is left, also by SIGTERM or a terminal that is closed.
@@ -47,7 +47,7 @@ class Trial:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._heard: list[signal.Signals] = []
 
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> LoopbackTrial:
         # Python ends at these without leaving anything that it is in; only its main thread can change that. Where they
         # are ignored (nohup) or heard by somebody else, they stay so.
         if threading.current_thread() is threading.main_thread():

@@ -11,13 +11,13 @@ from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.random import stream
-from fedblend.core.setup import known_of
+from fedblend.core.setup import model_spec
 from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather
-from fedblend.core.trees import named, under
-from fedblend.flower.client_task import Here
+from fedblend.core.trees import add_prefix, strip_prefix
+from fedblend.flower.client_task import ClientTask
 from fedblend.flower.messages import Spoken, Tensors
 from fedblend.flower.secure_aggregation.site import masked, masked_mean, secure
-from fedblend.flower.site import Refused
+from fedblend.flower.site import RefusedByPolicy
 
 SINGLE = ("seeds", "raw")
 """Kinds of payload in which each entry is made of one sample, or of two."""
@@ -26,29 +26,29 @@ LACKS = "lacks"
 """The word with which a client says that it no longer has what it was sent before (its SuperNode was restarted)."""
 
 
-def share(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def share(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
     """What the client shares. Of what does not travel only the number of entries is told, and the client keeps it."""
-    sharing = here.world.experiment.method.sharing
+    sharing = here.setup.experiment.method.sharing
     if sharing.each_round:
         here.memory.keep("model", str(here.round), tensors)
-    weights = _in_order(here, tensors) if sharing.each_round else here.world.weights()
+    weights = _in_order(here, tensors) if sharing.each_round else here.setup.weights()
     payload = shared(here, weights, here.client, here.round, request_of(here, words))
     if payload is None:
         return {"nothing": True}, {}
     _require_few(here, payload)
-    if sharing.hides_entries:
+    if sharing.secure_aggregated:
         return {}, masked_mean(here, payload, words, tensors)
-    if sharing.travels:
+    if sharing.leaves_client:
         return {}, payload
     here.memory.keep("shared", "", payload)
     return {}, {name: t.new_zeros(len(t), 0) for name, t in payload.items()}
 
 
-def _require_few(here: Here, payload: Payload) -> None:
-    """Raise :class:`Refused` for more single samples, mixed or not, than the site's policy gives."""
+def _require_few(here: ClientTask, payload: Payload) -> None:
+    """Raise :class:`RefusedByPolicy` for more single samples, mixed or not, than the site's policy gives."""
     most, number = here.site.max_seeds, max(len(tensor) for tensor in payload.values())
-    if most is not None and here.world.experiment.method.sharing.bytes_kind in SINGLE and number > most:
-        raise Refused(f"it is asked for {number} seeds, and its policy gives {most} (max_seeds in its file)")
+    if most is not None and here.setup.experiment.method.sharing.bytes_kind in SINGLE and number > most:
+        raise RefusedByPolicy(f"it is asked for {number} seeds, and its policy gives {most} (max_seeds in its file)")
 
 
 def asked_of(request: Request | None) -> dict[str, Any]:
@@ -58,17 +58,19 @@ def asked_of(request: Request | None) -> dict[str, Any]:
     return {"request": {"wanted": request.wanted.tolist(), "dummies": request.dummies.tolist()}}
 
 
-def request_of(here: Here, words: dict[str, Any]) -> Request | None:
+def request_of(here: ClientTask, words: dict[str, Any]) -> Request | None:
     """The request that :func:`asked_of` wrote down. Raises :class:`FedblendError` if it is none, or asks too much."""
     asked = words.get("request")
     if asked is None:
         return None
-    classes, most = here.world.task.outputs, here.site.max_seeds
+    classes, most = here.setup.task.outputs, here.site.max_seeds
     wanted, dummies = (asked.get(word) if isinstance(asked, dict) else None for word in ("wanted", "dummies"))
     if not (_whole(wanted) and _whole(dummies) and len(wanted) == classes and max(dummies, default=0) < classes):
         raise FedblendError(f"a request that is none: {asked!r}; valid: numbers for {classes} labels, and labels")
     if most is not None and sum(wanted) > most:
-        raise Refused(f"it is asked for {sum(wanted)} seeds, and its policy gives {most} (max_seeds in its file)")
+        raise RefusedByPolicy(
+            f"it is asked for {sum(wanted)} seeds, and its policy gives {most} (max_seeds in its file)"
+        )
     return Request(np.array(wanted, np.int64), np.array(dummies, np.int64))
 
 
@@ -76,13 +78,15 @@ def _whole(numbers: Any) -> TypeGuard[list[int]]:
     return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
 
 
-def shared(here: Here, weights: Tensors, owner: int, round: int, request: Request | None = None) -> Payload | None:
+def shared(
+    here: ClientTask, weights: Tensors, owner: int, round: int, request: Request | None = None
+) -> Payload | None:
     """What the sharing makes of the client's samples with the random numbers of ``owner``.
 
     Noise that is to protect samples is drawn from the system's entropy: whoever knows the experiment knows all keyed
     streams, and could take keyed noise off again.
     """
-    experiment, engine = here.world.experiment, here.engine
+    experiment, engine = here.setup.experiment, here.engine
     minimum = max(1 if experiment.unsafe else experiment.policy.min_mean, here.site.min_mean)
     noisy = hides(experiment.method.sharing)
     rng = np.random.default_rng() if noisy else stream(experiment.seed, "share", round, owner)
@@ -100,17 +104,17 @@ def hides(sharing: Sharing) -> bool:
     )
 
 
-def train(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def train(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
     """The client's upload after its training, with its samples and its loss; or what it lacks to begin."""
     start = _start(here, words, tensors)
     pool = _pool(here, words, tensors)
     if start is None or isinstance(pool, str):
         return {LACKS: "model" if start is None else pool}, {}
-    own = {here.client: named("weights/", start) | {n: t for n, t in tensors.items() if n.startswith("said/")}}
-    task = TrainTask(here.round, start, pool, here.world.sizes(here.round), {}, own)
+    own = {here.client: add_prefix("weights/", start) | {n: t for n, t in tensors.items() if n.startswith("said/")}}
+    task = TrainTask(here.round, start, pool, here.setup.sizes(here.round), {}, own)
     (trained,) = here.engine.train(task, [here.client])
-    experiment = here.world.experiment
-    if experiment.keeps_weights:
+    experiment = here.setup.experiment
+    if experiment.keeps_client_weights:
         if words["mark"] is not None:
             # The server may not hear of this round: it then asks for the next one from the same weights.
             here.memory.keep("own-before", words["mark"], start)
@@ -118,7 +122,7 @@ def train(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     if words["begins"] == "own" and protects(here):
         raise FedblendError("it did not hear the round's model, from which its protection clips how far its own moves")
     upload = leaving(here, experiment.method.upload.payload(trained.weights, trained.outputs), start)
-    if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.asks_clients:
+    if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
         here.memory.keep("upload", str(here.round), upload)
     if aggregator := secure(here):
         if words["begins"] == "own":
@@ -127,21 +131,21 @@ def train(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     return {"samples": trained.samples, "loss": trained.loss}, upload
 
 
-def protects(here: Here) -> bool:
+def protects(here: ClientTask) -> bool:
     """Whether the experiment or the site changes the model before it leaves."""
-    experiment = here.world.experiment
+    experiment = here.setup.experiment
     return experiment.method.upload.is_model and (
         experiment.protection.name != "none" or here.site.protection is not None
     )
 
 
-def leaving(here: Here, payload: dict[str, torch.Tensor], start: Tensors) -> dict[str, torch.Tensor]:
+def leaving(here: ClientTask, payload: dict[str, torch.Tensor], start: Tensors) -> dict[str, torch.Tensor]:
     """The upload as it leaves: with the experiment's protection on it, and then the site's.
 
     Noise is drawn from the system's entropy, not from the run's streams, which everybody knows.
     """
-    experiment, round = here.world.experiment, here.round
-    if here.world.adversaries[here.client]:
+    experiment, round = here.setup.experiment, here.round
+    if here.setup.adversaries[here.client]:
         rng = stream(experiment.seed, "adversary", round, here.client)
         payload = experiment.adversary.corrupt(payload, start, rng)
     else:
@@ -153,17 +157,17 @@ def leaving(here: Here, payload: dict[str, torch.Tensor], start: Tensors) -> dic
     return protected
 
 
-def ask(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def ask(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
     """The client's answer to the server step's question about the upload that it has just sent."""
     upload = here.memory.recall("upload", str(here.round))
     if upload is None:
         raise FedblendError("it no longer has its upload (its SuperNode was restarted)")
-    known = known_of(here.world, here.engine.server_model())
-    answers = here.world.experiment.method.server_step.answers({here.client: upload}, tensors, known)
+    known = model_spec(here.setup, here.engine.server_model())
+    answers = here.setup.experiment.method.server_step.answers({here.client: upload}, tensors, known)
     return {}, answers[here.client]
 
 
-def score(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def score(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
     """Of the samples that the client holds out (or of all test samples): how many, how many are right, their loss."""
     if words["own"] is not None:
         weights = _kept(here, words["own"])
@@ -172,23 +176,25 @@ def score(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     else:
         weights = _in_order(here, tensors)
     if here.site.data is not None and not words["held"]:
-        raise Refused("its test samples are its own, and what each of them says of a model stays here; valid: holdout")
+        raise RefusedByPolicy(
+            "its test samples are its own, and what each of them says of a model stays here; valid: holdout"
+        )
     made = here.engine.score(weights, words["held"])
     if words["held"]:
-        mine = here.world.population.owners(held=True) == here.client
+        mine = here.setup.population.owners(held=True) == here.client
         right = None if made.right is None else made.right[mine]
         return {"right": None if right is None else int(right.sum()), "samples": int(mine.sum())}, {}
     found = {"loss": torch.from_numpy(made.loss)}
     return {}, found | ({} if made.right is None else {"right": torch.from_numpy(made.right)})
 
 
-def _in_order(here: Here, tensors: Tensors) -> dict[str, torch.Tensor]:
+def _in_order(here: ClientTask, tensors: Tensors) -> dict[str, torch.Tensor]:
     """The model's tensors among those of a message, in the model's order."""
-    weights = under("weights/", tensors)
-    return {name: weights[name] for name in here.world.model.state_dict()}
+    weights = strip_prefix("weights/", tensors)
+    return {name: weights[name] for name in here.setup.model.state_dict()}
 
 
-def _start(here: Here, words: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor] | None:
+def _start(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor] | None:
     """The weights that training begins with: the round's, sent now or with the request to share, or the client's own.
 
     ``None`` where they were sent before and are gone. Raises :class:`FedblendError` where its own are gone.
@@ -199,29 +205,29 @@ def _start(here: Here, words: dict[str, Any], tensors: Tensors) -> dict[str, tor
         kept = here.memory.recall("model", str(here.round))
         return None if kept is None else _in_order(here, kept)
     if words["mark"] is None:
-        return here.world.weights()
+        return here.setup.weights()
     own = _kept(here, words["mark"])
     if own is None:
         raise FedblendError(
             f"it no longer has its own weights of round {words['mark']} (they live as long as the Flower run and the "
             "SuperNode), and nobody else has them; begin a new run"
         )
-    return {name: own[name] for name in here.world.model.state_dict()}
+    return {name: own[name] for name in here.setup.model.state_dict()}
 
 
-def _kept(here: Here, mark: str) -> dict[str, torch.Tensor] | None:
+def _kept(here: ClientTask, mark: str) -> dict[str, torch.Tensor] | None:
     return here.memory.recall("own", mark) or here.memory.recall("own-before", mark)
 
 
-def _pool(here: Here, words: dict[str, Any], tensors: Tensors) -> Pool | str | None:
+def _pool(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Pool | str | None:
     """What the client may mix with; the word for what it lacks where that was sent before and is gone."""
-    sharing = here.world.experiment.method.sharing
+    sharing = here.setup.experiment.method.sharing
     if words["pool"] is None:
         return None
     owners = np.repeat(*np.array(words["owners"], np.int64).reshape(-1, 2).T)
-    if not sharing.travels:
+    if not sharing.leaves_client:
         return _made_here(here, sharing, owners)
-    sent = under("pool/", tensors)
+    sent = strip_prefix("pool/", tensors)
     if sent:
         here.memory.keep("pool", words["pool"], sent)
     table = sent or here.memory.recall("pool", words["pool"])
@@ -238,7 +244,7 @@ def runs_of(owner: np.ndarray) -> list[list[int]]:
     return np.stack([owner[first], np.diff(first, append=len(owner))], 1).tolist()
 
 
-def _made_here(here: Here, sharing: Sharing, owners: np.ndarray) -> Pool:
+def _made_here(here: ClientTask, sharing: Sharing, owners: np.ndarray) -> Pool:
     """The pool of a sharing that does not travel: the client's own entries, or those that hold nothing of anyone.
 
     Entries that a client may use of others, though they never travel, hold nothing of samples (the control with
@@ -247,5 +253,5 @@ def _made_here(here: Here, sharing: Sharing, owners: np.ndarray) -> Pool:
     if sharing.own_only:
         kept = here.memory.recall("shared", "")
         return gather({here.client: kept} if kept is not None and here.client in owners else {})
-    made = {owner: shared(here, here.world.weights(), owner, 0) for owner in np.unique(owners).tolist()}
+    made = {owner: shared(here, here.setup.weights(), owner, 0) for owner in np.unique(owners).tolist()}
     return gather({owner: payload for owner, payload in made.items() if payload is not None})

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from fedblend.core.aggregator import Aggregator, Tensors, Weighed
+from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Task
 from fedblend.core.registry import Count, part
@@ -78,25 +78,25 @@ class Outputs(Upload):
 
     def aggregator(self, chosen: Aggregator) -> Aggregator:
         """The mean by label over the clients that hold it."""
-        return LabelMeans()
+        return LabelMeanAggregator()
 
 
-class LabelMeans(Aggregator):
+class LabelMeanAggregator(Aggregator):
     """G_n: the mean of the clients' mean outputs for label n, each client that saw the label counting once.
 
     Mix2FLD, section II-B, with labels that a device never saw left out of the mean. A label that nobody saw stays a
     row of zeros.
     """
 
-    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """{"outputs": [C, C]}."""
         rows = torch.stack([tensors["outputs"] for tensors, _ in uploads]).double()
-        holders = (rows.sum(2) > 0).sum(0)
-        return {"outputs": (rows.sum(0) / holders.clamp(min=1)[:, None]).float()}
+        has_pool = (rows.sum(2) > 0).sum(0)
+        return {"outputs": (rows.sum(0) / has_pool.clamp(min=1)[:, None]).float()}
 
 
 @part("upload", "nothing")
-class Nothing(Upload):
+class NoUpload(Upload):
     """Clients neither train nor send anything in a round; all that the server has is what they shared before."""
 
     is_model = False
@@ -105,10 +105,10 @@ class Nothing(Upload):
 
 @part("upload", "silent")
 class Silent(Upload):
-    """Clients train but send nothing: with ``keep_weights`` each is alone, as without a federation.
+    """Clients train but send nothing: with ``stateful_clients`` each is alone, as without a federation.
 
-    It is what a federation has to beat: with ``judge = "each"`` every client's model is tested on that client's own
-    test samples.
+    It is what a federation has to beat: with ``evaluate_model = "each"`` every client's model is tested
+    on that client's own test samples.
     """
 
     is_model = False

@@ -16,7 +16,7 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import Experiment
 from fedblend.papers.data import Size
-from fedblend.papers.plan import Plan
+from fedblend.papers.plan import ItemPlan
 from fedblend.papers.synthetic import BATCHES, size_of
 from fedblend.runs.parallel import processors
 
@@ -88,7 +88,7 @@ class Pace:
         tests = size.test / max(train.batch_size, FULL_BATCH) / 3 / experiment.eval_every
         return step * (a_round + tests) * max(1, experiment.rounds)
 
-    def of(self, plan: Plan) -> float:
+    def of(self, plan: ItemPlan) -> float:
         """Seconds of a whole item, all seeds, one run a processor: each experiment once, and what is measured."""
         total, seen = 0.0, set()
         for cell in plan.cells:
@@ -171,12 +171,12 @@ def _timed(experiment: Experiment) -> float:
     from fedblend.runs.runner import one_thread
 
     with one_thread():
-        world = made_up(experiment)
-        engine = LoopEngine(world, "cpu")
+        setup = made_up(experiment)
+        engine = LoopEngine(setup, "cpu")
         seconds_a_step(engine, 1)  # what is made once (tables, kernels) is no part of a step
         start = time.process_time()
         seconds_a_step(engine, 1)
-        steps = TRIALS * world.experiment.train.steps_of(BATCHES * experiment.train.batch_size)
+        steps = TRIALS * setup.experiment.train.steps_of(BATCHES * experiment.train.batch_size)
         return (time.process_time() - start) / steps
 
 

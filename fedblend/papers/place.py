@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedblend.papers.plan import Cell, Plan
+from fedblend.papers.plan import Cell, ItemPlan
 from fedblend.runs.directory import RunDirectory, has_runs
 from fedblend.runs.groups import read
 
@@ -16,11 +16,11 @@ WORK = "work"
 
 
 @dataclass(frozen=True)
-class Place:
+class OutputPaths:
     """Where an item's work at a scale lies: ``OUT/PAPER/ITEM/SCALE``."""
 
     out: Path
-    plan: Plan
+    plan: ItemPlan
 
     @property
     def folder(self) -> Path:
@@ -56,9 +56,9 @@ class Place:
         return Path(os.path.relpath(folder / value, self.folder)).as_posix() if isinstance(value, str) else value
 
 
-def runs_of(plan: Plan, out: Path) -> list[RunDirectory]:
+def runs_of(plan: ItemPlan, out: Path) -> list[RunDirectory]:
     """All runs of an item with any record, those of other items that it shares among them."""
-    place = Place(out, plan)
+    place = OutputPaths(out, plan)
     paths = {path for cell in plan.cells for path in place.finished(cell).values()}
     folder = place.folder / RUNS
     if has_runs(folder):

@@ -60,7 +60,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ItemPlan:
     """An item at a scale."""
 
     paper: str
@@ -94,7 +94,7 @@ class Plan:
         """``fedmix/table-1``."""
         return f"{self.paper}/{self.name}"
 
-    def with_others(self, made: Collection[tuple[str, str]], seeds: Collection[int]) -> Plan:
+    def with_others(self, made: Collection[tuple[str, str]], seeds: Collection[int]) -> ItemPlan:
         """The plan that asks for what other plans have ``made`` too, cells (row, column) with some seeds.
 
         It names rows and columns only where it asks for others than the scale's own.
@@ -163,7 +163,7 @@ def fingerprint(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> Plan:
+def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> ItemPlan:
     """An item at a scale; ``only`` names rows and columns that are kept, by their keys or labels.
 
     Raises :class:`FedblendError` for an unknown item, row or column, for one that fedblend cannot run, and for settings
@@ -189,7 +189,7 @@ def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, 
         measures[place] = _with(originals[place], smaller.measure)
     chosen = tuple(seeds) if seeds is not None else smaller.seeds or item.seeds
     asked = [cell for cell in cells if cell.row in asked_rows and cell.column in asked_columns]
-    return Plan(paper, key, item, scale, chosen, cells, asked, measures, originals, tuple(only))
+    return ItemPlan(paper, key, item, scale, chosen, cells, asked, measures, originals, tuple(only))
 
 
 def _key_of(word: str, item: Item) -> str:

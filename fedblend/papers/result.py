@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.papers import claims
-from fedblend.papers.place import Place
-from fedblend.papers.plan import Plan
+from fedblend.papers.place import OutputPaths
+from fedblend.papers.plan import ItemPlan
 from fedblend.runs.directory import RunDirectory, read_json
 from fedblend.runs.files import write_json
 
@@ -21,7 +21,7 @@ Values = dict[tuple[str, str, str], dict[int, Any]]
 
 
 def keep(
-    place: Place, lacking: Mapping[str, str], faults: Mapping[str, str], new: Values, stopped: bool = False
+    place: OutputPaths, lacking: Mapping[str, str], faults: Mapping[str, str], new: Values, stopped: bool = False
 ) -> dict[str, Any]:
     """Write the result, with the numbers that an earlier one has of other cells and seeds, and return it."""
     plan, item = place.plan, place.plan.item
@@ -52,7 +52,7 @@ def keep(
     return result
 
 
-def _joined(plan: Plan, earlier: Mapping[str, Any], new: Values) -> Values:
+def _joined(plan: ItemPlan, earlier: Mapping[str, Any], new: Values) -> Values:
     """New numbers over those of an earlier result that were made in the same way."""
     cells = {(cell.row, cell.column): cell for cell in plan.cells}
     made: Values = {}
@@ -64,7 +64,7 @@ def _joined(plan: Plan, earlier: Mapping[str, Any], new: Values) -> Values:
     return {where: made.get(where, {}) | new.get(where, {}) for where in {**made, **new}}
 
 
-def _facts(place: Place, made: Values, earlier: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(place: OutputPaths, made: Values, earlier: Mapping[str, Any]) -> dict[str, Any]:
     """Versions, and data with checksums, as the runs that the numbers are of tell them; those of an earlier result's
     runs, which need not lie here, with them."""
     told = {(row, column, seed) for (_, row, column), by_seed in made.items() for seed in by_seed}
@@ -83,7 +83,7 @@ def _facts(place: Place, made: Values, earlier: Mapping[str, Any]) -> dict[str, 
     return facts
 
 
-def _quantity(plan: Plan, name: str, made: Values) -> dict[str, Any]:
+def _quantity(plan: ItemPlan, name: str, made: Values) -> dict[str, Any]:
     """A quantity's cells: ours by seed, and the paper's."""
     quantity, columns = plan.item.quantities[name], list(plan.item.all_columns)
     cells = []
@@ -118,7 +118,7 @@ def exact(value: Any) -> Any:
     return math.inf if value == "never" else value
 
 
-def _claim(plan: Plan, claim: Any, made: Values) -> dict[str, Any]:
+def _claim(plan: ItemPlan, claim: Any, made: Values) -> dict[str, Any]:
     """A claim with our verdict, and the paper's own numbers' where it has any."""
     item = plan.item
     quantity = claim.of or next(iter(item.quantities))
@@ -159,7 +159,7 @@ def result_of(out: Path, paper: str, name: str, scale: str) -> dict[str, Any]:
     return read_json(out / paper / name / scale / RESULT)
 
 
-def command(plan: Plan, out: Path) -> str:
+def command(plan: ItemPlan, out: Path) -> str:
     """The command that makes this (or goes on with it)."""
     words = ["fedblend", "reproduce", plan.id]
     words += ["--scale", plan.scale] if plan.scale != "paper" else []

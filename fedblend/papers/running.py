@@ -13,9 +13,9 @@ from fedblend.core.loop import Record
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study
 from fedblend.papers.data import absent, is_fetched
-from fedblend.papers.measures.base import Seen, Tick
-from fedblend.papers.place import RUNS, Place
-from fedblend.papers.plan import Cell, Plan
+from fedblend.papers.measures.base import CellRun, Tick
+from fedblend.papers.place import RUNS, OutputPaths
+from fedblend.papers.plan import Cell, ItemPlan
 from fedblend.papers.result import Values, command, keep
 from fedblend.runs import checkpoint
 from fedblend.runs.parallel import run_all
@@ -25,7 +25,7 @@ OnRuns = Callable[[dict[str, Experiment], Mapping[str, int]], AbstractContextMan
 
 
 def run(
-    plan: Plan,
+    plan: ItemPlan,
     out: Path,
     on_runs: OnRuns,
     tick: Tick = lambda what, done, total: None,
@@ -37,7 +37,7 @@ def run(
     Raises :class:`FedblendError` if no cell's data are at hand, :class:`Stopped` after Ctrl-C (what was made is kept,
     and the result of it written).
     """
-    place = Place(out, plan)
+    place = OutputPaths(out, plan)
     reasons = {name: absent(data) or _not_fetched(data) for name, data in _data_of(plan).items()}
     lacking = {name: reason for name, reason in reasons.items() if reason}
     if len(lacking) == len(reasons):
@@ -54,7 +54,7 @@ def run(
     return keep(place, lacking, faults, made)
 
 
-def _data_of(plan: Plan) -> dict[str, Any]:
+def _data_of(plan: ItemPlan) -> dict[str, Any]:
     """The data sets of what is asked for, by name."""
     return {cell.experiment.data.name: cell.experiment.data for cell in plan.asked}
 
@@ -70,7 +70,7 @@ def _not_fetched(data: Any) -> str:
 
 
 def _run_missing(
-    place: Place, cells: list[Cell], on_runs: OnRuns, jobs: int | None, device: str | None
+    place: OutputPaths, cells: list[Cell], on_runs: OnRuns, jobs: int | None, device: str | None
 ) -> dict[str, str]:
     """Run what no folder holds yet; returns why runs failed, by their folders' names."""
     plan, folder = place.plan, place.folder / RUNS
@@ -96,7 +96,7 @@ def _begun(folder: Path, cell: Cell, seed: int) -> str:
     return found[0].name if found else cell.slug(seed)
 
 
-def _measured(place: Place, cells: list[Cell], tick: Tick, faults: dict[str, str]) -> Values:
+def _measured(place: OutputPaths, cells: list[Cell], tick: Tick, faults: dict[str, str]) -> Values:
     """All quantities of all cells; what cannot be measured is noted in ``faults``."""
     plan = place.plan
     made: Values = {}
@@ -106,7 +106,7 @@ def _measured(place: Place, cells: list[Cell], tick: Tick, faults: dict[str, str
         for seed in sorted({*plan.seeds, *runs}) if trains else plan.seeds:
             if trains and seed not in runs:
                 continue
-            seen = Seen(cell.seeded(seed), runs.get(seed), place.work(cell, seed), tick)
+            seen = CellRun(cell.seeded(seed), runs.get(seed), place.work(cell, seed), tick)
             for name in plan.item.quantities:
                 measure = plan.measures.get((name, cell.row, cell.column))
                 if measure is None:
@@ -125,12 +125,12 @@ def _measured(place: Place, cells: list[Cell], tick: Tick, faults: dict[str, str
     return made
 
 
-def _settled(place: Place) -> Values:
+def _settled(place: OutputPaths) -> Values:
     """What can be measured at once after Ctrl-C, of finished runs and of others so far as it is settled: nothing that
     takes work."""
     with contextlib.suppress(FedblendError, KeyboardInterrupt):
         plan = place.plan
         quick = {n: m for n, m in plan.measures.items() if m.trains and type(m).__module__.endswith("measures.runs")}
-        only = Plan(**{**vars(plan), "measures": quick})
-        return _measured(Place(place.out, only), plan.cells, lambda what, done, total: None, {})
+        only = ItemPlan(**{**vars(plan), "measures": quick})
+        return _measured(OutputPaths(place.out, only), plan.cells, lambda what, done, total: None, {})
     return {}

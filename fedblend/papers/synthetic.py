@@ -11,7 +11,7 @@ import torch
 from fedblend.core import registry
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Method
 from fedblend.experiment.setup import make_setup
@@ -35,7 +35,7 @@ def size_of(experiment: Experiment) -> Size:
     return size
 
 
-def made_up(experiment: Experiment) -> World:
+def made_up(experiment: Experiment) -> Setup:
     """An experiment's world with two clients of two batches each, on the processor."""
     size = size_of(experiment)
     train = experiment.train.model_copy(update={"cohort": CLIENTS, "epochs": 1, "steps": None})
@@ -48,7 +48,7 @@ def made_up(experiment: Experiment) -> World:
         "device": "cpu",
     }
     method = experiment.method
-    if method.keep_weights or not method.upload.is_model or method.sharing.server is not None:
+    if method.stateful_clients or not method.upload.is_model or method.sharing.server is not None:
         # Its clients' steps are those of plain training, or there are none.
         changes["method"] = Method()
     return make_setup(experiment.model_copy(update=changes), _data(experiment, size))

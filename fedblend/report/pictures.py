@@ -75,7 +75,7 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
     data = outcome.facts.get("data", {})
     sharing = part_class(outcome.config, "sharing")
     path = outcome.path / checkpoint.NAME
-    if data.get("kind") != "image" or not getattr(sharing, "travels", False) or not path.is_file():
+    if data.get("kind") != "image" or not getattr(sharing, "leaves_client", False) or not path.is_file():
         return None
     try:
         with safe_open(path, "pt") as file:

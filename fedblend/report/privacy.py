@@ -24,5 +24,5 @@ def gives_raw_away(config: Mapping[str, Any]) -> bool:
     sharing, *others = (part_class(config, kind) for kind in ("sharing", "objective", "server_step"))
     flags = [getattr(cls, flag, False) for cls in (sharing, *others) for flag in ("unsafe", "breaks_privacy")]
     table = config["method"].get("sharing", {})
-    travels = bool(getattr(sharing, "travels", False))
-    return any(flags) or (travels and isinstance(table, Mapping) and table.get("samples_per_mean") == 1)
+    leaves_client = bool(getattr(sharing, "leaves_client", False))
+    return any(flags) or (leaves_client and isinstance(table, Mapping) and table.get("samples_per_mean") == 1)

@@ -206,8 +206,12 @@ def _training(outcomes: Sequence[Outcome]) -> str:
 
 def _judged(config: Mapping[str, Any]) -> str:
     """Whose model is tested."""
-    judge = config.get("judge") or ("device" if config["method"].get("keep_weights") else "server")
-    return {"server": "the server's model", "device": "one device's model", "each": "each client's model"}[judge]
+    evaluate_model = config.get("evaluate_model") or (
+        "device" if config["method"].get("stateful_clients") else "server"
+    )
+    return {"server": "the server's model", "device": "one device's model", "each": "each client's model"}[
+        evaluate_model
+    ]
 
 
 def _rounds(outcomes: Sequence[Outcome]) -> str:

@@ -53,9 +53,9 @@ def run(
     """
     path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
     finished = execute(experiment, path, resume, on_round)
-    model = finished.world.model
+    model = finished.setup.model
     model.load_state_dict(finished.state.weights)
-    return Result(path, finished.world.experiment, tidy(finished.directory), model.eval())
+    return Result(path, finished.setup.experiment, tidy(finished.directory), model.eval())
 
 
 def run_study(

@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedblend.core.errors import FedblendError, legible
-from fedblend.core.loop import State
+from fedblend.core.loop import RunState
 from fedblend.core.sharing import Pool
-from fedblend.core.trees import by_client, differing, for_clients, in_order, named, under
+from fedblend.core.trees import add_prefix, by_client, differing, for_clients, in_order, strip_prefix
 from fedblend.runs.files import write_atomically
 
 NAME = "checkpoint.safetensors"
@@ -28,7 +28,7 @@ SCALARS = {"round": 0, "shared_round": -1, "clients": 0}
 """The whole numbers of the header, and the least that each can be."""
 
 
-def write(folder: Path, state: State) -> None:
+def write(folder: Path, state: RunState) -> None:
     """Replace the folder's checkpoint; a failure (a full disk, say) leaves the one before in place.
 
     Raises :class:`FedblendError` that says what failed and how far the run is kept. Of a million clients that share
@@ -40,14 +40,14 @@ def write(folder: Path, state: State) -> None:
     tensors |= {f"said/{name}": t.contiguous() for name, t in state.said.items()}
     tensors |= {name: t.contiguous() for name, t in for_clients("own/", state.own).items()}
     tensors["owner"] = torch.from_numpy(state.entries.owner.astype(np.int64))
-    tensors["holders"] = torch.from_numpy(np.packbits(state.holders))
+    tensors["holders"] = torch.from_numpy(np.packbits(state.has_pool))
     if state.shared_round >= 0:
         tensors["shared_sizes"] = torch.from_numpy(state.shared_sizes)
-    scalars = {"round": state.round, "shared_round": state.shared_round, "clients": len(state.holders)}
+    scalars = {"round": state.round, "shared_round": state.shared_round, "clients": len(state.has_pool)}
     write_atomically(folder / NAME, save(tensors, {"state": json.dumps(scalars)}))
 
 
-def read(folder: Path) -> State | None:
+def read(folder: Path) -> RunState | None:
     """The state of the folder's checkpoint, or ``None`` if it has none. Raises on a damaged file."""
     path = folder / NAME
     if not path.exists():
@@ -64,20 +64,20 @@ def read(folder: Path) -> State | None:
         ) from None
 
 
-def fitted(state: State, model: Mapping[str, torch.Tensor], clients: int, folder: Path) -> State:
+def fitted(state: RunState, model: Mapping[str, torch.Tensor], clients: int, folder: Path) -> RunState:
     """The state of the folder's checkpoint with all weights in the order of ``model``: the file has them by name.
 
     Raises :class:`FedblendError` where it is of another model than ``model``, or of another number of clients.
     """
     path, advice = folder / NAME, "put the run's own back, or begin again in another folder"
-    if len(state.holders) != clients:
-        raise FedblendError(f"{path}: is of {len(state.holders)} clients, but the run has {clients}; {advice}")
-    kept = [under("weights/", own) for own in state.own.values()]
+    if len(state.has_pool) != clients:
+        raise FedblendError(f"{path}: is of {len(state.has_pool)} clients, but the run has {clients}; {advice}")
+    kept = [strip_prefix("weights/", own) for own in state.own.values()]
     # Where clients are real sites, a mark stands here for weights that stay there.
     for table in (state.weights, *(own for own in kept if own.keys() & model.keys())):
         if apart := differing(model, table):
             raise FedblendError(f"{path}: is of another model than the run's ('{apart[0]}' differs); {advice}")
-    first = list(named("weights/", model))
+    first = list(add_prefix("weights/", model))
     own = {client: in_order(table, first) for client, table in state.own.items()}
     return replace(state, weights=in_order(state.weights, model), own=own)
 
@@ -107,7 +107,7 @@ def _scalars(file: Any) -> dict[str, int]:
     return scalars
 
 
-def _state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> State:
+def _state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> RunState:
     """The state that a file's numbers and tensors tell. Raises :class:`ValueError` where they do not go together."""
     held = _array(tensors, "holders", torch.uint8 if "clients" in scalars else torch.bool)
     clients = scalars.get("clients", len(held))
@@ -116,21 +116,25 @@ def _state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> State:
     sizes = _array(tensors, "shared_sizes", torch.int64) if "shared_sizes" in tensors else np.zeros(clients, np.int64)
     if len(sizes) != clients:
         raise ValueError(f"'shared_sizes' has {len(sizes)} numbers for {clients} clients")
-    entries, owner, own = under("entries/", tensors), _array(tensors, "owner", torch.int64), by_client("own/", tensors)
+    entries, owner, own = (
+        strip_prefix("entries/", tensors),
+        _array(tensors, "owner", torch.int64),
+        by_client("own/", tensors),
+    )
     if any(t.shape[:1] != owner.shape for t in entries.values()):
         raise ValueError(f"'entries' has other than the {len(owner)} rows of 'owner'")
     for client in (int(owner.min(initial=0)), int(owner.max(initial=0)), *own):
         if not 0 <= client < max(1, clients):
             raise ValueError(f"it tells of client {client}; valid: 0 to {clients - 1}")
-    return State(
+    return RunState(
         round=scalars["round"],
-        weights=under("weights/", tensors),
-        holders=np.unpackbits(held, count=clients).view(bool) if "clients" in scalars else held,
+        weights=strip_prefix("weights/", tensors),
+        has_pool=np.unpackbits(held, count=clients).view(bool) if "clients" in scalars else held,
         shared_sizes=sizes,
         entries=Pool(entries, owner),
         shared_round=scalars["shared_round"],
-        server=under("server/", tensors),
-        said=under("said/", tensors),
+        server=strip_prefix("server/", tensors),
+        said=strip_prefix("said/", tensors),
         own=own,
     )
 

@@ -20,10 +20,10 @@ from fedblend import engines
 from fedblend.core import registry
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError, Stopped
-from fedblend.core.loop import Federation, Record, State
-from fedblend.core.setup import World
+from fedblend.core.loop import Record, RoundLoop, RunState
+from fedblend.core.setup import Setup
 from fedblend.data.measures import class_counts, noniid_measures
-from fedblend.engines.autotune import Choice
+from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
@@ -32,7 +32,7 @@ from fedblend.runs.groups import flatten
 from fedblend.runs.warm_start import first_weights
 
 Listener = Callable[[Record], None]
-Federate = Callable[[World], tuple[World, Engine, Choice]]
+Federate = Callable[[Setup], tuple[Setup, Engine, EnginePlan]]
 """Gives the engine of a federation whose clients are real, and the world with the clients that take part in it."""
 
 SPLIT_CLIENTS = 500
@@ -49,8 +49,8 @@ class Finished:
     """A run that came to its end, with the world and the state it ended in."""
 
     directory: RunDirectory
-    world: World
-    state: State
+    setup: Setup
+    state: RunState
 
 
 def execute(
@@ -78,35 +78,35 @@ def execute(
     # Rounds that were made are not unmade.
     experiment = experiment.model_copy(update={"rounds": max(experiment.rounds, checkpoint.round_of(path) or 0)})
     # Made before the folder is touched, so that a mistake in the experiment leaves no empty run behind.
-    world = make_setup(experiment)
+    setup = make_setup(experiment)
     engines.require_device(experiment.device)
     with one_thread():
         if federate is not None:
-            world, engine, choice = federate(world)
+            setup, engine, choice = federate(setup)
         else:
-            choice = _choice(directory, world, processors)
-            engine = engines.make(world, choice)
+            choice = _choice(directory, setup, processors)
+            engine = engines.make(setup, choice)
         try:
-            state = _run(directory, Federation(world, engine), choice, listener)
+            state = _run(directory, RoundLoop(setup, engine), choice, listener)
         finally:
             engine.close()
-    return Finished(directory, world, state)
+    return Finished(directory, setup, state)
 
 
-def _choice(directory: RunDirectory, world: World, processors: int) -> Choice:
+def _choice(directory: RunDirectory, setup: Setup, processors: int) -> EnginePlan:
     """How the run is computed: as before where it goes on, so that its rounds come out the same to the last bit."""
-    asked, earlier = world.experiment, directory.facts().get("engine")
+    asked, earlier = setup.experiment, directory.facts().get("engine")
     if earlier and earlier["engine"] == "flower":
         raise FedblendError(
             f"{directory.path}: is a run of a real federation; go on with it as it was begun, by flwr run or "
             "fedblend federation up"
         )
     if earlier and asked.engine == "auto":
-        return replace(Choice(**earlier), ranks=asked.ranks or earlier["ranks"])
-    return engines.choose(world, processors, asked.rounds)
+        return replace(EnginePlan(**earlier), ranks=asked.ranks or earlier["ranks"])
+    return engines.plan_engine(setup, processors, asked.rounds)
 
 
-def _run(directory: RunDirectory, federation: Federation, choice: Choice, listener: Listener | None) -> State:
+def _run(directory: RunDirectory, federation: RoundLoop, choice: EnginePlan, listener: Listener | None) -> RunState:
     """Make the rounds that are left, in the run's folder."""
     experiment = federation.experiment
     with directory.locked():
@@ -117,8 +117,8 @@ def _run(directory: RunDirectory, federation: Federation, choice: Choice, listen
                 directory.set_experiment(experiment)
                 directory.add_facts({"engine": choice.table()})
             else:
-                facts = facts_of(federation.world) | {"engine": choice.table()}
-                directory.create(experiment, facts, split_of(federation.world))
+                facts = facts_of(federation.setup) | {"engine": choice.table()}
+                directory.create(experiment, facts, split_of(federation.setup))
             state, record = _begin(directory, federation, choice, listener)
             kept, begun = state.round, True
             while state.round < experiment.rounds and not record.get("converged"):
@@ -162,19 +162,19 @@ def difference(directory: RunDirectory, experiment: Experiment) -> str:
 
 
 def _begin(
-    directory: RunDirectory, federation: Federation, choice: Choice, listener: Listener | None
-) -> tuple[State, Record]:
+    directory: RunDirectory, federation: RoundLoop, choice: EnginePlan, listener: Listener | None
+) -> tuple[RunState, Record]:
     """The state to go on from, the last checkpoint's or a fresh one, and the last record."""
     state = checkpoint.read(directory.path)
     if state is None:
         directory.cut_metrics(-1)
-        state, record = federation.start(first_weights(federation.world, directory.path))
+        state, record = federation.start(first_weights(federation.setup, directory.path))
         record["machine"]["engine"] = choice.table()
         _keep(directory, record, listener)
         checkpoint.write(directory.path, state)
     else:
-        world = federation.world
-        state = checkpoint.fitted(state, world.weights(), len(world.population), directory.path)
+        setup = federation.setup
+        state = checkpoint.fitted(state, setup.weights(), len(setup.population), directory.path)
         records = directory.cut_metrics(state.round)
         # Compared by length first: a damaged file may tell of more rounds than any list can hold.
         if len(records) != state.round + 1 or any(record["round"] != i for i, record in enumerate(records)):
@@ -190,8 +190,8 @@ def _begin(
 
 
 def _round(
-    directory: RunDirectory, federation: Federation, state: State, listener: Listener | None
-) -> tuple[State, Record]:
+    directory: RunDirectory, federation: RoundLoop, state: RunState, listener: Listener | None
+) -> tuple[RunState, Record]:
     experiment = federation.experiment
     state, record = federation.round(state)
     _keep(directory, record, listener)
@@ -223,9 +223,9 @@ def _mark_failed(directory: RunDirectory, round: int, reason: str) -> None:
         return
 
 
-def facts_of(world: World) -> dict[str, Any]:
+def facts_of(setup: Setup) -> dict[str, Any]:
     """What a reader needs to repeat a run and to read its numbers."""
-    sizes = world.population.sizes
+    sizes = setup.population.sizes
     return {
         "command": shlex.join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
         "versions": {
@@ -236,47 +236,47 @@ def facts_of(world: World) -> dict[str, Any]:
         },
         "machine": {"system": platform.system(), "processor": platform.machine()},
         "data": {
-            "name": world.data.name,
-            "kind": world.data.kind,
-            "train": len(world.data.train),
-            "test": len(world.data.test),
-            "shape": list(world.data.train.x.shape[1:]),
-            "classes": list(world.data.classes),
-            **world.data.facts,
+            "name": setup.data.name,
+            "kind": setup.data.kind,
+            "train": len(setup.data.train),
+            "test": len(setup.data.test),
+            "shape": list(setup.data.train.x.shape[1:]),
+            "classes": list(setup.data.classes),
+            **setup.data.facts,
         },
-        "scale": world.scale.describe(),
+        "scale": setup.scale.describe(),
         "model": {
-            "name": world.experiment.model.name,
-            "parameters": sum(p.numel() for p in world.model.parameters()),
+            "name": setup.experiment.model.name,
+            "parameters": sum(p.numel() for p in setup.model.parameters()),
         },
         "clients": {
-            "number": len(world.population),
+            "number": len(setup.population),
             "holding": int((sizes > 0).sum()),
             "smallest": int(sizes.min()),
             "median": float(np.median(sizes)),
             "largest": int(sizes.max()),
         },
-        "partition": world.population.notes,
+        "partition": setup.population.notes,
         "import_from": sorted(registry.imported_from),
     }
 
 
-def split_of(world: World) -> dict[str, Any]:
+def split_of(setup: Setup) -> dict[str, Any]:
     """Classes by clients and the split's non-IID measures (AggEnhance, section 4.3).
 
     Empty in regression, and where samples lie at sites of their own.
     """
-    if not world.data.classes or world.population.elsewhere:
+    if not setup.data.classes or setup.population.elsewhere:
         return {
             "classes": [],
             "counts": [],
-            "sizes": world.population.sizes[:SPLIT_CLIENTS].tolist(),
+            "sizes": setup.population.sizes[:SPLIT_CLIENTS].tolist(),
             "measures": {},
         }
-    counts = class_counts(world.population, world.data.train.y.numpy(), len(world.data.classes))
+    counts = class_counts(setup.population, setup.data.train.y.numpy(), len(setup.data.classes))
     return {
-        "classes": list(world.data.classes),
+        "classes": list(setup.data.classes),
         "counts": counts[:SPLIT_CLIENTS].tolist(),
-        "sizes": world.population.sizes[:SPLIT_CLIENTS].tolist(),
+        "sizes": setup.population.sizes[:SPLIT_CLIENTS].tolist(),
         "measures": noniid_measures(counts),
     }

@@ -7,23 +7,23 @@ from pathlib import Path
 import torch
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.core.trees import differing, in_order
 from fedblend.experiment.config import Experiment
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 
 
-def first_weights(world: World, folder: Path) -> dict[str, torch.Tensor] | None:
+def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
     """The weights of the run that ``start`` names, for a run that lies in ``folder``; ``None`` without ``start``.
 
     Raises :class:`FedblendError` for a run without a checkpoint, and for one with another model.
     """
-    given = world.experiment.start
+    given = setup.experiment.start
     if given is None:
         return None
     # A name alone is a run of the same study. What is joined to an absolute path stays as it is.
-    path = folder.parent / named(world.experiment)
+    path = folder.parent / named(setup.experiment)
     state = checkpoint.read(path)
     if state is None:
         raise FedblendError(
@@ -32,7 +32,7 @@ def first_weights(world: World, folder: Path) -> dict[str, torch.Tensor] | None:
         )
     if RunDirectory(path).status().get("state") != "done":
         raise FedblendError(f"start: '{given}': {path} is not done; go on with it first: fedblend resume {path}")
-    own, found = world.weights(), state.weights
+    own, found = setup.weights(), state.weights
     if apart := differing(own, found):
         raise FedblendError(f"start: '{given}': the model of {path} is another ('{apart[0]}' differs); take the same")
     # The file holds tensors in order of name; all code sees them in the model's order.

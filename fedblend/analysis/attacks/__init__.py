@@ -5,8 +5,8 @@ from fedblend.analysis.attacks.labels import infer_labels, read_off
 from fedblend.analysis.attacks.metrics import Likeness, compare, mse, psnr, ssim
 from fedblend.analysis.attacks.outcome import Attacked, attack_run, attacks_on
 from fedblend.analysis.attacks.search import DLG, IDLG, Attack, InvGrad
-from fedblend.analysis.attacks.setup import Scene, stage
-from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.analysis.attacks.setup import AttackSetup, prepare
+from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.attacks.victim import Steps, Victim
 
 __all__ = [
@@ -14,12 +14,12 @@ __all__ = [
     "DLG",
     "IDLG",
     "Attack",
+    "AttackSetup",
     "Attacked",
     "InvGrad",
     "Likeness",
-    "Moment",
     "Rebuilt",
-    "Scene",
+    "RoundSnapshot",
     "Steps",
     "Victim",
     "attack_run",
@@ -28,8 +28,8 @@ __all__ = [
     "infer_labels",
     "invert",
     "mse",
+    "prepare",
     "psnr",
     "read_off",
     "ssim",
-    "stage",
 ]

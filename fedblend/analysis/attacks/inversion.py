@@ -44,7 +44,7 @@ class Rebuilt:
 
 
 @dataclass
-class Trial:
+class Restart:
     """What one starting point has led to: the images that cost least so far, with their labels and cost, and all costs.
 
     The three are one value, so that an interruption between two statements leaves none of them behind the others.
@@ -54,10 +54,10 @@ class Trial:
     curve: list[torch.Tensor] = field(default_factory=list)
 
     @staticmethod
-    def of(iterate: Iterate) -> Trial:
+    def of(iterate: Iterate) -> Restart:
         """Begin with an iterate; a cost that is no number counts as infinite."""
         x, y, cost = iterate
-        return Trial((x.clone(), y.clone(), cost.nan_to_num(torch.inf)), [cost])
+        return Restart((x.clone(), y.clone(), cost.nan_to_num(torch.inf)), [cost])
 
     def offer(self, iterate: Iterate) -> None:
         """Keep an iterate if it costs less; without asking the device, which would have to be waited for."""
@@ -94,7 +94,7 @@ def invert(
     seen = {name: observed[name].detach().to(like) for name in start}
     box = _box(victim, shape, like)
     known = _labels(victim, seen, shape, made) if labels is None else labels.to(like.device)
-    trials: list[Trial] = []
+    trials: list[Restart] = []
     stopped = False
     try:
         for restart in range(made.restarts):
@@ -106,7 +106,7 @@ def invert(
                 if number:
                     trials[restart].offer(iterate)
                 else:
-                    trials.append(Trial.of(iterate))
+                    trials.append(Restart.of(iterate))
                 if progress is not None:
                     progress(restart, number, iterate[2])
     except KeyboardInterrupt:
@@ -165,7 +165,7 @@ def _labels(victim: Victim, observed: Tensors, shape: Sequence[int], attack: Att
     return infer_labels(victim.model, {name: factor * tensor for name, tensor in observed.items()}, shape[0])
 
 
-def _best(trials: Sequence[Trial], stopped: bool) -> Rebuilt:
+def _best(trials: Sequence[Restart], stopped: bool) -> Rebuilt:
     costs = tuple(float(trial.best[2]) for trial in trials)
     restart = int(np.argmin(costs))
     x, y, _ = trials[restart].best

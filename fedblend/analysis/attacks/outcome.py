@@ -14,8 +14,8 @@ from fedblend.analysis.attacks.inversion import Progress, Rebuilt, invert, named
 from fedblend.analysis.attacks.metrics import Likeness, compare
 from fedblend.analysis.attacks.pictures import draw
 from fedblend.analysis.attacks.search import Attack
-from fedblend.analysis.attacks.setup import Attacker, Scene, stage
-from fedblend.analysis.attacks.snapshot import Moment, Watch
+from fedblend.analysis.attacks.setup import Attacker, AttackSetup, prepare
+from fedblend.analysis.attacks.snapshot import RoundSnapshot, Watch
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.runs.directory import RunDirectory
@@ -34,7 +34,7 @@ DEFINITIONS = "MSE on the model's scale; PSNR (dB) and SSIM (window 7) of pictur
 class Attacked:
     """An attack that was made: on what, with which settings, what it rebuilt, and how like the originals that is."""
 
-    scene: Scene
+    scene: AttackSetup
     attack: str
     labels: Labels
     options: Attack
@@ -45,12 +45,12 @@ class Attacked:
     def table(self) -> dict[str, Any]:
         """All of it but the images, as plain data. An infinite PSNR (the very image) is ``None``."""
         scene, found = self.scene, self.likeness
-        experiment = scene.moment.world.experiment
+        experiment = scene.moment.setup.experiment
         order = found.rebuilt.tolist()
         return {
             "run": scene.moment.run.path.name,
             "method": experiment.method.label or experiment.method.name,
-            "data": scene.moment.world.data.name,
+            "data": scene.moment.setup.data.name,
             "round": scene.moment.round,
             "client": scene.client,
             "drawn": scene.drawn,
@@ -81,13 +81,13 @@ class Attacked:
 
     def picture(self) -> bytes:
         """A PNG: each original beside what was rebuilt of it."""
-        world = self.scene.moment.world
-        return draw(self.scene, self.rebuilt, self.likeness, world.data.classes, self.title())
+        setup = self.scene.moment.setup
+        return draw(self.scene, self.rebuilt, self.likeness, setup.data.classes, self.title())
 
     def title(self) -> str:
         """What was attacked and how, in one line."""
         scene = self.scene
-        run = scene.moment.world.experiment.method.label or scene.moment.run.path.name
+        run = scene.moment.setup.experiment.method.label or scene.moment.run.path.name
         return (
             f"{run}: client {scene.client} at round {scene.moment.round}, {self.attack}, "
             f"{_counted(len(scene.y), 'image')}, {_counted(scene.steps, 'step')}"
@@ -116,7 +116,7 @@ MEASURES = ("mse", "psnr", "ssim")
 
 
 def attack_run(
-    run: Path | str | RunDirectory | Moment,
+    run: Path | str | RunDirectory | RoundSnapshot,
     round: int,
     client: int,
     attack: str = "invgrad",
@@ -132,8 +132,8 @@ def attack_run(
 ) -> Attacked:
     """Attack what a client of a run sent after ``round`` rounds (0: for the untrained model).
 
-    See :meth:`Moment.of` and :func:`stage` for how that is made again, and :func:`invert` for ``attack`` and its
-    ``options``. With ``labels = "true"`` the attacker knows the labels. Starting points follow from the run's seed.
+    See :meth:`RoundSnapshot.of` and :func:`prepare` for how that is made again, and :func:`invert` for ``attack`` and
+    its ``options``. With ``labels = "true"`` the attacker knows the labels. Starting points follow from the run's seed.
 
         attack_run("runs/quickstart/fedavg-seed0", 0, 3, images=4, steps=5, iterations=300).write()
 
@@ -142,14 +142,14 @@ def attack_run(
     if labels not in ("true", "inferred"):
         raise FedblendError(f"labels: {labels!r} is not valid; valid: true, inferred")
     made = named_attack(attack, options)  # before anything that takes long
-    moment = run if isinstance(run, Moment) else Moment.of(run, round, watch)
-    scene = stage(moment, client, images=images, steps=steps, attacker=attacker, device=device)
-    rng = stream(moment.world.experiment.seed, "attack", round, client)
+    moment = run if isinstance(run, RoundSnapshot) else RoundSnapshot.of(run, round, watch)
+    scene = prepare(moment, client, images=images, steps=steps, attacker=attacker, device=device)
+    rng = stream(moment.setup.experiment.seed, "attack", round, client)
     known = scene.y if labels == "true" else None
     start = time.perf_counter()
     rebuilt = invert(scene.victim, scene.observed, scene.x.shape, attack=made, labels=known, rng=rng, progress=progress)
     seconds = time.perf_counter() - start
-    likeness = compare(scene.x, rebuilt.x, moment.world.scale)
+    likeness = compare(scene.x, rebuilt.x, moment.setup.scale)
     return Attacked(scene, attack, labels, made, rebuilt, likeness, seconds)
 
 

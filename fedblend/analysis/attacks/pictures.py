@@ -11,7 +11,7 @@ import torch
 
 from fedblend.analysis.attacks.inversion import Rebuilt
 from fedblend.analysis.attacks.metrics import Likeness
-from fedblend.analysis.attacks.setup import Scene
+from fedblend.analysis.attacks.setup import AttackSetup
 from fedblend.analysis.plotting import DPI, INK, MUTED
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ SIDE = 1.25
 """Inches of an image's side."""
 
 
-def draw(scene: Scene, rebuilt: Rebuilt, likeness: Likeness, classes: Sequence[str], title: str) -> bytes:
+def draw(scene: AttackSetup, rebuilt: Rebuilt, likeness: Likeness, classes: Sequence[str], title: str) -> bytes:
     """A PNG of pairs: an original with its class, and what was rebuilt of it with its PSNR (dB) and SSIM."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    scale = scene.moment.world.scale
+    scale = scene.moment.setup.scale
     originals = scale.to_unit(scene.x.detach().cpu())[:SHOWN]
     made = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(likeness.rebuilt)][:SHOWN]
     columns, rows = 2 * min(PAIRS, len(originals)), -(-len(originals) // PAIRS)

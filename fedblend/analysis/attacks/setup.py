@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from fedblend import engines
-from fedblend.analysis.attacks.snapshot import Moment
+from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.attacks.victim import Steps, Victim
 from fedblend.core.engine import TrainTask, leaving
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Context, Plain
 from fedblend.core.random import stream
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.engines.loop import Assignment, LoopEngine
 from fedblend.runs.runner import one_thread
 
@@ -32,14 +32,14 @@ Attacker = Literal["guesses", "plain", "knows"]
 
 
 @dataclass(frozen=True)
-class Scene:
+class AttackSetup:
     """What a client sent in one round, and all that an attack on it needs.
 
     ``observed`` is the update that reached the server, by name; ``x`` [B, C, H, W] on the model's scale and ``y`` int64
     [B] are the images that it was made of.
     """
 
-    moment: Moment
+    moment: RoundSnapshot
     client: int
     attacker: Attacker
     victim: Victim
@@ -58,15 +58,15 @@ class Scene:
         return self.victim.steps.count if self.victim.steps else 1
 
 
-def stage(
-    moment: Moment,
+def prepare(
+    moment: RoundSnapshot,
     client: int,
     *,
     images: int | None = None,
     steps: int | None = None,
     attacker: Attacker = "guesses",
     device: str | None = None,
-) -> Scene:
+) -> AttackSetup:
     """Make what a client sends in a round of a run: by the run's objective, terms, training and protection.
 
     With ``images`` the client trains on that many of its samples only, all in each step, and with ``steps`` so many
@@ -77,27 +77,27 @@ def stage(
     """
     if attacker not in get_args(Attacker):
         raise FedblendError(f"attacker: {attacker!r} is not valid; valid: {', '.join(get_args(Attacker))}")
-    if not 0 <= client < len(moment.world.population):
-        last = len(moment.world.population) - 1
+    if not 0 <= client < len(moment.setup.population):
+        last = len(moment.setup.population) - 1
         raise FedblendError(f"client: {client} is not valid: the run has clients 0 to {last}")
-    world, task = _with_less_work(moment.world, moment.task, client, images, steps)
-    where = device or world.experiment.device
+    setup, task = _with_less_work(moment.setup, moment.task, client, images, steps)
+    where = device or setup.experiment.device
     engines.require_device(where)
     with one_thread():
-        engine = LoopEngine(world, where)
+        engine = LoopEngine(setup, where)
         one = engine.assign(task, client)
         (trained,) = engine.train(task, [client])
         victim = _victim(engine, task, one, attacker)
-        observed = victim.update_of(leaving(world, task, trained))
-    if world.experiment.protection.name != "none":
+        observed = victim.update_of(leaving(setup, task, trained))
+    if setup.experiment.protection.name != "none":
         victim = replace(victim, protect=_seen_only(observed))
-    x, y = (half.to(engine.device) for half in world.samples(client, one.samples))
-    return Scene(moment, client, attacker, victim, observed, engine.scale(x), y)
+    x, y = (half.to(engine.device) for half in setup.samples(client, one.samples))
+    return AttackSetup(moment, client, attacker, victim, observed, engine.scale(x), y)
 
 
 def _with_less_work(
-    world: World, task: TrainTask, client: int, images: int | None, steps: int | None
-) -> tuple[World, TrainTask]:
+    setup: Setup, task: TrainTask, client: int, images: int | None, steps: int | None
+) -> tuple[Setup, TrainTask]:
     """The client's work made smaller: some of its samples, all of them in each of some steps."""
     held = int(task.sizes[client])
     if not held:
@@ -105,35 +105,35 @@ def _with_less_work(
     if images is None:
         if steps is not None:
             raise FedblendError(f"steps: {steps} steps need a number of images that each of them takes; give images")
-        return world, task
+        return setup, task
     if not 1 <= images <= held:
         raise FedblendError(f"images: {images} is not valid: client {client} holds {held}; valid: 1 to {held}")
     if steps is not None and steps < 1:
         raise FedblendError(f"steps: {steps} is not valid; valid: 1 and more")
-    settings = world.experiment.train
+    settings = setup.experiment.train
     passes = steps or settings.steps or settings.epochs
     train = settings.model_copy(update={"batch_size": images, "epochs": passes, "steps": None})
     sizes = task.sizes.copy()
     sizes[client] = images
-    return replace(world, experiment=world.experiment.model_copy(update={"train": train})), replace(task, sizes=sizes)
+    return replace(setup, experiment=setup.experiment.model_copy(update={"train": train})), replace(task, sizes=sizes)
 
 
 def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Attacker) -> Victim:
     """The client as the attacker supposes it to be."""
-    world, device, settings = engine.world, engine.device, engine.world.experiment.train
-    method = world.experiment.method
+    setup, device, settings = engine.setup, engine.device, engine.setup.experiment.train
+    method = setup.experiment.method
     rows = [one.order[a:b].tolist() for a, b in pairwise(one.bounds.tolist())]
     steps = Steps(settings.lr_in(task.round), rows, settings.momentum, settings.weight_decay, settings.clip_norm)
     begun = {name: t.to(device) for name, t in task.start_of(one.client).items()}
     context = Context(
-        world.task,
+        setup.task,
         engine.scale,
         {name: t.to(device) for name, t in one.pool.tensors.items()},
         begun if method.terms else {},
         {name: t.to(device) for name, t in task.said_to(one.client).items()},
     )
     objective = method.objective.alone() if one.plain else method.objective
-    drawn = {} if attacker == "plain" else _numbers(world, task, one, attacker)
+    drawn = {} if attacker == "plain" else _numbers(setup, task, one, attacker)
     return Victim(
         _as_attacked(engine.model),
         context,
@@ -145,13 +145,13 @@ def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Atta
     )
 
 
-def _numbers(world: World, task: TrainTask, one: Assignment, attacker: Attacker) -> dict[str, np.ndarray]:
+def _numbers(setup: Setup, task: TrainTask, one: Assignment, attacker: Attacker) -> dict[str, np.ndarray]:
     """The random half of the objective: the client's, or one that the attacker draws by the same rules."""
     if attacker == "knows":
         return one.drawn
-    experiment = world.experiment
+    experiment = setup.experiment
     other = int(stream(experiment.seed, "attacker", task.round, one.client).integers(1 << 31))
-    supposed = replace(world, experiment=experiment.model_copy(update={"seed": other}))
+    supposed = replace(setup, experiment=experiment.model_copy(update={"seed": other}))
     return LoopEngine(supposed).assign(task, one.client).drawn
 
 

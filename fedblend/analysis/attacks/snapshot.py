@@ -11,9 +11,9 @@ from fedblend import engines
 from fedblend.analysis.attacks.metrics import WINDOW
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import Federation, State
-from fedblend.core.setup import World
-from fedblend.engines.autotune import Choice
+from fedblend.core.loop import RoundLoop, RunState
+from fedblend.core.setup import Setup
+from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, only_run
@@ -25,17 +25,17 @@ Watch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Moment:
+class RoundSnapshot:
     """The round that follows ``round`` rounds of a run: what clients are told in it (``task``), and its ``cohort``."""
 
     run: RunDirectory
-    world: World
+    setup: Setup
     round: int
     task: TrainTask
     cohort: tuple[int, ...]
 
     @staticmethod
-    def of(run: Path | str | RunDirectory, round: int, watch: Watch | None = None) -> Moment:
+    def of(run: Path | str | RunDirectory, round: int, watch: Watch | None = None) -> RoundSnapshot:
         """The moment at which a run has made ``round`` rounds (0: the model is untrained).
 
         The checkpoint holds the last round's model; for an earlier one the run's rounds are made again from the start,
@@ -54,11 +54,11 @@ class Moment:
                 f"round: {round} is not valid: this run is kept up to round {reached}; valid: 0 to {reached}"
             )
         _require_models(experiment)
-        world = make_setup(experiment)
-        _require_images(world)
+        setup = make_setup(experiment)
+        _require_images(setup)
         with one_thread():
-            task, cohort = _task_of(directory, world, round, reached, watch)
-        return Moment(directory, world, round, task, cohort)
+            task, cohort = _task_of(directory, setup, round, reached, watch)
+        return RoundSnapshot(directory, setup, round, task, cohort)
 
 
 class _Heard(Exception):
@@ -91,29 +91,29 @@ def _require_models(experiment: Any) -> None:
         )
 
 
-def _require_images(world: World) -> None:
-    shape = list(world.data.train.x.shape[1:])
-    if world.data.kind != "image" or world.task.kind != "classification":
+def _require_images(setup: Setup) -> None:
+    shape = list(setup.data.train.x.shape[1:])
+    if setup.data.kind != "image" or setup.task.kind != "classification":
         raise FedblendError(
-            f"data: '{world.data.name}' holds {world.data.kind} for {world.task.kind}; attacks rebuild images that "
+            f"data: '{setup.data.name}' holds {setup.data.kind} for {setup.task.kind}; attacks rebuild images that "
             "have labels"
         )
     if min(shape[-2:]) < WINDOW:
         raise FedblendError(
-            f"data: images of '{world.data.name}' are of shape {shape}, but the measures of an attack (SSIM) need at "
+            f"data: images of '{setup.data.name}' are of shape {shape}, but the measures of an attack (SSIM) need at "
             f"least {WINDOW} x {WINDOW} pixels"
         )
 
 
 def _task_of(
-    directory: RunDirectory, world: World, round: int, reached: int, watch: Watch | None
+    directory: RunDirectory, setup: Setup, round: int, reached: int, watch: Watch | None
 ) -> tuple[TrainTask, tuple[int, ...]]:
     """What the clients of a round were told when they began, and which they were."""
     told = directory.facts().get("engine")
-    engines.require_device(world.experiment.device)
-    engine = engines.make(world, Choice(**{**told, "ranks": 1}) if told else engines.choose(world, 1, 1))
+    engines.require_device(setup.experiment.device)
+    engine = engines.make(setup, EnginePlan(**{**told, "ranks": 1}) if told else engines.plan_engine(setup, 1, 1))
     try:
-        federation = Federation(world, engine)
+        federation = RoundLoop(setup, engine)
         state = _state_at(directory, federation, round, reached, watch)
         listening = _Listening(engine)
         federation.engine = listening
@@ -127,13 +127,15 @@ def _task_of(
         engine.close()
 
 
-def _state_at(directory: RunDirectory, federation: Federation, round: int, reached: int, watch: Watch | None) -> State:
+def _state_at(
+    directory: RunDirectory, federation: RoundLoop, round: int, reached: int, watch: Watch | None
+) -> RunState:
     """The state after a round: the checkpoint's, or of rounds that are made again."""
     if round == reached:
         state = checkpoint.read(directory.path)
         assert state is not None
-        return checkpoint.fitted(state, federation.world.weights(), len(federation.world.population), directory.path)
-    state, _ = federation.start(first_weights(federation.world, directory.path))
+        return checkpoint.fitted(state, federation.setup.weights(), len(federation.setup.population), directory.path)
+    state, _ = federation.start(first_weights(federation.setup, directory.path))
     for made in range(round):
         if watch:
             watch(made, round)

@@ -10,21 +10,21 @@ from __future__ import annotations
 from fedblend.analysis.points.boundaries import Plane, plane
 from fedblend.analysis.points.features import Distances, distance, distances
 from fedblend.analysis.points.gradients import alignment, by_round
-from fedblend.analysis.points.loaded_run import Points, Subject, read
+from fedblend.analysis.points.loaded_run import LoadedRun, Points, read
 from fedblend.analysis.points.loss_scaling import Switched, switches
 from fedblend.analysis.points.point_metrics import Evidence, look
 from fedblend.analysis.points.replay import replay, replay_run
-from fedblend.analysis.points.train_on_points import Settings, fresh_accuracy, fresh_model
+from fedblend.analysis.points.train_on_points import TrainingSettings, fresh_accuracy, fresh_model
 from fedblend.analysis.points.vae import Vae, train_vae
 
 __all__ = [
     "Distances",
     "Evidence",
+    "LoadedRun",
     "Plane",
     "Points",
-    "Settings",
-    "Subject",
     "Switched",
+    "TrainingSettings",
     "Vae",
     "alignment",
     "by_round",

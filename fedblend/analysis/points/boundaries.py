@@ -13,7 +13,7 @@ from fedblend.analysis.points.loaded_run import Points, with_weights
 from fedblend.analysis.points.training import Tick, accuracy, new_model, silent, train
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
@@ -90,19 +90,19 @@ def plane(runs: Sequence[RunDirectory], most_clients: int = 5, tick: Tick = sile
     return Plane(axes, first.data.name, first.data.classes, holdings[0], holdings[1:], models)
 
 
-def _world(run: RunDirectory) -> World:
-    world = make_setup(run.experiment())
-    shape = tuple(world.data.train.x.shape[1:])
-    if world.data.kind != "features" or shape != (2,) or not world.data.classes:
+def _world(run: RunDirectory) -> Setup:
+    setup = make_setup(run.experiment())
+    shape = tuple(setup.data.train.x.shape[1:])
+    if setup.data.kind != "features" or shape != (2,) or not setup.data.classes:
         raise FedblendError(
-            f"{run.path}: its data set '{world.data.name}' holds {world.data.kind} of shape {list(shape)}"
-            f"{'' if world.data.classes else ' without classes'}; boundaries are drawn for classes of two features"
+            f"{run.path}: its data set '{setup.data.name}' holds {setup.data.kind} of shape {list(shape)}"
+            f"{'' if setup.data.classes else ' without classes'}; boundaries are drawn for classes of two features"
         )
-    return world
+    return setup
 
 
-def _axes(world: World) -> tuple[np.ndarray, np.ndarray]:
-    x = world.data.train.x
+def _axes(setup: Setup) -> tuple[np.ndarray, np.ndarray]:
+    x = setup.data.train.x
     low, high = x.min(0).values, x.max(0).values
     pad = MARGIN * (high - low)
     made = [np.linspace(float(a), float(b), GRID, dtype=np.float32) for a, b in zip(low - pad, high + pad, strict=True)]
@@ -110,44 +110,44 @@ def _axes(world: World) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_run(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
-    world, state = _world(run), checkpoint.read(run.path)
+    setup, state = _world(run), checkpoint.read(run.path)
     if state is None:
         raise FedblendError(f"{run.path}: no checkpoint yet; run it first")
-    boundary = _boundary(group.name, world, with_weights(world.model, state.weights), axes)
+    boundary = _boundary(group.name, setup, with_weights(setup.model, state.weights), axes)
     if "points" not in state.server:
         return boundary
     points = Points.of(state.server)
     # The unit scale goes from a feature's smallest to its largest training value.
-    low, high = (getattr(world.data.train.x, end)(0).values for end in ("min", "max"))
+    low, high = (getattr(setup.data.train.x, end)(0).values for end in ("min", "max"))
     x = low + points.x * (high - low)
     return Boundary(boundary.name, boundary.accuracy, boundary.lead, x.numpy(), points.labels.numpy())
 
 
-def _holding(world: World, axes: tuple[np.ndarray, np.ndarray], client: int | None) -> Holding:
+def _holding(setup: Setup, axes: tuple[np.ndarray, np.ndarray], client: int | None) -> Holding:
     """One client's samples, or all clients' (``None``), and the best model on them."""
-    population, data, settings = world.population, world.data, world.experiment
+    population, data, settings = setup.population, setup.data, setup.experiment
     rows = torch.from_numpy(population.order if client is None else population.indices(client))
     x, y = data.train.x[rows], data.train.y[rows]
     local = settings.train
     epochs = max(settings.rounds * local.epochs, LEAST_EPOCHS)
     rng = stream(settings.seed, "boundary", client=0 if client is None else client + 1)
-    model = new_model(world, "boundary")
+    model = new_model(setup, "boundary")
     if len(rows):
-        train(model, world.scale(x), y, epochs, local.lr, local.batch_size, rng)
-    name = "all clients" if client is None else _name(world, client)
-    return Holding(name, x.numpy(), y.numpy(), _boundary(name, world, model.eval(), axes))
+        train(model, setup.scale(x), y, epochs, local.lr, local.batch_size, rng)
+    name = "all clients" if client is None else _name(setup, client)
+    return Holding(name, x.numpy(), y.numpy(), _boundary(name, setup, model.eval(), axes))
 
 
-def _name(world: World, client: int) -> str:
-    natural, names = world.natural_clients(), world.data.client_names
+def _name(setup: Setup, client: int) -> str:
+    natural, names = setup.natural_clients(), setup.data.client_names
     return names[int(natural[client])] if natural is not None and names else f"client {client}"
 
 
 @torch.no_grad()
-def _boundary(name: str, world: World, model: nn.Module, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
+def _boundary(name: str, setup: Setup, model: nn.Module, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
     places = np.stack(np.meshgrid(*axes), -1).reshape(-1, 2)
-    outputs = model(world.scale(torch.from_numpy(places)))
-    return Boundary(name, accuracy(model, world), lead_of(outputs).T.reshape(-1, GRID, GRID).numpy())
+    outputs = model(setup.scale(torch.from_numpy(places)))
+    return Boundary(name, accuracy(model, setup), lead_of(outputs).T.reshape(-1, GRID, GRID).numpy())
 
 
 def lead_of(outputs: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fedblend.analysis.points.loaded_run import Subject
+from fedblend.analysis.points.loaded_run import LoadedRun
 from fedblend.analysis.points.vae import Vae, features_of
 from fedblend.core.random import stream
 
@@ -40,11 +40,11 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return 1 - float(directions[0] @ directions[1])
 
 
-def distances(subject: Subject, vae: Vae) -> Distances:
+def distances(subject: LoadedRun, vae: Vae) -> Distances:
     """How far the points of each round, noise and the test samples are from the training samples (Figure 8, right)."""
-    world, points = subject.world, subject.points
-    train = features_of(vae, world, world.data.train.x)
-    rng = stream(world.experiment.seed, "noise to compare")
+    setup, points = subject.setup, subject.points
+    train = features_of(vae, setup, setup.data.train.x)
+    rng = stream(setup.experiment.seed, "noise to compare")
     noise = torch.from_numpy(rng.random((NOISE, *points.x.shape[1:]), np.float32))
     with torch.no_grad():
         own = vae.features(points.x)
@@ -52,6 +52,6 @@ def distances(subject: Subject, vae: Vae) -> Distances:
     return Distances(
         {round: distance(own[points.rounds == round], train) for round in points.all_rounds()},
         distance(of_noise, train),
-        distance(features_of(vae, world, world.data.test.x), train),
+        distance(features_of(vae, setup, setup.data.test.x), train),
         distance(train, train),
     )

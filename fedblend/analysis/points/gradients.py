@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.analysis.points.loaded_run import CHUNK, Subject
+from fedblend.analysis.points.loaded_run import CHUNK, LoadedRun
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -25,7 +25,7 @@ def alignment(model: nn.Module, points: torch.Tensor, labels: torch.Tensor, x: t
     return cosine(gradient(model, chunks(points, labels)), gradient(model, chunks(x, y)))
 
 
-def by_round(subject: Subject) -> dict[int, float]:
+def by_round(subject: LoadedRun) -> dict[int, float]:
     """The alignment of each round's points with all clients' samples, both at the run's last model."""
     model, points = subject.model(), subject.points
     real = gradient(model, subject.client_batches())

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.loop import State
-from fedblend.core.setup import World
+from fedblend.core.loop import RunState
+from fedblend.core.setup import Setup
 from fedblend.data.scale import Scaler
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
@@ -65,39 +65,39 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Subject:
+class LoadedRun:
     """A run that is looked at: its folder, its world, the state of its checkpoint, and its points."""
 
     directory: RunDirectory
-    world: World
-    state: State
+    setup: Setup
+    state: RunState
     points: Points
 
     @property
     def scale(self) -> Scaler:
         """The scale of the model's inputs; points are only made where it is one of numbers."""
-        assert isinstance(self.world.scale, Scaler)
-        return self.world.scale
+        assert isinstance(self.setup.scale, Scaler)
+        return self.setup.scale
 
     def model(self) -> nn.Module:
         """The run's last model, in evaluation mode."""
-        return with_weights(self.world.model, self.state.weights)
+        return with_weights(self.setup.model, self.state.weights)
 
     def client_batches(self) -> Batches:
         """All samples of all clients as the model takes them, with their classes: the D of equation 7."""
-        return client_batches(self.world)
+        return client_batches(self.setup)
 
 
-def read(path: Path | str) -> Subject:
+def read(path: Path | str) -> LoadedRun:
     """A run with points: a run directory, or a study's folder in which just one run has any.
 
     Loads the run's data. Raises :class:`FedblendError` if there is no such run, or no run with points.
     """
     directory = _one_with_points(Path(path))
-    world = make_setup(directory.experiment())
+    setup = make_setup(directory.experiment())
     state = checkpoint.read(directory.path)
     assert state is not None
-    return Subject(directory, world, state, Points.of(state.server))
+    return LoadedRun(directory, setup, state, Points.of(state.server))
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -107,11 +107,11 @@ def with_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Mo
     return made.eval()
 
 
-def client_batches(world: World) -> Batches:
+def client_batches(setup: Setup) -> Batches:
     """All samples that clients train on, a chunk at a time: inputs on the model's scale, and classes."""
-    train = world.data.train
-    for rows in torch.from_numpy(world.population.order).split(CHUNK):
-        yield world.scale(train.x[rows]), train.y[rows]
+    train = setup.data.train
+    for rows in torch.from_numpy(setup.population.order).split(CHUNK):
+        yield setup.scale(train.x[rows]), train.y[rows]
 
 
 def has_points(folder: Path) -> bool:
@@ -129,8 +129,8 @@ def has_points(folder: Path) -> bool:
 
 def _one_with_points(path: Path) -> RunDirectory:
     runs = find_runs([path])
-    holders = [run for run in runs if has_points(run.path)]
-    if not holders:
+    has_pool = [run for run in runs if has_points(run.path)]
+    if not has_pool:
         kept = [run for run in runs if (run.path / checkpoint.NAME).is_file()]
         where = "no checkpoint yet" if not kept else "no points in its checkpoint"
         if len(runs) > 1:
@@ -139,7 +139,7 @@ def _one_with_points(path: Path) -> RunDirectory:
             f"{path}: {where}; give a run whose server step makes class interior points, such as one of "
             'method = "aggenhance"'
         )
-    if len(holders) > 1:
-        names = [run.path.relative_to(path) for run in holders]
+    if len(has_pool) > 1:
+        names = [run.path.relative_to(path) for run in has_pool]
         raise FedblendError(f"{path}: several runs hold points; name one: {listed(names)}")
-    return holders[0]
+    return has_pool[0]

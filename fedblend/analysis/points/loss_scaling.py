@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from fedblend.core.engine import Trained, TrainTask
+from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import Federation
-from fedblend.core.setup import World
+from fedblend.core.loop import RoundLoop
+from fedblend.core.setup import Setup
 from fedblend.engines import require_device
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.setup import make_setup
@@ -101,12 +101,12 @@ class Noting:
 class _NotingEngine(LoopEngine):
     """The reference engine, which keeps what was noted of each client."""
 
-    def __init__(self, world: World, noting: Noting) -> None:
-        super().__init__(world, world.experiment.device)
+    def __init__(self, setup: Setup, noting: Noting) -> None:
+        super().__init__(setup, setup.experiment.device)
         self.noting = noting
         self.rows: list[Switched] = []
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train each client, and count its batches."""
         for client in clients:
             self.noting.flags.clear()
@@ -132,11 +132,11 @@ def switches(run: Path | str, on_round: Callable[[list[Switched]], None] | None 
     require_device(experiment.device)
     noting = Noting(objective)
     method = experiment.method.model_copy(update={"objective": noting})
-    world = replace(make_setup(experiment), experiment=experiment.model_copy(update={"method": method}))
+    setup = replace(make_setup(experiment), experiment=experiment.model_copy(update={"method": method}))
     rows: list[Switched] = []
     with one_thread():
-        engine = _NotingEngine(world, noting)
-        federation = Federation(world, engine)
+        engine = _NotingEngine(setup, noting)
+        federation = RoundLoop(setup, engine)
         state, _ = federation.start()
         for _ in range(checkpoint.round_of(directory.path) or 0):
             engine.rows = []

@@ -10,8 +10,8 @@ import pandas as pd
 from fedblend.analysis.plotting import spread
 from fedblend.analysis.points.features import distances
 from fedblend.analysis.points.gradients import by_round
-from fedblend.analysis.points.loaded_run import Subject
-from fedblend.analysis.points.train_on_points import Settings, fresh_accuracy
+from fedblend.analysis.points.loaded_run import LoadedRun
+from fedblend.analysis.points.train_on_points import TrainingSettings, fresh_accuracy
 from fedblend.analysis.points.training import accuracy
 from fedblend.analysis.points.vae import train_vae
 
@@ -35,15 +35,15 @@ class Evidence:
 
     rounds: pd.DataFrame
     levels: dict[str, float]
-    settings: Settings
+    settings: TrainingSettings
 
 
 def look(
-    subject: Subject, settings: Settings | None = None, vae_epochs: int = 10, watch: Watch | None = None
+    subject: LoadedRun, settings: TrainingSettings | None = None, vae_epochs: int = 10, watch: Watch | None = None
 ) -> Evidence:
     """Measure a run's points by the rounds they were made in; ``vae_epochs = 0`` leaves the distances out."""
     say = watch or (lambda what, done, total: None)
-    chosen = settings or Settings.of(subject)
+    chosen = settings or TrainingSettings.of(subject)
     points = subject.points
     made_in = points.all_rounds()
     aligned = by_round(subject)
@@ -53,9 +53,9 @@ def look(
     for i, round in enumerate(trained, 1):
         accuracies[round] = fresh_accuracy(subject, chosen, round)
         say("new models on the points", i, len(trained))
-    far, levels = {}, {"accuracy": accuracy(subject.model(), subject.world)}
+    far, levels = {}, {"accuracy": accuracy(subject.model(), subject.setup)}
     if vae_epochs:
-        vae = train_vae(subject.world, vae_epochs, lambda done, total: say("autoencoder", done, total))
+        vae = train_vae(subject.setup, vae_epochs, lambda done, total: say("autoencoder", done, total))
         found = distances(subject, vae)
         far = found.by_round
         levels |= {"noise": found.noise, "test": found.test, "train": found.train}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedblend.analysis.points.loaded_run import Subject
+from fedblend.analysis.points.loaded_run import LoadedRun
 from fedblend.analysis.points.training import Tick, accuracy, new_model, silent, train
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
@@ -16,7 +16,7 @@ EPOCHS = 100
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """How a model is trained on points: plain SGD with these epochs, learning rate and points a batch."""
 
     epochs: int
@@ -25,16 +25,16 @@ class Settings:
 
     @staticmethod
     def of(
-        subject: Subject, epochs: int | None = None, lr: float | None = None, batch_size: int | None = None
-    ) -> Settings:
+        subject: LoadedRun, epochs: int | None = None, lr: float | None = None, batch_size: int | None = None
+    ) -> TrainingSettings:
         """What is given; else 100 epochs, at the learning rate and batch size of the run's server step.
 
         The step's own epochs (10) begin at a trained aggregate. A new model begins from nothing, and on a few points
         makes few steps in so many: on 120 points of digits it reached 33 % in 10 epochs, 74 % in 100, 75 % in 500.
         Raises :class:`FedblendError` for values that are not above 0.
         """
-        step, train = subject.world.experiment.method.server_step, subject.world.experiment.train
-        made = Settings(
+        step, train = subject.setup.experiment.method.server_step, subject.setup.experiment.train
+        made = TrainingSettings(
             EPOCHS if epochs is None else epochs,
             (getattr(step, "lr", None) or train.lr) if lr is None else lr,
             getattr(step, "batch_size", 32) if batch_size is None else batch_size,
@@ -46,23 +46,23 @@ class Settings:
 
 
 def fresh_model(
-    subject: Subject, settings: Settings | None = None, round: int | None = None, tick: Tick = silent
+    subject: LoadedRun, settings: TrainingSettings | None = None, round: int | None = None, tick: Tick = silent
 ) -> nn.Module:
     """A new model of the run's architecture, trained on the run's points alone (AggEnhance, section 5.2).
 
     It begins with weights of its own and sees the points that were made until ``round`` (unless given, all), the
     same weights and order of batches for any round. Raises :class:`FedblendError` if it diverges.
     """
-    chosen = settings or Settings.of(subject)
+    chosen = settings or TrainingSettings.of(subject)
     points = subject.points if round is None else subject.points.until(round)
-    rng = stream(subject.world.experiment.seed, "fresh")
-    model = new_model(subject.world, "fresh")
+    rng = stream(subject.setup.experiment.seed, "fresh")
+    model = new_model(subject.setup, "fresh")
     x = subject.scale.from_unit(points.x)
     return train(model, x, points.labels, chosen.epochs, chosen.lr, chosen.batch_size, rng, tick)
 
 
 def fresh_accuracy(
-    subject: Subject, settings: Settings | None = None, round: int | None = None, tick: Tick = silent
+    subject: LoadedRun, settings: TrainingSettings | None = None, round: int | None = None, tick: Tick = silent
 ) -> float:
     """The test accuracy of :func:`fresh_model`, from 0 to 1 (Figure 8, left)."""
-    return accuracy(fresh_model(subject, settings, round, tick), subject.world)
+    return accuracy(fresh_model(subject, settings, round, tick), subject.setup)

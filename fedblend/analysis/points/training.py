@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fedblend.analysis.points.loaded_run import CHUNK
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import lent_generator
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 
 Tick = Callable[[int, int], None]
 """Called with how many steps are done, and of how many."""
@@ -22,11 +22,11 @@ def silent(done: int, total: int) -> None:
     """Show nothing."""
 
 
-def new_model(world: World, purpose: str) -> nn.Module:
+def new_model(setup: Setup, purpose: str) -> nn.Module:
     """A new model of the run's architecture, whose first weights are drawn for this purpose."""
-    shape = tuple(world.scale(world.data.train.x[:1]).shape[1:])
-    with lent_generator(world.experiment.seed, purpose):
-        model: nn.Module = world.experiment.model.build(shape, world.task.outputs)
+    shape = tuple(setup.scale(setup.data.train.x[:1]).shape[1:])
+    with lent_generator(setup.experiment.seed, purpose):
+        model: nn.Module = setup.experiment.model.build(shape, setup.task.outputs)
     return model
 
 
@@ -61,10 +61,10 @@ def train(
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, world: World) -> float:
+def accuracy(model: nn.Module, setup: Setup) -> float:
     """The share of the test samples that a model puts into their class."""
-    test = world.data.test
+    test = setup.data.test
     right = 0
     for x, y in zip(test.x.split(CHUNK), test.y.split(CHUNK), strict=True):
-        right += int((model(world.scale(x)).argmax(1) == y).sum())
+        right += int((model(setup.scale(x)).argmax(1) == y).sum())
     return right / len(test)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fedblend.analysis.points.loaded_run import CHUNK
 from fedblend.analysis.points.training import Tick, silent
 from fedblend.core.random import lent_generator, stream
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 
 HIDDEN, LATENT = 400, 20
 """Units of the hidden layers, and of the code. The paper gives no sizes: these are the usual ones for MNIST."""
@@ -50,33 +50,33 @@ class Vae(nn.Module):
         return (rebuilt + divergence) / len(unit)
 
 
-def train_vae(world: World, epochs: int = EPOCHS, tick: Tick = silent) -> Vae:
+def train_vae(setup: Setup, epochs: int = EPOCHS, tick: Tick = silent) -> Vae:
     """A VAE of a data set's training half, trained with Adam on inputs of the unit scale.
 
     First weights, batches and noise are drawn by the experiment's seed.
     """
-    seed = world.experiment.seed
+    seed = setup.experiment.seed
     with lent_generator(seed, "vae"):
-        model = Vae(math.prod(world.data.train.x.shape[1:]))
+        model = Vae(math.prod(setup.data.train.x.shape[1:]))
     optimizer = torch.optim.Adam(model.parameters(), LR)
     rng = stream(seed, "vae")
     tick(0, epochs)
     for epoch in range(epochs):
-        for rows in torch.from_numpy(rng.permutation(len(world.data.train))).split(BATCH_SIZE):
+        for rows in torch.from_numpy(rng.permutation(len(setup.data.train))).split(BATCH_SIZE):
             noise = torch.from_numpy(rng.standard_normal((len(rows), LATENT), np.float32))
             optimizer.zero_grad()
-            model.loss(as_unit(world, world.data.train.x[rows]), noise).backward()
+            model.loss(as_unit(setup, setup.data.train.x[rows]), noise).backward()
             optimizer.step()
         tick(epoch + 1, epochs)
     return model.eval()
 
 
-def as_unit(world: World, stored: torch.Tensor) -> torch.Tensor:
+def as_unit(setup: Setup, stored: torch.Tensor) -> torch.Tensor:
     """Stored inputs on the unit scale, [0, 1]."""
-    return world.scale.to_unit(world.scale(stored))
+    return setup.scale.to_unit(setup.scale(stored))
 
 
 @torch.no_grad()
-def features_of(model: Vae, world: World, stored: torch.Tensor) -> torch.Tensor:
+def features_of(model: Vae, setup: Setup, stored: torch.Tensor) -> torch.Tensor:
     """The features of stored inputs [n, ...], a chunk at a time: float32 [n, hidden]."""
-    return torch.cat([model.features(as_unit(world, x)) for x in stored.split(CHUNK)])
+    return torch.cat([model.features(as_unit(setup, x)) for x in stored.split(CHUNK)])

@@ -14,9 +14,9 @@ import torch
 from fedblend.analysis.attacks.outcome import attacks_on
 from fedblend.analysis.privacy.rebuilt import RAW, Nearness, by_chance, of_means, of_seeds, of_targets, sizes_of
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import State
+from fedblend.core.loop import RunState
 from fedblend.experiment.setup import make_setup
-from fedblend.methods.sharing.means import HiddenMeans, Means
+from fedblend.methods.sharing.means import HiddenMeans, SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import checkpoint
@@ -43,8 +43,8 @@ class Leak:
     ``kind`` is the word under which bytes are counted, ``shape`` what one client sends at a time; ``senders`` are the
     clients that sent any, ``times`` how often all of them did together, ``bytes`` all that they sent. ``how`` says what
     was done to rebuild samples, or why nothing was; measures are NaN then. ``mse``, ``psnr`` and ``ssim`` are as in
-    :mod:`fedblend.analysis.attacks.metrics`, of what was rebuilt beside the original (of weights), or the raw sample nearest to
-    it; the share ``recognised`` and the ``distance`` are as in :mod:`fedblend.analysis.privacy.rebuilt`.
+    :mod:`fedblend.analysis.attacks.metrics`, of what was rebuilt beside the original (of weights), or the raw sample
+    nearest to it; the share ``recognised`` and the ``distance`` are as in :mod:`fedblend.analysis.privacy.rebuilt`.
     """
 
     run: str
@@ -111,7 +111,7 @@ def card(run: RunDirectory) -> Card:
     return Card(run.path.name, tuple(leaks), tuple(by_size))
 
 
-def _base(run: RunDirectory, outcome: Outcome, state: State | None, kind: str, number: int, sharing: Any) -> Leak:
+def _base(run: RunDirectory, outcome: Outcome, state: RunState | None, kind: str, number: int, sharing: Any) -> Leak:
     """What is known of one kind without any measure."""
     shared = sharing.active and kind == sharing.bytes_kind
     cohorts = [record.get("cohort", ()) for record in outcome.records]
@@ -161,26 +161,26 @@ def _of_sharing(experiment: Any, sharing: Any) -> tuple[Found, list[dict[str, An
     """What was shared, beside the raw samples; of means also by M_k."""
     if sharing.unsafe:
         return [("these are raw samples", _measures(RAW))], []
-    means = isinstance(sharing, Means) and not isinstance(sharing, HiddenMeans)
+    means = isinstance(sharing, SharedMeans) and not isinstance(sharing, HiddenMeans)
     if not means and not isinstance(sharing, MixedSeeds | XorSeeds | MixedTargetSeeds):
         return [], []
-    world = make_setup(experiment)
-    if world.data.kind != "image" or world.task.kind != "classification":
+    setup = make_setup(experiment)
+    if setup.data.kind != "image" or setup.task.kind != "classification":
         return [], []
     if not means:
         try:
-            found = of_seeds(world, sharing) if isinstance(sharing, MixedSeeds) else of_targets(world, sharing)
+            found = of_seeds(setup, sharing) if isinstance(sharing, MixedSeeds) else of_targets(setup, sharing)
         except FedblendError as error:
             return [(f"not measured: {error}", {})], []
         return [(SEEDS[name], _measures(near)) for name, near in found.items()], []
-    own = of_means(world, sharing)
+    own = of_means(setup, sharing)
     rows: list[dict[str, Any]] = []
-    for size in sizes_of(world, sharing):
-        near = own if size == sharing.samples_per_mean else of_means(world, sharing, size)
+    for size in sizes_of(setup, sharing):
+        near = own if size == sharing.samples_per_mean else of_means(setup, sharing, size)
         if near is not None:
             own_size = size == sharing.samples_per_mean
             rows.append(
-                {"samples_per_mean": size, "own": own_size, "by_chance": by_chance(world, size), **near.table()}
+                {"samples_per_mean": size, "own": own_size, "by_chance": by_chance(setup, size), **near.table()}
             )
     how = f"means of {sharing.samples_per_mean} beside the nearest raw sample"
     return ([(how, _measures(own))] if own else []), rows

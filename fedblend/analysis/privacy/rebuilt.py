@@ -18,10 +18,10 @@ from fedblend.analysis.attacks.metrics import WINDOW, mse, psnr, ssim
 from fedblend.analysis.privacy import xor
 from fedblend.analysis.privacy.samples import draw, nearest, nearest_of_all
 from fedblend.core.random import stream
-from fedblend.core.setup import World
-from fedblend.core.sharing import Local
+from fedblend.core.setup import Setup
+from fedblend.core.sharing import ClientData
 from fedblend.data.scale import Scaler
-from fedblend.methods.sharing.means import Means, class_groups, random_groups
+from fedblend.methods.sharing.means import SharedMeans, class_groups, random_groups
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
@@ -81,42 +81,42 @@ def nearness(made: torch.Tensor, raw: torch.Tensor, rows: np.ndarray, own: np.nd
     )
 
 
-def of_means(world: World, sharing: Means, size: int | Literal["all"] | None = None) -> Nearness | None:
+def of_means(setup: Setup, sharing: SharedMeans, size: int | Literal["all"] | None = None) -> Nearness | None:
     """Of the means that clients send in the first round, by the run's rules; with ``size`` as M_k in place of its own.
 
     Which samples are in which mean follows from the client's keyed stream, as when it shared them. ``None`` where no
     client sends any. Raises :class:`FedblendError` as the sharing does.
     """
     sharing = sharing if size is None else replace(sharing, samples_per_mean=size)
-    made, groups = _shared(world, sharing)
+    made, groups = _shared(setup, sharing)
     if not made:
         return None
     x, number = torch.cat(made), np.concatenate(groups)
-    order = stream(world.experiment.seed, "leaks").permutation(len(x))[:MOST]
-    assert isinstance(world.scale, Scaler)
-    stored = (x - world.scale.offset) / world.scale.factor
-    raw = world.data.train.x[torch.from_numpy(world.population.order)]
+    order = stream(setup.experiment.seed, "leaks").permutation(len(x))[:MOST]
+    assert isinstance(setup.scale, Scaler)
+    stored = (x - setup.scale.offset) / setup.scale.factor
+    raw = setup.data.train.x[torch.from_numpy(setup.population.order)]
     rows = nearest_of_all(stored[torch.from_numpy(order)], raw)
-    return nearness(stored[torch.from_numpy(order)], raw, rows, number[rows] == order, world.scale)
+    return nearness(stored[torch.from_numpy(order)], raw, rows, number[rows] == order, setup.scale)
 
 
-def _shared(world: World, sharing: Means) -> tuple[list[torch.Tensor], list[np.ndarray]]:
+def _shared(setup: Setup, sharing: SharedMeans) -> tuple[list[torch.Tensor], list[np.ndarray]]:
     """All means on the model's scale, and of each client's samples the number of the mean it is in, or -1."""
-    experiment = world.experiment
+    experiment = setup.experiment
     minimum = 1 if experiment.unsafe else experiment.policy.min_mean
-    sizes, made, groups, count = world.sizes(0), [], [], 0
-    for client in range(len(world.population)):
-        x, y = world.samples(client, int(sizes[client]))
-        number = np.full(len(world.population.indices(client)), -1)
-        local = Local(x, y, world.task, world.scale, _no_layers, _stream(world, client), minimum)
+    sizes, made, groups, count = setup.sizes(0), [], [], 0
+    for client in range(len(setup.population)):
+        x, y = setup.samples(client, int(sizes[client]))
+        number = np.full(len(setup.population.indices(client)), -1)
+        local = ClientData(x, y, setup.task, setup.scale, _no_layers, _stream(setup, client), minimum)
         payload = sharing.share(local)
         if payload is not None:
-            places = _groups(sharing, y.numpy(), _stream(world, client))
+            places = _groups(sharing, y.numpy(), _stream(setup, client))
             allowed = np.bincount(places) >= minimum
             numbers = np.where(allowed, count + np.cumsum(allowed) - 1, -1)
             number[: len(y)] = numbers[places]
             means = payload["x"]
-            made.append(world.scale.from_unit(means) if sharing.scale == "unit" else means)
+            made.append(setup.scale.from_unit(means) if sharing.scale == "unit" else means)
             count += len(means)
         groups.append(number)
     return made, groups
@@ -126,12 +126,12 @@ def _no_layers(x: torch.Tensor, layer: int) -> torch.Tensor:
     raise AssertionError("means of inputs ask for no hidden states")
 
 
-def _stream(world: World, client: int) -> np.random.Generator:
-    return stream(world.experiment.seed, "share", 0, client)
+def _stream(setup: Setup, client: int) -> np.random.Generator:
+    return stream(setup.experiment.seed, "share", 0, client)
 
 
-def _groups(sharing: Means, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The groups that :meth:`Means.share` makes with the same random numbers."""
+def _groups(sharing: SharedMeans, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The groups that :meth:`SharedMeans.share` makes with the same random numbers."""
     size = len(labels) if sharing.samples_per_mean == "all" else sharing.samples_per_mean
     return (class_groups if sharing.split == "class" else _at_random)(rng, labels, size)
 
@@ -140,45 +140,45 @@ def _at_random(rng: np.random.Generator, labels: np.ndarray, size: int) -> np.nd
     return random_groups(rng, len(labels), size)
 
 
-def sizes_of(world: World, sharing: Means) -> list[int | Literal["all"]]:
+def sizes_of(setup: Setup, sharing: SharedMeans) -> list[int | Literal["all"]]:
     """The M_k worth measuring: those that a client can reach, and all its samples."""
-    held = int(world.sizes(0).max(initial=0))
+    held = int(setup.sizes(0).max(initial=0))
     own = [sharing.samples_per_mean] if isinstance(sharing.samples_per_mean, int) else []
-    least = 1 if world.experiment.unsafe else world.experiment.policy.min_mean
+    least = 1 if setup.experiment.unsafe else setup.experiment.policy.min_mean
     return [*sorted({m for m in (*SIZES, *own) if least <= m < held or m in own}), "all"]
 
 
-def of_seeds(world: World, sharing: MixedSeeds) -> dict[str, Nearness]:
+def of_seeds(setup: Setup, sharing: MixedSeeds) -> dict[str, Nearness]:
     """Of mixtures as they leave ("Mixup"), and of what the server makes of them ("Mix2up") where it does.
 
     As Mix2FLD's Tables II and III are measured, at the run's lambda and number of samples, but of up to ten devices,
     since the mixtures of two may not match. Raises :class:`FedblendError` where none do.
     """
-    assert isinstance(world.scale, Scaler)
-    devices = min(DEVICES, int((world.population.sizes > 0).sum()))
+    assert isinstance(setup.scale, Scaler)
+    devices = min(DEVICES, int((setup.population.sizes > 0).sum()))
     found: dict[str, list[Nearness]] = {}
     for repeat in range(REPEATS):
-        one = draw(world.data, world.population, world.experiment.seed, repeat, devices, sharing.samples)
+        one = draw(setup.data, setup.population, setup.experiment.seed, repeat, devices, sharing.samples)
         made = {"Mixup": (one.mixup(sharing.lam), one.mixed)}
         if sharing.inverse:
             made["Mix2up"] = (one.mix2up(sharing.lam), one.contributors)
         for name, (samples, contributors) in made.items():
             rows = nearest_of_all(samples, one.raw)
             own = (rows[:, None] == contributors).any(1)
-            found.setdefault(name, []).append(nearness(samples, one.raw, rows, own, world.scale))
+            found.setdefault(name, []).append(nearness(samples, one.raw, rows, own, setup.scale))
     return {name: _mean(rows) for name, rows in found.items()}
 
 
-def of_targets(world: World, sharing: XorSeeds | MixedTargetSeeds) -> dict[str, Nearness]:
+def of_targets(setup: Setup, sharing: XorSeeds | MixedTargetSeeds) -> dict[str, Nearness]:
     """Of the seeds of target labels as they leave ("sent"), and of what the server decodes of them ("decoded").
 
     "guessed" are seeds that someone decodes who has none of the devices' dummies, but knows what the server's samples
-    of the dummy's label usually look like (:func:`fedblend.analysis.privacy.xor.majorities`); MixFL's are not encoded. All are
-    compared with the devices' raw samples. Raises :class:`FedblendError` where no device sends any.
+    of the dummy's label usually look like (:func:`fedblend.analysis.privacy.xor.majorities`); MixFL's are not encoded.
+    All are compared with the devices' raw samples. Raises :class:`FedblendError` where no device sends any.
     """
-    assert isinstance(world.scale, Scaler)
-    one = xor.draw(world.data, world.population, sharing, world.experiment.seed)
-    chosen = stream(world.experiment.seed, "leaks").permutation(len(one.seeds))[:MOST]
+    assert isinstance(setup.scale, Scaler)
+    one = xor.draw(setup.data, setup.population, sharing, setup.experiment.seed)
+    chosen = stream(setup.experiment.seed, "leaks").permutation(len(one.seeds))[:MOST]
     devices = np.concatenate([one.targets, one.dummies], axis=1)[chosen]
     raw, made = one.raw[: one.private], {"sent": one.seeds}
     if one.guessed is not None:
@@ -187,13 +187,13 @@ def of_targets(world: World, sharing: XorSeeds | MixedTargetSeeds) -> dict[str, 
     for name, seeds in made.items():
         samples = seeds[torch.from_numpy(chosen)].float()
         rows = nearest_of_all(samples, raw)
-        found[name] = nearness(samples, raw, rows, (rows[:, None] == devices).any(1), world.scale)
+        found[name] = nearness(samples, raw, rows, (rows[:, None] == devices).any(1), setup.scale)
     return found
 
 
-def by_chance(world: World, size: int | Literal["all"]) -> float:
+def by_chance(setup: Setup, size: int | Literal["all"]) -> float:
     """The share of means of ``size`` samples that would be recognised if any raw sample were as near as another."""
-    sizes = world.sizes(0)
+    sizes = setup.sizes(0)
     held = sizes[sizes > 0]
     return float((held if size == "all" else np.minimum(held, size)).mean() / held.sum())
 

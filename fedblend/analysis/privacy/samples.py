@@ -133,7 +133,7 @@ def draw(
 ) -> Mixtures:
     """Mixtures of ``devices`` clients, ``samples`` (N_S) of each, and as many inversely mixed-up samples.
 
-    With ``coordinated`` labels mixtures match; of many classes few would (see :class:`~fedblend.methods.sharing.MixedSeeds`).
+    With ``coordinated`` labels mixtures match; of many classes few would (see :class:`MixedSeeds`).
     Everything follows from ``seed`` and ``repeat``. Raises :class:`FedblendError` for data that cannot be mixed,
     too few clients with two labels, or clients whose mixtures do not match.
     """

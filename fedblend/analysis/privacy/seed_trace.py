@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedblend.core.loop import State
+from fedblend.core.loop import RunState
 from fedblend.core.random import stream
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
 
 @dataclass(frozen=True)
-class Story:
+class SeedTrace:
     """One seed: the device's (first) target and dummy sample, what it sent, and the server's side, uint8 [C, H, W].
 
     ``own`` is the (first) sample that the server decoded it with, ``made`` what it trains on; both ``None`` in MixFL,
@@ -31,28 +31,28 @@ class Story:
     made: torch.Tensor | None
 
 
-def stories(world: World, state: State, rows: np.ndarray) -> list[Story]:
+def stories(setup: Setup, state: RunState, rows: np.ndarray) -> list[SeedTrace]:
     """The stories of some of the entries that a run has kept, by the streams that it drew from.
 
     Empty where these entries do not follow from the world: of other data, of clients who chose on their own machines,
     or renewed in a later round.
     """
-    sharing, sent = world.experiment.method.sharing, state.entries
+    sharing, sent = setup.experiment.method.sharing, state.entries
     if not isinstance(sharing, XorSeeds | MixedTargetSeeds) or not len(sent):
         return []
-    sizes = world.sizes(0)
-    base = world.base(sizes)
+    sizes = setup.sizes(0)
+    base = setup.base(sizes)
     assert base is not None
-    wanted, found = world.requests(sizes), {}
+    wanted, found = setup.requests(sizes), {}
     for client in np.unique(sent.owner[rows]).tolist():
-        x, y = world.samples(client, int(sizes[client]))
-        rng = stream(world.experiment.seed, "share", 0, client)
+        x, y = setup.samples(client, int(sizes[client]))
+        rng = stream(setup.experiment.seed, "share", 0, client)
         drawn = sharing.drawn(y.numpy(), wanted.get(client), rng)
         its = torch.from_numpy(np.flatnonzero(sent.owner == client))
         if drawn is None or not torch.equal(sharing.made(x, drawn, rng), sent.tensors["seeds"][its]):
             return []
         found[client] = x, drawn
-    decoded = _decoded(sharing, state, base, world.experiment.seed)
+    decoded = _decoded(sharing, state, base, setup.experiment.seed)
     told = []
     for row in rows.tolist():
         client = int(sent.owner[row])
@@ -61,12 +61,12 @@ def stories(world: World, state: State, rows: np.ndarray) -> list[Story]:
         own, made = decoded.get(row, (None, None))
         labels = int(drawn.labels[place]), int(drawn.hidden[place, 0])
         target, dummy = x[drawn.targets[place, 0]], x[drawn.dummies[0][place, 0]]
-        told.append(Story(client, labels, target, dummy, sent.tensors["seeds"][row], own, made))
+        told.append(SeedTrace(client, labels, target, dummy, sent.tensors["seeds"][row], own, made))
     return told
 
 
 def _decoded(
-    sharing: XorSeeds | MixedTargetSeeds, state: State, base: tuple[torch.Tensor, torch.Tensor], seed: int
+    sharing: XorSeeds | MixedTargetSeeds, state: RunState, base: tuple[torch.Tensor, torch.Tensor], seed: int
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     """By entry: the server's own sample, and what it decoded with it (the first time)."""
     if not isinstance(sharing, XorSeeds):

@@ -97,7 +97,7 @@ def weights_noise(experiment: Experiment) -> Mechanism | str:
 def means_noise(experiment: Experiment) -> Mechanism | str:
     """The noise on what is shared, or why it earns nothing; "" where nothing is."""
     sharing = experiment.method.sharing
-    return sharing.mechanism() if sharing.active and sharing.travels else ""
+    return sharing.mechanism() if sharing.active and sharing.leaves_client else ""
 
 
 def _stated(

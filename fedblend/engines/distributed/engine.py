@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.core.aggregator import Weighed
-from fedblend.core.engine import Collected, Scores, Tensors, Trained, TrainTask
+from fedblend.core.aggregator import WeightedUpload
+from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.trees import by_client, in_order
-from fedblend.engines.distributed.processes import Others
+from fedblend.engines.distributed.processes import RankProcesses
 from fedblend.engines.distributed.ranks import Ranks, is_about_connection
 from fedblend.engines.distributed.serialization import (
     kept_uploads,
@@ -40,12 +40,14 @@ class DistributedEngine:
 
     secret_noise = False
 
-    def __init__(self, world: World, inner: LoopEngine, ranks: Ranks, choice: dict[str, Any], others: Others) -> None:
-        self.world, self.inner, self.ranks, self.others = world, inner, ranks, others
+    def __init__(
+        self, setup: Setup, inner: LoopEngine, ranks: Ranks, choice: dict[str, Any], others: RankProcesses
+    ) -> None:
+        self.setup, self.inner, self.ranks, self.others = setup, inner, ranks, others
         self._told: Pool | None = None
         self._amid = False
         with self._one_rank_may_fail():
-            ranks.tell({"do": "begin", "experiment": as_table(world.experiment), "choice": choice})
+            ranks.tell({"do": "begin", "experiment": as_table(setup.experiment), "choice": choice})
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
@@ -59,11 +61,11 @@ class DistributedEngine:
                 found |= payloads_of(*self.ranks.hear(rank))
         yield from ((client, found[client]) for client in asked if client in found)
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train clients in this process; a round's cohort goes through :meth:`collect`."""
         return self.inner.train(task, clients)
 
-    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Collected:
+    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         """Train the clients, each rank its share, and bring together what the aggregator needs."""
         shares = balance([int(task.sizes[client]) for client in clients], self.ranks.size)
         groups = [[c for c, rank in zip(clients, shares, strict=True) if rank == r] for r in range(self.ranks.size)]
@@ -142,7 +144,7 @@ class DistributedEngine:
             raise FedblendError(self.others.message()) from None
 
 
-def _in_order(collected: Collected, uploads: list[Weighed], clients: Sequence[int]) -> Collected:
+def _in_order(collected: CohortResult, uploads: list[WeightedUpload], clients: Sequence[int]) -> CohortResult:
     """What all ranks gave, in the order in which the clients were asked for."""
     place = {client: i for i, client in enumerate(clients)}
     order = sorted(range(len(collected.good)), key=lambda i: place[collected.good[i][0]])

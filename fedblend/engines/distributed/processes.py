@@ -21,7 +21,7 @@ GOODBYE = 10.0
 """Seconds that ranks get to end after they were told to."""
 
 
-class Others:
+class RankProcesses:
     """The processes of the other ranks, where this process started them; torchrun's are its own."""
 
     def __init__(self) -> None:

@@ -8,33 +8,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.core.aggregator import Weighed
-from fedblend.core.engine import Collected, Scores, Tensors, TrainTask
+from fedblend.core.aggregator import WeightedUpload
+from fedblend.core.engine import CohortResult, Scores, Tensors, TrainTask
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.trees import for_clients, named, under
+from fedblend.core.trees import add_prefix, for_clients, strip_prefix
 from fedblend.engines.distributed.ranks import Message, Ranks
 from fedblend.methods.aggregators.mean import Sums
 
 
-def kept_uploads(collected: Collected) -> list[Weighed]:
+def kept_uploads(collected: CohortResult) -> list[WeightedUpload]:
     """The uploads that a process kept for an aggregator that needs them all."""
     return [] if isinstance(collected.partial, Sums) else list(collected.partial)
 
 
-def upload_tensors(uploads: Sequence[Weighed]) -> dict[str, torch.Tensor]:
+def upload_tensors(uploads: Sequence[WeightedUpload]) -> dict[str, torch.Tensor]:
     """Uploads as tensors by place and name."""
     return {f"{i}/{name}": t for i, (upload, _) in enumerate(uploads) for name, t in upload.items()}
 
 
-def uploads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[Weighed]:
+def uploads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[WeightedUpload]:
     """The uploads that :func:`upload_tensors` wrote down."""
-    return [(under(f"{i}/", tensors), weight) for i, weight in enumerate(words["weights"])]
+    return [(strip_prefix(f"{i}/", tensors), weight) for i, weight in enumerate(words["weights"])]
 
 
 def task_tensors(task: TrainTask, with_pool: bool) -> dict[str, torch.Tensor]:
     """What clients are told for a round, as tensors by name; the pool only if it is asked for."""
     pool = pool_tensors(task.pool) if with_pool else {}
-    return named("weights/", task.weights) | named("said/", task.said) | for_clients("own/", task.own) | pool
+    return add_prefix("weights/", task.weights) | add_prefix("said/", task.said) | for_clients("own/", task.own) | pool
 
 
 def payload_words(payloads: Mapping[int, Payload]) -> Message:
@@ -44,7 +44,7 @@ def payload_words(payloads: Mapping[int, Payload]) -> Message:
 
 def payloads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[int, Payload]:
     """What :func:`payload_words` wrote down."""
-    return {client: under(f"{client}/", tensors) for client in words["clients"]}
+    return {client: strip_prefix(f"{client}/", tensors) for client in words["clients"]}
 
 
 def reduced(ranks: Ranks, own: Sums, others: float, like: Tensors) -> Sums:
@@ -72,9 +72,9 @@ def score_tensors(scores: Scores) -> dict[str, torch.Tensor]:
 
 def pool_tensors(pool: Pool | None) -> dict[str, torch.Tensor]:
     """A pool as tensors by name; nothing of no pool."""
-    return {} if pool is None else named("pool/", pool.tensors) | {"owner": torch.from_numpy(pool.owner)}
+    return {} if pool is None else add_prefix("pool/", pool.tensors) | {"owner": torch.from_numpy(pool.owner)}
 
 
 def pool_of(tensors: dict[str, torch.Tensor]) -> Pool:
     """The pool that :func:`pool_tensors` wrote down."""
-    return Pool(under("pool/", tensors), tensors["owner"].numpy())
+    return Pool(strip_prefix("pool/", tensors), tensors["owner"].numpy())

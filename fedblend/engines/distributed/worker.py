@@ -12,9 +12,9 @@ import torch
 from fedblend.core.engine import Tensors, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.paths import import_from
-from fedblend.core.setup import World
+from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
-from fedblend.core.trees import by_client, for_clients, in_order, named, under
+from fedblend.core.trees import add_prefix, by_client, for_clients, in_order, strip_prefix
 from fedblend.engines.autotune import inner_engine
 from fedblend.engines.distributed.ranks import Ranks, is_about_connection, part
 from fedblend.engines.distributed.serialization import (
@@ -77,16 +77,16 @@ def serve_environment() -> None:
 def serve(ranks: Ranks) -> None:
     """Follow rank 0's orders for one run, until it says that the run has ended."""
     words, _ = ranks.listen()
-    world = make_setup(resolve(words["experiment"]))
+    setup = make_setup(resolve(words["experiment"]))
     # Rank 0 made its own engine, and so knows that the model stacks, before it began.
-    inner = inner_engine(world, words["choice"], tested=True)
+    inner = inner_engine(setup, words["choice"], tested=True)
     pool: Pool | None = None
     while True:
         words, tensors = ranks.listen()
         if words["do"] == "end":
             return
         if words["do"] == "share":
-            _share(world, inner, ranks, words, tensors)
+            _share(setup, inner, ranks, words, tensors)
         elif words["do"] == "ask":
             ranks.report(*payload_words(dict(inner.ask(tensors))))
         elif words["do"] == "score":
@@ -94,20 +94,20 @@ def serve(ranks: Ranks) -> None:
         else:
             if words["pool"] != "as before":
                 pool = pool_of(tensors) if words["pool"] else None
-            model = world.model.state_dict()
-            weights = in_order(under("weights/", tensors), model)
+            model = setup.model.state_dict()
+            weights = in_order(strip_prefix("weights/", tensors), model)
             own = {
-                client: in_order(table, named("weights/", model))
+                client: in_order(table, add_prefix("weights/", model))
                 for client, table in by_client("own/", tensors).items()
             }
-            sizes, said = world.sizes(words["round"]), under("said/", tensors)
+            sizes, said = setup.sizes(words["round"]), strip_prefix("said/", tensors)
             task = TrainTask(words["round"], weights, pool, sizes, said, own)
             _collect(inner, ranks, words, task)
 
 
-def _share(world: World, inner: LoopEngine, ranks: Ranks, words: dict[str, Any], weights: Tensors) -> None:
+def _share(setup: Setup, inner: LoopEngine, ranks: Ranks, words: dict[str, Any], weights: Tensors) -> None:
     mine = words["clients"][ranks.rank :: ranks.size]
-    made = dict(inner.share(words["round"], weights, mine, world.sizes(words["round"])))
+    made = dict(inner.share(words["round"], weights, mine, setup.sizes(words["round"])))
     ranks.report(*payload_words(made))
 
 

@@ -48,7 +48,7 @@ def dropout_shapes(model: nn.Module, samples: torch.Tensor) -> dict[str, tuple[t
     return shapes
 
 
-class Masks:
+class DropoutMasks:
     """The masks of a stack's clients for one round, drawn step by step.
 
     On CPUs each client has the stream that the loop engine would lend it, so the masks are the loop's where every

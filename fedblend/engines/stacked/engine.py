@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedblend._kernels.simplify import Flat
-from fedblend.core.engine import Tensors, Trained, TrainTask
-from fedblend.core.setup import World
+from fedblend._kernels.simplify import TracedFunction
+from fedblend.core.engine import ClientUpdate, Tensors, TrainTask
+from fedblend.core.setup import Setup
 from fedblend.engines.loop import Assignment, LoopEngine
 from fedblend.engines.stacked.cuda_graphs import Recorder, recorder_for
 from fedblend.engines.stacked.dropout import Shapes, dropout_shapes
-from fedblend.engines.stacked.layers import prepare
+from fedblend.engines.stacked.layers import prepare_model
 from fedblend.engines.stacked.schedule import Stack
 from fedblend.engines.stacked.step import Inputs, Program, Step, outputs_of
-from fedblend.engines.stacked.trainer import Bench, Brought
+from fedblend.engines.stacked.trainer import StackInputs, StackTrainer
 
 STACK = 16
 """Clients in one stack where nothing else is said."""
@@ -41,21 +41,21 @@ class StackedEngine(LoopEngine):
     """
 
     def __init__(
-        self, world: World, device: str = "cpu", stack: int | None = None, recorder: Recorder | None = None
+        self, setup: Setup, device: str = "cpu", stack: int | None = None, recorder: Recorder | None = None
     ) -> None:
-        super().__init__(world, device)
+        super().__init__(setup, device)
         self.stack = stack or STACK
-        wanted = world.experiment.cuda_graphs and self.device.type == "cuda"
+        wanted = setup.experiment.cuda_graphs and self.device.type == "cuda"
         self.recorder = recorder or (recorder_for(self.device) if wanted else None)
-        self.benches: dict[Hashable, Bench] = {}
-        self.stacked = prepare(world.model, self.device, world.experiment.precision)
-        self.shapes: Shapes = dropout_shapes(self.stacked, self.scale(world.data.train.x[:3].to(self.device)))
+        self.benches: dict[Hashable, StackTrainer] = {}
+        self.stacked = prepare_model(setup.model, self.device, setup.experiment.precision)
+        self.shapes: Shapes = dropout_shapes(self.stacked, self.scale(setup.data.train.x[:3].to(self.device)))
         state = self.stacked.state_dict(keep_vars=True)
         self.untrained = {name: tensor for name, tensor in state.items() if name not in self.names}
         self.programs: dict[tuple[Any, ...], Program] = {}
-        self.forwards: dict[tuple[str, ...], Flat] = {}
+        self.forwards: dict[tuple[str, ...], TracedFunction] = {}
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[Trained]:
+    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train the clients in chunks. An exception names the clients, the round and the batch."""
         given = [self.assign(task, client) for client in clients]
         size = sum(p.numel() * p.element_size() for p in self.params)
@@ -63,7 +63,7 @@ class StackedEngine(LoopEngine):
         for start in range(0, len(given), window):
             yield from self._train_window(task, given[start : start + window])
 
-    def _train_window(self, task: TrainTask, given: Sequence[Assignment]) -> Iterator[Trained]:
+    def _train_window(self, task: TrainTask, given: Sequence[Assignment]) -> Iterator[ClientUpdate]:
         """Train clients in the stacks that suit them; results keep the order asked for."""
         kinds: dict[tuple[bool, ...], list[Assignment]] = defaultdict(list)
         # Those of about as many steps together: a stack takes as long as its longest.
@@ -79,7 +79,7 @@ class StackedEngine(LoopEngine):
         }
         yield from (done.pop(id(one)) for one in given)
 
-    def _train_chunk(self, task: TrainTask, assignments: Sequence[Assignment]) -> list[Trained]:
+    def _train_chunk(self, task: TrainTask, assignments: Sequence[Assignment]) -> list[ClientUpdate]:
         self._take_untrained(task.start_of(assignments[0].client))
         stack = Stack(self, task, assignments)
         losses = stack.train()
@@ -90,7 +90,7 @@ class StackedEngine(LoopEngine):
             # In the model's order, in which noise is drawn later: a start from a file or another rank has its own.
             weights = {name: made[name] for name in self.state}
             noted = None if outputs is None else outputs[k]
-            results.append(Trained(one.client, weights, one.samples, losses[k], noted))
+            results.append(ClientUpdate(one.client, weights, one.samples, losses[k], noted))
         return results
 
     @torch.no_grad()
@@ -99,12 +99,12 @@ class StackedEngine(LoopEngine):
         for name, tensor in self.untrained.items():
             tensor.copy_(start[name])
 
-    def bench(self, brought: Brought) -> Bench:
+    def bench(self, brought: StackInputs) -> StackTrainer:
         """A bench with a stack's tensors on it; where steps are recorded, one that stays for the stacks to come."""
         if self.recorder is None:
-            return Bench.of(self, brought)
+            return StackTrainer.of(self, brought)
         # Taken out and put in again: the one that was used last stands last.
-        found = self.benches.pop(brought.kind, None) or Bench.of(self, brought, self.recorder)
+        found = self.benches.pop(brought.kind, None) or StackTrainer.of(self, brought, self.recorder)
         self.benches[brought.kind] = found
         if len(self.benches) > MOST_BENCHES:
             del self.benches[next(iter(self.benches))]
@@ -119,7 +119,7 @@ class StackedEngine(LoopEngine):
 
         names = tuple(placed)
         if names not in self.forwards:
-            self.forwards[names] = Flat(partial(outputs_of, self.stacked, names))
+            self.forwards[names] = TracedFunction(partial(outputs_of, self.stacked, names))
         return partial(self.forwards[names], *placed.values())
 
     def server_model(self) -> nn.Module:

@@ -59,7 +59,7 @@ class JoinedRow(nn.Sequential):
         return x
 
 
-def prepare(model: nn.Module, device: torch.device, precision: Precision = "float32") -> nn.Module:
+def prepare_model(model: nn.Module, device: torch.device, precision: Precision = "float32") -> nn.Module:
     """A copy of a model for stacks, in training mode on ``device``."""
     made = copy.deepcopy(model).to(device).train()
     for layer in list(made.modules()):

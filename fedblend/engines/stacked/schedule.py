@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from fedblend.core.engine import TrainTask
-from fedblend.core.trees import named
+from fedblend.core.trees import add_prefix
 from fedblend.engines.loop import Assignment
 from fedblend.engines.stacked.cuda_graphs import moved
-from fedblend.engines.stacked.dropout import Masks
-from fedblend.engines.stacked.trainer import Bench, Brought, Given, Owner
+from fedblend.engines.stacked.dropout import DropoutMasks
+from fedblend.engines.stacked.trainer import Owner, StackInputs, StackTrainer, StepBatch
 
 
 class Stack:
@@ -26,11 +26,13 @@ class Stack:
     def __init__(self, engine: Owner, task: TrainTask, clients: Sequence[Assignment]) -> None:
         self.engine, self.task, self.clients = engine, task, list(clients)
         self.device = engine.device
-        experiment = engine.world.experiment
+        experiment = engine.setup.experiment
         self.full = experiment.train.batch_size
         objective = experiment.method.objective
         self.objective = objective.alone() if clients[0].plain else objective
-        self.masks = Masks(engine.shapes, experiment.seed, task.round, [one.client for one in clients], self.device)
+        self.masks = DropoutMasks(
+            engine.shapes, experiment.seed, task.round, [one.client for one in clients], self.device
+        )
         self.steps = max((len(one.sizes) for one in clients), default=0)
         self.sizes = _padded([one.sizes for one in clients], self.steps)
         firsts = _padded([one.bounds[:-1] for one in clients], self.steps)
@@ -41,7 +43,7 @@ class Stack:
     def _gather(self) -> None:
         """Samples of all clients one after another, and what was drawn for their steps, on the device."""
         clients = self.clients
-        samples = [self.engine.world.samples(one.client, one.samples) for one in clients]
+        samples = [self.engine.setup.samples(one.client, one.samples) for one in clients]
         starts = np.cumsum([0, *(one.samples for one in clients)])
         orders = [one.order + start for one, start in zip(clients, starts[:-1], strict=True)]
         places = max((len(order) for order in orders), default=0) + self.full
@@ -52,7 +54,7 @@ class Stack:
         }
         self.counted = {size: torch.arange(size, device=self.device) for size in np.unique(self.sizes).tolist()}
 
-    def _bench(self) -> Bench:
+    def _bench(self) -> StackTrainer:
         """A bench with this stack on it: a new one, or the engine's own where its steps are recorded."""
         engine, task, clients = self.engine, self.task, self.clients
         shared: dict[str, torch.Tensor] = {}
@@ -65,12 +67,12 @@ class Stack:
             else:
                 own.update({name: self._stacked([table[name] for table in tables]) for name in tables[0]})
 
-        begun = engine.world.experiment.method.terms
-        give([named("start/", task.start_of(one.client)) if begun else {} for one in clients], not self._apart)
-        give([named("said/", task.said_to(one.client)) for one in clients], not self._apart)
+        begun = engine.setup.experiment.method.terms
+        give([add_prefix("start/", task.start_of(one.client)) if begun else {} for one in clients], not self._apart)
+        give([add_prefix("said/", task.said_to(one.client)) for one in clients], not self._apart)
         if not clients[0].plain:
-            give([named("pool/", one.pool.tensors) for one in clients], clients[0].pool is task.pool)
-        bench = engine.bench(Brought(self.objective, self._starts(), own, shared, clients[0].plain))
+            give([add_prefix("pool/", one.pool.tensors) for one in clients], clients[0].pool is task.pool)
+        bench = engine.bench(StackInputs(self.objective, self._starts(), own, shared, clients[0].plain))
         bench.optimizer.begin(task.round)
         return bench
 
@@ -143,7 +145,7 @@ class Stack:
             whose = moved(torch.from_numpy(np.where(active, np.arange(len(active)), active.argmax())), self.device)
             drawn = {name: values.index_select(0, whose) for name, values in drawn.items()}
         masks = [self.masks.draw(rows.start, size * self.objective.copies, active) for _ in self.objective.phases()]
-        self.bench.step(Given(x, y, drawn, masks, held), rows)
+        self.bench.step(StepBatch(x, y, drawn, masks, held), rows)
 
 
 def _width(needed: int, most: int) -> int:

@@ -15,10 +15,10 @@ from fedblend import _kernels
 from fedblend._kernels.simplify import changed_in_place, simplify
 from fedblend._kernels.tracing import trace
 from fedblend.core.objective import Batch, Context
-from fedblend.core.trees import under
+from fedblend.core.trees import strip_prefix
 from fedblend.engines.sgd import Gradient, Precision, computing_in
 from fedblend.engines.stacked.layers import CannotStack, dropouts
-from fedblend.methods.objectives.output_cache import Watching
+from fedblend.methods.objectives.output_cache import OutputCache
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,13 @@ class Step:
         context = Context(
             self.context.task,
             self.context.scale,
-            *(under(kind, inputs.shared) | under(kind, inputs.own) for kind in ("pool/", "start/", "said/")),
+            *(
+                strip_prefix(kind, inputs.shared) | strip_prefix(kind, inputs.own)
+                for kind in ("pool/", "start/", "said/")
+            ),
         )
         batch = Batch(context.scale(inputs.x), inputs.y)
-        net = Watching(StackedNet(self.model, weights), batch.x)
+        net = OutputCache(StackedNet(self.model, weights), batch.x)
         try:
             with computing_in(self.precision, inputs.x.device):
                 loss = value = self.phase(net, batch, inputs.drawn, context)

@@ -41,9 +41,9 @@ def of_sharing(sharing: Sharing) -> str:
         return ""
     if sharing.unsafe:
         return f"the sharing '{name}' gives raw samples away"
-    if sharing.for_server or not sharing.travels:
+    if sharing.for_server or not sharing.leaves_client:
         return f"what '{name}' makes does not go out to other clients, and nothing else is done with it here"
-    if sharing.hides_entries:
+    if sharing.secure_aggregated:
         return f"'{name}' masks what is shared in several exchanges, and a strategy asks once"
     if sharing.each_round or sharing.refresh is not None:
         return f"'{name}' shares again while training goes on, and a strategy asks once"
@@ -51,7 +51,7 @@ def of_sharing(sharing: Sharing) -> str:
 
 
 def _of_upload(method: Method) -> str:
-    if not isinstance(method.upload, Model) or method.upload.from_round > 1 or method.keep_weights:
+    if not isinstance(method.upload, Model) or method.upload.from_round > 1 or method.stateful_clients:
         return (
             f"its clients send '{method.upload.name}' or do not train in every round; Flower's strategies want models"
         )
@@ -78,7 +78,7 @@ def _of_server_step(step: Any) -> str:
         return ""
     if step.breaks_privacy:
         return f"the server step '{step.name}' needs raw samples"
-    if step.asks_clients:
+    if step.queries_clients:
         return f"the server step '{step.name}' puts questions to clients in the middle of a round"
     if not step.looks_at_uploads:
         return f"the server step '{step.name}' works on what clients share with the server"

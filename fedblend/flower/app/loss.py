@@ -11,14 +11,14 @@ from flwr.app import Context as FlowerContext
 from torch import nn
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, Objective, Plain, Plan
+from fedblend.core.objective import Batch, Context, Objective, Plain, StepPlan
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.engines.loop import EagerNet
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.words import WORDS
 from fedblend.flower.client_task import Memory
-from fedblend.methods.objectives.output_cache import Watching
+from fedblend.methods.objectives.output_cache import OutputCache
 
 POOL = "fedblend-pool"
 """What the other clients shared, in a client's memory."""
@@ -54,10 +54,10 @@ class BlendedLoss:
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The scalar loss of inputs x [B, ...] and targets y [B] (classes) or [B, q] (numbers), ready for backward."""
         batch = Batch(x, y)
-        plan = Plan(np.array([len(y)]), len(y), self.round, self.own, self.entries)
+        plan = StepPlan(np.array([len(y)]), len(y), self.round, self.own, self.entries)
         rows = self.objective.draw(self.rng, plan)
         drawn = {name: torch.from_numpy(values)[0].to(self.device) for name, values in rows.items()}
-        net = Watching(self.net, x)
+        net = OutputCache(self.net, x)
         loss = self.objective.loss(net, batch, drawn, self.context)
         for term in self.terms:
             loss = loss + term.loss(self.params, net, batch, self.context)

@@ -15,7 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import build
-from fedblend.core.sharing import Local, Payload
+from fedblend.core.sharing import ClientData, Payload
 from fedblend.flower.app.fitting import of_sharing
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.loss import POOL, number_of
@@ -25,7 +25,7 @@ from fedblend.flower.client import refuse
 from fedblend.flower.client_task import Memory
 from fedblend.flower.messages import arrays
 from fedblend.flower.replay_guard import Once
-from fedblend.flower.site import Refused, Site, site_of
+from fedblend.flower.site import RefusedByPolicy, Site, site_of
 from fedblend.flower.work import hides
 
 Samples = Callable[[Context], tuple[torch.Tensor, torch.Tensor]]
@@ -63,7 +63,7 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
         if reply.has_error():
             return reply
         content = protected(site, starts, reply.content)
-    except Refused as refusal:
+    except RefusedByPolicy as refusal:
         record.refused(run, round, number_of(context), "weights", str(refusal))
         raise
     left = {f"{place}/{n}": t for place, table in content.array_records.items() for n, t in tensors_of(table).items()}
@@ -73,14 +73,16 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
 
 
 def protected(site: Site, starts: list[dict[str, torch.Tensor]], content: RecordDict) -> RecordDict:
-    """A reply's content with the site's protection on its model. Raises :class:`Refused` where that cannot be."""
+    """A reply's content with the site's protection on its model. Raises :class:`RefusedByPolicy`."""
     if site.protection is None:
         return content
     if getattr(site.protection, "on", "weights") == "gradients":
-        raise Refused('protection.on = "gradients" needs the learning rate, which only your own loop knows')
+        raise RefusedByPolicy('protection.on = "gradients" needs the learning rate, which only your own loop knows')
     models = list(content.array_records.items())
     if len(starts) != 1 or len(models) != 1 or set(starts[0]) != set(models[0][1]):
-        raise Refused("protection works on one model in and one of the same tensors out; this app sends something else")
+        raise RefusedByPolicy(
+            "protection works on one model in and one of the same tensors out; this app sends something else"
+        )
     ((name, table),) = models
     changed = site.protection.protect(tensors_of(table), starts[0], 1.0, np.random.default_rng())
     made = RecordDict(dict(content.items()))
@@ -103,11 +105,11 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
         try:
             # The server is not trusted to have looked.
             if why := of_sharing(sharing):
-                raise Refused(f"this app shares nothing of that kind: {why}")
+                raise RefusedByPolicy(f"this app shares nothing of that kind: {why}")
             refuse(site, sharing.bytes_kind, None)
             once = Once(Memory(context), record, run, 0, client, sharing.bytes_kind)
             once.require("sharing", False)
-        except Refused as refusal:
+        except RefusedByPolicy as refusal:
             record.refused(run, 0, client, sharing.bytes_kind, str(refusal))
             raise
         payload = _shared(sharing, words or {}, inputs, samples(context), max(site.min_mean, 2), client)
@@ -133,7 +135,7 @@ def _shared(
         )
     rng = np.random.default_rng() if hides(sharing) else stream(int(words["seed"]), "share", 0, client)
     minimum = max(minimum, int(words["min_mean"]))
-    local = Local(x.float().cpu(), y.cpu(), inputs.task, inputs.scale, _no_hidden, rng, minimum)
+    local = ClientData(x.float().cpu(), y.cpu(), inputs.task, inputs.scale, _no_hidden, rng, minimum)
     payload: Payload | None = sharing.share(local)
     return payload
 

@@ -16,7 +16,7 @@ from torch import nn
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import dump
-from fedblend.core.server_step import Known, Server
+from fedblend.core.server_step import ModelSpec, ServerContext
 from fedblend.core.sharing import Payload, Pool, gather
 from fedblend.core.upload import fault_of
 from fedblend.flower.app.fitting import fitting
@@ -74,7 +74,7 @@ class Strategy(FlowerStrategy):
                     f"the server step '{self.method.server_step.name}' needs the network and a learning rate: give "
                     "Strategy(..., model=..., lr=...)"
                 )
-            self.method.server_step.require_possible(Known(**self._known(model)))
+            self.method.server_step.require_possible(ModelSpec(**self._known(model)))
 
     def summary(self) -> None:
         """Log what is wrapped, and the method."""
@@ -186,12 +186,12 @@ class Strategy(FlowerStrategy):
             if len(tables) == 1 and not fault_of(upload := tensors_of(tables[0]), like):
                 uploads[len(uploads)] = upload
         step, known = self.method.server_step, self._known(self.model)
-        server = Server(
+        server = ServerContext(
             **known,
             round=server_round - 1,
             lr=self.lr if self.lr is not None else step.lr,
             rng=stream(self.seed, "server", server_round - 1),
-            ask=lambda question: list(step.answers(uploads, question, Known(**known)).values()),
+            ask=lambda question: list(step.answers(uploads, question, ModelSpec(**known)).values()),
             state=self.state,
         )
         weights, self.state = step.refine(made, server)

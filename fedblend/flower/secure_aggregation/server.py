@@ -36,7 +36,7 @@ class TooFew(FedblendError):
 
 
 @dataclass
-class Masks:
+class MaskedSum:
     """A sum's protocol between the server and the sites of one cohort; ``threshold`` is the least that take part.
 
     ``public`` are the public keys by site and name, ``sealed`` by receiver what senders sealed for it, ``commits`` the

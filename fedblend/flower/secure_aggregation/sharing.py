@@ -13,7 +13,7 @@ from fedblend.core.sharing import Payload
 from fedblend.core.upload import fault_of
 from fedblend.flower.messages import Tensors
 from fedblend.flower.secure_aggregation.masks import MEANS, about_sum
-from fedblend.flower.secure_aggregation.server import Masks, TooFew
+from fedblend.flower.secure_aggregation.server import MaskedSum, TooFew
 from fedblend.flower.sites import Order, Sites
 from fedblend.methods.sharing.secure_means import SecureMeans
 
@@ -45,7 +45,7 @@ def shared_sums(
     group = sharing.groups(asked, rng)
     for number in range(int(group.max(initial=-1)) + 1):
         members = asked[group == number].tolist()
-        masks = Masks(sites, round, sharing.threshold(len(members)), of=MEANS, about=about_sum(sites.about, round))
+        masks = MaskedSum(sites, round, sharing.threshold(len(members)), of=MEANS, about=about_sum(sites.about, round))
         try:
             total, there = _sum_of(masks, members, like)
             made.payloads |= {client: _zeros(like) for client in there} | {there[0]: _parts(total, like)}
@@ -57,7 +57,7 @@ def shared_sums(
     return made
 
 
-def _sum_of(masks: Masks, members: list[int], like: Tensors) -> tuple[torch.Tensor, list[int]]:
+def _sum_of(masks: MaskedSum, members: list[int], like: Tensors) -> tuple[torch.Tensor, list[int]]:
     """The sum of what the members of a group share, int32 [numbers], and which of them are in it."""
     orders = {client: Order({}, (masks.table_for(client),)) for client in masks.begin(members)}
     form = {"masked": torch.empty(sum(t.numel() for t in like.values()), dtype=torch.int32)}

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.trees import under
-from fedblend.flower.client_task import Here
+from fedblend.core.trees import strip_prefix
+from fedblend.flower.client_task import ClientTask
 from fedblend.flower.messages import Spoken, Tensors
 from fedblend.flower.secure_aggregation.masks import (
     BROKEN,
@@ -39,7 +39,7 @@ from fedblend.flower.secure_aggregation.masks import (
     tensor_of,
     unseal,
 )
-from fedblend.flower.site import Refused
+from fedblend.flower.site import RefusedByPolicy
 from fedblend.methods.aggregators.secure import SecureMean
 from fedblend.methods.sharing.secure_means import SecureMeans
 
@@ -49,23 +49,23 @@ STATE = "secure"
 Known = dict[str, bytes]
 
 
-def secure(here: Here) -> SecureMean | None:
+def secure(here: ClientTask) -> SecureMean | None:
     """The aggregator that wants masked uploads, if this experiment has it."""
-    method = here.world.experiment.method
+    method = here.setup.experiment.method
     chosen = method.upload.aggregator(method.aggregator)
     return chosen if isinstance(chosen, SecureMean) else None
 
 
-def summing(here: Here, of: Any) -> SecureMean | SecureMeans:
+def summing(here: ClientTask, of: Any) -> SecureMean | SecureMeans:
     """What says how many sites make a sum of this kind. Raises :class:`FedblendError` if nothing is summed so."""
-    sharing = here.world.experiment.method.sharing
+    sharing = here.setup.experiment.method.sharing
     chosen = {MODELS: secure(here), MEANS: sharing if isinstance(sharing, SecureMeans) else None}.get(of)
     if chosen is None:
         raise FedblendError(f"this experiment sums no {of!r} under masks")
     return chosen
 
 
-def keys(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def keys(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
     """Stage 1: new public keys, for masks and for what is sealed."""
     of = words["of"]
     summing(here, of)
@@ -74,7 +74,7 @@ def keys(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     return {}, {name: tensor_of(public) for name, (_, public) in made.items()}
 
 
-def shares(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def shares(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
     """Stage 2: this site's two secrets, split among all sites whose keys came, sealed for each of them."""
     of, threshold = words["of"], int(words["threshold"])
     known, public = _at(here, of, "keys"), _public(tensors)
@@ -93,7 +93,7 @@ def shares(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
 
 
 def masked(
-    here: Here, aggregator: SecureMean, upload: Tensors, start: Tensors, words: dict[str, Any], tensors: Tensors
+    here: ClientTask, aggregator: SecureMean, upload: Tensors, start: Tensors, words: dict[str, Any], tensors: Tensors
 ) -> dict[str, torch.Tensor]:
     """Stage 3 for models: the upload as it leaves, {"masked": int32 [numbers]}."""
     total = words["total"]
@@ -103,19 +103,21 @@ def masked(
     return _masked(here, MODELS, whole, about_sum(words, here.round, start, total), tensors)
 
 
-def masked_mean(here: Here, payload: Tensors, words: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+def masked_mean(here: ClientTask, payload: Tensors, words: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     """Stage 3 for means: what is shared as it leaves, {"masked": int32 [numbers]}, tensors by name."""
     whole = torch.cat([payload[name].flatten() for name in sorted(payload)])
     return _masked(here, MEANS, whole, about_sum(words, here.round), tensors)
 
 
-def _masked(here: Here, of: str, whole: torch.Tensor, about: bytes, tensors: Tensors) -> dict[str, torch.Tensor]:
+def _masked(here: ClientTask, of: str, whole: torch.Tensor, about: bytes, tensors: Tensors) -> dict[str, torch.Tensor]:
     """Whole numbers, int32 [numbers], under their masks; the secrets that made these are forgotten."""
     known = _at(here, of, "shares")
-    sealed = {int(peer): bytes_in(tensor) for peer, tensor in under("sealed/", tensors).items()}
+    sealed = {int(peer): bytes_in(tensor) for peer, tensor in strip_prefix("sealed/", tensors).items()}
     threshold = int.from_bytes(known["threshold"], "little")
     if len(sealed) + 1 < threshold or not all(f"public/{peer}/mask" in known for peer in sealed):
-        raise Refused(f"sites {sorted([here.client, *sealed])} are not those of this round, or not {threshold} of them")
+        raise RefusedByPolicy(
+            f"sites {sorted([here.client, *sealed])} are not those of this round, or not {threshold} of them"
+        )
     numbers = whole.numpy().view(np.uint32)
     numbers = numbers + stretched(known["own"], len(numbers))
     for peer in sorted(sealed):
@@ -126,7 +128,7 @@ def _masked(here: Here, of: str, whole: torch.Tensor, about: bytes, tensors: Ten
     return {"masked": torch.from_numpy(numbers.view(np.int32))}
 
 
-def unmask(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def unmask(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
     """Stage 4: this site's shares, of those whose numbers arrived and of those who are gone. It answers once."""
     of = words["of"]
     known = _at(here, of, "masked")
@@ -134,9 +136,11 @@ def unmask(here: Here, words: dict[str, Any], tensors: Tensors) -> Spoken:
     sealed = {int(name.removeprefix("sealed/")): c for name, c in known.items() if name.startswith("sealed/")}
     threshold = int.from_bytes(known["threshold"], "little")
     if there & gone or there | gone != {*sealed, here.client} or here.client not in there:
-        raise Refused(f"it is asked to unmask {sorted(there)} without {sorted(gone)}, which is not what it masked for")
+        raise RefusedByPolicy(
+            f"it is asked to unmask {sorted(there)} without {sorted(gone)}, which is not what it masked for"
+        )
     if len(there) < threshold:
-        raise Refused(f"a sum of {len(there)} sites, and it needs {threshold}")
+        raise RefusedByPolicy(f"a sum of {len(there)} sites, and it needs {threshold}")
     _keep(here, of, "done", {})
     said = {f"own/{here.client}": known["own-share"]}
     for peer, content in sealed.items():
@@ -159,22 +163,22 @@ def _public(tensors: Tensors) -> dict[int, dict[str, bytes]]:
 
 
 def _check(
-    here: Here, rule: SecureMean | SecureMeans, public: dict[int, dict[str, bytes]], known: Known, threshold: int
+    here: ClientTask, rule: SecureMean | SecureMeans, public: dict[int, dict[str, bytes]], known: Known, threshold: int
 ) -> None:
     """Refuse too small a sum, and keys among which this site's are not its own or that are not all different."""
     least = max(rule.threshold(len(public)), here.site.min_sum)
     if not least <= threshold <= len(public):
-        raise Refused(
+        raise RefusedByPolicy(
             f"a sum of {threshold} of {len(public)} sites: the experiment and this site's policy want {least} "
             "(min_sum in its file)"
         )
     ours = {name: public_of(known[f"private/{name}"]) for name in ("mask", "box")}
     different = {key for table in public.values() for key in table.values()}
     if public.get(here.client) != ours or len(different) != 2 * len(public):
-        raise Refused("the keys that the server gives out are not those that the sites sent")
+        raise RefusedByPolicy("the keys that the server gives out are not those that the sites sent")
 
 
-def _at(here: Here, of: str, stage: str) -> Known:
+def _at(here: ClientTask, of: str, stage: str) -> Known:
     """What is remembered of this round's sum at a stage. Raises :class:`FedblendError` at any other."""
     kept = here.memory.recall(STATE, f"{here.round}/{of}/{stage}")
     if kept is None:
@@ -184,5 +188,5 @@ def _at(here: Here, of: str, stage: str) -> Known:
     return {name: bytes_in(tensor) for name, tensor in kept.items()}
 
 
-def _keep(here: Here, of: str, stage: str, known: Known) -> None:
+def _keep(here: ClientTask, of: str, stage: str, known: Known) -> None:
     here.memory.keep(STATE, f"{here.round}/{of}/{stage}", {name: tensor_of(content) for name, content in known.items()})

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedblend.core.aggregator import Aggregator, Tensors, Weighed, counting
+from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Int, part
 from fedblend.methods.aggregators.compiled import squared_distances
@@ -36,7 +36,7 @@ class Krum(Aggregator):
         """Refuse more such clients than a cohort can have."""
         _require_byzantine(self.byzantine, cohort, "train.cohort is")
 
-    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The winner's tensors."""
         kept = counting(uploads)
         winner = kept[nearest(kept, self.byzantine)[0]]
@@ -66,7 +66,7 @@ class MultiKrum(Aggregator):
                 f"{self.byzantine} clients; valid: 1 to {cohort - self.byzantine}"
             )
 
-    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The mean of the winners."""
         kept = counting(uploads)
         most = len(kept) - self.byzantine

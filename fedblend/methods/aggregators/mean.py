@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedblend.core.aggregator import Aggregator, Tensors, Weighed
+from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload
 from fedblend.core.registry import part
 from fedblend.methods.aggregators.compiled import add_weighted
 
@@ -65,7 +65,7 @@ class WeightedMean(Aggregator):
         """Whether clients count alike."""
         return self.by == "clients"
 
-    def partial(self, uploads: Iterable[Weighed]) -> Sums:
+    def partial(self, uploads: Iterable[WeightedUpload]) -> Sums:
         """The weighted sums."""
         sums = Sums()
         for tensors, weight in uploads:
@@ -80,6 +80,6 @@ class WeightedMean(Aggregator):
         """The mean."""
         return partial.mean()
 
-    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The mean of uploads."""
         return self.partial(uploads).mean()

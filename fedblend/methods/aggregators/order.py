@@ -10,7 +10,7 @@ import pydantic
 import torch
 from pydantic import Field
 
-from fedblend.core.aggregator import Aggregator, Tensors, Weighed, counting
+from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Float, part
 from fedblend.methods.aggregators.compiled import mean_of_order, mean_within
@@ -27,7 +27,7 @@ class Median(Aggregator):
     are rounded.
     """
 
-    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The medians."""
         kept = counting(uploads)
         return _means_of_order(kept, (len(kept) - 1) // 2)
@@ -65,7 +65,7 @@ class TrimmedMean(Aggregator):
         # Rounded first, or 0.29 * 100 would be 28.
         return min(int(round(self.share * uploads, 9)), (uploads - 1) // 2)
 
-    def aggregate(self, uploads: Iterable[Weighed]) -> dict[str, torch.Tensor]:
+    def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The trimmed means."""
         kept = counting(uploads)
         return _means_of_order(kept, self.trimmed(len(kept)))
@@ -103,7 +103,7 @@ class IntervalMean(Aggregator):
 
     def finish(self, partial: Any, weights: Tensors) -> dict[str, torch.Tensor]:
         """The means, each of what lies within the interval around the round's weights."""
-        uploads: Sequence[Weighed] = [(tensors, weight) for tensors, weight in partial if weight > 0]
+        uploads: Sequence[WeightedUpload] = [(tensors, weight) for tensors, weight in partial if weight > 0]
         return {
             name: self._parameter([u[name] for u, _ in uploads], [w for _, w in uploads], start.to(uploads[0][0][name]))
             if start.is_floating_point()
@@ -115,5 +115,5 @@ class IntervalMean(Aggregator):
         return as_stored(mean_within(rows, shares, start, self.low, self.high), start.dtype)
 
 
-def _plain(name: str, uploads: Iterable[Weighed]) -> torch.Tensor:
+def _plain(name: str, uploads: Iterable[WeightedUpload]) -> torch.Tensor:
     return WeightedMean().aggregate(({name: tensors[name]}, weight) for tensors, weight in uploads)[name]

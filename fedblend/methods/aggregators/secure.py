@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedblend.core.aggregator import Tensors, Weighed
+from fedblend.core.aggregator import Tensors, WeightedUpload
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Int, Positive, part
 from fedblend.methods.aggregators.mean import WeightedMean, as_stored
@@ -57,7 +57,7 @@ class SecureMean(WeightedMean):
     without masks. What the server still learns of each client: its number of samples, its loss, that it took part.
     """
 
-    hides_uploads = True
+    secure_aggregated = True
 
     range: Positive = 16.0
     """Largest change of a number in one round that can be told; a client whose model moved further sends nothing."""
@@ -113,11 +113,11 @@ class SecureMean(WeightedMean):
             made[name] = as_stored(before.double() + from_whole(numbers, largest, total.share), before.dtype)
         return {name: made[name] for name in start}
 
-    def partial(self, uploads: Iterable[Weighed]) -> list[Weighed]:  # type: ignore[override]
+    def partial(self, uploads: Iterable[WeightedUpload]) -> list[WeightedUpload]:  # type: ignore[override]
         """All uploads: where they are not masked, shares are known only when all are there."""
         return list(uploads)
 
-    def finish(self, partial: list[Weighed] | Total, weights: Tensors) -> dict[str, torch.Tensor]:  # type: ignore[override]
+    def finish(self, partial: list[WeightedUpload] | Total, weights: Tensors) -> dict[str, torch.Tensor]:  # type: ignore[override]
         """The mean, of a sum that was made under masks or of uploads."""
         if isinstance(partial, list):
             sizes = [int(weight) for _, weight in partial]

@@ -48,7 +48,7 @@ def augmix(unit: torch.Tensor, drawn: Mapping[str, torch.Tensor]) -> torch.Tenso
 
     ``unit`` are images on the unit scale, [0, 1], which are rounded to the 256 grey levels that the operations work
     on; ``drawn`` is what :func:`draw_augmix` drew for shape [..., B]. Views are float32, on the same scale. Where
-    ``unit`` asks for gradients they flow through the operations, as :func:`~fedblend.methods.augment.operations.apply` says.
+    ``unit`` asks for gradients they flow through the operations, as :func:`.operations.apply` says.
     """
     if unit.requires_grad:
         greys = unit.double() * 255

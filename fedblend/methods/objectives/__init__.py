@@ -1,6 +1,6 @@
 """Objectives: what loss a client minimises on a batch, and terms that add to any of them."""
 
-from fedblend.core.objective import Batch, Context, Net, Objective, Plain, Plan, Task, Term
+from fedblend.core.objective import Batch, Context, Net, Objective, Plain, StepPlan, Task, Term
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix
@@ -19,8 +19,8 @@ __all__ = [
     "Net",
     "Objective",
     "Plain",
-    "Plan",
     "Proximal",
+    "StepPlan",
     "Task",
     "Term",
 ]

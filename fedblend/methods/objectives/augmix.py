@@ -12,11 +12,11 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, Net, Objective, Plan, Scale, Tensors
+from fedblend.core.objective import Batch, Context, Net, Objective, Scale, StepPlan, Tensors
 from fedblend.core.registry import Count, Float, NonNegative, Positive, build, part
 from fedblend.methods.augment import augmix
 from fedblend.methods.augment.augmix import VIEWS, draw_augmix
-from fedblend.methods.objectives.output_cache import Watching
+from fedblend.methods.objectives.output_cache import OutputCache
 
 LEAST_SHARE = 1e-7
 """What the mixture's probabilities are raised to before their logarithm is taken, as in AugMix's own code."""
@@ -102,8 +102,8 @@ class AugMix(Objective):
         """The same on cross-entropy."""
         return replace(self, base="plain")
 
-    def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
-        """What :func:`~fedblend.methods.augment.draw_augmix` draws, one row a step: [steps, width, 2, ...]; then the base's.
+    def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
+        """What :func:`.draw_augmix` draws, one row a step: [steps, width, 2, ...]; then the base's.
 
         So the views are the same on any base. Raises :class:`FedblendError` if names of the two are alike.
         """
@@ -133,7 +133,7 @@ class AugMix(Objective):
         views = self.views(batch.x, {name: drawn[name][:size] for name in DRAWN}, context.scale)
         outputs = net(torch.cat([batch.x, views.flatten(0, 1)]))
         # A base that asks for the outputs of the images themselves has them already.
-        watching = Watching(net, batch.x)
+        watching = OutputCache(net, batch.x)
         watching.outputs = outputs[:size]
         own = base(watching, batch, drawn, context)
         # An untrained model's outputs hardly differ, and lambda is large: float32 would round much of that away.

@@ -10,7 +10,7 @@ import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from fedblend.core.objective import Batch, Context, Net, Objective, Plan, Tensors
+from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors
 from fedblend.core.registry import Count, Fraction, Int, NonNegative, part
 from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_loss
 
@@ -30,7 +30,7 @@ class MeanMix(Objective):
     exclude_own: bool = False
     """Pick no mean of the client's own; where there is no other, its batches stay plain."""
 
-    def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
+    def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """``lam`` float32 [steps] (0 where a batch stays plain) and ``entry`` int64 [steps]."""
         steps = len(plan.sizes)
         entry = draw_entries(rng, plan, (steps,), self.exclude_own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedblend.core.objective import Batch, Context, Net, Objective, Plan, Tensors
+from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors
 from fedblend.core.registry import Fraction, Positive, part
 
 
@@ -40,7 +40,7 @@ class LocalMix(Objective):
     alpha: Positive = 1.0
     """Both parameters of the Beta distribution."""
 
-    def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
+    def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """``lam`` float32 [steps], and ``partner`` int64 [steps, width]: a permutation of each batch."""
         steps = len(plan.sizes)
         order = rng.random((steps, plan.width))
@@ -72,7 +72,7 @@ class GlobalMixup(Objective):
     exclude_own: bool = False
     """Pick no sample of the client's own; where there is no other, it trains plainly."""
 
-    def draw(self, rng: np.random.Generator, plan: Plan) -> dict[str, np.ndarray]:
+    def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """``lam`` float32 [steps], and ``partner`` int64 [steps, width]: entries of the shared samples."""
         steps = len(plan.sizes)
         ratio = draw_ratio(rng, steps, self.lam, self.alpha)
@@ -88,7 +88,7 @@ class GlobalMixup(Objective):
         return mixed_loss(net, batch, x_other, context.pool["y"][partner], drawn["lam"], context)
 
 
-def draw_entries(rng: np.random.Generator, plan: Plan, shape: tuple[int, ...], exclude_own: bool) -> np.ndarray:
+def draw_entries(rng: np.random.Generator, plan: StepPlan, shape: tuple[int, ...], exclude_own: bool) -> np.ndarray:
     """Entries of the pool, uniform with replacement, int64 of ``shape``; without the client's own if asked."""
     if exclude_own and plan.own is not None and not plan.own.all():
         others = np.flatnonzero(~plan.own)
@@ -96,6 +96,6 @@ def draw_entries(rng: np.random.Generator, plan: Plan, shape: tuple[int, ...], e
     return rng.integers(plan.entries, size=shape)
 
 
-def has_partner(plan: Plan, exclude_own: bool) -> bool:
+def has_partner(plan: StepPlan, exclude_own: bool) -> bool:
     """Whether there is an entry to mix with. A client that alone has shared and excludes its own has none."""
     return not exclude_own or plan.own is None or not plan.own.all()

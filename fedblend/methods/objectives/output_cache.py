@@ -9,7 +9,7 @@ import torch
 from fedblend.core.objective import Net
 
 
-class Watching:
+class OutputCache:
     """A net whose outputs for one input are kept: to be noted, and to be used again by terms that ask for the same.
 
     Only what is computed with the same weights may be used again, so there is one for each phase of a step.
@@ -39,7 +39,7 @@ class Watching:
         return outputs.detach().softmax(-1)
 
 
-class Means:
+class LabelMeans:
     """Mean outputs by label of one client or of a stack of them, added up on the device."""
 
     def __init__(self, classes: int, device: torch.device, clients: int = 1) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pydantic
 import torch
 
-from fedblend.core.protection import Mechanism, Protection, Round, Tensors, changes, moved, no_further
+from fedblend.core.protection import Mechanism, Protection, ReleaseContext, Tensors, changes, moved, no_further
 from fedblend.core.registry import NonNegative, Positive, part
 
 
@@ -68,7 +68,7 @@ class ClipAndNoise(Protection):
         # What leaves is all that the server's noise has to outweigh: it must be within the norm as it is sent.
         return no_further(moved(upload, start, change), start, change)
 
-    def release(self, weights: Tensors, start: Tensors, round: Round) -> dict[str, torch.Tensor]:
+    def release(self, weights: Tensors, start: Tensors, round: ReleaseContext) -> dict[str, torch.Tensor]:
         """At the server: noise on the sum of updates, which is divided by the clients that were drawn.
 
         Not by those that arrived: how many do may depend on the data, and the sum's sensitivity is all that is known.

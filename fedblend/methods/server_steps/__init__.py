@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedblend.core.registry import part
-from fedblend.core.server_step import Known, Refined, Server, ServerStep, Tensors
+from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
 from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance
 from fedblend.methods.server_steps.distill import DistillToModel
 from fedblend.methods.server_steps.prior import PriorSamples
@@ -12,11 +12,11 @@ from fedblend.methods.server_steps.seeds import TrainOnSeeds
 __all__ = [
     "AggEnhance",
     "DistillToModel",
-    "Known",
+    "ModelSpec",
     "NoStep",
     "PriorSamples",
     "SecureAggEnhance",
-    "Server",
+    "ServerContext",
     "ServerStep",
     "TrainOnSeeds",
 ]
@@ -28,6 +28,6 @@ class NoStep(ServerStep):
 
     active = False
 
-    def refine(self, weights: Tensors, server: Server) -> Refined:
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The aggregate itself."""
         return dict(weights), {}

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, Positive, part
-from fedblend.core.server_step import Answer, Known, Refined, Server, Tensors
+from fedblend.core.server_step import ModelSpec, Refined, Response, ServerContext, Tensors
 from fedblend.methods.server_steps.points import Stacked, ballots, beginning, elect, require_classes, search
 from fedblend.methods.server_steps.tuning import Tuning
 
@@ -37,7 +37,7 @@ class AggEnhance(Tuning):
     decay: Annotated[Float, Field(gt=0, le=1)] = 1.0
     """Weight of a point against one of the next round's; 1 weighs all alike (Figure 16)."""
 
-    def require_possible(self, known: Known) -> None:
+    def require_possible(self, known: ModelSpec) -> None:
         """Raise :class:`FedblendError` unless points can be made: of classes, by a model that can be stacked."""
         name: str = type(self).name
         require_classes(name, known)
@@ -48,7 +48,7 @@ class AggEnhance(Tuning):
                     f"a fused {type(layer).__name__}"
                 )
 
-    def refine(self, weights: Tensors, server: Server) -> Refined:
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The aggregate tuned on the points; and these, with their labels and the rounds they were made in."""
         best = self.best(beginning(server), server)
         kept = server.state if best is None else self._joined(server.state, best, server.round)
@@ -57,7 +57,7 @@ class AggEnhance(Tuning):
         worth = self.decay ** (server.round - kept["rounds"]).float()
         return self.tune(weights, kept["points"], kept["labels"], worth, server), kept
 
-    def best(self, begin: torch.Tensor, server: Server) -> torch.Tensor | None:
+    def best(self, begin: torch.Tensor, server: ServerContext) -> torch.Tensor | None:
         """The round's points [C, ...], from ``begin`` [C, ...]; ``None`` if there is no model to make them of."""
         # Answers may come from clients, who are not trusted: only points of the right form, within the box, and votes
         # of at most 1.
@@ -69,7 +69,7 @@ class AggEnhance(Tuning):
         said = [a["scores"].clamp(0, 1) for a in server.ask({"points": found}) if _like(a.get("scores"), empty)]
         return elect(found, sum(said, empty))
 
-    def answers(self, uploads: Mapping[int, Tensors], question: Tensors, known: Known) -> dict[int, Answer]:
+    def answers(self, uploads: Mapping[int, Tensors], question: Tensors, known: ModelSpec) -> dict[int, Response]:
         """Of each model its points [C, ...], or what it says of all models' points [K, C, ...]."""
         if not uploads:
             return {}
@@ -102,7 +102,7 @@ class SecureAggEnhance(AggEnhance):
     (epsilon, delta) there earns it here too.
     """
 
-    asks_clients = True
+    queries_clients = True
 
 
 def _like(tensor: torch.Tensor | None, like: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedblend.core.registry import Count, NonNegative, Positive, part
-from fedblend.core.server_step import Known, Refined, Server, ServerStep, Tensors
+from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
 from fedblend.methods.server_steps.points import require_classes, slopes_of
 
 
@@ -33,11 +33,11 @@ class DistillToModel(ServerStep):
     lr: Positive | None = None
     """Learning rate; unless given, the clients' in that round."""
 
-    def require_possible(self, known: Known) -> None:
+    def require_possible(self, known: ModelSpec) -> None:
         """Raise :class:`FedblendError` unless the task has classes."""
         require_classes("distill-to-model", known)
 
-    def refine(self, weights: Tensors, server: Server) -> Refined:
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The server's model after K_s steps; nothing is kept beside it."""
         if server.pool is None or not len(server.pool) or "outputs" not in server.said:
             return dict(weights), {}
@@ -51,7 +51,7 @@ class DistillToModel(ServerStep):
         return self._trained(weights, x, targets, server), {}
 
     def _trained(
-        self, weights: Tensors, x: torch.Tensor, targets: torch.Tensor, server: Server
+        self, weights: Tensors, x: torch.Tensor, targets: torch.Tensor, server: ServerContext
     ) -> dict[str, torch.Tensor]:
         lr = server.lr if self.lr is None else self.lr
         made = {name: tensor.clone() for name, tensor in weights.items()}

@@ -9,9 +9,9 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedblend._kernels.simplify import Flat
+from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.errors import FedblendError
-from fedblend.core.server_step import Known, Server, Tensors
+from fedblend.core.server_step import ModelSpec, ServerContext, Tensors
 from fedblend.data.scale import Scaler
 from fedblend.models.names import same_tensors
 
@@ -24,7 +24,7 @@ POINTS_AT_ONCE = 200
 """Points that a model votes on together."""
 
 
-def require_classes(step: str, known: Known) -> None:
+def require_classes(step: str, known: ModelSpec) -> None:
     """Raise :class:`FedblendError` unless the task has classes, inputs a unit scale, and the model no tensor twice."""
     if known.task.kind != "classification":
         raise FedblendError(f"method.server_step: '{step}' works with classes; these data have none")
@@ -37,13 +37,13 @@ def require_classes(step: str, known: Known) -> None:
         )
 
 
-def logits(known: Known, weights: Tensors, points: torch.Tensor) -> torch.Tensor:
+def logits(known: ModelSpec, weights: Tensors, points: torch.Tensor) -> torch.Tensor:
     """A model's outputs for points in [0, 1]."""
     assert isinstance(known.scale, Scaler)
     return functional_call(known.model, dict(weights), (known.scale.from_unit(points),))
 
 
-def beginning(server: Server) -> torch.Tensor:
+def beginning(server: ServerContext) -> torch.Tensor:
     """A place to begin for each class [C, ...]: noise, half way to the last points (lines 1 to 4)."""
     classes = server.task.outputs
     noise = torch.from_numpy(server.rng.random((classes, *server.shape), np.float32))
@@ -51,7 +51,7 @@ def beginning(server: Server) -> torch.Tensor:
     return noise if last is None or len(last) < classes else (last[-classes:] + noise) / 2
 
 
-def search(models: Stacked, begin: torch.Tensor, known: Known, steps: int, step_size: float) -> torch.Tensor:
+def search(models: Stacked, begin: torch.Tensor, known: ModelSpec, steps: int, step_size: float) -> torch.Tensor:
     """A point for each model and class [K, C, ...] (lines 5 to 7).
 
     ``models`` has a leading dimension of models; every point starts at its class's ``begin`` [C, ...] and stays in
@@ -70,7 +70,7 @@ def search(models: Stacked, begin: torch.Tensor, known: Known, steps: int, step_
         (slope,) = torch.autograd.grad(total, moving)
         return (points - step_size * slope).clamp(0, 1)
 
-    moved, found = Flat(step), []
+    moved, found = TracedFunction(step), []
     for some in zip(*(values.split(MODELS_AT_ONCE) for values in models.values()), strict=True):
         points = begin.expand(len(some[0]), *begin.shape).contiguous()
         for _ in range(steps):
@@ -79,7 +79,7 @@ def search(models: Stacked, begin: torch.Tensor, known: Known, steps: int, step_
     return torch.cat(found)
 
 
-def ballots(models: Sequence[Tensors], points: torch.Tensor, known: Known) -> list[torch.Tensor]:
+def ballots(models: Sequence[Tensors], points: torch.Tensor, known: ModelSpec) -> list[torch.Tensor]:
     """What each model says of points [K, C, ...]: of each its class's probability if it is the likeliest, else 0."""
     count, classes = points.shape[:2]
     labels = torch.arange(classes).repeat(count)
@@ -88,7 +88,7 @@ def ballots(models: Sequence[Tensors], points: torch.Tensor, known: Known) -> li
     def said(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         return logits(known, dict(zip(names, weights, strict=True)), points).softmax(1)
 
-    chances_of, votes = Flat(said), []
+    chances_of, votes = TracedFunction(said), []
     for one in models:
         weights = [one[name] for name in names]
         chances = torch.cat([chances_of(some, *weights) for some in points.flatten(0, 1).split(POINTS_AT_ONCE)])
@@ -102,7 +102,7 @@ def elect(points: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
     return points[score.argmax(0), torch.arange(points.shape[1])]
 
 
-def slopes_of(loss: Callable[..., torch.Tensor], names: Sequence[str], trained: Sequence[str]) -> Flat:
+def slopes_of(loss: Callable[..., torch.Tensor], names: Sequence[str], trained: Sequence[str]) -> TracedFunction:
     """The gradients of ``loss(weights, *batch)`` by the ``trained`` weights, as a function of tensors.
 
     These are all weights in the order of their ``names``, and the batch's.
@@ -116,4 +116,4 @@ def slopes_of(loss: Callable[..., torch.Tensor], names: Sequence[str], trained: 
             # Zeros for a weight that the loss does not reach.
             return list(torch.autograd.grad(made, params, materialize_grads=True))
 
-    return Flat(slopes)
+    return TracedFunction(slopes)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
-from fedblend.core.server_step import Known, Refined, Server, Tensors
+from fedblend.core.server_step import ModelSpec, Refined, ServerContext, Tensors
 from fedblend.data.scale import Scaler
 from fedblend.methods.server_steps.points import require_classes
 from fedblend.methods.server_steps.tuning import Tuning
@@ -32,7 +32,7 @@ class PriorSamples(Tuning):
     augment: bool = False
     """Turn pictures round (left to right, every second one) and move them by up to 4 pixels, anew in each epoch."""
 
-    def require_possible(self, known: Known) -> None:
+    def require_possible(self, known: ModelSpec) -> None:
         """Raise :class:`FedblendError` unless the task has classes, and pictures where they are to be augmented."""
         require_classes("prior-samples", known)
         if self.augment and len(known.shape) != 3:
@@ -40,7 +40,7 @@ class PriorSamples(Tuning):
                 f"method.server_step.augment: true moves pictures; these data are of shape {list(known.shape)}"
             )
 
-    def refine(self, weights: Tensors, server: Server) -> Refined:
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The aggregate tuned on the samples; nothing is kept, since they are the same in every round."""
         assert server.prior is not None
         assert isinstance(server.scale, Scaler)
@@ -48,7 +48,7 @@ class PriorSamples(Tuning):
         unit = server.scale.to_unit(server.scale(x))
         return self.tune(weights, unit, y, torch.ones(len(y)), server), {}
 
-    def seen(self, points: torch.Tensor, server: Server) -> torch.Tensor:
+    def seen(self, points: torch.Tensor, server: ServerContext) -> torch.Tensor:
         """A batch, augmented if asked."""
         return augmented(points, server.rng) if self.augment else points
 

@@ -7,7 +7,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedblend.core.registry import Count, Positive, part
-from fedblend.core.server_step import Known, Refined, Server, ServerStep, Tensors
+from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
 from fedblend.methods.server_steps.points import require_classes
 
 
@@ -30,11 +30,11 @@ class TrainOnSeeds(ServerStep):
     rounds: Count = 1
     """Rounds in which the server trains: the first so many."""
 
-    def require_possible(self, known: Known) -> None:
+    def require_possible(self, known: ModelSpec) -> None:
         """Raise :class:`FedblendError` unless the task has classes."""
         require_classes("train-on-seeds", known)
 
-    def refine(self, weights: Tensors, server: Server) -> Refined:
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The trained weights; nothing is kept beside them."""
         if server.round >= self.rounds or server.pool is None or not len(server.pool):
             return dict(weights), {}
@@ -45,7 +45,9 @@ class TrainOnSeeds(ServerStep):
             labels = labels.long()
         return self._trained(weights, server.pool.tensors["x"], labels, server), {}
 
-    def _trained(self, weights: Tensors, x: torch.Tensor, y: torch.Tensor, server: Server) -> dict[str, torch.Tensor]:
+    def _trained(
+        self, weights: Tensors, x: torch.Tensor, y: torch.Tensor, server: ServerContext
+    ) -> dict[str, torch.Tensor]:
         made = {name: tensor.clone() for name, tensor in weights.items()}
         leaves = [made[name].requires_grad_() for name in server.trained if made[name].is_floating_point()]
         adam = torch.optim.Adam(leaves, lr=self.lr)

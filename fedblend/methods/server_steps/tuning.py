@@ -10,7 +10,7 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from fedblend.core.registry import Count, Int, Positive
-from fedblend.core.server_step import Server, ServerStep, Tensors
+from fedblend.core.server_step import ServerContext, ServerStep, Tensors
 from fedblend.methods.server_steps.points import Stacked, logits, slopes_of
 
 
@@ -25,12 +25,12 @@ class Tuning(ServerStep):
     lr: Positive | None = None
     """Learning rate on the points; unless given, the clients' in that round."""
 
-    def seen(self, points: torch.Tensor, server: Server) -> torch.Tensor:
+    def seen(self, points: torch.Tensor, server: ServerContext) -> torch.Tensor:
         """A batch of points as the model sees it; a step may augment them."""
         return points
 
     def tune(
-        self, weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor, server: Server
+        self, weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor, server: ServerContext
     ) -> Stacked:
         """The weights trained on points [n, ...] in [0, 1] with labels [n], each weighed by ``worth`` [n]."""
         lr = server.lr if self.lr is None else self.lr

@@ -1,8 +1,8 @@
 """Sharings: what a client gives before training, and what is made of it."""
 
 from fedblend.core.registry import part
-from fedblend.core.sharing import Local, Payload, Pool, Sharing
-from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Means, Noise
+from fedblend.core.sharing import ClientData, Payload, Pool, Sharing
+from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Noise, SharedMeans
 from fedblend.methods.sharing.raw import Raw
 from fedblend.methods.sharing.secure_means import SecureMeans
 from fedblend.methods.sharing.seeds import MixedSeeds, RawSeeds
@@ -10,10 +10,9 @@ from fedblend.methods.sharing.xor_seeds import BaseSamples, MixedTargetSeeds, Xo
 
 __all__ = [
     "BaseSamples",
+    "ClientData",
     "HiddenMeans",
-    "Local",
     "LocalMeans",
-    "Means",
     "MixedSeeds",
     "MixedTargetSeeds",
     "NoSharing",
@@ -23,6 +22,7 @@ __all__ = [
     "Raw",
     "RawSeeds",
     "SecureMeans",
+    "SharedMeans",
     "Sharing",
     "XorSeeds",
 ]
@@ -32,5 +32,5 @@ __all__ = [
 class NoSharing(Sharing):
     """Nothing is shared before training (FedAvg, FedProx, LocalMix)."""
 
-    travels = False
+    leaves_client = False
     active = False

@@ -13,14 +13,14 @@ import torch
 from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Fraction, NonNegative, part
-from fedblend.core.sharing import Local, Payload, Pool, Sharing, rows_of
+from fedblend.core.sharing import ClientData, Payload, Pool, Sharing, rows_of
 
 CHUNK = 1024
 """Samples that are scaled at a time: one-hot text is 300 times larger scaled than stored."""
 
 
 def group_means(
-    local: Local, groups: np.ndarray, read: Callable[[torch.Tensor], torch.Tensor]
+    local: ClientData, groups: np.ndarray, read: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[Payload, np.ndarray]:
     """Means of inputs and targets by group: x [groups, ...] and y [groups, outputs], and the groups' sizes.
 
@@ -59,7 +59,7 @@ def class_groups(rng: np.random.Generator, labels: np.ndarray, size: int) -> np.
 
 
 @part("sharing", "means")
-class Means(Sharing):
+class SharedMeans(Sharing):
     """Mashed data (MAFL, Algorithm 1): a client splits its samples into groups of M_k and sends their means.
 
     A group smaller than the client's policy allows is not sent.
@@ -110,7 +110,7 @@ class Means(Sharing):
                 f"nobody would share; {valid}"
             )
 
-    def share(self, local: Local) -> Payload | None:
+    def share(self, local: ClientData) -> Payload | None:
         """Means of inputs x [groups, ...] and of targets y [groups, outputs]; ``None`` below the threshold."""
         if self.scale == "unit":
             return self._means(local, lambda x: local.scale.to_unit(local.scale(x)))
@@ -119,7 +119,7 @@ class Means(Sharing):
             return self._means(local, lambda x: local.scale.from_unit(local.scale.to_unit(local.scale(x))))
         return self._means(local, local.scale)
 
-    def _means(self, local: Local, read: Callable[[torch.Tensor], torch.Tensor]) -> Payload | None:
+    def _means(self, local: ClientData, read: Callable[[torch.Tensor], torch.Tensor]) -> Payload | None:
         n = len(local.y)
         if self.multiplier and local.task.kind != "classification":
             raise FedblendError(
@@ -143,7 +143,7 @@ class Means(Sharing):
             payload["x"] = payload["x"] + self.noise * torch.from_numpy(drawn)
         return self._private(payload, count[allowed.numpy()], local) if self.multiplier else payload
 
-    def _private(self, payload: Payload, count: np.ndarray, local: Local) -> Payload:
+    def _private(self, payload: Payload, count: np.ndarray, local: ClientData) -> Payload:
         """Means with noise in proportion to how far one sample can move each: a mean of few moves far."""
         distance = {"x": local.scale.diameter(tuple(local.x.shape[1:])), "y": math.sqrt(2)}
         if self.scale == "unit":
@@ -184,10 +184,10 @@ class Means(Sharing):
 
 
 @part("sharing", "local-means")
-class LocalMeans(Means):
+class LocalMeans(SharedMeans):
     """Control of FedMix's Table 9: each client mixes with its own means only; nothing leaves it."""
 
-    travels = False
+    leaves_client = False
     own_only = True
 
     def view(self, pool: Pool, client: int) -> Pool:
@@ -204,12 +204,12 @@ class Noise(Sharing):
     """
 
     bytes_kind = "means"
-    travels = False
+    leaves_client = False
 
     sigma: NonNegative = 1.0
     """Standard deviation of the noise, on the model's input scale."""
 
-    def share(self, local: Local) -> Payload | None:
+    def share(self, local: ClientData) -> Payload | None:
         """One entry of noise, shaped like an input."""
         if not len(local.y):
             return None
@@ -220,7 +220,7 @@ class Noise(Sharing):
 
 
 @part("sharing", "hidden-means")
-class HiddenMeans(Means):
+class HiddenMeans(SharedMeans):
     """Means of hidden states after ``layer`` layers of the round's global model (FedMix, appendix E).
 
     They are sent again every round, since they change with the weights. For the objective ``hidden-mix``.
@@ -237,6 +237,6 @@ class HiddenMeans(Means):
             raise ValueError(f"multiplier: {self.multiplier} needs bounds, which hidden states do not have; valid: 0")
         return self
 
-    def share(self, local: Local) -> Payload | None:
+    def share(self, local: ClientData) -> Payload | None:
         """Means of hidden states x [groups, ...] and of targets y [groups, outputs]."""
         return self._means(local, lambda x: local.hidden(local.scale(x), self.layer))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedblend.core.registry import part
-from fedblend.core.sharing import Local, Payload, Sharing
+from fedblend.core.sharing import ClientData, Payload, Sharing
 
 
 @part("sharing", "raw")
@@ -16,6 +16,6 @@ class Raw(Sharing):
     bytes_kind = "raw"
     unsafe = True
 
-    def share(self, local: Local) -> Payload | None:
+    def share(self, local: ClientData) -> Payload | None:
         """Samples x and targets y as stored."""
         return {"x": local.x, "y": local.y} if len(local.y) else None

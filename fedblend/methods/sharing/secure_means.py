@@ -12,9 +12,9 @@ from pydantic import Field
 from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Int, NonNegative, Positive, part
-from fedblend.core.sharing import Local, Payload, Pool, Sharing
+from fedblend.core.sharing import ClientData, Payload, Pool, Sharing
 from fedblend.methods.aggregators.secure import as_whole, from_whole, least_of
-from fedblend.methods.sharing.means import Means
+from fedblend.methods.sharing.means import SharedMeans
 
 WHOLE = "whole-"
 """What the names of a mean's tensors begin with while these are whole numbers."""
@@ -32,7 +32,7 @@ class SecureMeans(Sharing):
     """
 
     bytes_kind = "means"
-    hides_entries = True
+    secure_aggregated = True
 
     server_average: Annotated[Int, Field(ge=2)] = 3
     """Clients to a group; where clients do not come out even, groups are larger, but never twice as large."""
@@ -57,9 +57,9 @@ class SecureMeans(Sharing):
         return self
 
     @property
-    def means(self) -> Means:
+    def means(self) -> SharedMeans:
         """What a client's mean is made by."""
-        return Means(scale=self.scale, noise=self.noise, multiplier=self.multiplier)
+        return SharedMeans(scale=self.scale, noise=self.noise, multiplier=self.multiplier)
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no mean reaches the policy's size, or fewer clients share than make a sum."""
@@ -75,7 +75,7 @@ class SecureMeans(Sharing):
         """The noise of `means`: it is on each client's own mean, whatever these are summed with."""
         return self.means.mechanism()
 
-    def share(self, local: Local) -> Payload | None:
+    def share(self, local: ClientData) -> Payload | None:
         """One mean as whole numbers: "whole-x" int32 [1, ...] and "whole-y" int32 [1, outputs].
 
         Raises :class:`FedblendError` where a number is beyond ``range`` or not finite.

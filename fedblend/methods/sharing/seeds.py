@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, part
-from fedblend.core.sharing import Local, Payload, Pool, Request, Sharing
+from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing
 from fedblend.methods.sharing.inverse import (
     coordinate,
     inverse_ratio,
@@ -55,7 +55,7 @@ class RawSeeds(Seeds):
     samples: Count = 10
     """Samples that each device sends, N_S; all it has, if that is fewer."""
 
-    def share(self, local: Local) -> Payload | None:
+    def share(self, local: ClientData) -> Payload | None:
         """Samples as stored, drawn without replacement, and their labels int64 [n]."""
         if not len(local.y):
             return None
@@ -95,7 +95,7 @@ class MixedSeeds(Seeds):
             inverse_ratio(self.lam)
         return self
 
-    def share(self, local: Local) -> Payload | None:
+    def share(self, local: ClientData) -> Payload | None:
         """Mixtures x [n, ...] in the type of the samples, their two labels y int64 [n, 2]."""
         labels = local.y.numpy().astype(np.int64)
         if len(np.unique(labels)) < 2:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, Int, part
-from fedblend.core.sharing import Local, Payload, Pool, Request
+from fedblend.core.sharing import ClientData, Payload, Pool, Request
 from fedblend.methods.sharing.seeds import Seeds, short_labels
 from fedblend.methods.sharing.xor import decode, draw_within, encode, shortages, superpose
 from fedblend.methods.sharing.xor_kernels import WHITE
@@ -41,7 +41,7 @@ class Drawn(NamedTuple):
 class BaseSamples(Seeds):
     """Nothing is shared: the server trains on data of its own, those of one client (XorMixFL's standalone learning)."""
 
-    travels = False
+    leaves_client = False
 
     server: Label = 0
     """The client that is the server, counted from 0."""
@@ -147,7 +147,7 @@ class _TargetSeeds(Seeds):
         own = dummies[held[dummies] > 0]
         return own[rng.integers(len(own), size=(count, 1))] if len(own) else None
 
-    def share(self, local: Local) -> Payload | None:
+    def share(self, local: ClientData) -> Payload | None:
         """Seeds uint8 [n, ...], their target labels ``y`` [n] and their dummies' labels [n, k].
 
         Raises :class:`FedblendError` for data that are not stored in 8 bits.

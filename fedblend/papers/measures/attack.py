@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
-from fedblend.papers.measures.base import Measure, Seen
+from fedblend.papers.measures.base import CellRun, Measure
 
 
 @part("measure", "attack")
 class AttackFigure(Measure):
     """An attack on clients after the run's last round (0 rounds: on the untrained model), mean over their images.
 
-    Each of the first clients that hold a batch is attacked once (:func:`fedblend.analysis.attacks.attack_run`); the images stay
+    Each of the first clients that hold a batch is attacked once (:func:`attack_run`); the images stay
     beside the numbers. ``picture`` gives the first client's.
     """
 
@@ -36,7 +36,7 @@ class AttackFigure(Measure):
     attacker: Literal["guesses", "plain", "knows"] = "plain"
     """What the attacker knows of the objective (``fedblend attack``); plain cross-entropy is what papers assume."""
 
-    def measured(self, seen: Seen) -> float | str:
+    def measured(self, seen: CellRun) -> float | str:
         """In the figure's unit."""
         how = {
             "attack": self.attack,
@@ -52,16 +52,16 @@ class AttackFigure(Measure):
             return (each / f"client{found['clients'][0]}" / "images.png").relative_to(seen.folder).as_posix()
         return float(found[self.figure]) * (100 if self.figure == "ssim" else 1)
 
-    def _attack(self, seen: Seen, place: Path) -> dict[str, Any]:
+    def _attack(self, seen: CellRun, place: Path) -> dict[str, Any]:
         import numpy as np
 
-        from fedblend.analysis.attacks.snapshot import Moment
+        from fedblend.analysis.attacks.snapshot import RoundSnapshot
         from fedblend.runs.directory import RunDirectory
         from fedblend.runs.runner import one_thread
 
         assert seen.run is not None
         with one_thread():
-            moment = Moment.of(RunDirectory(seen.run), seen.outcome.round)
+            moment = RoundSnapshot.of(RunDirectory(seen.run), seen.outcome.round)
             chosen = np.flatnonzero(moment.task.sizes >= self.images)[: self.clients].tolist()
             if not chosen:
                 raise FedblendError(f"no client holds {self.images} images to attack")

@@ -20,7 +20,7 @@ Tick = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Seen:
+class CellRun:
     """A cell with one seed: its experiment, its run (none where nothing is trained), a folder for work."""
 
     experiment: Experiment
@@ -55,14 +55,14 @@ class Measure:
     trains: ClassVar[bool] = True
     """Whether the cell's experiment is run first."""
 
-    def measured(self, seen: Seen) -> float | str | None:
+    def measured(self, seen: CellRun) -> float | str | None:
         """The number, the path of a picture relative to ``seen.folder``, or ``None`` where there is none.
 
         ``inf`` is a target that was never reached. Raises :class:`FedblendError` where the cell cannot be measured.
         """
         raise TypeError(f"{type(self).__name__} defines no measured()")
 
-    def is_settled(self, seen: Seen) -> bool:
+    def is_settled(self, seen: CellRun) -> bool:
         """Whether a run that was interrupted has gone far enough for a number that no later round changes."""
         return False
 

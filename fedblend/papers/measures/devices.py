@@ -9,7 +9,7 @@ import numpy as np
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import part
 from fedblend.experiment.setup import make_setup
-from fedblend.papers.measures.base import Measure, Seen
+from fedblend.papers.measures.base import CellRun, Measure
 
 
 @part("measure", "devices")
@@ -19,14 +19,14 @@ class Devices(Measure):
     figure: Literal["mean", "variance"] = "mean"
     """Mean in per cent, or variance in per cent squared."""
 
-    def measured(self, seen: Seen) -> float:
+    def measured(self, seen: CellRun) -> float:
         """In per cent, or per cent squared."""
         found = seen.once("devices", {}, lambda place: self._score(seen))
         values = 100 * np.array(found["accuracy"])
         return float(values.mean() if self.figure == "mean" else values.var())
 
-    def _score(self, seen: Seen) -> dict[str, Any]:
-        from fedblend.core.trees import under
+    def _score(self, seen: CellRun) -> dict[str, Any]:
+        from fedblend.core.trees import strip_prefix
         from fedblend.engines.loop import LoopEngine
         from fedblend.runs import checkpoint
         from fedblend.runs.runner import one_thread
@@ -35,14 +35,14 @@ class Devices(Measure):
         state = checkpoint.read(seen.run)
         if state is None or not state.own:
             raise FedblendError(
-                'devices keep no weights of their own in this run; give the experiment judge = "device"'
+                'devices keep no weights of their own in this run; give the experiment evaluate_model = "device"'
             )
         with one_thread():
             engine = LoopEngine(make_setup(seen.experiment), "cpu")
             found = []
             for number, (_, table) in enumerate(sorted(state.own.items())):
                 seen.tick("devices tested", number, len(state.own))
-                right = engine.score(under("weights/", table)).right
+                right = engine.score(strip_prefix("weights/", table)).right
                 assert right is not None
                 found.append(float(right.mean()))
         return {"accuracy": found}

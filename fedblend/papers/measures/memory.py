@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from fedblend.core.registry import part
-from fedblend.papers.measures.base import Measure, Seen
+from fedblend.papers.measures.base import CellRun, Measure
 
 MEGABYTE = 10**6
 
@@ -23,7 +23,7 @@ class StepMemory(Measure):
 
     trains = False
 
-    def measured(self, seen: Seen) -> float:
+    def measured(self, seen: CellRun) -> float:
         """In 10^6 bytes, the most that is kept at once."""
         from fedblend.engines.autotune import seconds_a_step
         from fedblend.engines.loop import LoopEngine

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import part
-from fedblend.papers.measures.base import Measure, Seen
+from fedblend.papers.measures.base import CellRun, Measure
 from fedblend.papers.measures.privacy import relative, shared_of
 from fedblend.runs.files import write_atomically
 
@@ -24,7 +24,7 @@ INK = "#22303c"
 class PointsPicture(Measure):
     """The class interior points of a run: a row a round (eight at most), a column a class (AggEnhance, Figure 10)."""
 
-    def measured(self, seen: Seen) -> str:
+    def measured(self, seen: CellRun) -> str:
         """The path of a PNG."""
         from fedblend.analysis.points.sheets import sheets
         from fedblend.runs.groups import Group
@@ -70,7 +70,7 @@ class SeedsPicture(Measure):
 
     trains = False
 
-    def measured(self, seen: Seen) -> str:
+    def measured(self, seen: CellRun) -> str:
         """The path of a PNG."""
         from fedblend.analysis.privacy.seed_pictures import draw_seeds
 

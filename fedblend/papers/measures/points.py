@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fedblend.core.registry import Count, part
-from fedblend.papers.measures.base import Measure, Seen
+from fedblend.papers.measures.base import CellRun, Measure
 
 
 @part("measure", "points")
@@ -21,21 +21,21 @@ class PointsFigure(Measure):
     vae_epochs: Count = 10
     """Epochs of the autoencoder."""
 
-    def measured(self, seen: Seen) -> float:
+    def measured(self, seen: CellRun) -> float:
         """In per cent, or a cosine distance from 0 to 2."""
         settings = {"epochs": self.epochs, "vae_epochs": self.vae_epochs}
         return float(seen.once("points", settings, lambda place: self._look(seen))[self.figure])
 
-    def _look(self, seen: Seen) -> dict[str, Any]:
+    def _look(self, seen: CellRun) -> dict[str, Any]:
         from fedblend.analysis import points
         from fedblend.runs.runner import one_thread
 
         assert seen.run is not None
         with one_thread():
             subject = points.read(seen.run)
-            chosen = points.Settings.of(subject, self.epochs)
+            chosen = points.TrainingSettings.of(subject, self.epochs)
             seen.tick("autoencoder", 0, self.vae_epochs)
-            far = points.distances(subject, points.train_vae(subject.world, self.vae_epochs))
+            far = points.distances(subject, points.train_vae(subject.setup, self.vae_epochs))
             seen.tick("new model", 0, 1)
             accuracy = points.fresh_accuracy(subject, chosen)
         rounds = sorted(far.by_round)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
-from fedblend.papers.measures.base import Measure, Seen
+from fedblend.papers.measures.base import CellRun, Measure
 
 
 @part("measure", "sample-privacy")
@@ -30,12 +30,12 @@ class SamplePrivacy(Measure):
     """Draws that are averaged."""
     trains = False
 
-    def measured(self, seen: Seen) -> float:
+    def measured(self, seen: CellRun) -> float:
         """A natural logarithm of a distance on stored values, or a share."""
         settings = {"samples": self.samples, "devices": self.devices, "repeats": self.repeats}
         return float(seen.once("sample-privacy", settings, lambda place: self._measure(seen))[self.figure])
 
-    def _measure(self, seen: Seen) -> dict[str, Any]:
+    def _measure(self, seen: CellRun) -> dict[str, Any]:
         from fedblend.analysis.privacy.samples import draw, measure
         from fedblend.data.partitions import prepare
 
@@ -70,14 +70,14 @@ class SeedPrivacy(Measure):
     """Draws that are averaged."""
     trains = False
 
-    def measured(self, seen: Seen) -> float | None:
+    def measured(self, seen: CellRun) -> float | None:
         """A distance on pixels from 0 to 255, or a share; nothing of an XOR where there is none."""
         wanted = "mds" if self.figure == "mds" else "plain"
         found = seen.once(f"seed-privacy-{wanted}", {"repeats": self.repeats}, lambda place: self._measure(seen))
         value = found[self.figure]
         return value[int(self.deviation)] if isinstance(value, list) else value
 
-    def _measure(self, seen: Seen) -> dict[str, Any]:
+    def _measure(self, seen: CellRun) -> dict[str, Any]:
         from fedblend.analysis.privacy.xor import draw, measure
         from fedblend.data.partitions import prepare
 
@@ -92,7 +92,7 @@ class SeedPrivacy(Measure):
         return (20_000.0 if self.figure == "mds" else 500.0) * self.repeats
 
 
-def shared_of(seen: Seen, p: int | None = None) -> Any:
+def shared_of(seen: CellRun, p: int | None = None) -> Any:
     """What the devices of a cell share in its first draw; with ``p`` samples blended, if given."""
     from fedblend.analysis.privacy.xor import draw
     from fedblend.data.partitions import prepare

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
-from fedblend.papers.measures.base import Measure, Seen
+from fedblend.papers.measures.base import CellRun, Measure
 from fedblend.runs.groups import Outcome
 from fedblend.runs.summary import costs
 
@@ -22,7 +22,7 @@ def _smoothed(outcome: Outcome, last: int) -> list[tuple[int, float]]:
     return [(round, math.fsum(w) / len(w)) for (round, _), w in zip(evaluated, windows, strict=True)]
 
 
-def _target(seen: Seen) -> float:
+def _target(seen: CellRun) -> float:
     """The accuracy that counts as reached."""
     if seen.experiment.target is None:
         raise FedblendError("target: is missing; give the experiment the accuracy that counts")
@@ -38,7 +38,7 @@ class Accuracy(Measure):
     best: bool = False
     """The best such mean of the run, not the last."""
 
-    def measured(self, seen: Seen) -> float | None:
+    def measured(self, seen: CellRun) -> float | None:
         """In per cent."""
         values = [value for _, value in _smoothed(seen.outcome, self.last)]
         return 100 * (max(values) if self.best else values[-1]) if values else None
@@ -53,12 +53,12 @@ class AccuracyAt(Measure):
     last: Count = 1
     """Evaluations up to there of which the mean is taken."""
 
-    def measured(self, seen: Seen) -> float | None:
+    def measured(self, seen: CellRun) -> float | None:
         """In per cent."""
         values = [value for round, value in _smoothed(seen.outcome, self.last) if round <= self.round]
         return 100 * values[-1] if values else None
 
-    def is_settled(self, seen: Seen) -> bool:
+    def is_settled(self, seen: CellRun) -> bool:
         """Once the round is made."""
         return seen.outcome.round >= self.round
 
@@ -70,13 +70,13 @@ class RoundsTo(Measure):
     last: Count = 1
     """Evaluations whose mean must reach it."""
 
-    def measured(self, seen: Seen) -> float:
+    def measured(self, seen: CellRun) -> float:
         """A number of rounds."""
         target = _target(seen)
         reached = (round for round, value in _smoothed(seen.outcome, self.last) if value >= target)
         return float(next(reached, math.inf))
 
-    def is_settled(self, seen: Seen) -> bool:
+    def is_settled(self, seen: CellRun) -> bool:
         """Once the target is reached."""
         return math.isfinite(self.measured(seen))
 
@@ -88,7 +88,7 @@ class LabelAccuracy(Measure):
     labels: tuple[int, ...] | Literal["targets"] = "targets"
     """The labels, or those that the split makes scarce (its ``targets``)."""
 
-    def measured(self, seen: Seen) -> float:
+    def measured(self, seen: CellRun) -> float:
         """In per cent."""
         labels = seen.experiment.partition.targets if self.labels == "targets" else self.labels
         by_label = seen.outcome.evaluated[-1]["per_class"]
@@ -104,7 +104,7 @@ class Clients(Measure):
     size: Literal["all", "<100", "100-199", ">199"] = "all"
     """Clients by how many samples they hold."""
 
-    def measured(self, seen: Seen) -> float | None:
+    def measured(self, seen: CellRun) -> float | None:
         """In per cent; nothing where there are no such clients."""
         found: dict[str, Any] | None = seen.outcome.evaluated[-1].get("clients")
         if found is None:
@@ -127,7 +127,7 @@ class Costs(Measure):
     per_upload: bool = False
     """Divided by the uploads of the run."""
 
-    def measured(self, seen: Seen) -> float:
+    def measured(self, seen: CellRun) -> float:
         """In the figure's unit; ``inf`` where the target was never reached."""
         total: dict[str, float] = defaultdict(float)
         target = _target(seen) if self.until_target else None
@@ -146,7 +146,7 @@ class Costs(Measure):
             raise FedblendError(f"figure: '{self.figure}' is not valid; valid: {', '.join(total)}")
         return self.scale * total[self.figure] / (max(1.0, total["uploads"]) if self.per_upload else 1.0)
 
-    def is_settled(self, seen: Seen) -> bool:
+    def is_settled(self, seen: CellRun) -> bool:
         """Once the target is reached, where counting ends there."""
         return self.until_target and math.isfinite(self.measured(seen))
 
@@ -159,7 +159,7 @@ class Split(Measure):
     """``classes_mean``, ``classes_deviation``, ``divergence``, ``distance``, or of sizes (``size_mean``, ...)."""
     trains = False
 
-    def measured(self, seen: Seen) -> float:
+    def measured(self, seen: CellRun) -> float:
         """In the figure's unit."""
         from fedblend.data.measures import class_counts, noniid_measures
         from fedblend.data.partitions import prepare

@@ -1,0 +1,386 @@
+"""Attacks on runs, and leak report cards: what is attacked is what was sent; the commands as users meet them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded
+from helpers import run as after_rounds
+from helpers import same
+
+from fedblend.analysis.attacks.outcome import attack_run, attacks_on
+from fedblend.analysis.attacks.search import cosine
+from fedblend.analysis.attacks.setup import prepare
+from fedblend.analysis.attacks.snapshot import RoundSnapshot
+from fedblend.analysis.points.loss_scaling import Noting, switches
+from fedblend.analysis.privacy.leaks import NOT_ATTACKED, Leak, card
+from fedblend.analysis.privacy.rebuilt import _shared, by_chance, of_means, sizes_of
+from fedblend.cli import attacking
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
+from fedblend.report.leaks import strongest
+from fedblend.runs import api, checkpoint
+from fedblend.runs.directory import RunDirectory
+
+ONE = {"train": {"cohort": 1, "momentum": 0.5, "lr": 0.05, "batch_size": 40, "epochs": 1}, "rounds": 2}
+"""One client a round, whose model is then the next round's."""
+
+
+def run(path: Path, **changes: Any) -> Path:
+    api.run(resolve(changed(TINY, changes)), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two rounds with FedAvg."""
+    return run(tmp_path_factory.mktemp("runs") / "plain", **ONE)
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    state = checkpoint.read(path)
+    assert state is not None
+    return state.weights
+
+
+# What is attacked ------------------------------------------------------------------------------------------
+
+
+def test_a_round_is_made_again_as_the_run_made_it(made: Path, tmp_path: Path) -> None:
+    cohorts = {record["round"]: record.get("cohort") for record in RunDirectory(made).metrics()}
+    before, watched = contents(made), []
+    shorter = run(tmp_path / "shorter", **ONE | {"rounds": 1})
+
+    moments = {r: RoundSnapshot.of(made, r, lambda done, total: watched.append((done, total))) for r in (0, 1, 2)}
+
+    assert same(moments[0].task.weights, make_setup(resolve(changed(TINY, ONE))).weights())
+    assert same(moments[1].task.weights, weights(shorter))
+    assert same(moments[2].task.weights, weights(made))
+    assert not same(moments[1].task.weights, moments[2].task.weights)
+    assert [moments[r].task.round for r in (0, 1, 2)] == [0, 1, 2]
+    assert [list(moments[r].cohort) for r in (0, 1)] == [cohorts[1], cohorts[2]]
+    assert watched == [(0, 1), (1, 1)]  # only round 1 had to be made again
+    assert contents(made) == before
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedprox+fed-augmix": {"method": {"name": "fedprox+fed-augmix", "objective": {"large_lambda": 20.0}}},
+    "fedmix": {"method": {"name": "fedmix", "sharing": {"samples_per_mean": 5}}},
+    "prune": {"protection": {"name": "prune", "keep": 0.2}},
+    "noise": {"protection": {"name": "noise", "scale": 0.01, "clip": 0.5}},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_attacked_is_what_the_server_got(name: str, tmp_path: Path) -> None:
+    changes = ONE | METHODS[name]
+    first = weights(run(tmp_path / "a", **changes | {"rounds": 1}))
+    second = weights(run(tmp_path / "b", **changes))
+    moment = RoundSnapshot.of(tmp_path / "b", 1)
+
+    scene = prepare(moment, moment.cohort[0], attacker="knows")
+
+    for tensor, sent in scene.observed.items():
+        torch.testing.assert_close(sent, second[tensor] - first[tensor], rtol=1e-4, atol=2e-7)
+    assert scene.drawn
+    assert len(scene.y) == moment.task.sizes[scene.client]
+    if name != "noise":  # which nobody can repeat
+        assert cosine(scene.victim.observe(scene.x, scene.y), scene.observed).item() < 1e-5
+
+
+def test_only_who_knows_the_random_numbers_can_repeat_an_augmented_update(tmp_path: Path) -> None:
+    path = run(tmp_path / "a", **ONE | METHODS["fedprox+fed-augmix"])
+    moment = RoundSnapshot.of(path, 2)
+
+    def cost(attacker: Any) -> float:
+        scene = prepare(moment, 1, images=4, steps=3, attacker=attacker)
+        assert (len(scene.y), scene.steps) == (4, 3)
+        return cosine(scene.victim.observe(scene.x, scene.y), scene.observed).item()
+
+    assert cost("knows") < 1e-5
+    assert cost("guesses") > 1e-3
+    assert cost("plain") > 1e-3
+    assert cost("guesses") == cost("guesses")
+
+
+def test_a_client_trains_on_so_many_of_its_images_so_many_times(made: Path) -> None:
+    moment = RoundSnapshot.of(made, 0)
+    scene = prepare(moment, 2, images=3, steps=5)
+    x, y = moment.setup.samples(2, 3)
+
+    assert torch.equal(scene.x, moment.setup.scale(x))
+    assert torch.equal(scene.y, y)
+    assert scene.victim.steps is not None
+    assert [sorted(rows) for rows in scene.victim.steps.rows(3)] == [[0, 1, 2]] * 5
+    assert (scene.victim.steps.momentum, scene.victim.steps.lr) == (0.5, 0.05)
+    assert prepare(moment, 2, images=3).steps == 1  # the run's epochs
+
+
+def test_dropout_is_left_out_of_what_an_attacker_computes(tmp_path: Path) -> None:
+    path = run(tmp_path / "a", **ONE | {"model": {"name": "mlp", "hidden": [8], "dropout": 0.5}})
+    scene = prepare(RoundSnapshot.of(path, 0), 0, images=2, steps=1)
+
+    sent = [scene.victim.observe(scene.x, scene.y) for _ in range(2)]
+
+    assert same(*sent)
+
+
+def test_an_interrupted_attack_keeps_its_best_images(made: Path, tmp_path: Path) -> None:
+    def stop(restart: int, number: int, cost: torch.Tensor) -> None:
+        if number == 7:
+            raise KeyboardInterrupt
+
+    found = attack_run(made, 0, 1, images=1, steps=1, iterations=50, progress=stop)
+
+    table = json.loads((found.write(tmp_path / "kept") / "attack.json").read_text())
+    assert table["stopped"]
+    assert table["iterations"] == 7
+    assert table["cost"] == pytest.approx(found.rebuilt.curve.min(), abs=1e-7)
+
+
+# The command -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_attacks_prints_and_keeps(made: Path) -> None:
+    before = contents(made)
+    words = ("--round", 1, "--client", 3, "--images", 1, "--steps", 1, "--iterations", 150, "--labels", "inferred")
+
+    told = succeeded(here("attack", made, *words))
+
+    folder = made / "attacks" / "invgrad-round1-client3-1x1-guesses-inferred"
+    table = json.loads((folder / "attack.json").read_text())
+    assert (folder / "images.png").read_bytes().startswith(PNG)
+    assert table["psnr"] > 30
+    assert f"{table['mse']:.4f}" in told.out
+    assert f"{table['psnr']:.2f}" in told.out
+    assert "images.png" in told.out
+    names = ("round", "client", "images", "steps", "attack", "iterations", "stopped", "attacker")
+    assert [table[n] for n in names] == [1, 3, 1, 1, "invgrad", 150, False, "guesses"]
+    (each,) = table["each"]
+    assert each["rebuilt_as"] == each["label"]
+    assert (each["mse"], each["psnr"], each["ssim"]) == (table["mse"], table["psnr"], table["ssim"])
+    assert attacks_on(RunDirectory(made)) == [table]
+    assert {n: c for n, c in contents(made).items() if not n.startswith("attacks")} == before
+    same_again = attack_run(made, 1, 3, images=1, steps=1, iterations=150, labels="inferred").table()
+    assert same_again | {"seconds": 0} == table | {"seconds": 0}
+
+
+def test_ctrl_c_ends_the_command_with_what_it_has(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Any, restart: int, number: int, cost: torch.Tensor) -> None:
+        if number == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(attacking.Costs, "__call__", stop)
+    words = ("--round", 0, "--client", 0, "--images", 2, "--out", tmp_path / "o")
+
+    told = here("attack", made, *words)
+
+    assert (told.code, "Traceback" in told.err) == (130, False)
+    assert "stopped after 5 iterations" in told.err
+    assert json.loads((tmp_path / "o" / "attack.json").read_text())["stopped"]
+    assert (tmp_path / "o" / "images.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--round", 9, "--client", 0), ["round: 9", "valid: 0 to 2"]),
+        (("--round", 2, "--client", 7), ["client: 7", "clients 0 to 3"]),
+        (("--round", 2, "--client", 0, "--attack", "invgrat"), ["'invgrat'", "invgrad, dlg, idlg"]),
+        (("--round", 2, "--client", 0, "--steps", 3), ["steps: 3", "give images"]),
+        (("--round", 2, "--client", 0, "--images", 10**6), ["images: 1000000", "client 0 holds"]),
+        (("--round", 2, "--client", 0, "--labels", "some"), ["labels: 'some'", "true, inferred"]),
+        (("--round", 2, "--client", 0, "--attacker", "me"), ["attacker: 'me'", "guesses, plain, knows"]),
+        (("--round", 2, "--client", 0, "--out", "/proc/none"), ["--out /proc/none"]),
+    ],
+)
+def test_mistakes_end_in_one_message(words: tuple[object, ...], told: list[str], made: Path) -> None:
+    refused(here("attack", made, *words), *told)
+
+
+def test_runs_that_cannot_be_attacked_are_refused(tmp_path: Path) -> None:
+    refused(here("attack", tmp_path, "--round", 0, "--client", 0), "holds no run")
+    outputs = run(tmp_path / "fd", method="fd", rounds=1)
+    refused(here("attack", outputs, "--round", 0, "--client", 0), "'outputs'", "no model")
+    toy = run(tmp_path / "toy", data="toy", rounds=1, partition={"name": "iid", "clients": 2}, train={"cohort": 1})
+    refused(here("attack", toy, "--round", 0, "--client", 0), "data: 'toy'", "rebuild images")
+
+
+# Leak report cards -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs whose clients send weights, means, mixed seeds, raw samples, and outputs; the first is attacked."""
+    folder = tmp_path_factory.mktemp("study")
+    methods = {
+        "fedavg": {},
+        "fedmix": {"method": {"name": "fedmix", "sharing": {"samples_per_mean": 5}}},
+        "mixfld": {"method": {"name": "mixfld", "server_step": {"steps": 1}}},
+        "raw": {"method": "global-mixup", "unsafe": True},
+        "fd": {"method": "fd"},
+    }
+    for name, changes in methods.items():
+        run(folder / name, **changes)
+    attack_run(folder / "fedavg", 2, 0, images=2, steps=1, iterations=30).write()
+    attack_run(folder / "fedavg", 2, 1, images=2, steps=1, iterations=30).write()
+    return folder
+
+
+def test_the_card_tells_what_left_and_what_was_rebuilt(study: Path, tmp_path: Path) -> None:
+    told = succeeded(here("leaks", study, "--out", tmp_path / "card"))
+
+    kept = json.loads((tmp_path / "card" / "leaks.json").read_text())
+    rows = {(row["run"], row["kind"]): row for row in kept["leaks"]}
+    assert (tmp_path / "card" / "leaks.png").read_bytes().startswith(PNG)
+    assert (tmp_path / "card" / "leaks.csv").read_text().count("\n") == len(kept["leaks"]) + 1
+    assert set(rows) == {
+        ("fedavg", "weights"), ("fedmix", "means"), ("fedmix", "weights"), ("mixfld", "seeds"), ("mixfld", "outputs"),
+        ("raw", "raw"), ("raw", "weights"), ("fd", "outputs"),
+    }  # fmt: skip
+    weights, attacks = rows["fedavg", "weights"], attacks_on(RunDirectory(study / "fedavg"))
+    for measure in ("mse", "psnr", "ssim"):
+        assert weights[measure] == pytest.approx(np.mean([one[measure] for one in attacks]))
+    assert "2 clients" in weights["how"]
+    assert rows["raw", "raw"]["psnr"] == "inf"
+    assert rows["raw", "weights"]["how"] == NOT_ATTACKED
+    assert rows["raw", "weights"]["psnr"] is None
+    assert rows["fd", "outputs"]["shape"] == "1 tensor, 100 numbers"
+    assert rows["fedavg", "weights"]["shape"] == "4 tensors, 610 numbers"  # 64 x 8 + 8, 8 x 10 + 10
+    for name in ("fedavg", "fedmix", "mixfld", "raw", "fd"):
+        records = RunDirectory(study / name).metrics()
+        sent: dict[str, int] = {}
+        for record in records:
+            for kind, number in record["bytes_up"].items():
+                sent[kind] = sent.get(kind, 0) + number
+        assert {kind: row["bytes"] for (of, kind), row in rows.items() if of == name} == sent
+        assert {row["accuracy"] for (of, _), row in rows.items() if of == name} == {records[-1]["accuracy"]}
+    assert "means by M_k" in told.out
+
+
+def test_means_are_remade_as_they_were_sent(study: Path) -> None:
+    setup, state = make_setup(RunDirectory(study / "fedmix").experiment()), checkpoint.read(study / "fedmix")
+    assert state is not None
+
+    made, groups = _shared(setup, setup.experiment.method.sharing)
+
+    x, number = torch.cat(made), torch.from_numpy(np.concatenate(groups))
+    assert torch.equal(x, state.entries.tensors["x"])
+    samples = setup.scale(setup.data.train.x[torch.from_numpy(setup.population.order)])
+    for k in range(0, len(x), 9):  # each is the mean of the samples that it is said to be made of
+        torch.testing.assert_close(x[k], samples[number == k].mean(0), rtol=1e-5, atol=1e-6)
+        assert int((number == k).sum()) <= 5
+
+
+def test_the_nearest_raw_sample_is_found_as_by_hand(study: Path) -> None:
+    setup = make_setup(RunDirectory(study / "fedmix").experiment())
+    sharing = setup.experiment.method.sharing
+    made, groups = _shared(setup, sharing)
+    x, number = torch.cat(made).double(), np.concatenate(groups)
+    samples = setup.scale(setup.data.train.x[torch.from_numpy(setup.population.order)]).double()
+    apart = (x[:, None] - samples[None]).square().flatten(2).mean(2)
+
+    found = of_means(setup, sharing)
+
+    assert found is not None
+    assert found.samples == len(x) < 300  # all of them
+    least, rows = apart.min(1)
+    grey = float(setup.scale.factor.flatten()[0])
+    assert found.mse == pytest.approx(float(least.mean()), rel=1e-4)
+    assert found.distance == pytest.approx(float((64 * least).sqrt().mean()) / grey, rel=1e-4)
+    assert found.recognised == pytest.approx(float((number[rows.numpy()] == np.arange(len(x))).mean()), abs=0.01)
+    assert found.psnr == pytest.approx(
+        float((-10 * (least / (grey * 255) ** 2).log10()).clamp(max=100).mean()), rel=1e-3
+    )
+
+
+def test_a_mean_of_one_sample_is_that_sample(tmp_path: Path) -> None:
+    method = {"name": "fedmix", "sharing": {"samples_per_mean": 1}}
+    path = run(tmp_path / "a", method=method, unsafe=True, rounds=1)
+    setup = make_setup(RunDirectory(path).experiment())
+
+    near = of_means(setup, setup.experiment.method.sharing)
+
+    assert near is not None
+    assert (near.recognised, near.psnr) == (1.0, 100.0)
+    assert near.ssim == pytest.approx(1.0)
+    assert near.distance == pytest.approx(0.0, abs=1e-3)
+    assert sizes_of(setup, setup.experiment.method.sharing) == [1, 2, 3, 5, 10, 20, 50, "all"]
+    assert by_chance(setup, 5) == pytest.approx(5 / len(setup.population.order))
+    assert by_chance(setup, "all") == pytest.approx(1 / 4)
+
+
+def test_larger_means_are_farther_from_raw_samples(study: Path) -> None:
+    rows = card(RunDirectory(study / "fedmix")).by_size
+
+    assert [row["samples_per_mean"] for row in rows] == [2, 3, 5, 10, 20, 50, "all"]
+    assert [row["own"] for row in rows] == [False, False, True, False, False, False, False]
+    far = [row["distance"] for row in rows]
+    assert far[0] < far[3] < far[-1]
+    assert rows[0]["recognised"] > rows[4]["recognised"]
+
+
+def test_the_figure_takes_the_most_that_anyone_got() -> None:
+    def leak(kind: str, psnr: float) -> Leak:
+        return Leak("r", "m", 0.5, kind, "", 1, 1, 1, "", psnr=psnr)
+
+    found = strongest([leak("weights", 9.0), leak("weights", 12.0), leak("means", math.nan), leak("raw", math.inf)])
+
+    assert [(one.kind, one.psnr) for one in found] == [("weights", 12.0), ("raw", math.inf)]
+
+
+def test_a_damaged_attack_is_told(study: Path, tmp_path: Path) -> None:
+    folder = RunDirectory(tmp_path).path / "attacks" / "x"
+    folder.mkdir(parents=True)
+    (folder / "attack.json").write_text('{"mse": 1')
+
+    with pytest.raises(FedblendError, match=r"attack.json: is damaged"):
+        attacks_on(RunDirectory(tmp_path))
+
+
+# When loss scaling switched --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("threshold", "share"), [(0.0, 1), (1e30, 0)])
+def test_batches_that_took_the_large_lambda_are_counted(threshold: float, share: int, tmp_path: Path) -> None:
+    objective = {"large_lambda": 20.0, "threshold": threshold}
+    path = run(tmp_path / "a", method={"name": "fed-augmix", "objective": objective})
+    sizes = make_setup(RunDirectory(path).experiment()).sizes(0)
+    told: list[int] = []
+
+    rows = switches(path, lambda of_round: told.append(len(of_round)))
+
+    cohorts = [record["cohort"] for record in RunDirectory(path).metrics()[1:]]
+    assert [(row.round, row.client) for row in rows] == [(r, c) for r, them in enumerate(cohorts, 1) for c in them]
+    assert [row.batches for row in rows] == [-(-int(sizes[row.client]) // 40) for row in rows]
+    assert [row.large for row in rows] == [share * row.batches for row in rows]
+    assert told == [2, 2]
+
+
+def test_the_run_that_is_made_again_is_the_run(tmp_path: Path) -> None:
+    path = run(tmp_path / "a", method={"name": "fed-augmix", "objective": {"large_lambda": 20.0}})
+    setup = make_setup(RunDirectory(path).experiment())
+    noting = Noting(setup.experiment.method.objective)
+    method = setup.experiment.method.model_copy(update={"objective": noting})
+    watched = replace(setup, experiment=setup.experiment.model_copy(update={"method": method}))
+
+    state = after_rounds(RoundLoop(watched, LoopEngine(watched)), 2)[0]
+
+    assert same(state.weights, weights(path))
+    assert noting.flags
+
+
+def test_runs_that_switch_nothing_are_refused(made: Path) -> None:
+    with pytest.raises(FedblendError, match=r"'plain' of .* switches no lambda"):
+        switches(made)

@@ -1,0 +1,473 @@
+"""What attacks must satisfy exactly, and that they rebuild what the literature says they rebuild."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import examples, images, setup
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from fedblend.analysis import attacks
+from fedblend.analysis.attacks.inversion import invert
+from fedblend.analysis.attacks.labels import infer_labels, read_off
+from fedblend.analysis.attacks.metrics import compare, match, mse, psnr, ssim
+from fedblend.analysis.attacks.search import DLG, InvGrad, cosine, squared, total_variation
+from fedblend.analysis.attacks.victim import Steps, Victim
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Context, StepPlan, Task
+from fedblend.core.sharing import gather
+from fedblend.data.loaders.digits import Digits
+from fedblend.data.scale import Scaler
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.sgd import SGD
+from fedblend.experiment.config import resolve
+
+UNIT = Scaler("unit", False, *(torch.tensor(v).view(1, 1, 1) for v in (1 / 255, 0.0, 1 / 255, 0.0)))
+STANDARD = Scaler("standard", False, *(torch.tensor(v).view(1, 1, 1) for v in (1 / 64, -0.8, 1 / 255, 0.0)))
+"""Pictures less their mean 0.2, in units of their deviation 64 / 255."""
+
+
+def context(classes: int = 10, scale: Scaler = UNIT) -> Context:
+    return Context(Task("classification", classes), scale)
+
+
+def seeded(make: Any, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+def perceptron(inputs: int = 64, classes: int = 10, seed: int = 0, hidden: int = 32) -> nn.Module:
+    """A smooth network in float64."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(inputs, hidden), nn.Sigmoid(), nn.Linear(hidden, classes)
+        ).double(),
+        seed,
+    )
+
+
+def convnet(classes: int = 10) -> nn.Module:
+    """Two convolutions with ReLUs, and a linear layer."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Flatten(),
+            nn.Linear(16 * 64, classes),
+        )
+    )  # fmt: skip
+
+
+def digits(count: int = 1, first: int = 0, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    """Real digits of different classes, in [0, 1]."""
+    data = Digits().load().train
+    return data.x[first : first + count].to(dtype) / 255, data.y[first : first + count]
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# What is sent ----------------------------------------------------------------------------------------------
+
+STEPS = {
+    "gradient": None,
+    "one step": Steps(0.1, 1),
+    "three steps": Steps(0.1, 3, momentum=0.9, weight_decay=0.01, clip_norm=0.5),
+    "two batches": Steps(0.1, [[0, 1], [2, 3], [1, 3]]),
+}
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_the_cost_at_the_true_images_is_zero(steps: str) -> None:
+    victim = Victim(perceptron(), context(), steps=STEPS[steps])
+    x, y = digits(4)
+    observed = victim.observe(x, y)
+
+    for attack in (InvGrad(), DLG()):
+        assert attack.distance(victim, observed, x, y).item() == pytest.approx(0.0, abs=1e-12)
+        soft = F.one_hot(y, 10).double()
+        assert attack.distance(victim, observed, x, soft).item() == pytest.approx(0.0, abs=1e-12)
+        assert attack.distance(victim, observed, x.flip(3), y).item() > 1e-6
+
+
+def test_an_update_of_one_step_is_minus_the_learning_rate_times_the_gradient() -> None:
+    model, (x, y) = perceptron(), digits(3)
+    loss = F.cross_entropy(model(x), y)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+
+    sent = Victim(model, context(), steps=Steps(0.05, 1)).observe(x, y)
+
+    for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(sent[name], -0.05 * gradient, rtol=1e-12, atol=1e-18)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedmix", "fedprox+fed-augmix", "fedmix-hidden", "localmix"])
+def test_unrolled_steps_are_what_a_client_really_sends(method: str) -> None:
+    hard = {"epochs": 2, "batch_size": 3, "momentum": 0.9, "weight_decay": 1e-2, "clip_norm": 0.5, "lr": 0.02}
+    made = setup(method=method, model={"name": "mlp", "hidden": [7, 5]}, scale="standard", train=hard)
+    engine, start, sizes, client = LoopEngine(made), made.weights(), made.sizes(0), 2
+    parts = made.experiment.method
+    pool = gather(dict(engine.share(0, start, range(4), sizes))) if parts.sharing.active else None
+    task = TrainTask(0, start, pool, sizes)
+    one = engine.assign(task, client)
+    (trained,) = engine.train(task, [client])
+    x, y = made.samples(client, one.samples)
+    order = [one.order[a:b].tolist() for a, b in zip(one.bounds[:-1], one.bounds[1:], strict=True)]
+
+    victim = Victim(
+        made.model,
+        Context(made.task, made.scale, one.pool.tensors, start),
+        parts.objective,
+        parts.terms,
+        {name: torch.from_numpy(array) for name, array in one.drawn.items()},
+        Steps(0.02, order, momentum=0.9, weight_decay=1e-2, clip_norm=0.5),
+    )
+    sent, observed = victim.observe(made.scale(x), y), victim.update_of(trained.weights)
+
+    assert cosine(sent, observed).item() < 1e-6
+    for name, tensor in observed.items():
+        torch.testing.assert_close(sent[name], tensor, rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_sent_can_be_differentiated_through_all_steps() -> None:
+    victim = Victim(perceptron(hidden=5), context(), steps=Steps(0.5, 3, momentum=0.5))
+    x, y = digits(2)
+    observed = victim.observe(*digits(2, 7))
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(squared(victim.sent(x, y), observed), x)
+    x = x.detach()
+    way, h = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1e-5
+
+    ahead, behind = (squared(victim.sent(x + sign * h * way, y), observed).item() for sign in (1, -1))
+
+    assert (gradient * way).sum().item() == pytest.approx((ahead - behind) / (2 * h), rel=1e-6)
+
+
+def test_known_augmentations_can_be_attacked_through() -> None:
+    """The gradient with respect to the images takes the way through the views too."""
+    made = setup(images(side=8), method="fed-augmix")
+    objective = made.experiment.method.objective
+    x, y = made.scale(made.data.train.x[:2]), made.data.train.y[:2]
+    drawn = {n: torch.from_numpy(a) for n, a in objective.draw(rng(), StepPlan(np.array([2]), 2, 0)).items()}
+    victim = Victim(made.model, Context(made.task, made.scale), objective, drawn=drawn)
+    observed = victim.observe(x, y)
+
+    assert InvGrad().distance(victim, observed, x, y).item() == pytest.approx(0.0, abs=1e-6)
+    moved = (x + 0.3).requires_grad_()
+    (gradient,) = torch.autograd.grad(InvGrad().distance(victim, observed, moved, y), moved)
+    assert bool(gradient.isfinite().all())
+    assert float(gradient.abs().max()) > 0
+
+
+def test_a_protection_is_attacked_through() -> None:
+    model, (x, y) = perceptron(), digits(1)
+
+    def pruned(sent: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor * (tensor.abs() > tensor.detach().abs().median()) for name, tensor in sent.items()}
+
+    plain, victim = Victim(model, context()), Victim(model, context(), protect=pruned)
+    sent = victim.observe(x, y)
+
+    assert all(torch.equal(sent[name], t) for name, t in pruned(plain.observe(x, y)).items())
+    assert DLG().distance(victim, sent, x, y).item() == 0
+
+
+# What can be read off --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", range(10))
+def test_a_biased_linear_layer_gives_its_input_away(label: int) -> None:
+    x, _ = digits(1, label)
+    model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double())
+    sent = Victim(model, context()).observe(x, torch.tensor([label]))
+
+    torch.testing.assert_close(read_off(sent["1.weight"], sent["1.bias"]), x.flatten(), rtol=1e-10, atol=1e-12)
+
+
+@examples(30)
+@given(st.integers(0, 9), st.integers(0, 1000), st.booleans())
+def test_the_label_of_one_image_is_read_off_exactly(label: int, seed: int, bias: bool) -> None:
+    model = seeded(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10, bias=bias)).double(), seed
+    )
+    x = torch.from_numpy(rng(seed).random((1, 1, 8, 8)))
+
+    sent = Victim(model, context()).observe(x, torch.tensor([label]))
+
+    if float(sent["3.weight"].abs().max()) > 0:  # some hidden unit is awake
+        assert infer_labels(model, sent).tolist() == [label]
+
+
+@pytest.mark.parametrize("labels", [[3, 1, 4, 1], [5, 5, 5, 5], [0, 9, 2, 7]])
+@pytest.mark.parametrize("steps", [None, Steps(0.01, 2)])
+def test_labels_of_several_images_are_read_off_an_untrained_model(labels: list[int], steps: Steps | None) -> None:
+    x, _ = digits(4)
+    victim = Victim(perceptron(), context(), steps=steps)
+    sent = victim.observe(x, torch.tensor(labels))
+
+    rebuilt = invert(victim, sent, x.shape, attack="invgrad", iterations=1, rng=rng())
+
+    assert rebuilt.y.tolist() == sorted(labels)
+
+
+# Searches --------------------------------------------------------------------------------------------------
+
+
+def test_dlg_finds_image_and_label_together() -> None:
+    x, y = digits(1, 3)
+    victim = Victim(perceptron(), context())
+
+    rebuilt = invert(victim, victim.observe(x, y), x.shape, attack="dlg", iterations=40, restarts=2, rng=rng())
+
+    assert rebuilt.y.tolist() == y.tolist()
+    assert mse(x, rebuilt.x)[0] < 1e-4
+    assert rebuilt.curve[-1] < 1e-4 * rebuilt.curve[0]
+
+
+def test_idlg_reads_the_label_and_finds_the_image() -> None:
+    x, y = digits(1, 5)
+    victim = Victim(perceptron(), context(), steps=Steps(0.1, 1))
+
+    rebuilt = invert(victim, victim.observe(x, y), x.shape, attack="idlg", iterations=60, restarts=2, rng=rng())
+
+    assert rebuilt.y.tolist() == y.tolist()
+    assert psnr(x, rebuilt.x)[0] > 30
+
+
+@pytest.mark.parametrize("steps", [None, Steps(0.05, 3)])
+def test_invgrad_rebuilds_a_digit(steps: Steps | None) -> None:
+    x, y = digits(1, dtype=torch.float32)
+    victim = Victim(convnet(), context(), steps=steps)
+
+    rebuilt = invert(victim, victim.observe(x, y), x.shape, labels=y, iterations=250, rng=rng())
+
+    found = compare(x, rebuilt.x, UNIT)
+    assert found.psnr[0] > 20
+    assert found.ssim[0] > 0.8
+    assert rebuilt.cost < 0.05 * rebuilt.curve[0]
+
+
+def test_invgrad_rebuilds_several_images_at_once() -> None:
+    x, y = digits(3, dtype=torch.float32)
+    victim = Victim(convnet(), context())
+
+    rebuilt = invert(victim, victim.observe(x, y), x.shape, labels=y, iterations=400, rng=rng())
+
+    assert (compare(x, rebuilt.x, UNIT).psnr > 15).all()
+
+
+def small(**options: Any) -> dict[str, Any]:
+    x, y = digits(1)
+    victim = Victim(perceptron(hidden=4), context(scale=STANDARD))
+    return {"victim": victim, "observed": victim.observe(x, y), "shape": x.shape, "labels": y, "rng": rng(), **options}
+
+
+def test_the_best_starting_point_is_kept() -> None:
+    rebuilt = invert(**small(restarts=4, iterations=5))
+
+    assert len(rebuilt.costs) == 4
+    assert len(set(rebuilt.costs)) == 4
+    assert rebuilt.cost == min(rebuilt.costs) == rebuilt.costs[rebuilt.restart]
+    assert len(rebuilt.curve) == 6
+    assert rebuilt.curve.min() == rebuilt.cost
+    alone = small()
+    cost = InvGrad().distance(alone["victim"], alone["observed"], rebuilt.x, alone["labels"])
+    assert rebuilt.cost == pytest.approx((cost + 1e-6 * total_variation(rebuilt.x)).item(), rel=1e-9)
+
+
+def test_the_same_generator_gives_the_same_images() -> None:
+    first, again, other = (invert(**small(iterations=5, rng=rng(seed))) for seed in (0, 0, 1))
+
+    assert torch.equal(first.x, again.x)
+    assert not torch.equal(first.x, other.x)
+
+
+def test_an_interrupted_attack_keeps_its_best_image() -> None:
+    def interrupt(restart: int, iteration: int, cost: torch.Tensor) -> None:
+        if (restart, iteration) == (1, 3):
+            raise KeyboardInterrupt
+
+    rebuilt = invert(**small(restarts=3, iterations=8, progress=interrupt))
+
+    assert rebuilt.stopped
+    assert len(rebuilt.costs) == 2
+    assert len(rebuilt.curve) == (9, 4)[rebuilt.restart]
+    assert rebuilt.cost == min(rebuilt.costs)
+
+
+def test_boxed_images_are_pictures() -> None:
+    low, high = (float(STANDARD.from_unit(torch.tensor(unit)).squeeze()) for unit in (0.0, 1.0))
+
+    made = small()
+    box = (torch.tensor(low).double(), torch.tensor(high).double())
+    x = 3 * torch.from_numpy(rng(1).standard_normal(tuple(made["shape"])))
+
+    def seen(boxed: bool) -> torch.Tensor:
+        attack = InvGrad(iterations=30, lr=1.0, boxed=boxed)
+        found = attack.search(made["victim"], made["observed"], x, made["labels"], box)
+        return torch.stack([images.clone() for images, _, _ in found])
+
+    assert low == pytest.approx(-0.8)
+    assert (float(seen(True).min()), float(seen(True).max())) == (box[0], box[1])
+    assert float(seen(False).min()) < low
+    rebuilt = invert(**small(iterations=3, lr=5.0))
+    assert low <= float(rebuilt.x.min()) < float(rebuilt.x.max()) <= high
+
+
+def test_invgrads_steps_are_signed_and_decay() -> None:
+    made = small()
+    x = torch.zeros(made["shape"], dtype=torch.float64) + 0.3
+    attack = InvGrad(iterations=16, boxed=False, lr=0.1)
+
+    points = [i[0].clone() for i in attack.search(made["victim"], made["observed"], x, made["labels"], None)]
+
+    longest = [float((b - a).abs().max()) for a, b in pairwise(points)]
+    # Adam's step is the learning rate while the signs stay, and never much more.
+    assert torch.allclose((points[1] - points[0]).abs(), torch.tensor(0.1, dtype=torch.float64), atol=1e-6)
+    for number, length in enumerate(longest):
+        rate = 0.1 * 0.1 ** sum(number >= at for at in (6, 10, 14))
+        assert 0.1 * rate < length < 1.2 * rate, number
+
+
+def test_cost_and_total_variation_are_their_definitions() -> None:
+    a = {"u": torch.tensor([3.0, 0.0]), "v": torch.tensor([[4.0]])}
+    b = {"u": torch.tensor([0.0, 2.0]), "v": torch.tensor([[1.0]])}
+    picture = torch.tensor([[0.0, 1.0, 1.0], [2.0, 1.0, 0.0]]).view(1, 1, 2, 3)
+
+    assert squared(a, b).item() == 9 + 4 + 9
+    assert cosine(a, b).item() == pytest.approx(1 - 4 / (5 * math.sqrt(5)))
+    assert cosine(a, {name: 7 * t for name, t in a.items()}).item() == pytest.approx(0, abs=1e-6)
+    assert total_variation(picture).item() == pytest.approx((2 + 0 + 1) / 3 + (1 + 0 + 1 + 1) / 4)
+
+
+def test_steps_clip_decay_and_remember_as_the_engines_do() -> None:
+    model, (x, y) = perceptron(hidden=3), digits(2)
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "clip_norm": 0.2}
+    train = resolve({"data": "digits", "partition": {"name": "iid", "clients": 1}, "train": settings}).train
+    sent = Victim(model, context(), steps=Steps(batches=4, **settings)).observe(x, y)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    params = list(model.parameters())
+    optimizer = SGD(params, train, 0)
+    for _ in range(4):
+        optimizer.step(torch.autograd.grad(F.cross_entropy(model(x), y), params))
+
+    for name, param in model.named_parameters():
+        torch.testing.assert_close(sent[name], (param - before[name]).detach(), rtol=1e-10, atol=1e-14)
+
+
+# Measures --------------------------------------------------------------------------------------------------
+
+
+@examples(20)
+@given(st.integers(0, 1000))
+def test_psnr_of_one_channel_follows_from_mse_on_the_models_scale(seed: int) -> None:
+    pictures = torch.from_numpy(rng(seed).random((2, 3, 1, 8, 8)))
+    original, rebuilt = (STANDARD.from_unit(p) for p in pictures)
+    deviation = 64 / 255
+
+    found = compare(original, rebuilt, STANDARD)
+
+    assert found.psnr == pytest.approx(-10 * np.log10(found.mse * deviation**2), rel=1e-5)
+
+
+def test_the_same_picture_is_like_itself() -> None:
+    x, _ = digits(3)
+    found = compare(x, x.clone(), UNIT)
+
+    assert found.mse.tolist() == [0, 0, 0]
+    assert found.psnr.tolist() == [math.inf] * 3
+    assert found.ssim == pytest.approx([1, 1, 1])
+
+
+def test_ssim_is_wangs_formula_on_windows_of_seven() -> None:
+    pair = torch.from_numpy(rng().random((2, 1, 2, 9, 10)))
+    values = []
+    for a, b in zip(pair[0, 0], pair[1, 0], strict=True):
+        u, v = (t.unfold(0, 7, 1).unfold(1, 7, 1).flatten(2).numpy() for t in (a, b))
+        mu, nu = u.mean(2), v.mean(2)
+        cov = ((u - mu[..., None]) * (v - nu[..., None])).sum(2) / 48
+        top = (2 * mu * nu + 0.01**2) * (2 * cov + 0.03**2)
+        values.append(top / ((mu**2 + nu**2 + 0.01**2) * (u.var(2, ddof=1) + v.var(2, ddof=1) + 0.03**2)))
+
+    assert ssim(pair[0], pair[1])[0] == pytest.approx(np.mean(values), rel=1e-9)
+
+
+@examples(20)
+@given(st.permutations(range(5)), st.integers(0, 1000))
+def test_rebuilt_images_are_matched_in_whatever_order_they_come(order: list[int], seed: int) -> None:
+    original = torch.from_numpy(rng(seed).random((5, 1, 8, 8)))
+    noise = 0.05 * torch.from_numpy(rng(seed + 1).random((5, 1, 8, 8)))
+    rebuilt = (original + noise)[torch.tensor(order)]
+
+    assert [order[row] for row in match(original, rebuilt)] == list(range(5))
+    assert compare(original, rebuilt, UNIT).mse.max() < 0.01
+
+
+def test_matching_is_one_to_one_and_least_in_sum() -> None:
+    # Both originals are nearest to the first rebuilt image, which only one may have.
+    original = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
+    rebuilt = torch.tensor([0.6, 3.0]).view(2, 1, 1, 1)
+
+    assert match(original, rebuilt).tolist() == [0, 1]
+    assert match(original.flip(0), rebuilt).tolist() == [1, 0]
+
+
+# Mistakes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"attack": "invgrd"}, "unknown attack 'invgrd' (did you mean 'invgrad'?); valid: invgrad, dlg, idlg"),
+        ({"iterations": 0}, "attack invgrad.iterations: 0 is not valid"),
+        ({"step": 1}, "attack invgrad.step"),
+        ({"attack": InvGrad(), "lr": 0.2}, "options lr belong to a name"),
+        ({"shape": (1, 64)}, "shape: [1, 64] is not valid"),
+        ({"labels": torch.tensor([1, 2])}, "labels: torch.int64 of shape [2]; valid: whole numbers of shape [1]"),
+        ({"labels": torch.tensor([1.0])}, "labels: torch.float32"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(FedblendError) as caught:
+        invert(**small(**changes))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda o: {n: t for n, t in o.items() if n != "1.bias"}, "observed: '1.bias' is missing"),
+        (lambda o: {**o, "1.bias": torch.zeros(3)}, "observed: '1.bias' is of shape [3]; valid: [4]"),
+        (lambda o: {**o, "1.bias": torch.full((4,), math.nan)}, "observed: '1.bias' holds NaN or infinity"),
+    ],
+)
+def test_observations_that_do_not_fit_are_refused(change: Any, told: str) -> None:
+    made = small()
+    with pytest.raises(FedblendError) as caught:
+        invert(**{**made, "observed": change(made["observed"])})
+    assert told in str(caught.value)
+
+
+def test_other_mistakes_are_told() -> None:
+    with pytest.raises(FedblendError, match=r"steps\.lr: 0"):
+        Steps(0, 1)
+    with pytest.raises(FedblendError, match=r"steps\.batches: 0"):
+        Steps(0.1, 0)
+    with pytest.raises(FedblendError, match="no input can be read off"):
+        read_off(torch.zeros(2, 3), torch.zeros(2))
+    with pytest.raises(FedblendError, match="ends in no linear layer"):
+        infer_labels(nn.Flatten(), {})
+    with pytest.raises(FedblendError, match="SSIM looks at windows of 7 x 7"):
+        ssim(torch.zeros(1, 1, 6, 9), torch.zeros(1, 1, 6, 9))
+    with pytest.raises(FedblendError, match="of shapes"):
+        mse(torch.zeros(1, 1, 8, 8), torch.zeros(2, 1, 8, 8))
+    assert set(attacks.ATTACKS) == {"invgrad", "dlg", "idlg"}

@@ -1,0 +1,105 @@
+"""Leak report cards of XorMixFL and MixFL, and the one figure that all methods stand in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import TINY, changed, here, succeeded
+
+from fedblend.analysis.attacks.metrics import ssim
+from fedblend.analysis.attacks.outcome import attack_run
+from fedblend.analysis.privacy import xor
+from fedblend.analysis.privacy.leaks import SEEDS, card
+from fedblend.analysis.privacy.rebuilt import of_targets
+from fedblend.core.setup import Setup
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
+from fedblend.runs import api
+from fedblend.runs.directory import RunDirectory
+
+SHARING = {"server": 0, "targets": [1, 2, 5], "dummies": [0, 3]}
+ONE_SHOT = {"rounds": 1, "train": {"cohort": 3}}
+METHODS: dict[str, dict[str, Any]] = {
+    "xormixfl": {**ONE_SHOT, "method": {"name": "xormixfl", "sharing": SHARING}},
+    "mixfl": {**ONE_SHOT, "method": {"name": "mixfl", "sharing": SHARING}},
+    "fed-augmix": {"method": {"name": "fed-augmix", "objective": {"large_lambda": 20.0}}},
+    "fedmix": {"method": {"name": "fedmix", "sharing": {"samples_per_mean": 5}}},
+    "mix2fld": {"method": {"name": "mix2fld", "server_step": {"steps": 1}}},
+}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    for name, changes in METHODS.items():
+        api.run(resolve(changed(TINY, {"name": name, "partition": SPLIT, **changes})), folder / name)
+    for name in ("fed-augmix", "fedmix"):
+        attack_run(folder / name, 2, 0, images=1, steps=1, iterations=30, attacker="plain").write()
+    return folder
+
+
+SPLIT = {"name": "iid", "clients": 4}
+
+
+def world_of(study: Path, name: str) -> Setup:
+    return make_setup(RunDirectory(study / name).experiment())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["xormixfl", "mixfl"])
+def test_seeds_are_compared_with_the_devices_raw_samples_as_by_hand(name: str, study: Path) -> None:
+    setup = world_of(study, name)
+    sharing = setup.experiment.method.sharing
+    one = xor.draw(setup.data, setup.population, sharing, setup.experiment.seed)
+    raw = one.raw[: one.private].double().flatten(1)
+    wanted = {"sent": one.seeds} | ({} if one.guessed is None else {"guessed": one.guessed, "decoded": one.made})
+
+    found = of_targets(setup, sharing)
+
+    assert list(found) == list(wanted)
+    factor = float(setup.scale.factor.flatten()[0])
+    for kind, seeds in wanted.items():
+        flat = seeds.double().flatten(1)
+        apart = (flat[:, None] - raw[None]).square().sum(2)
+        rows = apart.argmin(1)
+        least = apart.min(1).values
+        near = found[kind]
+        assert near.samples == len(seeds) <= 300
+        assert near.distance == pytest.approx(float(least.sqrt().mean()), rel=1e-6)
+        assert near.mse == pytest.approx(float(least.mean()) / flat.shape[1] * factor**2, rel=1e-4)
+        db = -10 * (least / flat.shape[1] / 255**2).log10()
+        assert near.psnr == pytest.approx(float(db.clamp(max=100).mean()), rel=1e-4)
+        pairs = [images.double() / 255 for images in (one.raw[rows], seeds)]
+        assert near.ssim == pytest.approx(float(ssim(*pairs).mean()), rel=1e-4)
+        own = np.concatenate([one.targets, one.dummies], axis=1)
+        assert near.recognised == pytest.approx((rows.numpy()[:, None] == own).any(1).mean())
+
+
+def test_the_decoded_are_what_the_server_trains_on(study: Path) -> None:
+    """Seeds decoded with the very dummies would be the raw samples; with the server's they are not."""
+    setup = world_of(study, "xormixfl")
+    one = xor.draw(setup.data, setup.population, setup.experiment.method.sharing, setup.experiment.seed)
+    exact = one.seeds ^ one.raw[torch.from_numpy(one.dummies[:, 0])]
+
+    assert torch.equal(exact, one.raw[torch.from_numpy(one.targets[:, 0])])
+    assert of_targets(setup, setup.experiment.method.sharing)["decoded"].psnr < 100
+
+
+def test_one_figure_compares_all_four_papers(study: Path, tmp_path: Path) -> None:
+    succeeded(here("leaks", study, "--out", tmp_path / "card"))
+
+    rows = json.loads((tmp_path / "card" / "leaks.json").read_text())["leaks"]
+    measured = {(row["run"], row["kind"]) for row in rows if row["psnr"] is not None}
+    assert measured == {
+        ("xormixfl", "seeds"), ("mixfl", "seeds"), ("fed-augmix", "weights"), ("fedmix", "means"),
+        ("fedmix", "weights"), ("mix2fld", "seeds"),
+    }  # fmt: skip
+    assert all(row["accuracy"] is not None for row in rows)
+    assert (tmp_path / "card" / "leaks.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    told = {leak.how for leak in card(RunDirectory(study / "xormixfl")).leaks if leak.kind == "seeds"}
+    assert told == {SEEDS[name] for name in ("sent", "guessed", "decoded")}

@@ -1,0 +1,509 @@
+"""Probes of class interior points and of boundaries: worked by hand, and through the real command on a small run."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from cli_helpers import PNG, contents, here, refused, succeeded
+from helpers import experiment, images, setup
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+from fedblend import report
+from fedblend.analysis import points
+from fedblend.analysis.plotting import spread
+from fedblend.analysis.points import sheets as sheets_of_points
+from fedblend.analysis.points.boundaries import GRID, Plane, lead_of
+from fedblend.analysis.points.features import distance
+from fedblend.analysis.points.gradients import alignment, gradient
+from fedblend.analysis.points.loaded_run import LoadedRun, Points
+from fedblend.analysis.points.replay import replay
+from fedblend.analysis.points.training import accuracy, train
+from fedblend.analysis.points.vae import Vae
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop, RunState
+from fedblend.data.loaders.toy import Toy
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.setup import make_setup
+from fedblend.runs import checkpoint
+from fedblend.runs.api import expand_file
+from fedblend.runs.directory import RunDirectory, find_runs
+from fedblend.runs.groups import group
+from fedblend.runs.runner import execute
+
+ROOT = Path(__file__).parents[2]
+STEP = {"name": "aggenhance", "steps": 4, "step_size": 0.5, "epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two runs on digits: one with points of three rounds, one without."""
+    folder = tmp_path_factory.mktemp("study")
+    for name, step in (("enhanced", STEP), ("plain", "none")):
+        method = {"name": "fedavg", "label": name, "server_step": step}
+        execute(experiment(method=method, rounds=3, scale="unit", engine="loop"), folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def subject(study: Path) -> LoadedRun:
+    return points.read(study / "enhanced")
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of examples/toy.toml."""
+    folder = tmp_path_factory.mktemp("toy") / "runs"
+    succeeded(here("run", ROOT / "examples" / "toy.toml", "--out", folder, "--jobs", 1))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plane(toy: Path) -> Plane:
+    return points.plane(find_runs([toy]))
+
+
+# Alignment -------------------------------------------------------------------------------------------------
+
+
+def flat_model(inputs: int = 2, classes: int = 2) -> nn.Linear:
+    """A linear model of zeros: each class has the same probability everywhere."""
+    model = nn.Linear(inputs, classes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model
+
+
+def some(n: int, classes: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 5, generator=draw), torch.randint(classes, (n,), generator=draw)
+
+
+def test_points_that_are_the_real_samples_align_fully_in_any_order_and_number() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    x, y = some(700)
+    assert alignment(model, x, y, x, y) == pytest.approx(1, abs=1e-9)
+    assert alignment(model, x.flip(0), y.flip(0), x, y) == pytest.approx(1, abs=1e-6)
+    assert alignment(model, x.repeat(2, 1), y.repeat(2), x, y) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("point", "label", "wanted"),
+    [
+        # At zero weights a sample's gradient is (1/2 - one-hot) (x, 1): the cosine is that of (x, 1), with a sign.
+        ((0.0, 1.0), 0, 1 / 2),
+        ((0.0, 1.0), 1, -1 / 2),
+        ((1.0, 0.0), 1, -1.0),
+        ((3.0, 0.0), 0, 4 / math.sqrt(20)),
+    ],
+)
+def test_alignment_by_hand(point: tuple[float, float], label: int, wanted: float) -> None:
+    real = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
+    assert alignment(flat_model(), torch.tensor([point]), torch.tensor([label]), *real) == pytest.approx(wanted)
+
+
+def test_alignment_is_undefined_where_a_gradient_is_zero() -> None:
+    # Two samples of one place and both classes: their gradients cancel.
+    x, y = torch.ones(2, 2), torch.tensor([0, 1])
+    assert math.isnan(alignment(flat_model(), x, y, torch.ones(1, 2), torch.tensor([0])))
+
+
+def test_the_gradient_of_many_chunks_is_that_of_the_mean_loss_of_trained_weights_in_evaluation_mode() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.9), nn.Linear(6, 3))
+    model[0].bias.requires_grad_(False)
+    model.train()
+    x, y = some(1203)
+    found = gradient(model, zip(x.split(500), y.split(500), strict=True))
+    assert model.training
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    slopes = torch.autograd.grad(F.cross_entropy(model.eval()(x), y), parameters)
+    assert len(parameters) == 3
+    torch.testing.assert_close(found, torch.cat([s.flatten() for s in slopes]).double(), rtol=1e-4, atol=1e-7)
+
+
+def test_alignment_by_round_is_that_of_each_rounds_points_with_all_that_clients_hold(subject: LoadedRun) -> None:
+    made = subject.setup
+    rows = torch.from_numpy(made.population.order)
+    x, y = made.scale(made.data.train.x[rows]), made.data.train.y[rows]
+    model = make_setup(made.experiment).model
+    model.load_state_dict(checkpoint.read(subject.directory.path).weights)  # type: ignore[union-attr]
+    found = points.by_round(subject)
+    assert list(found) == [1, 2, 3]
+    for round, value in found.items():
+        own = subject.points.made_in(round)
+        assert len(own) == 10
+        # On the unit scale of these pictures points are as the model takes them.
+        assert value == pytest.approx(alignment(model, own.x, own.labels, x, y), abs=1e-5)
+
+
+# Replay ----------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_makes_the_same_rounds_and_leaves_the_federation_as_it_was(subject: LoadedRun) -> None:
+    seen: list[Mapping[str, float]] = []
+    rows = points.replay_run(subject, seen.append)
+    records = subject.directory.metrics()[1:]
+    assert rows == seen
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert [row["points"] for row in rows] == [10, 20, 30]
+    assert [row["accuracy"] for row in rows] == [record["accuracy"] for record in records]
+    assert rows[0]["alignment"] == rows[0]["alignment_new"]
+    assert all(-1 <= row[name] <= 1 for row in rows for name in ("alignment", "alignment_new"))
+
+
+def test_a_replay_looks_at_the_aggregate_before_it_is_tuned() -> None:
+    # Without epochs the refined model is the aggregate, so that the checkpoint's model shows what was looked at.
+    made = setup(method={"server_step": {**STEP, "epochs": 0}}, scale="unit")
+    untuned = RoundLoop(made, LoopEngine(made))
+    rows = replay(untuned, 2)
+    assert untuned.method.server_step.name == "aggenhance"
+    state, _ = untuned.start()
+    for _ in range(2):
+        state, _ = untuned.round(state)
+    points = Points.of(state.server)
+    train_x, train_y = made.scale(made.data.train.x), made.data.train.y
+    model = points.loaded_run.with_weights(made.model, state.weights)
+    assert rows[1]["alignment"] == pytest.approx(alignment(model, points.x, points.labels, train_x, train_y), abs=1e-5)
+    # With tuning, the first round's aggregate is the same, and so is what is seen at it.
+    tuned = setup(method={"server_step": STEP}, scale="unit")
+    assert points.replay(RoundLoop(tuned, LoopEngine(tuned)), 1)[0]["alignment"] == rows[0]["alignment"]
+
+
+def test_a_replay_of_a_method_without_points_is_refused() -> None:
+    plain = setup(method={"server_step": "none"})
+    with pytest.raises(FedblendError, match=r"method\.server_step: 'none' makes no points"):
+        points.replay(RoundLoop(plain, LoopEngine(plain)), 1)
+
+
+# Distances -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "wanted"),
+    [
+        ([[1.0, 0.0], [0.0, 2.0]], [[3.0, 0.0]], 0.5),
+        ([[1.0, 1.0]], [[1.0, 0.0]], 1 - 1 / math.sqrt(2)),
+        ([[1.0, 2.0]], [[-10.0, -20.0]], 2.0),
+        ([[0.0, 0.0], [5.0, 0.0]], [[1.0, 0.0]], 0.5),
+    ],
+)
+def test_equation_19_by_hand(a: list[list[float]], b: list[list[float]], wanted: float) -> None:
+    assert distance(torch.tensor(a), torch.tensor(b)) == pytest.approx(wanted, abs=1e-7)
+
+
+def test_equation_19_is_the_mean_over_all_pairs() -> None:
+    a, b = some(13)[0], some(8, seed=1)[0]
+    cosines = [float(F.cosine_similarity(one, other, dim=0)) for one in a for other in b]
+    assert distance(a, b) == pytest.approx(1 - sum(cosines) / len(cosines), abs=1e-6)
+
+
+def test_the_loss_of_the_autoencoder_by_hand() -> None:
+    model = Vae(4, hidden=3, latent=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    unit, noise = torch.rand(6, 1, 2, 2), torch.randn(6, 2)
+    # All outputs are 1/2 whatever the input; the code is standard normal.
+    assert model.loss(unit, noise).item() == pytest.approx(4 * math.log(2), rel=1e-6)
+    with torch.no_grad():
+        model.mean.bias.fill_(3.0)
+        model.spread.bias.fill_(math.log(4.0))
+    divergence = 2 * 0.5 * (9 + 4 - 1 - math.log(4))
+    assert model.loss(unit, noise).item() == pytest.approx(4 * math.log(2) + divergence, rel=1e-6)
+
+
+def test_distances_are_those_of_each_rounds_points(subject: LoadedRun) -> None:
+    vae = points.train_vae(subject.setup, 1)
+    found = points.distances(subject, vae)
+    data = subject.setup.data
+    with torch.no_grad():
+        of_train, of_test = (vae.features(half.x / 255) for half in (data.train, data.test))
+        assert found.train == pytest.approx(distance(of_train, of_train), abs=1e-6)
+        assert found.test == pytest.approx(distance(of_test, of_train), abs=1e-6)
+        for round, value in found.by_round.items():
+            own = vae.features(subject.points.x[10 * (round - 1) : 10 * round])
+            assert value == pytest.approx(distance(own, of_train), abs=1e-6)
+    assert list(found.by_round) == [1, 2, 3]
+    assert found.noise > found.test
+    again = points.train_vae(subject.setup, 1)
+    assert all(torch.equal(a, b) for a, b in zip(vae.parameters(), again.parameters(), strict=True))
+
+
+# A new model -----------------------------------------------------------------------------------------------
+
+
+def apart() -> LoadedRun:
+    """Two classes far from each other in a plane, and one point in the middle of each."""
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    x = (rng.uniform(-1, 1, (60, 2)) + 5 * (2 * y[:, None] - 1)).astype(np.float32)
+    half = Samples(torch.from_numpy(x), torch.from_numpy(y))
+    made = setup(Dataset("apart", "features", half, half, ("low", "high")), scale="symmetric", model="mlp")
+    low, high = half.x.min(0).values, half.x.max(0).values
+    points = (torch.tensor([[-5.0, -5.0], [5.0, 5.0]]) - low) / (high - low)
+    state = RunState(1, made.weights(), np.zeros(4, bool), np.zeros(4, np.int64))
+    return LoadedRun(
+        RunDirectory(Path("none")), made, state, Points(points, torch.tensor([0, 1]), torch.tensor([1, 1]))
+    )
+
+
+def test_a_new_model_learns_a_separable_set_from_a_point_of_each_class() -> None:
+    settings = points.TrainingSettings(epochs=50, lr=0.1, batch_size=2)
+    assert points.fresh_accuracy(apart(), settings) == 1.0
+    swapped = apart()
+    swapped.points.labels.copy_(torch.tensor([1, 0]))
+    assert points.fresh_accuracy(swapped, settings) == 0.0
+
+
+def test_training_is_plain_sgd() -> None:
+    model, (x, y) = flat_model(5, 3), some(8)
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    loss = F.cross_entropy(torch.func.functional_call(model, leaves, (x,)), y)
+    slopes = torch.autograd.grad(loss, list(leaves.values()))
+    train(model, x, y, 1, 0.3, 8, np.random.default_rng(0))
+    for (_, after), before, slope in zip(model.named_parameters(), leaves.values(), slopes, strict=True):
+        torch.testing.assert_close(after.detach(), before.detach() - 0.3 * slope)
+
+
+def test_training_that_diverges_is_told() -> None:
+    with pytest.raises(FedblendError, match=r"lr: 1e\+38: the weights became NaN"):
+        train(flat_model(5, 3), *some(8), 20, 1e38, 2, np.random.default_rng(0))
+
+
+def test_a_new_model_sees_only_points_until_a_round_and_begins_afresh(subject: LoadedRun) -> None:
+    settings = points.TrainingSettings(epochs=1, lr=0.1, batch_size=32)
+    until = points.fresh_model(subject, settings, round=2)
+    cut = LoadedRun(subject.directory, subject.setup, subject.state, subject.points.until(2))
+    assert len(cut.points) == 20
+    again = points.fresh_model(cut, settings)
+    assert all(torch.equal(a, b) for a, b in zip(until.parameters(), again.parameters(), strict=True))
+    begun = points.fresh_model(subject, points.TrainingSettings(0, 0.1, 32))
+    for (name, fresh), first in zip(begun.named_parameters(), subject.setup.weights().values(), strict=True):
+        assert not torch.equal(fresh, first), name
+
+
+def test_learning_rate_and_batch_come_from_the_server_step_unless_given(subject: LoadedRun) -> None:
+    assert points.TrainingSettings.of(subject) == points.TrainingSettings(100, subject.setup.experiment.train.lr, 32)
+    assert points.TrainingSettings.of(subject, epochs=7, lr=0.5, batch_size=3) == points.TrainingSettings(7, 0.5, 3)
+
+
+# The command -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_and_writes_what_python_gives(study: Path, subject: LoadedRun, tmp_path: Path) -> None:
+    before = contents(study)
+    out = tmp_path / "new" / "evidence"
+    told = succeeded(here("points", study, "--vae-epochs", 1, "--epochs", 3, "--replay", "--out", out)).out
+    assert contents(study) == before, "a probe changes nothing in a run's folder"
+
+    evidence = points.look(subject, points.TrainingSettings.of(subject, epochs=3), vae_epochs=1)
+    frame = pd.read_csv(out / "points.csv")
+    pd.testing.assert_frame_equal(frame, evidence.rounds)
+    assert frame["round"].tolist() == [1, 2, 3]
+    assert frame["points"].tolist() == [10, 20, 30]
+    assert frame.notna().all().all()
+    levels: dict[str, float] = pd.read_csv(out / "levels.csv").set_index("name")["value"].to_dict()
+    assert levels == pytest.approx(evidence.levels)
+    assert levels["accuracy"] == pytest.approx(subject.directory.metrics()[-1]["accuracy"])
+    assert pd.read_csv(out / "replay.csv")["points"].tolist() == [10, 20, 30]
+    names = {"accuracy.png", "alignment.png", "distance.png", "replay.png"}
+    assert {path.name for path in out.glob("*.png")} == names
+    assert all((out / name).read_bytes().startswith(PNG) for name in names)
+
+    last = frame.iloc[-1]
+    row = rf"^ *3 +30 +{last['alignment']:.3f} +{last['distance']:.4f} +{100 * last['accuracy']:.1f} *$"
+    assert re.search(row, told, re.M), told
+    assert f"uniform noise {levels['noise']:.4f}" in " ".join(told.split())
+    assert "3 epochs, lr 0.1, batch 32" in " ".join(told.split())
+
+
+def test_the_command_without_autoencoder_and_replay(study: Path, tmp_path: Path) -> None:
+    told = succeeded(here("points", study / "enhanced", "--vae-epochs", 0, "--out", tmp_path)).out
+    assert "uniform noise" not in told
+    assert {path.name for path in tmp_path.glob("*.*")} == {"points.csv", "levels.csv", "accuracy.png", "alignment.png"}
+    assert pd.read_csv(tmp_path / "points.csv")["distance"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["plain"], ("plain: no points in its checkpoint", 'method = "aggenhance"')),
+        (["nowhere", "--out", "left-empty"], ("nowhere: no such run",)),
+        (["enhanced", "--lr", "-1"], ("lr: -1.0 is not valid", "above 0")),
+        (["enhanced", "--lr", "inf"], ("lr: inf is not valid",)),
+        (["enhanced", "--out", "enhanced/config.toml"], ("--out", "config.toml", "cannot be used as a folder")),
+    ],
+)
+def test_bad_input_ends_in_one_message(
+    study: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(study)
+    refused(here("points", *words), *told)
+    assert not (study / "left-empty").exists()
+
+
+def test_a_folder_of_several_runs_with_points_or_of_none_is_told_so(study: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        for path in (study / "enhanced").iterdir():
+            (tmp_path / name / path.name).write_bytes(path.read_bytes())
+    refused(here("points", tmp_path), "several runs hold points; name one: one, two")
+    for name in ("one", "two"):
+        (tmp_path / name / checkpoint.NAME).unlink()
+    refused(here("points", tmp_path), "none of its 2 runs holds points")
+    refused(here("points", tmp_path / "one"), "no checkpoint yet")
+    (tmp_path / "two" / checkpoint.NAME).write_bytes(b"nothing")
+    refused(here("points", tmp_path / "two"), checkpoint.NAME, "is damaged")
+
+
+# Pictures in the report ------------------------------------------------------------------------------------
+
+
+def test_rounds_are_chosen_evenly() -> None:
+    assert spread(list(range(1, 101)), 8) == [1, 15, 29, 43, 57, 71, 85, 100]
+    assert spread([3, 4], 8) == [3, 4]
+
+
+def pixels(url: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
+
+
+def test_the_report_shows_the_points_by_round_and_class(study: Path, subject: LoadedRun, tmp_path: Path) -> None:
+    (sheet,) = sheets_of_points.sheets(group(find_runs([study])))
+    assert (sheet.method, sheet.rounds, sheet.points) == ("enhanced", 3, 30)
+    assert [round for round, _ in sheet.rows] == [1, 2, 3]
+    for round, urls in sheet.rows:
+        for label, url in enumerate(urls):
+            point = subject.points.x[10 * (round - 1) + label, 0].numpy()
+            times = len(pixels(url)) // 8
+            assert np.array_equal(pixels(url), np.kron(np.rint(255 * point), np.ones((times, times))))
+    report.write(find_runs([study]), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count('alt="round ') == 30
+    assert '<section id="points">' in page
+    assert "Shown: 3 of 3 rounds that made 30 points" in page
+
+
+def test_a_class_without_a_point_leaves_a_gap(tmp_path: Path) -> None:
+    method = {"server_step": {**STEP, "keep": 4}}
+    execute(experiment(method=method, rounds=2, scale="unit", engine="loop"), tmp_path / "queue")
+    (sheet,) = sheets_of_points.sheets(group(find_runs([tmp_path])))
+    assert [(round, [bool(url) for url in urls]) for round, urls in sheet.rows] == [(2, [False] * 6 + [True] * 4)]
+
+
+def test_neither_plain_runs_nor_points_in_a_plane_have_pictures(study: Path, toy: Path, tmp_path: Path) -> None:
+    assert checkpoint.read(toy / "aggenhance-seed0").server["points"].shape[1:] == (2,)  # type: ignore[union-attr]
+    assert sheets_of_points.sheets(group(find_runs([toy]))) == []
+    assert sheets_of_points.sheets(group(find_runs([study / "plain"]))) == []
+    report.write(find_runs([toy]), tmp_path / "report.html")
+    assert '<section id="points">' not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+# The toy ---------------------------------------------------------------------------------------------------
+
+
+def test_the_toy_is_always_the_same_and_its_clients_hold_what_it_says() -> None:
+    data = Toy().load()
+    assert torch.equal(data.train.x, Toy().load().train.x)
+    client, y = data.train.client, data.train.y.numpy()
+    assert client is not None
+    held = [[int(((client == k) & (y == c)).sum()) for c in range(2)] for k in range(3)]
+    assert held == [[320, 40], [40, 280], [40, 80]]
+    height = data.train.x[:, 1].numpy()
+    assert height[(client == 0) & (y == 1)].min() >= height[(client != 0) & (y == 1)].max()
+    assert torch.bincount(data.test.y).tolist() == [2000, 2000]
+    # The line x = 0 is right for Phi(0.74) = 77 %, give or take three standard errors of 4,000 samples.
+    right = float(((data.test.x[:, 0] > 0) == (data.test.y == 1)).float().mean())
+    assert right == pytest.approx(0.5 * (1 + math.erf(0.74 / math.sqrt(2))), abs=3 * math.sqrt(0.77 * 0.23 / 4000))
+
+
+@pytest.mark.slow
+def test_boundaries_are_those_of_the_runs_models(toy: Path, plane: Plane, tmp_path: Path) -> None:
+    assert [model.name for model in plane.models] == ["fedavg", "aggenhance"]
+    assert [(h.name, len(h.y)) for h in plane.clients] == [("D1", 360), ("D2", 320), ("D3", 120)]
+    assert len(plane.whole.y) == 800
+    for model in plane.models:
+        run = RunDirectory(toy / f"{model.name}-seed0")
+        assert model.accuracy == pytest.approx(run.metrics()[-1]["accuracy"])
+        made, state = make_setup(run.experiment()), checkpoint.read(run.path)
+        assert state is not None
+        weight, bias = sorted(state.weights.values(), key=lambda tensor: -tensor.dim())
+        at = made.scale(torch.tensor([[plane.axes[0][7], plane.axes[1][31]]]))
+        lead = (at @ weight.T + bias)[0]
+        # Rows of the grid are the second feature, as contours take them.
+        assert model.lead.shape == (2, GRID, GRID)
+        assert model.lead[0, 31, 7] == pytest.approx(float(lead[0] - lead[1]), abs=1e-4)
+    assert len(plane.models[0].labels) == 0
+    low, high = plane.whole.x.min(0), plane.whole.x.max(0)
+    assert (plane.models[1].points >= low - 1e-5).all()
+    assert (plane.models[1].points <= high + 1e-5).all()
+
+    told = succeeded(here("boundaries", toy, "--out", tmp_path / "new" / "toy.png")).out
+    assert Image.open(tmp_path / "new" / "toy.png").size[0] > 900
+    for name, value in (("fedavg", plane.models[0].accuracy), ("all samples at once", plane.whole.best.accuracy)):
+        assert re.search(rf"{name} +{100 * value:.1f}", told), told
+
+
+def test_the_best_boundary_is_trained_on_all_samples_at_once(plane: Plane) -> None:
+    accuracies = [holding.best.accuracy for holding in plane.clients]
+    assert plane.whole.best.accuracy > max(accuracies[:2])
+    assert plane.whole.best.accuracy == pytest.approx(0.77, abs=0.02)
+
+
+def test_a_lead_is_the_margin_to_the_best_other_class() -> None:
+    outputs = torch.tensor([[1.0, 4.0, 2.0], [3.0, 3.0, 0.0]])
+    assert lead_of(outputs).tolist() == [[-3.0, 2.0, -2.0], [0.0, 0.0, -3.0]]
+
+
+def test_the_example_is_the_file_that_was_run(toy: Path) -> None:
+    made = expand_file(ROOT / "examples" / "toy.toml", [], None)
+    assert list(made.experiments) == ["fedavg-seed0", "aggenhance-seed0"]
+    assert RunDirectory(toy / "fedavg-seed0").experiment() == made.experiments["fedavg-seed0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["{study}"], ("'digits' holds image of shape [1, 8, 8]", "two features")),
+        (["{study}", "{toy}"], ("several data sets (digits, toy)",)),
+        (["{toy}", "--out", "toy.txt"], ("--out toy.txt", ".png")),
+        (["nowhere"], ("nowhere: no such run",)),
+    ],
+)
+def test_boundaries_of_other_data_are_refused(
+    study: Path, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(here("boundaries", *(word.format(study=study, toy=toy) for word in words)), *told)
+
+
+def test_accuracy_is_that_of_the_run(subject: LoadedRun) -> None:
+    assert accuracy(subject.model(), subject.setup) == pytest.approx(subject.directory.metrics()[-1]["accuracy"])
+
+
+def test_points_of_a_server_step_count_rounds_from_one() -> None:
+    kept: dict[str, Any] = {"points": torch.zeros(4, 2), "labels": torch.tensor([0, 1, 0, 1])}
+    points = Points.of({**kept, "rounds": torch.tensor([0, 0, 2, 2])})
+    assert points.all_rounds() == [1, 3]
+    assert len(points.until(2)) == 2
+    assert points.made_in(3).labels.tolist() == [0, 1]
+
+
+def test_images_of_the_helpers_are_taken_too() -> None:
+    made = setup(images(), method={"server_step": STEP}, scale="unit")
+    assert len(points.replay(RoundLoop(made, LoopEngine(made)), 1)) == 1

@@ -1,0 +1,209 @@
+"""Sample privacy of XorMixFL's and MixFL's seeds: distances, scaling and leaks by hand, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import PNG, here, refused, succeeded, write
+from helpers import images, numbers
+from sklearn.manifold import smacof
+
+from fedblend.analysis.privacy.xor import Shared, draw, majorities, mds_distances, measure, scale_down
+from fedblend.core.dataset import Dataset, Population, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def by_hand() -> Shared:
+    """One seed of four pixels: target 12 0 255 8, dummy 0 0 1 8, decoded with 0 4 1 8."""
+    raw = torch.tensor([[12, 0, 255, 8], [0, 0, 1, 8], [90, 90, 90, 90], [0, 4, 1, 8]], dtype=torch.uint8)
+    seed = raw[:1] ^ raw[1:2]
+    made = seed ^ raw[3:]
+    usual = torch.tensor([[0, 0, 1, 0]], dtype=torch.uint8)
+    return Shared(raw, 3, np.array([[0]]), np.array([[1]]), np.array([[3]]), raw[:1], seed, made, seed ^ usual, usual)
+
+
+def world_of(rows: list[list[int]], **options: int) -> tuple[Dataset, Population]:
+    """Images of three labels at clients by counts."""
+    data = images(90, classes=3, side=6, **options)
+    y, groups, used = data.train.y.numpy(), [], np.zeros(3, int)
+    for row in rows:
+        groups.append(np.concatenate([np.flatnonzero(y == c)[used[c] : used[c] + n] for c, n in enumerate(row)]))
+        used += row
+    return data, Population.of(groups)
+
+
+# Measures --------------------------------------------------------------------------------------------------
+
+
+def test_what_leaks_of_one_seed_by_hand() -> None:
+    row = measure([by_hand()])
+
+    # Sent are 12 0 254 0, of which the first two pixels are the target's own; of its ink only the first.
+    assert row.clear == 2 / 4
+    assert row.clear_ink == pytest.approx(1 / 3)
+    # Decoded with the usual dummy 0 0 1 0: 12 0 255 0, which is wrong in one bit of 32.
+    assert row.bits == pytest.approx(31 / 32)
+    # 0 0 1 0 against 12 0 255 8: wrong in two, seven, and one bit.
+    assert row.blind == pytest.approx(1 - 10 / 32)
+    # Made are 12 4 255 8, 4 from the target.
+    assert row.distance == (4.0, 0.0)
+    assert row.mds is None
+    assert row.sent_recognised == row.made_recognised == 1.0
+
+
+def test_a_mixture_has_distances_and_no_dummy_to_undo() -> None:
+    one = by_hand()
+    half = torch.tensor([[6, 0, 128, 8]], dtype=torch.uint8)
+    one.raw[2] = torch.tensor([6, 0, 120, 8])
+    mixture = Shared(
+        one.raw, 3, one.targets, one.dummies, np.empty((1, 0), np.int64), one.blended, half, half, None, None
+    )
+    row = measure([mixture])
+    assert row.distance[0] == pytest.approx(np.sqrt(36 + 127**2))
+    assert row.clear is row.clear_ink is row.bits is row.blind is None
+    # The third raw sample, of another, is the nearest.
+    assert row.sent_recognised == 0.0
+
+
+def test_the_majority_of_each_bit() -> None:
+    x = torch.tensor([[1, 255], [3, 0], [7, 255], [8, 8]], dtype=torch.uint8)
+    made = majorities(x, torch.tensor([0, 0, 0, 2]), 3)
+    assert made.tolist() == [[3, 255], [0, 0], [8, 8]]
+
+
+def test_scaling_is_scikit_learn_s() -> None:
+    points = torch.from_numpy(rng(1).uniform(0, 255, (4, 5, 30)))
+    wanted, begin = torch.cdist(points, points), torch.from_numpy(rng(2).random((4, 5, 2)))
+    made = scale_down(wanted, begin, 25)
+    for one, distances, start in zip(made, wanted, begin, strict=True):
+        theirs, _ = smacof(distances.numpy(), init=start.numpy(), n_init=1, max_iter=25, eps=0, normalized_stress=False)
+        np.testing.assert_allclose(one.numpy(), theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_three_points_are_scaled_without_loss() -> None:
+    raw, made = torch.from_numpy(rng(3).integers(0, 256, (8, 1, 4, 4), np.uint8)), images(5).train.x
+    contributors = rng(4).integers(8, size=(5, 2))
+    contributors[:, 1] = (contributors[:, 0] + 1) % 8
+    far = [
+        min(np.linalg.norm(m.flatten() - raw[c].double().numpy().flatten()) for c in row)
+        for m, row in zip(made.double().numpy(), contributors, strict=True)
+    ]
+    np.testing.assert_allclose(mds_distances(made, raw, contributors, rng(5)), far, rtol=1e-3)
+
+
+# Draws -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [1, 3])
+def test_a_draw_says_what_each_seed_was_made_of(p: int) -> None:
+    data, clients = world_of([[9, 9, 2], [9, 9, 4], [8, 8, 5]])
+    sharing = XorSeeds(p=p, alpha=0.5)
+    one = draw(data, clients, sharing, 3)
+
+    assert len(one.seeds) == 7
+    assert one.private == 43
+    assert len(one.raw) == 63
+    owner = np.repeat([1, 2, 0], [22, 21, 20])
+    labels = np.concatenate([data.train.y.numpy()[clients.indices(c)] for c in (1, 2, 0)])
+    assert (labels[one.targets] == 2).all()
+    assert (owner[one.targets] == owner[one.dummies[:, :1]]).all()
+    assert (owner[one.own] == 0).all()
+    assert (labels[one.own] == labels[one.dummies]).all()
+    if p == 1:
+        target, dummy, own = (one.raw[rows[:, 0]] for rows in (one.targets, one.dummies, one.own))
+        assert torch.equal(one.seeds, target ^ dummy)
+        assert torch.equal(one.made, target ^ dummy ^ own)
+        assert torch.equal(one.blended, target)
+        assert measure([one]).clear == pytest.approx(float((dummy == 0).float().mean()))
+    again = draw(data, clients, sharing, 3)
+    assert torch.equal(one.made, again.made)
+    assert not torch.equal(one.seeds, draw(data, clients, sharing, 3, repeat=1).seeds)
+
+
+def test_an_offset_hides_what_a_black_dummy_tells() -> None:
+    data, _ = world_of([[1, 1, 1]])
+    # Labels 0 and 1 are black but for one pixel.
+    x = data.train.x.clone()
+    x[data.train.y < 2, :, 1:] = 0
+    black = Dataset("black", "image", Samples(x, data.train.y), data.test, data.classes)
+    _, clients = world_of([[9, 9, 2], [9, 9, 4], [8, 8, 5]])
+    plain, hidden = (measure([draw(black, clients, XorSeeds(offset=o), 0)]) for o in (0, 255))
+
+    assert plain.clear is not None
+    assert hidden.clear is not None
+    assert plain.bits is not None
+    assert hidden.bits is not None
+    assert plain.clear > 0.8
+    assert hidden.clear < 0.05
+    assert plain.bits > 0.9
+    assert hidden.bits < 0.6
+
+
+def test_mixtures_are_drawn_too() -> None:
+    data, clients = world_of([[9, 9, 2], [9, 9, 4], [8, 8, 5]])
+    one = draw(data, clients, MixedTargetSeeds(equal_parts=True), 0)
+    assert one.dummies.shape == (7, 2)
+    mean = sum(one.raw[rows].double() for rows in (one.targets[:, 0], *one.dummies.T.copy())) / 3
+    assert float((one.made.double() - mean).abs().max()) <= 0.5 + 1e-6
+
+
+def test_what_cannot_be_measured() -> None:
+    data, clients = world_of([[9, 9, 2], [9, 9, 0], [8, 8, 0]])
+    with pytest.raises(FedblendError, match="no device holds what the server asks for"):
+        draw(data, clients, XorSeeds(), 0)
+    with pytest.raises(FedblendError, match=r"method\.sharing\.server: 3"):
+        draw(data, clients, XorSeeds(server=3), 0)
+    with pytest.raises(FedblendError, match="does not hold pixels of 8 bits"):
+        draw(numbers(), clients, XorSeeds(), 0)
+
+
+# The command -----------------------------------------------------------------------------------------------
+
+
+FILE = {
+    "methods": ["xormixfl", "mixfl", "standalone"],
+    "data": {"name": "mnist5k"},
+    "partition": {"name": "xormixfl", "clients": 3, "targets": [9], "samples": 40, "target_samples": 4},
+    "train": {"cohort": 3},
+}
+
+
+@pytest.mark.slow
+def test_the_command_tells_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    file = write(tmp_path / "seeds.toml", FILE)
+    options = ("--blended", "1,2", "--mds", "--out", str(tmp_path / "p"), "--json", str(tmp_path / "j" / "told.json"))
+    shown = succeeded(here("privacy", "xor", str(file), *options))
+    assert [line.split()[:2] for line in shown.out.splitlines() if line.startswith(("xormixfl", "mixfl", "stand"))] == [
+        ["xormixfl", "1"],
+        ["xormixfl", "2"],
+        ["mixfl", "1"],
+        ["mixfl", "2"],
+    ]
+    drawn = sorted((tmp_path / "p").iterdir())
+    assert [path.name for path in drawn] == [
+        "mixfl-p-1.png", "mixfl-p-2.png", "side-by-side.png", "xormixfl-p-1.png", "xormixfl-p-2.png",
+    ]  # fmt: skip
+    assert all(path.read_bytes().startswith(PNG) for path in drawn)
+    told = json.loads((tmp_path / "j" / "told.json").read_text())
+    assert told["repeats"] == 1
+    assert [(row["method"], row["p"]) for row in told["rows"]] == [
+        ("xormixfl", 1), ("xormixfl", 2), ("mixfl", 1), ("mixfl", 2),
+    ]  # fmt: skip
+    assert told["rows"][2]["clear"] is None
+    assert f"{100 * told['rows'][0]['clear']:.1f}%" in shown.out
+
+
+def test_the_command_refuses_what_has_no_seeds(tmp_path: Path) -> None:
+    file = write(tmp_path / "seeds.toml", {**FILE, "methods": ["standalone"]})
+    refused(here("privacy", "xor", str(file)), "base-samples", "xor-seeds")
+    refused(here("privacy", "xor", str(file), "--blended", "0"), "--blended")

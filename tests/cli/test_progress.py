@@ -1,0 +1,50 @@
+"""What is told of long work while it goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedblend.cli import progress
+from fedblend.cli.progress import RemainingTime, Steps
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(progress, "time", made)
+    return made
+
+
+def test_what_is_left_goes_by_the_pace_since_it_was_first_told(clock: Clock) -> None:
+    pace, told = RemainingTime(), []
+
+    for now, what, done in [(100, "a", 4), (106, "a", 6), (106, "b", 0), (108, "b", 5), (130, "a", 10), (131, "a", 3)]:
+        clock.now = now
+        told.append(pace.left(what, done, 10))
+
+    # a: 2 steps in 6 s, 4 more; b: 5 in 2 s, 5 more; what is done, and what has begun anew, tells nothing.
+    assert told == ["", "  12 s left", "", "  2 s left", "", ""]
+    clock.now = 133
+    assert pace.left("a", 4, 10) == "  12 s left"
+
+
+def test_steps_outside_a_terminal_are_told_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = Steps()
+
+    for done in range(31):
+        clock.now = 100 + done
+        steps("dlg", done, 40, f"cost {done}")
+
+    assert capsys.readouterr().err.splitlines() == [
+        "dlg: 11/40  cost 11  29 s left",
+        "dlg: 22/40  cost 22  18 s left",
+    ]

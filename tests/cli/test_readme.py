@@ -1,0 +1,58 @@
+"""The README's files and programs, as a reader would copy them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedblend.experiment.config import resolve
+from fedblend.experiment.study import expand
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+
+
+def test_files_are_sound() -> None:
+    sizes = [len(expand(tomllib.loads(block)).experiments) for block in blocks("toml")]
+    assert sizes == [12]
+
+
+@pytest.mark.slow
+def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("mlxtend")
+    monkeypatch.chdir(tmp_path)
+    train, load = blocks("python")
+    assert "rounds=10" in train
+    names: dict[str, Any] = {}
+    exec(train.replace("rounds=10", "rounds=1"), names)
+    told = capsys.readouterr().out
+    assert re.findall(r"^(\d) 0\.\d+$", told, re.M) == ["0", "1"]  # what on_round printed
+    exec(load, names)
+    accuracy = names["result"].metrics["accuracy"].iloc[-1]
+    assert float(names["right"].float().mean()) == pytest.approx(accuracy, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("y", "task"),
+    [
+        (np.arange(40) % 3, "classification"),
+        (np.array(["cat", "dog"] * 20), "classification"),
+        (np.arange(40) % 3 * 1.0, "regression"),
+        (np.ones((40, 2), np.float32), "regression"),
+    ],
+)
+def test_the_type_of_y_decides_the_task(tmp_path: Path, y: np.ndarray, task: str) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.random.default_rng(0).standard_normal((40, 5)), y=y)
+    model = re.search(r"`(model = \{ name = \"mlp\".*?\})`", README)
+    assert model
+    table = tomllib.loads(f'data = {{ name = "npz", path = "mine.npz" }}\npartition = "iid"\n{model[1]}')
+    table["data"]["path"] = str(tmp_path / "mine.npz")
+    assert resolve(table).data.load().task == task

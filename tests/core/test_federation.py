@@ -1,0 +1,238 @@
+"""What holds for every run: its parts in order, its model's buffers, its state, its resumption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from federation_helpers import BATCH_NORM, DROPOUT, train
+from helpers import BatchNormNet, engine_of, federation, federation_of, run, same, same_state, setup, without_machine
+
+from fedblend.core.aggregator import Aggregator
+from fedblend.core.channel import Channel
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop, RunState
+from fedblend.core.protection import Protection
+from fedblend.core.random import stream
+from fedblend.core.server_step import ServerContext, ServerStep
+from fedblend.core.setup import Setup
+from fedblend.core.upload import bytes_of
+from fedblend.methods.aggregators.mean import WeightedMean
+from fedblend.methods.channels import Ideal
+from fedblend.methods.protections import NoProtection
+from fedblend.methods.server_steps import NoStep
+from fedblend.runs import checkpoint
+
+# Parts that do nothing, and channels that lose ------------------------------------------------------------
+
+
+def test_none_and_ideal_are_the_identity() -> None:
+    weights, start = {"w": torch.randn(3)}, {"w": torch.zeros(3)}
+
+    protected = NoProtection().protect(weights, start, 0.1, np.random.default_rng(0))
+    refined, kept = NoStep().refine(weights, mock.sentinel.server)
+    arrives = Ideal().delivers("up", np.array([1, 10**12]), np.random.default_rng(0))
+
+    assert protected["w"] is weights["w"]
+    assert refined["w"] is weights["w"]
+    assert kept == {}
+    assert arrives.tolist() == [True, True]
+
+
+def with_parts(made: Setup, **fields: Any) -> RoundLoop:
+    """A federation in which some parts of the experiment or its method are stand-ins."""
+    of_method = {k: v for k, v in fields.items() if k in ("aggregator", "server_step")}
+    method = made.experiment.method.model_copy(update=of_method)
+    rest = {k: v for k, v in fields.items() if k not in of_method}
+    changed = replace(made, experiment=made.experiment.model_copy(update={"method": method, **rest}))
+    return federation_of(changed)
+
+
+class Loses(Channel):
+    """A channel that loses one client's transmissions in one direction."""
+
+    def __init__(self, direction: str, place: int) -> None:
+        self.direction, self.place, self.sizes = direction, place, {}
+
+    def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        self.sizes[direction] = sizes.tolist()
+        return (np.arange(len(sizes)) != self.place) | (direction != self.direction)
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_what_a_channel_loses_is_left_out(direction: str) -> None:
+    # What is shared before training would be lost on its way up as well.
+    made = setup(train={"cohort": 4}, method="fedmix" if direction == "down" else "fedavg")
+    channel = Loses(direction, 2)
+
+    state, records = run(with_parts(made, channel=channel), 1)
+
+    good = train(made, [0, 1, 3])
+    assert same(state.weights, WeightedMean().aggregate((t.weights, float(t.samples)) for t in good.values()))
+    assert records[0]["uploads"] == 3
+    assert state.has_pool.tolist() == [True, True, direction == "up", True]
+    weights, means = bytes_of(state.weights), bytes_of(state.entries.tensors)
+    assert channel.sizes["down"] == [weights + means] * 4
+    assert records[0]["bytes_up"]["weights"] == (4 if direction == "up" else 3) * weights
+
+
+def test_nothing_arriving_stops_the_run() -> None:
+    class Dead(Channel):
+        def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            return np.zeros(len(sizes), bool)
+
+    with pytest.raises(FedblendError, match=r"0 good uploads.*none arrived"):
+        run(with_parts(setup(), channel=Dead()), 1)
+
+
+def test_protection_aggregator_and_server_step_are_used_in_this_order() -> None:
+    class Shift(Protection):
+        def protect(self, upload: Any, start: Any, lr: float, rng: Any) -> dict[str, torch.Tensor]:
+            drawn.append(rng.random())
+            return {n: start[n] + 1 for n in upload}
+
+    class First(Aggregator):
+        def aggregate(self, uploads: Any) -> dict[str, torch.Tensor]:
+            first, *_ = [tensors for tensors, _ in uploads]
+            return {n: t * 2 for n, t in first.items()}
+
+    class Add(ServerStep):
+        def refine(
+            self, weights: Any, server: ServerContext
+        ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+            return {n: t + 3 for n, t in weights.items()}, {"seen": torch.tensor(server.round)}
+
+    made, drawn = setup(), []
+
+    state, records = run(with_parts(made, protection=Shift(), aggregator=First(), server_step=Add()), 1)
+
+    assert same(state.weights, {n: (t + 1) * 2 + 3 for n, t in made.weights().items()})
+    assert state.server == {"seen": torch.tensor(0)}
+    expected = [stream(0, "protection", 0, client).random() for client in records[0]["cohort"]]
+    assert drawn == expected
+
+
+# Models with buffers or masks -----------------------------------------------------------------------------
+
+
+def test_batch_norms_buffers_are_averaged() -> None:
+    made = setup(groups=[range(8), range(8, 20)], model=BATCH_NORM)
+
+    state, _ = run(federation_of(made), 1)
+
+    uploads = train(made, [0, 1])
+    for name in ("norm.running_mean", "norm.running_var"):
+        expected = (8 * uploads[0].weights[name].double() + 12 * uploads[1].weights[name].double()) / 20
+        torch.testing.assert_close(state.weights[name], expected.float())
+        assert not torch.equal(state.weights[name], made.weights()[name])
+    # Batches of 4: two for the first client, three for the second, (8 * 2 + 12 * 3) / 20 = 2.6.
+    counter = state.weights["norm.num_batches_tracked"]
+    assert counter.dtype == torch.int64
+    assert counter.item() == 3
+
+
+def test_each_client_starts_from_the_rounds_buffers() -> None:
+    made = setup(model=BATCH_NORM)
+
+    uploads = train(made, range(4))
+
+    assert [uploads[k].weights["norm.num_batches_tracked"].item() for k in range(4)] == [3, 3, 3, 3]
+    assert isinstance(made.model, BatchNormNet)
+
+
+def test_scoring_changes_no_buffer() -> None:
+    made = setup(model=BATCH_NORM)
+    engine, weights = engine_of(made), made.weights()
+
+    first, again = engine.score(weights), engine.score(weights)
+
+    assert same(weights, {n: t.detach() for n, t in made.model.state_dict().items()})
+    assert np.array_equal(first.loss, again.loss)
+
+
+def test_scoring_uses_no_dropout() -> None:
+    made = setup(model=DROPOUT)
+
+    scores = engine_of(made).score(made.weights())
+
+    outputs = made.model.eval()(made.scale(made.data.test.x))
+    expected = torch.nn.functional.cross_entropy(outputs, made.data.test.y, reduction="none")
+    np.testing.assert_allclose(scores.loss, expected.detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", [DROPOUT, BATCH_NORM])
+@pytest.mark.parametrize("method", ["fedavg", "fedmix", "localmix"])
+def test_a_run_repeats_to_the_last_bit(model: dict[str, Any], method: str) -> None:
+    first, again = (run(federation(model=model, method=method), 2) for _ in range(2))
+
+    assert same_state(first[0], again[0])
+    assert without_machine(first[1]) == without_machine(again[1])
+
+
+def test_a_round_leaves_the_state_it_began_with_alone() -> None:
+    fed = federation(method="fedmix", model=BATCH_NORM)
+    before, _ = run(fed, 1)
+    copy = RunState(
+        before.round,
+        {n: t.clone() for n, t in before.weights.items()},
+        before.has_pool.copy(),
+        before.shared_sizes.copy(),
+        replace(before.entries, tensors={n: t.clone() for n, t in before.entries.tensors.items()}),
+        before.shared_round,
+    )
+
+    run(fed, 2, before)
+
+    assert same_state(before, copy)
+
+
+# Resumption -----------------------------------------------------------------------------------------------
+
+RESUMED = {
+    "fedavg": {},
+    "fedmix": {"method": "fedmix"},
+    "dropout": {"model": DROPOUT, "method": "naivemix"},
+    "batch norm": {"model": BATCH_NORM},
+    "local means": {"method": "local-means"},
+    "hidden": {"method": "fedprox+fedmix-hidden", "model": {"name": "mlp", "hidden": [8, 6, 5]}},
+    "raw": {"method": "global-mixup", "unsafe": True},
+    "server average": {"method": {"name": "fedmix", "sharing": {"server_average": 2}}},
+    "secure means": {"method": {"name": "fedmix", "sharing": "secure-means"}},
+    "arrival": {
+        "method": {"name": "fedmix", "sharing": {"refresh": 0.0}},
+        "arrival": {"first": 0.3, "clients": 0.6, "portion": 0.2},
+    },
+}
+
+
+@pytest.mark.parametrize("case", RESUMED)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_run_resumed_from_its_checkpoint_is_the_uninterrupted_one(case: str, at: int, tmp_path: Path) -> None:
+    whole, records = run(federation(**RESUMED[case]), 4)
+    before, _ = run(federation(**RESUMED[case]), at)
+    checkpoint.write(tmp_path, before)
+
+    read = checkpoint.read(tmp_path)
+    after, later = run(federation(**RESUMED[case]), 4 - at, read)
+
+    assert same_state(read, before)
+    assert same_state(after, whole)
+    assert without_machine(later) == without_machine(records[at:])
+
+
+def test_a_folder_without_checkpoint_gives_none(tmp_path: Path) -> None:
+    assert checkpoint.read(tmp_path) is None
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, run(federation(), 1)[0])
+    path = tmp_path / checkpoint.NAME
+    path.write_bytes(path.read_bytes()[:-9])
+
+    with pytest.raises(FedblendError, match="damaged"):
+        checkpoint.read(tmp_path)

@@ -1,0 +1,111 @@
+"""The mean of uploads: weighted, exact, whatever their order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from federation_helpers import FLOATS, ROWS, train, uploads_of
+from helpers import examples, federation, federation_of, run, same, setup, without_machine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedblend.methods.aggregators.mean import WeightedMean
+
+
+@given(rows=ROWS)
+@examples(60)
+def test_the_mean_lies_in_the_convex_hull(rows: list[tuple[list[float], int]]) -> None:
+    uploads = uploads_of([v for v, _ in rows])
+
+    mean = WeightedMean().aggregate(zip(uploads, [float(w) for _, w in rows], strict=True))["w"]
+
+    stacked = torch.stack([u["w"] for u in uploads])
+    assert bool((mean >= stacked.amin(0)).all())
+    assert bool((mean <= stacked.amax(0)).all())
+
+
+@given(rows=ROWS)
+@examples(60)
+def test_the_mean_is_weighted_by_samples(rows: list[tuple[list[float], int]]) -> None:
+    pairs = zip(uploads_of([v for v, _ in rows]), [w for _, w in rows], strict=True)
+
+    mean = WeightedMean().aggregate(pairs)["w"]
+
+    expected = np.average([v for v, _ in rows], axis=0, weights=[w for _, w in rows])
+    np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+@given(
+    value=st.lists(FLOATS, min_size=1, max_size=5),
+    weights=st.lists(st.integers(1, 10_000), min_size=1, max_size=9),
+)
+@examples(60)
+def test_equal_uploads_average_to_themselves_exactly(value: list[float], weights: list[int]) -> None:
+    mean = WeightedMean().aggregate(({"w": torch.tensor(value)}, float(w)) for w in weights)
+
+    assert torch.equal(mean["w"], torch.tensor(value))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_client_of_weight_0_changes_nothing(place: int) -> None:
+    pairs = list(zip(uploads_of([[0.1, 0.7], [0.3, -5.0]]), [3.0, 4.0], strict=True))
+    alone = WeightedMean().aggregate(pairs)
+
+    pairs.insert(place, ({"w": torch.tensor([float("nan"), 1e30])}, 0.0))
+
+    assert same(WeightedMean().aggregate(pairs), alone)
+
+
+def test_a_client_without_samples_changes_nothing() -> None:
+    groups = [range(7), range(7, 20), range(20, 25)]
+    with_empty = federation(groups=[*groups, []], train={"cohort": 3}, method="fedmix")
+    without = federation(groups=groups, train={"cohort": 3}, method="fedmix")
+
+    (state, records), (expected, expected_records) = run(with_empty, 3), run(without, 3)
+
+    assert same(state.weights, expected.weights)
+    assert same(state.entries.tensors, expected.entries.tensors)
+    assert without_machine(records) == without_machine(expected_records)
+
+
+def test_the_mean_keeps_types_and_rounds_whole_numbers() -> None:
+    pairs = [
+        (
+            {"a": torch.tensor([1.0]), "b": torch.tensor(4), "c": torch.tensor([1.0], dtype=torch.float64)},
+            1.0,
+        ),
+        (
+            {"a": torch.tensor([2.0]), "b": torch.tensor(9), "c": torch.tensor([4.0], dtype=torch.float64)},
+            2.0,
+        ),
+    ]
+
+    mean = WeightedMean().aggregate(pairs)
+
+    assert {n: t.dtype for n, t in mean.items()} == {"a": torch.float32, "b": torch.int64, "c": torch.float64}
+    assert mean["a"].item() == pytest.approx(5 / 3, rel=1e-7)
+    assert mean["b"].item() == 7  # 22 / 3, rounded
+    assert mean["c"].item() == pytest.approx(3, rel=1e-15)
+
+
+def test_the_mean_leaves_uploads_as_they_were() -> None:
+    uploads = uploads_of([[1.0, 2.0], [3.0, 4.0]], torch.float64)
+    copies = [u["w"].clone() for u in uploads]
+
+    WeightedMean().aggregate(zip(uploads, [2.0, 1.0], strict=True))
+
+    assert all(torch.equal(u["w"], c) for u, c in zip(uploads, copies, strict=True))
+
+
+def test_a_round_averages_its_cohort_by_number_of_samples() -> None:
+    made = setup(groups=[range(4), range(4, 20), range(20, 40)], train={"cohort": 3})
+
+    state, records = run(federation_of(made), 1)
+
+    uploads = train(made, range(3))
+    for name, tensor in state.weights.items():
+        total = sum(uploads[k].weights[name].double() * n for k, n in enumerate((4, 16, 20)))
+        torch.testing.assert_close(tensor, (total / 40).float(), rtol=1e-6, atol=1e-7)
+    losses = sum(uploads[k].loss * n for k, n in enumerate((4, 16, 20))) / 40
+    assert records[0]["train_loss"] == pytest.approx(losses)

@@ -1,0 +1,279 @@
+"""Parts: found by name, validated, written out and read back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedblend
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.objective import Objective
+from fedblend.core.paths import from_file, import_from
+from fedblend.core.registry import build, dump, known, part
+from fedblend.experiment.config import resolve
+from fedblend.methods.objectives.fedmix import FedMix
+from fedblend.methods.objectives.mixup import LocalMix
+from fedblend.methods.sharing.means import SharedMeans
+from fedblend.models.images import MLP
+
+REQUIRED = {
+    ("dataset", "npz"): {"path": "some.npz"},
+    ("dataset", "hub"): {"dataset": "some/where"},
+    ("dataset", "image-folder"): {"path": "pictures"},
+    ("model", "module"): {"path": "helpers:BatchNormNet"},
+    ("partition", "counts"): {"counts": [[1, 2], [3, 4]]},
+}
+"""Options that have no default."""
+
+# Other test files may have declared parts of their own.
+ALL = [
+    (kind, name)
+    for kind in registry.MODULES
+    for name, cls in known(kind).items()
+    if cls.__module__.startswith("fedblend.")
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_every_part_is_built_by_its_name_and_written_out_to_the_same(kind: str, name: str) -> None:
+    made = build(kind, {"name": name, **REQUIRED.get((kind, name), {})})
+
+    table = dump(made)
+
+    assert table["name"] == name
+    assert None not in table.values()
+    assert build(kind, table) == made
+    assert dump(build(kind, table)) == table
+    assert (made.kind, made.name) == (kind, name)
+
+
+@pytest.mark.parametrize(("kind", "name"), [p for p in ALL if p not in REQUIRED])
+def test_every_part_without_required_options_is_built_from_its_name_alone(kind: str, name: str) -> None:
+    assert build(kind, name) == build(kind, {"name": name})
+
+
+@pytest.mark.parametrize(("kind", "name"), list(REQUIRED))
+def test_a_required_option_is_asked_for(kind: str, name: str) -> None:
+    (option,) = REQUIRED[kind, name]
+
+    with pytest.raises(FedblendError, match=rf"{option}: is missing"):
+        build(kind, name)
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_every_part_is_frozen_and_says_what_it_is(kind: str, name: str) -> None:
+    made = build(kind, {"name": name, **REQUIRED.get((kind, name), {})})
+
+    for field in registry.fields_of(type(made)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(made, field, getattr(made, field))
+    assert (type(made).__doc__ or "").strip()
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "made"),
+    [
+        (
+            "objective",
+            {"name": "fedmix", "lambda": 0.3, "taylor": "proposition"},
+            FedMix(lam=0.3, taylor="proposition"),
+        ),
+        ("objective", {"name": "fedmix", "lambda": 1}, FedMix(lam=1.0)),
+        ("objective", {"name": "localmix"}, LocalMix(lam=None)),
+        ("objective", {"name": "localmix", "lambda": 0.0}, LocalMix(lam=0.0)),
+        ("sharing", {"name": "means", "samples_per_mean": 7}, SharedMeans(samples_per_mean=7)),
+        ("sharing", {"name": "means", "refresh": 0.0}, SharedMeans(refresh=0.0)),
+        ("model", {"name": "mlp", "hidden": []}, MLP(hidden=())),
+    ],
+)
+def test_options_are_read_and_survive_the_round_trip(kind: str, spec: dict[str, Any], made: object) -> None:
+    read = build(kind, spec)
+
+    assert read == made
+    assert build(kind, dump(read)) == made
+    assert dump(read).items() >= {k: v for k, v in spec.items() if v is not None}.items()
+
+
+def test_reserved_words_are_spelled_naturally_in_files() -> None:
+    table = dump(FedMix(lam=0.3))
+
+    assert table["lambda"] == 0.3
+    assert "lam" not in table
+
+
+def test_paths_are_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+
+    def path(given: str) -> str:
+        return build("dataset", {"name": "npz", "path": given}).path
+
+    assert path("a/../b.npz") == str(tmp_path / "b.npz")
+    assert path("/data/b.npz") == "/data/b.npz"
+    assert path("~/b.npz") == "/home/someone/b.npz"
+    table = from_file({"data": [{"name": "npz", "path": "../b.npz"}, 3]}, tmp_path / "one" / "two" / "e.toml")
+    assert build("dataset", copy.deepcopy(table)["data"][0]).path == str(tmp_path / "one" / "b.npz")
+    assert table == {"data": [{"name": "npz", "path": "../b.npz"}, 3]}
+    assert build("dataset", "mnist").folder is None
+    with pytest.raises(FedblendError, match="path: 5 is not valid: input should be a valid string"):
+        build("dataset", {"name": "npz", "path": 5})
+
+
+@pytest.mark.parametrize(
+    ("field", "has"),
+    [
+        ("method.objective.lambda", True),
+        ("method.objective.lam", False),
+        ("method.objective.name", True),
+        ("method.objective", True),
+        ("method.objective.alpha", False),
+        ("method.objective.lambda.x", False),
+        ("method.sharing.refresh", True),
+        ("model.hidden", True),
+        ("train.lr", True),
+        ("trian.lr", False),
+    ],
+)
+def test_an_experiment_knows_its_fields_as_a_file_spells_them(field: str, has: bool) -> None:
+    made = resolve({"data": "digits", "partition": "iid", "model": "mlp", "method": "fedmix"})
+
+    assert registry.has_option(made, field) is has
+
+
+def test_an_option_that_is_none_is_left_out() -> None:
+    assert "lambda" not in dump(LocalMix())
+    assert "refresh" not in dump(SharedMeans())
+
+
+def test_a_part_already_made_is_taken_as_it_is() -> None:
+    made = FedMix(lam=0.3)
+
+    assert build("objective", made) is made
+
+
+def test_a_part_of_another_kind_is_refused() -> None:
+    with pytest.raises(FedblendError, match="names no objective"):
+        build("objective", SharedMeans())
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("fedmixx", "objective.name: unknown objective 'fedmixx' (did you mean 'fedmix'?); valid: "),
+        ({"name": "navemix"}, "(did you mean 'naivemix'?)"),
+        (
+            {"name": "fedmix", "lamda": 0.1},
+            "objective.lamda: unknown key for the objective 'fedmix' (did you mean 'lambda'?)",
+        ),
+        ({"name": "fedmix", "exclude": True}, "(did you mean 'exclude_own'?)"),
+        ({"name": "fedmix", "lambda": -0.1}, "objective.lambda: -0.1 is not valid: "),
+        ({"name": "fedmix", "lambda": 1.01}, "objective.lambda: 1.01 is not valid: "),
+        ({"name": "fedmix", "lambda": float("nan")}, "objective.lambda: nan is not valid: "),
+        ({"name": "fedmix", "lambda": "much"}, "objective.lambda: 'much' is not valid: "),
+        ({"name": "fedmix", "lambda": None}, "objective.lambda: None is not valid: "),
+        ({"name": "fedmix", "warmup": -1}, "objective.warmup: -1 is not valid: "),
+        ({"name": "fedmix", "warmup": 1.5}, "objective.warmup: 1.5 is not valid: "),
+        ({"name": "fedmix", "taylor": "exact"}, "objective.taylor: 'exact' is not valid: "),
+        ({"name": "localmix", "alpha": 0}, "objective.alpha: 0 is not valid: "),
+        ({"name": "localmix", "alpha": float("inf")}, "objective.alpha: inf is not valid: "),
+        ({"name": "hidden-mix", "layer": 0}, "objective.layer: 0 is not valid: "),
+        ({"name": "plain", "lambda": 0.1}, "valid: none, it takes no options"),
+        ({"lambda": 0.1}, "names no objective"),
+        (3, "objective: 3 names no objective"),
+        (None, "objective: None names no objective"),
+        (["fedmix"], "names no objective"),
+    ],
+)
+def test_a_mistake_is_told_with_field_value_and_what_would_be_valid(spec: Any, told: str) -> None:
+    with pytest.raises(FedblendError) as error:
+        build("objective", spec)
+
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", ["al", 0, 2.5])
+def test_an_option_of_two_types_tells_both(size: Any) -> None:
+    with pytest.raises(FedblendError, match=r"^sharing\.samples_per_mean: .*all"):
+        build("sharing", {"name": "means", "samples_per_mean": size})
+
+
+def test_messages_name_the_place_in_the_experiment() -> None:
+    with pytest.raises(FedblendError, match=r"^method\.objective\.lambda: 2 is not valid"):
+        build("objective", {"name": "fedmix", "lambda": 2}, "method.objective")
+
+
+def test_suggestions_are_the_nearest_known_word_or_none() -> None:
+    assert did_you_mean("fedmx", ["fedavg", "fedmix"]) == " (did you mean 'fedmix'?)"
+    assert did_you_mean("zzz", ["fedavg", "fedmix"]) == ""
+
+
+# Parts of the user's own -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> type:
+    """A part of the user's own, declared in this module for one test."""
+
+    class Half(Objective):
+        """An objective of the user's own."""
+
+        share: float = 0.5
+
+    Half.__qualname__ = "Half"
+    monkeypatch.setitem(registry._registry, "objective", dict(known("objective")))
+    made = part("objective", "half")(Half)
+    monkeypatch.setattr(sys.modules[__name__], "Half", made, raising=False)
+    return made
+
+
+def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
+    path = f"{__name__}:Half"
+
+    made = build("objective", {"name": path, "share": 0.25})
+
+    assert made == half(share=0.25)
+    assert dump(made) == {"name": path, "share": 0.25}
+    assert build("objective", dump(made)) == made
+    assert known("objective")["half"] is half
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("no_such_module:Half", "cannot import 'no_such_module:Half'"),
+        (f"{__name__}:Nothing", "cannot import"),
+        (":Half", "cannot import"),
+        ("fedblend.methods.sharing:SharedMeans", "is not a objective"),
+        ("collections:OrderedDict", "is not a objective"),
+    ],
+)
+def test_a_dotted_path_that_leads_nowhere_is_told(name: str, told: str) -> None:
+    with pytest.raises(FedblendError) as error:
+        build("objective", name)
+
+    assert told in str(error.value)
+
+
+def test_a_users_part_is_validated_like_any(half: type) -> None:
+    with pytest.raises(FedblendError, match="share: 'x' is not valid"):
+        build("objective", {"name": f"{__name__}:Half", "share": "x"})
+
+
+def test_the_fedblend_that_runs_is_found_before_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = str(Path(fedblend.__file__).resolve().parents[1])
+    # As an editable install has it, of which the path says nothing.
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if Path(folder).resolve() != Path(ours)])
+
+    import_from([str(tmp_path)])
+    import_from([str(tmp_path)])
+
+    assert sys.path[-2:] == [ours, str(tmp_path)]

@@ -1,0 +1,197 @@
+"""Rounds: who takes part, in which batches, at which learning rate, by which steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from federation_helpers import BATCH_NORM, train, with_calls
+from helpers import engine_of, examples, federation, run, same, same_state, setup, without_machine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedblend.core.engine import ClientUpdate, TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.setup import cohort_of
+from fedblend.engines.loop import LoopEngine, batches
+from fedblend.engines.sgd import SGD
+from fedblend.experiment.fields import Train
+
+# Rounds and cohorts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("round", [0, 1, 7])
+def test_the_learning_rate_decays_by_the_round(round: int) -> None:
+    settings_ = {"cohort": 1, "batch_size": 40, "lr": 0.2, "lr_decay": 0.5}
+    made = setup(groups=[range(10)], train=settings_)
+    before = made.weights()
+
+    upload = train(made, [0], round=round)[0].weights
+
+    made.model.load_state_dict(before)
+    x, y = made.samples(0, 10)
+    loss = torch.nn.functional.cross_entropy(made.model(made.scale(x)), y)
+    gradients = torch.autograd.grad(loss, list(made.model.parameters()))
+    for (name, parameter), gradient in zip(made.model.named_parameters(), gradients, strict=True):
+        expected = parameter.detach() - 0.2 * 0.5**round * gradient
+        torch.testing.assert_close(upload[name], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_federation_counts_rounds_for_the_decay() -> None:
+    made = setup()
+    rounds = []
+    engine = engine_of(made)
+
+    def train_(task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
+        rounds.append(task.round)
+        return engine.train(task, clients)
+
+    state, records = run(RoundLoop(made, with_calls(engine, train=train_)), 3)
+
+    assert rounds == [0, 1, 2]
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert state.round == 3
+
+
+def test_every_start_is_the_same() -> None:
+    made = setup(model=BATCH_NORM)
+    fed = RoundLoop(made, LoopEngine(made))
+    first, record = fed.start()
+    run(fed, 2, first)
+
+    again, repeated = fed.start()
+    beside, _ = RoundLoop(made, LoopEngine(made)).start()
+
+    assert same_state(again, first)
+    assert same_state(beside, first)
+    assert without_machine([repeated]) == without_machine([record])
+
+
+def test_cohorts_are_drawn_without_replacement_from_clients_that_hold_samples() -> None:
+    groups = [[], range(3), [], range(3, 6), range(6, 9), range(9, 12), []]
+    fed = federation(groups=groups, train={"cohort": 3})
+
+    cohorts = [cohort_of(fed.setup, round).tolist() for round in range(400)]
+
+    assert all(len(set(c)) == 3 and c == sorted(c) for c in cohorts)
+    often = np.bincount(np.concatenate(cohorts), minlength=7) / 400
+    assert often[[0, 2, 6]].tolist() == [0, 0, 0]
+    assert np.abs(often[[1, 3, 4, 5]] - 0.75).max() < 0.08
+
+
+def test_a_cohort_larger_than_the_clients_that_hold_samples_is_refused() -> None:
+    with pytest.raises(FedblendError, match=r"train.cohort: 3 clients.*only 2 of 4.*valid: 1 to 2"):
+        federation(groups=[[], range(3), range(3, 6), []], train={"cohort": 3})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmix", "localmix"])
+def test_a_client_with_fewer_samples_than_a_batch_trains(method: str) -> None:
+    groups = [range(1), range(1, 4), range(4, 40)]
+    fed = federation(groups=groups, method=method, train={"cohort": 3, "batch_size": 10})
+
+    _, records = run(fed, 1)
+
+    assert records[0]["uploads"] == 3
+    uploads = train(fed.setup, range(3))
+    assert all(not same(uploads[k].weights, fed.setup.weights()) for k in range(3))
+    assert [uploads[k].samples for k in range(3)] == [1, 3, 36]
+
+
+@given(n=st.integers(0, 50), epochs=st.integers(1, 4), size=st.integers(1, 20), seed=st.integers(0, 99))
+@examples(60)
+def test_every_sample_is_seen_once_an_epoch_and_the_last_batch_is_kept(
+    n: int, epochs: int, size: int, seed: int
+) -> None:
+    order, bounds = batches(n, epochs, size, np.random.default_rng(seed))
+
+    assert [sorted(order[e * n : (e + 1) * n]) for e in range(epochs)] == [list(range(n))] * epochs
+    one_epoch = [size] * (n // size) + [n % size] * bool(n % size)
+    assert np.diff(bounds).tolist() == one_epoch * epochs
+    assert (bounds[0], bounds[-1]) == (0, n * epochs)
+
+
+def test_each_epoch_is_a_fresh_permutation() -> None:
+    order, _ = batches(30, 2, 10, np.random.default_rng(0))
+
+    assert order[:30].tolist() != order[30:].tolist()
+    assert order[:30].tolist() != list(range(30))
+
+
+def test_epochs_are_epochs() -> None:
+    made = setup(groups=[range(11)], train={"cohort": 1, "epochs": 3, "batch_size": 4})
+    engine, steps = engine_of(made), []
+    engine.model.register_forward_hook(lambda module, inputs, outputs: steps.append(len(outputs)))
+
+    trained = next(engine.train(TrainTask(0, made.weights(), None, made.sizes(0)), [0]))
+
+    assert steps == [4, 4, 3] * 3
+    assert trained.samples == 11
+
+
+def test_the_training_loss_is_a_mean_over_samples() -> None:
+    made = setup(groups=[range(5)], train={"cohort": 1, "batch_size": 4, "lr": 1e-9})
+
+    trained = train(made, [0])[0]
+
+    x, y = made.samples(0, 5)
+    expected = torch.nn.functional.cross_entropy(made.model(made.scale(x)), y)
+    assert trained.loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+# SGD ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_sgd_is_torchs_sgd(momentum: float, decay: float) -> None:
+    rng = torch.Generator().manual_seed(0)
+    start = [torch.randn(3, 4, generator=rng), torch.randn(5, generator=rng)]
+    steps = [[torch.randn(p.shape, generator=rng) for p in start] for _ in range(4)]
+    ours, theirs = [p.clone() for p in start], [p.clone() for p in start]
+    mine = SGD(ours, Train(lr=0.3, lr_decay=0.9, momentum=momentum, weight_decay=decay), round=2)
+    reference = torch.optim.SGD(theirs, lr=0.3 * 0.9**2, momentum=momentum, weight_decay=decay)
+
+    for gradients in steps:
+        mine.step([g.clone() for g in gradients])
+        for p, g in zip(theirs, gradients, strict=True):
+            p.grad = g.clone()
+        reference.step()
+
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_sgd_leaves_parameters_without_gradient_alone() -> None:
+    params = [torch.ones(2), torch.ones(2)]
+    optimizer = SGD(params, Train(lr=0.5, momentum=0.9, weight_decay=0.1), 0)
+
+    optimizer.step([None, torch.ones(2)])
+    optimizer.step([torch.ones(2), torch.ones(2)])
+
+    # The first moves once by its first velocity; the second twice, by velocities v1 and 0.9 v1 + g2.
+    v1 = 1 + 0.1
+    w1 = 1 - 0.5 * v1
+    v2 = 0.9 * v1 + 1 + 0.1 * w1
+    torch.testing.assert_close(params[0], torch.full((2,), 1 - 0.5 * v1))
+    torch.testing.assert_close(params[1], torch.full((2,), w1 - 0.5 * v2))
+
+
+@pytest.mark.parametrize(("limit", "factor"), [(2.5, 0.5), (50.0, 1.0)])
+def test_clipping_bounds_the_norm_over_all_parameters(limit: float, factor: float) -> None:
+    params = [torch.zeros(1), torch.zeros(1)]
+
+    SGD(params, Train(lr=1.0, clip_norm=limit), 0).step([torch.tensor([3.0]), torch.tensor([4.0])])
+
+    torch.testing.assert_close(torch.cat(params), torch.tensor([-3.0 * factor, -4.0 * factor]), rtol=1e-5, atol=0)
+
+
+def test_momentum_starts_anew_for_each_client_and_round() -> None:
+    made = setup(train={"momentum": 0.9, "epochs": 2})
+
+    first = train(made, [0, 1])
+    again = train(made, [1])
+
+    assert same(first[1].weights, again[1].weights)

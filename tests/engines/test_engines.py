@@ -1,0 +1,406 @@
+"""Engines agree: the same experiment gives the same weights, whichever engine computes it (contract 1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import images, numbers, run, same, setup
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedblend import engines
+from fedblend._kernels import lowrank
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop, RunState
+from fedblend.core.objective import Plain, Tensors
+from fedblend.core.setup import Setup
+from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, unstackable
+from fedblend.engines.distributed.engine import balance
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked import engine as stacked_engine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.engines.stacked.schedule import _width
+from fedblend.experiment import presets
+
+RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
+"""Nine samples, one, twelve, eight, four and six: with batches of four, full ones, short ones, and none at all."""
+
+LENET = {"model": "lenet5", "scale": "standard"}
+MLP = {"model": {"name": "mlp", "hidden": [7, 5]}}
+LENET_METHODS = [
+    "fedavg",
+    "naivemix",
+    "fedmix",
+    "global-mixup",
+    "fedmix-hidden",
+    "fedprox+fedmix",
+    "fed-augmix",
+    "fedprox+fed-augmix",
+]
+HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5, "lr_decay": 0.9}
+
+
+def ragged(method: Any = "fedavg", model: dict[str, Any] | None = None, **train: Any) -> Setup:
+    """Six clients of unlike sizes, all in each round, two epochs of batches of four."""
+    side = 14 if (model or {}).get("model") == "lenet5" else 4
+    settings = {"cohort": 6, "epochs": 2, "batch_size": 4, "lr": 0.05, **train}
+    return setup(images(side=side), RAGGED, method=method, unsafe=True, train=settings, **(model or MLP))
+
+
+def difference(a: Tensors, b: Tensors) -> float:
+    """The largest relative difference of two sets of weights, tensor by tensor."""
+    return max(float((a[n] - b[n]).norm() / b[n].norm().clamp(min=1e-12)) for n in b)
+
+
+def after(made: Setup, engine: engines.Engine, rounds: int = 3) -> tuple[RunState, list[dict[str, Any]]]:
+    return run(RoundLoop(made, engine), rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*presets.SINGLE, "fedprox+fedmix", "fedprox+fd"])
+def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_size(method: str) -> None:
+    made = ragged(method)
+
+    loop, records = after(made, LoopEngine(made))
+    stacked, others = after(made, StackedEngine(made, stack=4))
+
+    assert difference(stacked.weights, loop.weights) < 1e-5
+    for a, b in zip(others, records, strict=True):
+        assert ("train_loss" in a) == ("train_loss" in b) == made.experiment.method.upload.trains
+        if "train_loss" in a:
+            assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-5)
+        assert [a.get(k) for k in ("cohort", "bytes_up", "bytes_down")] == [
+            b.get(k) for k in ("cohort", "bytes_up", "bytes_down")
+        ]
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedmix", "fedmix-hidden", "fedprox+fedmix", "fed-augmix", "fd", "fedprox+fd"]
+)
+@pytest.mark.parametrize("stack", [1, 4])
+def test_large_layers_as_low_rank_updates_give_the_loops_weights(
+    method: str, stack: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lowrank, "LEAST", 64 * 64)
+    made = ragged(method, {"model": {"name": "mlp", "hidden": [64, 64]}})  # with room for 16 samples
+
+    loop, _ = after(made, LoopEngine(made))
+    engine = StackedEngine(made, stack=stack)
+    stacked, _ = after(made, engine)
+
+    taken = {place for program in engine.programs.values() for place in program.low_rank}
+    assert taken == {2}
+    assert difference(stacked.weights, loop.weights) < 1e-5
+
+
+@pytest.mark.parametrize("method", LENET_METHODS)
+def test_stacked_gives_the_loops_weights_after_three_rounds_of_lenet(method: str) -> None:
+    made = ragged(method, LENET)
+
+    loop, _ = after(made, LoopEngine(made))
+    stacked, _ = after(made, StackedEngine(made, stack=6))
+
+    assert difference(stacked.weights, loop.weights) < 1e-4
+
+
+@pytest.mark.parametrize("method", ["fedmix", "fedmix-hidden", "fedprox+localmix"])
+@pytest.mark.parametrize("stack", [1, 2, 5])
+def test_momentum_decay_and_clipping_are_each_clients_own(method: str, stack: int) -> None:
+    made = ragged(method, **HARD)
+
+    loop, _ = after(made, LoopEngine(made))
+    stacked, _ = after(made, StackedEngine(made, stack=stack))
+
+    assert difference(stacked.weights, loop.weights) < 1e-5
+
+
+def test_dropout_draws_the_loops_masks() -> None:
+    made = ragged("fedmix", {"model": {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}})
+
+    loop, _ = after(made, LoopEngine(made))
+    stacked, _ = after(made, StackedEngine(made, stack=4))
+
+    assert difference(stacked.weights, loop.weights) < 1e-5
+
+
+@pytest.mark.parametrize("method", ["localmix", "fedmix", "fedprox+localmix"])
+def test_short_batches_taken_together_leave_out_what_was_drawn_for_a_longer_one(method: str) -> None:
+    has_pool = [list(range(0, 9)), list(range(9, 15)), list(range(15, 21))]
+    made = setup(images(side=4), has_pool, method=method, train={"cohort": 3, "epochs": 4, "batch_size": 4}, **MLP)
+
+    loop, _ = after(made, LoopEngine(made))
+    stacked, _ = after(made, StackedEngine(made, stack=3))
+
+    assert difference(stacked.weights, loop.weights) < 1e-5
+
+
+@pytest.mark.parametrize("model", [LENET, {"model": {"name": "module", "path": "helpers:RowsLSTM"}}])
+def test_stacked_scores_as_the_loop_does_whatever_the_weights(model: dict[str, Any]) -> None:
+    made = ragged("fedavg", model)
+    loop, stacked = LoopEngine(made), StackedEngine(made, stack=2)
+    first = made.weights()
+    for weights in (first, {name: tensor * 1.5 for name, tensor in first.items()}):
+        wanted, scores = loop.score(weights), stacked.score(weights)
+        np.testing.assert_allclose(scores.loss, wanted.loss, rtol=1e-5)
+        assert np.array_equal(scores.right, wanted.right)
+    # Weights that come from another rank are in any order: that makes no further program.
+    made_before = len(stacked.forwards)
+    again = stacked.score(dict(reversed(list(weights.items()))))
+    assert np.array_equal(again.loss, scores.loss)
+    assert len(stacked.forwards) == made_before
+
+
+def test_regression_and_text_models_stack_too() -> None:
+    settings = {"cohort": 4, "epochs": 2, "batch_size": 4}
+    regression = setup(
+        numbers(), method="fedmix", train=settings, model={"name": "mlp", "hidden": [4]}, scale="standard"
+    )
+    text = setup(images(side=4), method="fedavg", train=settings, model={"name": "module", "path": "helpers:RowsLSTM"})
+    for made in (regression, text):
+        loop, _ = after(made, LoopEngine(made))
+        stacked, _ = after(made, StackedEngine(made, stack=4))
+        assert difference(stacked.weights, loop.weights) < 1e-5
+
+
+def test_clients_of_one_stack_do_not_touch_each_other() -> None:
+    made = ragged("fedavg")
+    task = TrainTask(0, made.weights(), None, made.sizes(0))
+    alone = {t.client: t for k in range(6) for t in StackedEngine(made, stack=1).train(task, [k])}
+
+    for trained in StackedEngine(made, stack=6).train(task, [4, 0, 5, 3, 1, 2]):
+        assert difference(trained.weights, alone[trained.client].weights) < 1e-6
+        assert trained.samples == alone[trained.client].samples
+
+
+def test_a_client_that_diverges_leaves_its_neighbours_alone() -> None:
+    made = ragged("fedavg", lr=0.05)
+    poisoned = made.data.train.x.clone().float()
+    poisoned[34:] = torch.inf  # the samples of the last client
+    data = replace(made.data, train=replace(made.data.train, x=poisoned))
+    task = TrainTask(0, made.weights(), None, made.sizes(0))
+    clean = {t.client: t.weights for t in StackedEngine(made, stack=6).train(task, range(6))}
+
+    for trained in StackedEngine(replace(made, data=data), stack=6).train(task, range(6)):
+        finite = all(bool(t.isfinite().all()) for t in trained.weights.values())
+        assert finite == (trained.client != 5)
+        if finite:
+            assert difference(trained.weights, clean[trained.client]) < 1e-6
+
+
+@pytest.mark.parametrize("large", range(34, 40))
+def test_a_client_held_still_takes_nothing_of_what_its_gradient_would_have_been(large: int) -> None:
+    # After a step on this one sample its weights are so large that those of others overflow in them.
+    made = ragged("fedavg", epochs=1)
+    x = made.data.train.x.clone().float()
+    x[34:] = 0.0
+    x[large] = 1e18
+    made = replace(made, data=replace(made.data, train=replace(made.data.train, x=x)))
+    task, order = TrainTask(0, made.weights(), None, made.sizes(0)), [5, 4, 3, 2, 1, 0]
+    loop = next(LoopEngine(made).train(task, order)).weights
+    stacked = next(StackedEngine(made, stack=6).train(task, order)).weights
+
+    for name, tensor in loop.items():
+        torch.testing.assert_close(stacked[name], tensor, rtol=1e-4, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("room", [1, 1 << 30])
+def test_results_come_in_the_order_that_was_asked_for(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked_engine, "HELD_BYTES", room)
+    made = ragged("local-means", LENET)
+    fed = RoundLoop(made, StackedEngine(made, stack=2))
+    state = fed._share_if_due(fed.start()[0], made.sizes(0), _account())[0]
+    task = TrainTask(0, state.weights, fed._pool_of(state), made.sizes(0))
+
+    order = [5, 1, 3, 0, 5, 4, 2]  # a client may be asked for twice, as engines are tried on them
+
+    assert [t.client for t in fed.engine.train(task, order)] == order
+
+
+def _account() -> Any:
+    from fedblend.core.record import CostMeter
+
+    return CostMeter()
+
+
+def test_a_stacked_run_gives_the_same_bits_again() -> None:
+    made = ragged("fedmix", LENET)
+
+    first, _ = after(made, StackedEngine(made, stack=3))
+    again, _ = after(made, StackedEngine(made, stack=3))
+
+    assert same(first.weights, again.weights)
+
+
+class Clumsy(nn.Module):
+    """A model that writes into a tensor of its own, and so cannot stand in a stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.last = nn.Flatten(), nn.Linear(16, 3)
+        self.last_input: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = torch.zeros(len(x), 16)
+        kept += self.flat(x)
+        return self.last(kept)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("helpers:BatchNormNet", "batch norm"), ("test_engines:Clumsy", "cannot stack")]
+)
+def test_models_that_cannot_be_stacked_are_refused_with_the_reason(path: str, reason: str) -> None:
+    made = setup(model={"name": "module", "path": path}, engine="stacked")
+
+    assert reason in unstackable(made)
+    with pytest.raises(FedblendError, match="engine: 'stacked' cannot be used here"):
+        engines.make(made, engines.plan_engine(made, 1, 10))
+
+
+def test_auto_takes_the_loop_where_a_model_cannot_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.engines.autotune.SHORT", 0.0)
+    made = setup(model={"name": "module", "path": "helpers:BatchNormNet"})
+
+    assert engines.plan_engine(made, 2, 10).engine == "loop"
+
+
+@pytest.mark.parametrize(("seconds", "engine"), [({1: 1.0, 2: 0.97}, "loop"), ({1: 1.0, 2: 0.5}, "stacked")])
+def test_auto_takes_what_is_clearly_faster_and_says_why(
+    seconds: dict[int, float], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(of: LoopEngine, clients: int) -> float:
+        return seconds.get(clients, 1.0)
+
+    monkeypatch.setattr("fedblend.engines.autotune.seconds_a_step", told)
+    choice = engines.plan_engine(setup(train={"cohort": 4}), 2, 1000)
+
+    assert choice.engine == engine
+    assert choice.ranks == 2
+    assert "2 stacked" in choice.why
+
+
+def test_auto_times_a_few_steps_however_many_a_client_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    step = LoopEngine._step
+
+    def counted(engine: LoopEngine, *given: Any) -> Any:
+        made.append(1)
+        return step(engine, *given)
+
+    monkeypatch.setattr(LoopEngine, "_step", counted)
+    for train in ({"epochs": 500}, {"steps": 5000}):
+        engines.plan_engine(ragged("fedavg", **train), 1, 1)
+
+    assert 8 <= len(made) <= 200
+
+
+def test_where_no_client_trains_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.engines.autotune.seconds_a_step", lambda *_: 1 / 0)
+
+    choice = engines.plan_engine(ragged("xormixfl"), 2, 1000)
+
+    assert (choice.engine, choice.stack, choice.ranks, choice.why) == ("stacked", 1, 1, "no client trains")
+
+
+def test_an_engine_that_is_asked_for_is_taken_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.engines.autotune.seconds_a_step", lambda *_: 1 / 0)
+
+    assert engines.plan_engine(setup(engine="stacked", stack=3), 2, 1000) == EnginePlan(
+        "stacked", 3, 1, "contiguous", "as asked for"
+    )
+
+
+@pytest.mark.parametrize(("ranks", "room", "stack"), [(1, 2.5, 2), (2, 2.5, 1), (1, 100.0, 6), (1, 0.5, 1)])
+def test_a_cohort_larger_than_memory_is_cut_by_what_a_step_was_seen_to_make(
+    ranks: int, room: float, stack: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ragged("fedmix", {**MLP, "engine": "stacked", "ranks": ranks})
+    one = StackedEngine(made, stack=1)
+    wanted, _ = after(made, one, 1)
+    free = int(room * one.step_bytes() / MEMORY_SHARE)
+    monkeypatch.setattr("fedblend.engines.autotune.free_memory", lambda device: free)
+
+    chosen = engines.plan_engine(made, 2, 1000).stack
+    engine = StackedEngine(made, stack=chosen)
+    cut, _ = after(made, engine, 1)
+
+    assert chosen == stack
+    assert difference(cut.weights, wanted.weights) < 1e-5
+    # What the estimate for one client says of a whole stack holds.
+    assert stack == 1 or ranks * engine.step_bytes() <= MEMORY_SHARE * free
+
+
+def test_an_exception_names_clients_round_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plain, "loss", lambda *_: 1 / 0)
+    made = setup(train={"cohort": 2})
+    task = TrainTask(4, made.weights(), None, made.sizes(0))
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(StackedEngine(made).train(task, [2, 0]))
+
+    assert caught.value.__notes__ == ["while training clients 2, 0 in round 5, batch 1"]
+
+
+def test_channels_last_changes_no_result() -> None:
+    made = ragged("fedmix", LENET)
+
+    plain, _ = after(made, LoopEngine(made))
+    other, _ = after(made, LoopEngine(made, memory_format="channels_last"))
+
+    assert difference(other.weights, plain.weights) < 1e-4
+    assert all(tensor.is_contiguous() for tensor in other.weights.values())
+
+
+@given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 6))
+def test_balance_gives_each_rank_its_share_of_the_work(work: list[int], ranks: int) -> None:
+    shares = balance(work, ranks)
+    load = np.bincount(shares, weights=work, minlength=ranks) if work else np.zeros(ranks)
+
+    assert len(shares) == len(work)
+    # Graham's bound: no rank has more than the mean and one piece of work beyond it.
+    assert load.max(initial=0) <= sum(work) / ranks + max(work, default=0)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 8, 16])
+def test_few_widths_serve_every_number_of_clients(most: int) -> None:
+    widths = [_width(needed, most) for needed in range(1, most + 1)]
+
+    assert all(width >= needed for needed, width in enumerate(widths, 1))
+    assert all(a <= b for a, b in pairwise(widths))
+    assert len(set(widths)) <= most.bit_length() + 1
+
+
+def test_stacked_scores_as_the_loop_does() -> None:
+    made = setup(images(side=14), model="lenet5", holdout=0.3)
+    weights = {name: tensor + 0.01 for name, tensor in made.weights().items()}
+    for held in (False, True):
+        loop, stacked = (engine(made).score(weights, held) for engine in (LoopEngine, StackedEngine))
+        np.testing.assert_allclose(stacked.loss, loop.loss, rtol=1e-4, atol=1e-6)
+        assert np.array_equal(stacked.right, loop.right)  # type: ignore[arg-type]
+
+
+def test_scores_of_dropout_models_drop_nothing() -> None:
+    made = setup(model={"name": "mlp", "hidden": [9], "dropout": 0.5})
+    weights = made.weights()
+
+    loop, stacked = (engine(made).score(weights) for engine in (LoopEngine, StackedEngine))
+
+    np.testing.assert_allclose(stacked.loss, loop.loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmix"])
+def test_bfloat16_is_near_float32_in_both_engines(method: str) -> None:
+    exact, rounded = ragged(method, LENET), ragged(method, {**LENET, "precision": "bfloat16"})
+    assert rounded.experiment.precision == "bfloat16"
+    wanted, _ = after(exact, LoopEngine(exact), 1)
+
+    for engine in (LoopEngine(rounded), StackedEngine(rounded, stack=4)):
+        state, _ = after(rounded, engine, 1)
+        assert 0 < difference(state.weights, wanted.weights) < 0.05
+        assert all(tensor.dtype == torch.float32 for tensor in state.weights.values())

@@ -1,0 +1,289 @@
+"""Steps over tensors that stay where they are give the plain steps' weights to the last bit, also when replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import images, run, same, setup
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedblend._kernels import build
+from fedblend.core.loop import RoundLoop, RunState
+from fedblend.core.setup import Setup
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.sgd import StackedSGD
+from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, NoRecorder, Recorded, Work
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.engines.stacked.schedule import Stack
+
+RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
+"""Nine samples, one, twelve, eight, four and six: with batches of four, full ones, short ones, and none at all."""
+
+POWER = {"lr": 0.0625, "lr_decay": 0.5}
+"""Products with powers of two are exact, so that a learning rate given as a tensor changes no bit."""
+HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5}
+
+aten = torch.ops.aten
+WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten.is_nonzero.default, aten.equal.default}
+"""Operations for whose result the host would wait."""
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the processor's own kernels: there are none on a GPU, and what captures operations does not see them."""
+    monkeypatch.setattr(build, "library", lambda source=None: None)
+
+
+def ragged(method: Any = "fedavg", model: dict[str, Any] | None = None, **train: Any) -> Setup:
+    """Six clients of unlike sizes, all in each round, two epochs of batches of four."""
+    settings = {"cohort": 6, "epochs": 2, "batch_size": 4, **POWER, **train}
+    network = model or {"name": "mlp", "hidden": [7, 5]}
+    return setup(images(), RAGGED, method=method, unsafe=True, train=settings, model=network)
+
+
+class Capture(TorchDispatchMode):
+    """What CUDA does while it captures, on a processor: operations are noted with the very tensors they work on.
+
+    Capturing changes nothing. A replay runs no line of Python above the operations, so that whatever was a number or
+    lay somewhere else at the time of the capture stays as it was.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in WAITS:
+            raise RuntimeError(f"{func} would wait for the device")
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in tree_leaves(args[place] if place < len(args) else kwargs.get(argument.name)):
+                    storage = tensor.untyped_storage()
+                    self.before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+        made = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, made))
+        return made
+
+    def undo(self) -> None:
+        for storage, before in self.before.values():
+            storage.copy_(before)
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        for func, args, kwargs, made in self.calls:
+            again = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
+                if (
+                    isinstance(old, torch.Tensor)
+                    and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr()
+                ):
+                    old.copy_(new)
+
+
+class Emulated:
+    """A recorder that captures as CUDA would, and counts replays."""
+
+    def __init__(self) -> None:
+        self.captures = self.replays = 0
+
+    def warm(self, work: Work) -> None:
+        work()
+
+    def record(self, work: Work) -> Work:
+        capture = Capture()
+        with capture:
+            work()
+        capture.undo()
+        self.captures += 1
+
+        def replay() -> None:
+            self.replays += 1
+            capture.replay()
+
+        return replay
+
+
+def after(made: Setup, engine: StackedEngine | LoopEngine, rounds: int = 3) -> RunState:
+    return run(RoundLoop(made, engine), rounds)[0]
+
+
+CASES: dict[str, Callable[[], Setup]] = {
+    "fedavg": ragged,
+    "fedprox": lambda: ragged("fedprox"),
+    "naivemix": lambda: ragged("naivemix"),
+    "fedmix": lambda: ragged("fedmix"),
+    "momentum": lambda: ragged("fedmix", **HARD),
+    "dropout": lambda: ragged("fedmix", {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}),
+    "two phases": lambda: ragged("fedprox+fedmix-hidden"),
+    "outputs noted, weights of their own": lambda: ragged("fd"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_replayed_steps_give_the_plain_steps_weights_to_the_last_bit(case: str) -> None:
+    made = CASES[case]()
+    plain = StackedEngine(made, stack=4)
+    recorder = Emulated()
+    fixed = StackedEngine(made, stack=4, recorder=recorder)
+
+    wanted, got = after(made, plain), after(made, fixed)
+
+    assert same(got.weights, wanted.weights)
+    assert same(got.said, wanted.said)
+    for client, table in wanted.own.items():
+        assert same(got.own[client], table)
+    # Of several clients side by side, and of one alone.
+    steps = [item for bench in fixed.benches.values() for item in bench.recorded.items()]
+    assert {key[1] for key, one in steps if one[2].replay} == {False, True}
+    assert recorder.replays > recorder.captures > 0
+
+
+def test_any_learning_rate_is_the_plain_steps_own_where_it_is_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ragged("fedmix", lr=0.03, lr_decay=0.9)
+    fixed = after(made, StackedEngine(made, stack=4, recorder=Emulated()))
+    as_number = after(made, StackedEngine(made, stack=4))
+    given = StackedSGD.__init__
+    monkeypatch.setattr(StackedSGD, "__init__", lambda self, train, rate=None: given(self, train, torch.zeros(())))
+
+    as_tensor = after(made, StackedEngine(made, stack=4))
+
+    assert same(fixed.weights, as_tensor.weights)
+    for name, tensor in as_number.weights.items():
+        torch.testing.assert_close(fixed.weights[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_stacks_of_every_size_share_a_bench_and_what_it_recorded() -> None:
+    made = ragged()
+    engine = StackedEngine(made, stack=4, recorder=NoRecorder())
+
+    wanted = after(made, StackedEngine(made, stack=4), 2)
+
+    # Six clients make a stack of four and one of two.
+    assert same(after(made, engine, 2).weights, wanted.weights)
+    assert len(engine.benches) == 1
+    (bench,) = engine.benches.values()
+    assert {len(p) for p in bench.members.params} == {4}
+
+
+def test_what_a_stack_gave_is_not_written_into_by_the_next() -> None:
+    from fedblend.core.engine import TrainTask
+
+    made = ragged()
+    engine = StackedEngine(made, stack=2, recorder=NoRecorder())
+    task = TrainTask(0, made.weights(), None, made.sizes(0))
+
+    results = iter(engine.train(task, range(6)))
+    first = next(results)
+    kept = {name: tensor.clone() for name, tensor in first.weights.items()}
+    list(results)
+
+    assert same(first.weights, kept)
+
+
+def test_few_benches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.engines.stacked.engine.MOST_BENCHES", 1)
+    made = ragged("fd")
+    engine = StackedEngine(made, stack=4, recorder=NoRecorder())
+
+    # Its second round has what the server said, and so a bench of its own.
+    got = after(made, engine, 2)
+
+    assert len(engine.benches) == 1
+    assert same(got.said, after(made, StackedEngine(made, stack=4), 2).said)
+
+
+def test_work_runs_as_it_is_before_it_is_recorded_once() -> None:
+    done: list[str] = []
+
+    class Noted:
+        def warm(self, work: Work) -> None:
+            done.append("warm")
+
+        def record(self, work: Work) -> Work:
+            done.append("record")
+            return lambda: done.append("replay")
+
+    recorded = Recorded(lambda: None, Noted())
+    for _ in range(WARM_UP + 2):
+        recorded()
+
+    assert done == ["warm"] * WARM_UP + ["record", "replay", "replay"]
+
+
+def test_equal_smaller_batches_are_taken_together() -> None:
+    settings = {"cohort": 4, "epochs": 1, "batch_size": 4, "lr": 0.1}
+    made = setup(images(24), [list(range(6 * k, 6 * k + 6)) for k in range(4)], train=settings)
+    engine = StackedEngine(made, stack=4)
+
+    stacked, loop = after(made, engine, 2), after(made, LoopEngine(made), 2)
+
+    # The shape of x is the third entry: four clients at once, batches of four and of two.
+    assert {tuple(key[2][0][:2]) for key in engine.programs} == {(4, 4), (4, 2)}
+    for name, tensor in loop.weights.items():
+        torch.testing.assert_close(stacked.weights[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+class Waits(TorchDispatchMode):
+    """Notes operations for whose result the host would wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in WAITS:
+            self.found.append(str(func))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("method", ["fedprox+fedmix", "localmix", "fd"])
+def test_no_step_waits_for_the_device(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ragged(method, **HARD)
+    engine = StackedEngine(made, stack=4)
+    fed = RoundLoop(made, engine)
+    state, _ = run(fed, 2)
+    waits, plain = Waits(), Stack._step
+
+    def watched(stack: Stack, step: int) -> None:
+        with waits:
+            plain(stack, step)
+
+    monkeypatch.setattr(Stack, "_step", watched)
+    run(fed, 1, state)
+
+    assert waits.found == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a GPU")
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_replays_captured_steps_and_never_waits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = CASES[case]()
+    engine = StackedEngine(made, "cuda", stack=4)
+    assert isinstance(engine.recorder, CudaRecorder)
+    plain = StackedEngine(made, "cuda", stack=4)
+    plain.recorder = None
+    fed = RoundLoop(made, engine)
+    state, _ = run(fed, 3)
+    as_it_is = after(made, plain, 4)
+    step = Stack._step
+
+    def watched(stack: Stack, number: int) -> None:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step(stack, number)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Stack, "_step", watched)
+    state, _ = run(fed, 1, state)
+
+    assert engine.recorder.refused == ""
+    assert any(one[2].replay for bench in engine.benches.values() for one in bench.recorded.values())
+    for name, tensor in as_it_is.weights.items():
+        torch.testing.assert_close(state.weights[name].cpu(), tensor.cpu(), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,236 @@
+"""Several ranks: the same results as one, through the real command line, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_helpers import (
+    CHECKPOINT,
+    alive,
+    call,
+    here,
+    kill_alone,
+    lines_of,
+    records,
+    refused,
+    start,
+    stop,
+    succeeded,
+    wait_until,
+    write,
+)
+from helpers import same_up_to_rounding
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+METHOD = {"name": "fedmix", "objective": {"lambda": 0.1}}
+SETTINGS: dict[str, Any] = {
+    "rounds": 4,
+    "method": METHOD,
+    "partition": {"name": "dirichlet", "clients": 7, "alpha": 0.5},
+    "train": {"cohort": 5},
+}
+SLUG = "fedmix-seed0"
+
+BAD_PART = '''
+from fedblend.methods.objectives import Objective
+from fedblend.core.registry import part
+
+
+@part("objective", "stumbles")
+class Stumbles(Objective):
+    """Fails on a batch of three samples."""
+
+    def loss(self, net, batch, drawn, context):
+        if len(batch.y) == 3:
+            raise ZeroDivisionError("nothing to divide by")
+        return context.task.loss(net(batch.x), batch.y)
+'''
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return {n: t for n, t in load_file(run / CHECKPOINT).items() if n.startswith("weights/")}
+
+
+def same_weights(a: Path, b: Path) -> None:
+    """Equal but for the order in which ranks' sums are added, and the size of their stacks."""
+    same_up_to_rounding(weights(a), weights(b), steps=100)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in one process; its file lies beside its folder."""
+    folder = tmp_path_factory.mktemp("one")
+    file = write(folder / "file.toml", SETTINGS)
+    succeeded(here("run", file, "--out", folder / "out"))
+    return folder / "out" / SLUG
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: str) -> None:
+    file = one_rank.parent.parent / "file.toml"
+
+    succeeded(call("run", file, "--ranks", 2, "--engine", engine, "--out", tmp_path / "out"))
+
+    same_weights(tmp_path / "out" / SLUG, one_rank)
+    if engine == "loop":
+        assert records(tmp_path / "out" / SLUG) == records(one_rank)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "aggenhance", "server_step": {"steps": 5, "epochs": 2}},
+        {"name": "fd", "terms": [{"name": "distill", "beta": 0.5}]},
+    ],
+    ids=["aggenhance", "fd"],
+)
+def test_what_is_asked_of_uploads_and_what_clients_keep_is_the_same_on_two_ranks(method: Any, tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "file.toml", {**SETTINGS, "rounds": 2, "method": {**method, "label": "one"}, "engine": "loop"}
+    )
+
+    succeeded(call("run", file, "--ranks", 2, "--out", tmp_path / "two"))
+    succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
+
+    one, two = (load_file(tmp_path / name / "one-seed0" / CHECKPOINT) for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=1e-4)
+    sent = [json.loads(records(tmp_path / name / "one-seed0")[-1])["bytes_up"] for name in ("one", "two")]
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.slow
+def test_more_ranks_than_clients_in_a_round(one_rank: Path, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "rounds": 2, "train": {"cohort": 1}, "ranks": 3}
+    file = write(tmp_path / "file.toml", settings)
+
+    succeeded(here("run", file, "--out", tmp_path / "three"))
+    succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
+
+    same_weights(tmp_path / "three" / SLUG, tmp_path / "one" / SLUG)
+    assert records(tmp_path / "three" / SLUG) == records(tmp_path / "one" / SLUG)
+
+
+@pytest.mark.slow
+def test_a_run_killed_on_two_ranks_goes_on_on_one(one_rank: Path, tmp_path: Path) -> None:
+    file, run = one_rank.parent.parent / "file.toml", tmp_path / "out" / SLUG
+    process = start("run", file, "--ranks", 2, "--set", "rounds=100000", "--out", tmp_path / "out")
+    try:
+        wait_until(lambda: lines_of(run) >= 3, process)
+        left = kill_alone(process)
+    finally:
+        stop(process)
+    assert not left, "the other rank goes on alone"
+    made = lines_of(run)
+
+    rounds = made + 2
+    succeeded(here("run", file, "--resume", "--ranks", 2, "--set", f"rounds={made}", "--out", tmp_path / "out"))
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace(f"rounds = {made}", f"rounds = {rounds}"))
+    succeeded(here("resume", run, "--ranks", 1))
+    assert json.loads((run / "facts.json").read_text())["engine"]["ranks"] == 1
+    succeeded(here("run", file, "--set", f"rounds={rounds}", "--out", tmp_path / "whole"))
+
+    same_weights(run, tmp_path / "whole" / SLUG)
+    assert records(run) == records(tmp_path / "whole" / SLUG)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_run_with_a_message_and_it_goes_on_on_two(one_rank: Path, tmp_path: Path) -> None:
+    file, run = one_rank.parent.parent / "file.toml", tmp_path / "out" / SLUG
+    process = start("run", file, "--ranks", 2, "--set", "rounds=100000", "--out", tmp_path / "out")
+    try:
+        wait_until(lambda: lines_of(run) >= 3, process)
+        (other,) = [pid for pid in alive(process) if "spawn_main" in command_line(pid)]
+        os.kill(other, signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    finally:
+        stop(process)
+    assert process.returncode == 2, err
+    assert "rank 1 was killed by signal 9" in err
+    assert "Traceback" not in err
+    rounds = lines_of(run) + 1
+
+    changed = ("--set", f"rounds={rounds}")
+    succeeded(here("run", file, "--resume", "--ranks", 2, *changed, "--out", tmp_path / "out"))
+    succeeded(here("run", file, *changed, "--out", tmp_path / "whole"))
+
+    same_weights(run, tmp_path / "whole" / SLUG)
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_failing_client_is_named_with_round_and_batch(tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "stumbling.py").write_text(BAD_PART, encoding="utf-8")
+    # Two clients of 719 samples: the third batch of an epoch has three.
+    settings = {
+        "method": {"objective": {"name": "stumbling:Stumbles"}},
+        "partition": {"name": "iid", "clients": 2},
+        "train": {"cohort": 2, "batch_size": 358},
+    }
+    file = write(tmp_path / "file.toml", settings)
+
+    outcome = call("run", file, "--ranks", ranks, "--out", tmp_path / "out")
+
+    assert outcome.code == 2
+    assert "ZeroDivisionError: nothing to divide by" in outcome.err
+    assert re.search(r"while training client [01] in round 1, batch 3", outcome.err)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks_as_well(one_rank: Path, tmp_path: Path) -> None:
+    file = one_rank.parent.parent / "file.toml"
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    words = ("run", file, "--out", tmp_path / "out")
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    def as_rank(rank: int) -> Any:
+        # What torchrun does, without its own start-up of several seconds.
+        return start(*words, environment={**environment, "RANK": str(rank)})
+
+    first, second = as_rank(0), as_rank(1)
+    try:
+        out, err = first.communicate(timeout=100)
+        other_out, other_err = second.communicate(timeout=30)
+    finally:
+        stop(first)
+        stop(second)
+
+    assert (first.returncode, second.returncode) == (0, 0), err + other_err
+    assert "fedmix" in out
+    assert other_out == ""
+    same_weights(tmp_path / "out" / SLUG, one_rank)
+
+
+def test_a_mistake_in_another_rank_is_told(tmp_path: Path) -> None:
+    file = write(tmp_path / "file.toml", {**SETTINGS, "ranks": 0})
+
+    refused(here("run", file, "--out", tmp_path / "out"), "ranks", "greater than or equal to 1")
+
+
+def test_more_ranks_than_clients_are_refused_before_any_is_started(tmp_path: Path) -> None:
+    file = write(tmp_path / "file.toml", {**SETTINGS, "engine": "loop"})
+
+    refused(here("run", file, "--ranks", 8, "--out", tmp_path / "out"), "ranks", "8 processes", "1 to 7")
+
+    assert not (tmp_path / "out" / SLUG).exists()

@@ -1,0 +1,463 @@
+"""Experiments as data: read, checked, written out, read back."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+from helpers import SMALL, examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Plain
+from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.fields import Train
+from fedblend.experiment.presets import SINGLE, expand, presets
+from fedblend.experiment.tables import parse_value, read_toml, set_field, write_toml
+from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
+from fedblend.methods.objectives.terms import Proximal
+from fedblend.methods.sharing import NoSharing
+from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, SharedMeans
+
+BASE = {"data": "digits", "partition": "iid"}
+RAW = ("global-mixup", "fld", "prior-samples")
+UNSAFE = {*RAW, *(f"fedprox+{name}" for name in RAW)}
+
+RICH: dict[str, dict[str, Any]] = {
+    "bare": {},
+    "options": {
+        "name": "a run",
+        "seed": 7,
+        "target": 0.8,
+        "fraction": 0.5,
+        "holdout": 0.25,
+        "train": {"lr": 1e-5, "clip_norm": 2, "momentum": 0.9, "weight_decay": 1e-4},
+        "partition": {"name": "classes", "clients": 12, "samples": 30},
+        "scale": {"name": "unit", "invert": False},
+        "policy": {"min_mean": 5},
+        "min_uploads": 3,
+    },
+    "method with options": {
+        "method": {
+            "name": "fedprox+fedmix",
+            "label": "mine",
+            "sharing": {"samples_per_mean": 5, "noise": 0.1, "refresh": 0.5},
+            "objective": {"lambda": 0.05, "taylor": "proposition"},
+            "terms": [{"name": "proximal", "mu": 0.001}],
+        },
+        "arrival": {"first": 0.2},
+    },
+    "method of parts": {"method": {"sharing": "noise", "objective": "fedmix", "terms": "proximal"}},
+    "own module": {
+        "model": {
+            "name": "module",
+            "path": "helpers:BatchNormNet",
+            "arguments": {"inputs": 16, "deep": {"er": [1]}},
+        }
+    },
+    "upper bound": {"method": {"name": "global-mixup", "objective": {"lambda": 0.2}}, "unsafe": True},
+}
+
+
+def preset(name: str) -> Experiment:
+    return resolve({**BASE, "method": name, "unsafe": name in UNSAFE})
+
+
+# Round trips -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", RICH)
+def test_an_experiment_written_out_reads_back_the_same(case: str) -> None:
+    made = resolve({**BASE, **RICH[case]})
+
+    table = as_table(made)
+
+    assert resolve(table) == made
+    assert as_table(resolve(table)) == table
+
+
+@pytest.mark.parametrize("method", sorted(presets()))
+def test_every_method_written_out_reads_back_the_same(method: str) -> None:
+    made = preset(method)
+
+    text = write_toml(as_table(made))
+
+    assert resolve(tomllib.loads(text)) == made
+    assert made.method.name == method
+
+
+@pytest.mark.parametrize("case", RICH)
+def test_an_experiment_goes_through_a_toml_file(case: str, tmp_path: Path) -> None:
+    made = resolve({**BASE, **RICH[case]})
+    path = tmp_path / "experiment.toml"
+
+    path.write_text(write_toml(as_table(made)), encoding="utf-8")
+
+    assert resolve(read_toml(path)) == made
+
+
+def test_a_table_holds_every_field_but_those_that_are_none() -> None:
+    table = as_table(resolve(BASE))
+
+    missing = set(Experiment.model_fields) - set(table)
+    optional = {
+        "target",
+        "arrival",
+        "stack",
+        "ranks",
+        "memory_format",
+        "evaluate_model",
+        "convergence_tol",
+        "compute_seconds",
+    }
+    optional |= {"start"}
+    assert missing == optional
+    assert set(Train.model_fields) - set(table["train"]) == {"clip_norm", "steps"}
+
+
+def test_the_defaults_are_the_papers() -> None:
+    made = resolve(BASE)
+
+    assert (made.train.lr, made.train.lr_decay, made.train.momentum) == (0.01, 0.999, 0.0)
+    assert (made.train.batch_size, made.train.cohort, made.train.epochs) == (10, 10, 2)
+    assert (FedMix().taylor, FedMix().average, FedMix().exclude_own) == ("algorithm", "sample", False)
+    assert (SharedMeans().samples_per_mean, SharedMeans().noise, SharedMeans().server_average) == ("all", 0.0, 1)
+
+
+def test_an_experiment_is_the_same_from_python_and_from_data() -> None:
+    from_python = Experiment(data="digits", partition="iid", method="fedmix", train=Train(lr=0.3))
+
+    assert from_python == resolve({**BASE, "method": "fedmix", "train": {"lr": 0.3}})
+
+
+def test_values_cannot_be_changed() -> None:
+    made = resolve(BASE)
+
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        made.seed = 3
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        made.train.lr = 3
+
+
+def test_reading_leaves_the_table_as_it_was() -> None:
+    table = {**BASE, "method": {"name": "fedmix", "objective": {"lambda": 0.2}}, "train": {"lr": 0.1}}
+    copy = {**table, "method": {"name": "fedmix", "objective": {"lambda": 0.2}}, "train": {"lr": 0.1}}
+
+    resolve(table)
+
+    assert table == copy
+
+
+# Methods ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "sharing", "objective"),
+    [
+        ("fedavg", NoSharing(), Plain()),
+        ("naivemix", SharedMeans(), NaiveMix()),
+        ("fedmix", SharedMeans(), FedMix()),
+        ("local-means", LocalMeans(), NaiveMix()),
+        ("fedmix-hidden", HiddenMeans(), HiddenMix(form="fedmix")),
+        ("naivemix-hidden", HiddenMeans(), HiddenMix(form="naivemix")),
+    ],
+)
+def test_presets_are_compositions(name: str, sharing: object, objective: object) -> None:
+    method = preset(name).method
+
+    assert (method.sharing, method.objective, method.terms) == (sharing, objective, ())
+
+
+@pytest.mark.parametrize("name", [name for name, (_, spec) in SINGLE.items() if spec.get("upload") != "nothing"])
+def test_every_method_that_trains_clients_exists_with_the_proximal_term(name: str) -> None:
+    with_term = preset("fedprox" if name == "fedavg" else f"fedprox+{name}").method
+
+    alone = preset(name).method
+    assert with_term.terms == (*alone.terms, Proximal())
+    assert (with_term.sharing, with_term.objective) == (alone.sharing, alone.objective)
+
+
+def test_options_are_laid_over_a_preset() -> None:
+    method = {"name": "naivemix-hidden", "objective": {"lambda": 0.3, "layer": 1}, "sharing": {"layer": 1}}
+
+    made = resolve({**BASE, "method": method}).method
+
+    assert made.objective == HiddenMix(lam=0.3, layer=1, form="naivemix")
+    assert made.sharing == HiddenMeans(layer=1)
+
+
+def test_another_part_replaces_the_presets() -> None:
+    method = {
+        "name": "fedmix",
+        "objective": {"name": "naivemix"},
+        "sharing": {"name": "local-means", "noise": 0.2},
+    }
+
+    made = resolve({**BASE, "method": method}).method
+
+    assert (made.objective, made.sharing) == (NaiveMix(), LocalMeans(noise=0.2))
+
+
+def test_terms_may_be_one_or_several() -> None:
+    one = resolve({**BASE, "method": {"terms": {"name": "proximal", "mu": 1}}}).method.terms
+    two = resolve({**BASE, "method": {"terms": ["proximal", {"name": "proximal", "mu": 1}]}}).method.terms
+
+    assert one == (Proximal(mu=1),)
+    assert two == (Proximal(), Proximal(mu=1))
+    assert resolve({**BASE, "method": {"name": "fedprox", "terms": []}}).method.terms == ()
+
+
+def test_expanding_leaves_the_presets_as_they_were() -> None:
+    before = repr(presets())
+
+    expand({"name": "fedmix", "objective": {"lambda": 0.7}, "sharing": "raw"})
+
+    assert repr(presets()) == before
+
+
+@pytest.mark.parametrize("method", sorted(presets()))
+def test_only_methods_that_give_raw_samples_away_need_unsafe(method: str) -> None:
+    table = {**BASE, "method": method}
+
+    if method in UNSAFE:
+        with pytest.raises(FedblendError, match="unsafe = true"):
+            resolve(table)
+        assert resolve({**table, "unsafe": True}).method.name == method
+    else:
+        assert resolve(table).method.name == method
+
+
+# Mistakes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"sed": 1}, "sed: unknown key (did you mean 'seed'?); valid: name, seed, "),
+        ({"train": {"learning": 1}}, "train.learning: unknown key"),
+        ({"train": {"batchsize": 1}}, "train.batchsize: unknown key (did you mean 'batch_size'?)"),
+        ({"policy": {"min_men": 1}}, "policy.min_men: unknown key (did you mean 'min_mean'?)"),
+        ({"arrival": {"frist": 1}}, "arrival.frist: unknown key (did you mean 'first'?)"),
+        (
+            {"method": {"name": "fedmix", "objectve": "plain"}},
+            "method.objectve: unknown key (did you mean 'objective'?)",
+        ),
+        ({"method": "fedmixx"}, "method.name: unknown method 'fedmixx' (did you mean 'fedmix'?)"),
+        ({"method": {"name": "fedmix", "objective": {"lambda": 1.5}}}, "objective.lambda: 1.5 is not valid"),
+        ({"method": {"name": "fedmix", "objective": {"lamda": 0.5}}}, "(did you mean 'lambda'?)"),
+        (
+            {"method": {"terms": ["proximl"]}},
+            "terms[0].name: unknown term 'proximl' (did you mean 'proximal'?)",
+        ),
+        ({"method": 5}, "method: 5 is not valid"),
+        ({"train": 5}, "train: 5 is not valid"),
+        ({"data": "digts"}, "(did you mean 'digits'?)"),
+        ({"partition": {"name": "iid", "clients": 0}}, "partition.clients: 0 is not valid"),
+        ({"model": {"name": "mlp", "hidden": [4, 0]}}, "model.hidden.1: 0 is not valid"),
+        ({"train": {"lr": 0}}, "train.lr: 0 is not valid"),
+        ({"train": {"lr": float("nan")}}, "train.lr: nan is not valid"),
+        ({"train": {"lr": float("inf")}}, "train.lr: inf is not valid"),
+        ({"train": {"lr_decay": 1.1}}, "train.lr_decay: 1.1 is not valid"),
+        ({"train": {"momentum": 1}}, "train.momentum: 1 is not valid"),
+        ({"train": {"epochs": 0}}, "train.epochs: 0 is not valid"),
+        ({"train": {"batch_size": 2.5}}, "train.batch_size: 2.5 is not valid"),
+        ({"rounds": -1}, "rounds: -1 is not valid"),
+        ({"rounds": "many"}, "rounds: 'many' is not valid"),
+        ({"seed": -1}, "seed: -1 is not valid"),
+        ({"target": 80}, "target: 80 is not valid"),
+        ({"fraction": 0}, "fraction: 0 is not valid"),
+        ({"holdout": 1}, "holdout: 1 is not valid"),
+        ({"arrival": {"portion": 2}}, "arrival.portion: 2 is not valid"),
+        ({"engine": "lop"}, "engine: 'lop' is not valid"),
+        ({"unsafe": "perhaps"}, "unsafe: 'perhaps' is not valid"),
+        ({"policy": {"min_mean": 0}}, "policy.min_mean: 0 is not valid"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_field(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(FedblendError) as error:
+        resolve({**BASE, **changes})
+
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("missing", ["data", "partition"])
+def test_what_must_be_given_is_asked_for(missing: str) -> None:
+    with pytest.raises(FedblendError, match=f"{missing}: is missing"):
+        resolve({k: v for k, v in BASE.items() if k != missing})
+
+
+@pytest.mark.parametrize("terms", [5, True, {"mu": 1}, [5]])
+def test_terms_of_a_wrong_type_are_told(terms: Any) -> None:
+    with pytest.raises(FedblendError, match="term"):
+        resolve({**BASE, "method": {"name": "fedprox", "terms": terms}})
+
+
+# Fields that must agree ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "told", "mended"),
+    [
+        (
+            {"method": {"sharing": "raw", "objective": "naivemix"}},
+            "unsafe: false does not allow 'raw'",
+            {"unsafe": True},
+        ),
+        (
+            {"method": {"sharing": "means", "objective": "global-mixup"}},
+            "unsafe: false does not allow 'global-mixup'",
+            {"unsafe": True},
+        ),
+        (
+            {"method": {"name": "fedmix", "sharing": {"samples_per_mean": 1}}},
+            "method.sharing.samples_per_mean: 1 would send raw samples",
+            {"unsafe": True},
+        ),
+        (
+            {"method": {"objective": "fedmix"}},
+            "method.sharing: 'none' gives nothing, but the objective 'fedmix' needs x, y",
+            {"method": {"objective": "fedmix", "sharing": "noise"}},
+        ),
+        (
+            {"method": {"name": "fedavg", "sharing": "means"}},
+            "method.sharing: 'means' gives what neither the objective 'plain' nor the server step 'none' reads",
+            {"method": "naivemix"},
+        ),
+        (
+            {"method": {"name": "aggenhance", "sharing": "xor-seeds"}},
+            "nor the server step 'aggenhance' reads; valid: none, an objective that mixes, or a server step",
+            {"method": {"sharing": "xor-seeds", "server_step": "train-on-seeds"}},
+        ),
+        (
+            {"method": {"name": "fedmix-hidden", "sharing": {"layer": 1}}},
+            "method.sharing.layer: 1 and method.objective.layer: 2 differ",
+            {"method": {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}},
+        ),
+        (
+            {"method": {"sharing": "hidden-means", "objective": "fedmix"}},
+            "method.sharing.layer: 2 and method.objective.layer: None differ",
+            {"method": {"sharing": "means", "objective": "fedmix"}},
+        ),
+        (
+            {"method": {"sharing": "means", "objective": "hidden-mix"}},
+            "method.sharing.layer: None and method.objective.layer: 2 differ",
+            {"method": {"sharing": "hidden-means", "objective": "hidden-mix"}},
+        ),
+        (
+            {"min_uploads": 3, "train": {"cohort": 2}},
+            "min_uploads: 3 is more than train.cohort: 2",
+            {"min_uploads": 2},
+        ),
+    ],
+)
+def test_fields_that_do_not_agree_are_told(changes: dict[str, Any], told: str, mended: dict[str, Any]) -> None:
+    with pytest.raises(FedblendError) as error:
+        resolve({**BASE, **changes})
+
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+    assert isinstance(resolve({**BASE, **changes, **mended}), Experiment)
+
+
+# Files and the command line --------------------------------------------------------------------------------
+
+
+def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("seed = = 3", encoding="utf-8")
+    (tmp_path / "latin.toml").write_bytes(b'name = "caf\xe9"')
+
+    for name, told in (
+        ("none.toml", "no such file"),
+        ("bad.toml", "is not valid TOML"),
+        ("latin.toml", "is not valid TOML"),
+        (".", "is a folder"),
+    ):
+        with pytest.raises(FedblendError, match=told):
+            read_toml(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("before", "path", "value", "after"),
+    [
+        ({}, "seed", 3, {"seed": 3}),
+        ({"seed": 1}, "seed", 3, {"seed": 3}),
+        ({}, "train.lr", 0.5, {"train": {"lr": 0.5}}),
+        ({"train": {"lr": 0.1, "epochs": 2}}, "train.lr", 0.5, {"train": {"lr": 0.5, "epochs": 2}}),
+        ({"method": "fedmix"}, "method.label", "x", {"method": {"name": "fedmix", "label": "x"}}),
+        (
+            {"method": "fedmix"},
+            "method.objective.lambda",
+            0.2,
+            {"method": {"name": "fedmix", "objective": {"lambda": 0.2}}},
+        ),
+        (
+            {"method": {"objective": "fedmix"}},
+            "method.objective.lambda",
+            0.2,
+            {"method": {"objective": {"name": "fedmix", "lambda": 0.2}}},
+        ),
+        ({"seed": 3}, "seed.x", 1, {"seed": {"x": 1}}),
+    ],
+)
+def test_a_field_is_set_by_its_path(before: dict, path: str, value: Any, after: dict) -> None:
+    set_field(before, path, value)
+
+    assert before == after
+
+
+def test_setting_a_field_leaves_shared_tables_alone() -> None:
+    train = {"lr": 0.1}
+    one, two = {"train": train}, {"train": train}
+
+    set_field(one, "train.lr", 0.5)
+
+    assert two == {"train": {"lr": 0.1}}
+
+
+def test_a_field_set_on_a_preset_is_resolved() -> None:
+    table: dict[str, Any] = {**BASE, "method": "fedmix"}
+
+    set_field(table, "method.objective.lambda", 0.2)
+
+    assert resolve(table).method.objective == FedMix(lam=0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("0.1", 0.1),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("fedmix", "fedmix"),
+        ('"0.1"', "0.1"),
+        ("[1, 2]", [1, 2]),
+        ('{name = "fedmix", lambda = 0.2}', {"name": "fedmix", "lambda": 0.2}),
+        ("fedprox+fedmix", "fedprox+fedmix"),
+        ("a/path with spaces.npz", "a/path with spaces.npz"),
+        ("", ""),
+        ("[1, 2", "[1, 2"),
+    ],
+)
+def test_values_of_the_command_line(text: str, value: Any) -> None:
+    read = parse_value(text)
+
+    assert read == value
+    assert type(read) is type(value)
+
+
+@given(value=st.one_of(st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.booleans()))
+@examples(60)
+def test_values_printed_are_values_read(value: Any) -> None:
+    text = write_toml({"value": value}).removeprefix("value = ").strip()
+
+    assert parse_value(text) == value
+
+
+def test_the_small_experiment_of_these_tests_is_sound() -> None:
+    assert resolve(SMALL).train.cohort == SMALL["train"]["cohort"]

@@ -1,0 +1,160 @@
+"""The reference: what it says of every field is what the code does, and the committed page is what is made of it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import here, refused, succeeded
+
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import build
+from fedblend.experiment import presets
+from fedblend.experiment.config import TABLES, Experiment
+from fedblend.experiment.reference.options import descriptions, of_kind, of_part, options, places, tables
+from fedblend.experiment.reference.page import page
+from fedblend.experiment.study import expand
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+ENTRIES = [*tables(), *(entry for kind in registry.MODULES for entry in of_kind(kind))]
+"""Everything that has options."""
+
+
+def test_the_committed_page_is_made_from_the_code() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "run: python -m fedblend.experiment.reference > docs/configuration.md"
+    )
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.kind}-{entry.name}")
+def test_every_option_says_what_it_is(entry: Any) -> None:
+    assert entry.summary.strip()
+    for option in entry.options:
+        assert re.fullmatch(r"[A-Z].*\.", option.text), f"{entry.name}.{option.name}: {option.text!r}"
+        assert option.type
+        assert option.default
+
+
+def test_options_are_those_of_the_code() -> None:
+    of_table = {entry.name: [o.name for o in entry.options] for entry in tables()}
+    assert of_table == {name: list(cls.model_fields) for name, cls in {"experiment": Experiment, **TABLES}.items()}
+    for kind in registry.MODULES:
+        for name, cls in registry.known(kind).items():
+            spelled = [registry.FILE_WORDS.get(field, field) for field in registry.fields_of(cls)]
+            assert [o.name for o in of_part(cls).options] == spelled, name
+
+
+def test_types_ranges_and_defaults_in_words() -> None:
+    told = {o.name: (o.type, o.default) for o in of_part(registry.find("sharing", "means")).options}
+    assert told["samples_per_mean"] == ('whole number from 1, or "all"', '"all"')
+    assert told["refresh"] == ("number from 0 to 1", "not given")
+    assert told["split"] == ('"random" or "class"', '"random"')
+    told = {o.name: (o.type, o.default) for entry in tables() for o in entry.options}
+    assert told["lr_decay"] == ("number above 0, at most 1", "0.999")
+    assert told["momentum"] == ("number from 0, below 1", "0.0")
+    assert told["data"] == ("dataset", "required")
+    assert told["terms"] == ("list of terms", "[]")
+    assert told["train"] == ("table", "its defaults")
+    assert told["unsafe"] == ("true or false", "false")
+    (counts,) = options(registry.find("partition", "counts"))
+    assert (counts.type, counts.default) == ("list of lists of whole numbers", "required")
+    assert options(registry.find("model", "module"))[1].default == "{}"
+    assert options(registry.find("model", "mlp"))[0].type == "list of whole numbers from 1"
+
+
+def test_the_ranges_told_are_those_that_are_checked() -> None:
+    needed = {"path": "x", "dataset": "x", "counts": [[1]]}
+    tried = 0
+    for entry in (entry for kind in registry.MODULES for entry in of_kind(kind)):
+        given = {o.name: needed[o.name] for o in entry.options if o.default == "required"}
+        for option in entry.options:
+            for bound in re.findall(r"above ([-\d.]+)", option.type):
+                tried += 1
+                with pytest.raises(FedblendError, match=rf"{option.name}: {float(bound)} is not valid"):
+                    build(entry.kind, {"name": entry.name, **given, option.name: float(bound)})
+    assert tried >= 5
+
+
+def test_inherited_fields_keep_their_descriptions_and_a_class_without_source_has_none() -> None:
+    assert descriptions(registry.find("objective", "fedmix"))["lam"].startswith("Mixing ratio")
+    assert descriptions(registry.find("objective", "fedmix"))["taylor"].startswith("Coefficient c")
+    made: dict[str, Any] = {}
+    exec("class Typed:\n    x: int = 0\n    '''A number.'''", made)
+    assert descriptions(made["Typed"]) == {}
+
+
+def test_every_kind_has_a_place_in_a_file() -> None:
+    assert set(places()) == set(registry.MODULES)
+    assert (places()["dataset"], places()["sharing"], places()["term"]) == ("data", "method.sharing", "method.terms")
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_the_files_on_the_page_are_sound() -> None:
+    made = [expand(tomllib.loads(block)) for block in blocks()]
+    assert [len(study.experiments) for study in made] == [3, 24]
+    assert {e.train.lr for e in made[0].experiments.values()} == {0.05}
+    labels = {e.method.label for e in made[1].experiments.values()}
+    assert "fedmix, lambda 0.2 lr=0.01 alpha=0.1" in labels
+
+
+def test_top_level_fields_below_a_table_are_refused() -> None:
+    lines = blocks()[0].splitlines()
+    wrong = "\n".join([*lines[5:], *lines[:5]])
+    with pytest.raises(FedblendError, match=r"train\.name: unknown key"):
+        expand(tomllib.loads(wrong))
+
+
+# The command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def test_list_tells_the_options_of_a_method_with_the_values_it_gives_them() -> None:
+    shown = succeeded(here("list", "naivemix-hidden")).out
+    assert "method naivemix-hidden: NaiveMix on hidden states" in shown
+    assert re.search(r'^form +"fedmix" or "naivemix" +"naivemix" +The loss on the hidden states\.', shown, re.M)
+    assert "sharing hidden-means: " in shown
+    assert shown.count("objective hidden-mix: ") == 1
+
+
+@pytest.mark.parametrize("name", presets.presets())
+def test_list_knows_every_method(name: str) -> None:
+    assert f"method {name}: " in succeeded(here("list", name)).out
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.kind}-{entry.name}")
+def test_list_tells_every_option_of_every_name(entry: Any) -> None:
+    shown = succeeded(here("list", entry.name)).out
+    assert entry.summary in shown
+    for option in entry.options:
+        assert re.search(rf"^{option.name} .*{re.escape(option.text)}", shown, re.M), option.name
+
+
+def test_list_names_a_part_by_its_path_as_a_file_must() -> None:
+    shown = succeeded(here("list", "fedblend.methods.objectives:FedMix")).out
+    assert 'method.objective.name = "fedblend.methods.objectives:FedMix"' in shown
+
+
+def test_list_tells_all_parts_of_a_kind() -> None:
+    shown = succeeded(here("list", "objective")).out
+    for name in registry.known("objective"):
+        assert f"objective {name}: " in shown
+    assert "It has no options." in shown
+
+
+@pytest.mark.parametrize(
+    ("word", "near"), [("trian", "train"), ("fedmx", "fedmix"), ("objectives", "objective"), ("dirichelt", "dirichlet")]
+)
+def test_list_suggests_the_nearest_word(word: str, near: str) -> None:
+    refused(here("list", word), word, f"did you mean '{near}'?")

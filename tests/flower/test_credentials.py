@@ -1,0 +1,54 @@
+"""Certificates: a trial's own, and those that the deployment guide's commands make, as Python 3.13 asks for them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography", reason="Flower (extra 'flower') is not installed")
+
+from fedblend.flower.credentials import make_credentials
+
+GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
+
+
+def handshake(folder: Path, host: str) -> str | None:
+    """The TLS version that a client and a server agree on, in memory; strict, as Python 3.13's default is."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    client = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(down, up, server_hostname=host), server.wrap_bio(up, down, server_side=True)]
+    for _ in range(6):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return ends[0].version()
+
+
+def test_a_trials_certificates_stand_a_strict_check_for_this_machine_alone(tmp_path: Path) -> None:
+    make_credentials(tmp_path, 1)
+    for host in ("127.0.0.1", "localhost"):
+        assert handshake(tmp_path, host) == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        handshake(tmp_path, "fl.example.org")
+    assert {path.name: path.stat().st_mode & 0o77 for path in tmp_path.glob("*.key")} == {
+        "server.key": 0,
+        "site-0.key": 0,
+    }
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_guides_certificates_stand_a_strict_check(tmp_path: Path) -> None:
+    (commands,) = re.findall(r"^```\n(openssl ecparam.*?)^```", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
+    subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True, capture_output=True)
+    for host in ("fl.example.org", "localhost", "127.0.0.1"):
+        assert handshake(tmp_path, host) == "TLSv1.3"

@@ -1,0 +1,244 @@
+"""A federation over Flower gives the loop engine's weights, and refuses what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedblend.experiment.setup import make_setup
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes
+from flwr.app import Message
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.evaluation import over_clients
+from fedblend.core.loop import RoundLoop, RunState
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import Experiment, resolve
+from fedblend.experiment.tables import write_toml
+from fedblend.flower.audit import digest_of
+from fedblend.flower.limits import FederationLimits
+from fedblend.flower.messages import pack, unpack
+from fedblend.flower.server import run
+from fedblend.runs.files import read_lines
+
+
+def experiment(method: Any = "fedavg", **changes: Any) -> Experiment:
+    """Four clients of digits, three of them a round."""
+    table = {
+        "data": "digits",
+        "partition": {"name": "classes", "clients": 4, "classes_per_client": 3},
+        "model": {"name": "mlp", "hidden": [8, 7]},
+        "train": {"cohort": 3, "epochs": 1, "batch_size": 50, "lr": 0.1},
+        "rounds": 2,
+        "method": method,
+        "unsafe": True,
+        "fraction": 0.3,
+    }
+    return resolve({**table, **changes})
+
+
+def by_loop(asked: Experiment) -> tuple[RunState, list[dict[str, Any]]]:
+    setup = make_setup(asked)
+    federation = RoundLoop(setup, LoopEngine(setup))
+    state, record = federation.start()
+    records = [record]
+    while state.round < asked.rounds:
+        state, record = federation.round(state)
+        records.append(record)
+    return state, records
+
+
+def nodes(number: int = 4, **config: Any) -> Nodes:
+    return Nodes({"partition-id": client, **config} for client in range(number))
+
+
+def test_what_does_not_travel_stays_and_a_clients_own_weights_never_leave(tmp_path: Path) -> None:
+    for i, method in enumerate(["fd", {"name": "fedmix", "sharing": "local-means"}]):
+        asked, grid = experiment(method), nodes()
+
+        finished = run(grid, asked, tmp_path / str(i), FederationLimits(deadline=5))
+
+        for name, tensor in by_loop(asked)[0].weights.items():
+            assert torch.equal(finished.state.weights[name], tensor), name
+        shared = [up for _, kind, _, up in grid.sent if kind == "query.share"]
+        assert sum(shared) == 0
+    model = sum(t.numel() * 4 for t in finished.state.weights.values())
+    assert {up for _, kind, _, up in grid.sent if kind == "train"} == {model}
+
+
+# A site's side ---------------------------------------------------------------------------------------------
+
+
+def site_files(folder: Path, number: int, **fields: Any) -> list[dict[str, Any]]:
+    """The node configurations of sites, each with a site file of these fields."""
+    configs = []
+    for client in range(number):
+        path = folder / f"site-{client}.toml"
+        path.write_text(write_toml({**fields, "audit": f"audit-{client}.jsonl"}))
+        configs.append({"partition-id": client, "site": str(path)})
+    return configs
+
+
+def audit(folder: Path, client: int) -> list[dict[str, Any]]:
+    return read_lines(folder / f"audit-{client}.jsonl")
+
+
+def test_the_audit_log_tells_of_every_payload_that_left(tmp_path: Path) -> None:
+    asked, grid = experiment("fedmix", train={"cohort": 4, "epochs": 1, "batch_size": 50}), nodes()
+    grid = Nodes(site_files(tmp_path, 4))
+
+    run(grid, asked, tmp_path / "run", FederationLimits(deadline=5))
+
+    for client in range(4):
+        left = [(kind, up) for who, kind, _, up in grid.sent if who == client and kind != "query.hello"]
+        lines = audit(tmp_path, client)
+        kinds = {"query.share": "means", "train": "weights"}
+        assert [(kinds[kind], up) for kind, up in left] == [(line["kind"], line["bytes"]) for line in lines]
+        assert [line["round"] for line in lines] == [0, 0, 1]
+        assert lines[0]["tensors"] == {"x": ["float32", 1, 1, 8, 8], "y": ["float32", 1, 10]}
+        # Written anew from what the tensors are: name, type, shape, bytes.
+        assert len({line["sha256"] for line in lines}) == 3
+
+
+def test_a_digest_is_of_names_shapes_types_and_numbers() -> None:
+    tensor = torch.arange(4.0)
+    text = b"a\0<f4\0[4]\0" + tensor.numpy().tobytes() + b"b\0<f4\0[4]\0" + tensor.numpy().tobytes()
+    assert digest_of({"b": tensor, "a": tensor}) == hashlib.sha256(text).hexdigest()
+
+
+def test_a_site_refuses_kinds_that_its_file_does_not_allow(tmp_path: Path) -> None:
+    grid = Nodes(site_files(tmp_path, 4, allow=["weights"]))
+    with pytest.raises(
+        FedblendError, match=r"no site shares anything \(clients 0, 1, 2, 3: this site's policy lets no"
+    ):
+        run(grid, experiment("fedmix"), tmp_path / "run", FederationLimits(deadline=5))
+    assert [(line["kind"], "lets no means out" in line["refused"]) for line in audit(tmp_path, 0)] == [("means", True)]
+    assert not any(up for _, _, _, up in grid.sent)
+
+
+def test_one_site_that_refuses_to_share_leaves_the_others_to_it(tmp_path: Path) -> None:
+    configs = site_files(tmp_path, 4)
+    (tmp_path / "site-2.toml").write_text('allow = ["weights"]\naudit = "audit-2.jsonl"\n')
+    finished = run(Nodes(configs), experiment("fedmix"), tmp_path / "run", FederationLimits(deadline=5))
+    assert finished.state.entries.owner.tolist() == [0, 1, 3]
+
+
+def test_a_site_shares_no_mean_of_fewer_samples_than_its_own_minimum(tmp_path: Path) -> None:
+    asked = experiment({"name": "fedmix", "sharing": {"name": "means", "samples_per_mean": 10}})
+    sizes = make_setup(asked).population.sizes
+    assert all(size % 10 for size in sizes)
+    for minimum, each in ((1, -(-sizes // 10)), (10, sizes // 10)):
+        folder = tmp_path / str(minimum)
+        folder.mkdir()
+        finished = run(
+            Nodes(site_files(folder, 4, min_mean=minimum)), asked, folder / "run", FederationLimits(deadline=5)
+        )
+        assert np.bincount(finished.state.entries.owner).tolist() == each.tolist()
+
+
+def test_a_site_trains_in_no_more_rounds_than_its_file_says_over_all_runs(tmp_path: Path) -> None:
+    configs = site_files(tmp_path, 4)
+    (tmp_path / "site-1.toml").write_text('rounds = 2\naudit = "audit-1.jsonl"\n')
+    asked = experiment(train={"cohort": 4, "epochs": 1, "batch_size": 50}, rounds=1)
+
+    for i, refused in enumerate([None, None, [1]]):
+        finished = run(Nodes(configs, run_id=i), asked, tmp_path / f"run-{i}", FederationLimits(deadline=5))
+        told = finished.directory.metrics()[1].get("refused")
+        assert (told and [one["client"] for one in told]) == refused
+    assert "has trained in 2 rounds" in told[0]["reason"]
+
+
+def test_a_site_clips_and_adds_noise_of_its_own_whatever_the_experiment_says(tmp_path: Path) -> None:
+    protection = {"name": "noise", "clip": 1e-3}
+    asked = experiment(train={"cohort": 4, "epochs": 1, "batch_size": 50}, rounds=1)
+    start = make_setup(asked).weights()
+
+    def moved(folder: str, **table: Any) -> dict[str, torch.Tensor]:
+        (tmp_path / folder).mkdir()
+        configs = site_files(tmp_path / folder, 4, protection={**protection, **table})
+        state = run(Nodes(configs), asked, tmp_path / folder / "run", FederationLimits(deadline=5)).state
+        return {name: state.weights[name] - start[name] for name in start}
+
+    norm = torch.cat([t.flatten() for t in moved("clip").values()]).norm()
+    assert 0 < float(norm) <= 1e-3
+    # Its noise is not the run's own: two runs of one experiment get other noise.
+    first, second = (moved(name, multiplier=1.0) for name in "ab")
+    assert all(not torch.equal(first[name], second[name]) for name in first)
+
+
+def test_noise_of_the_experiment_comes_from_the_systems_entropy_too(tmp_path: Path) -> None:
+    noisy = [
+        {"protection": {"name": "noise", "scale": 0.1}},
+        {"protection": {"name": "noise", "clip": 1.0, "multiplier": 0.1, "side": "server"}},
+        {"method": {"name": "fedmix", "sharing": {"name": "means", "noise": 0.1}}},
+    ]
+    for i, changes in enumerate(noisy):
+        asked = experiment(**changes)
+        made = [run(nodes(), asked, tmp_path / f"{i}{k}", FederationLimits(deadline=5)).state for k in "ab"]
+        for name in made[0].weights:
+            assert not torch.equal(made[0].weights[name], made[1].weights[name])
+
+
+def test_sites_with_data_of_their_own_train_as_if_the_server_had_dealt_them(tmp_path: Path) -> None:
+    asked = experiment("fedmix", fraction=1.0)
+    setup = make_setup(asked)
+    test = setup.data.test
+    configs = site_files(tmp_path, 4)
+    for client, config in enumerate(configs):
+        x, y = setup.samples(client, int(setup.population.sizes[client]))
+        split = np.repeat([0, 1], [len(y), len(test.y)])
+        path = tmp_path / f"data-{client}.npz"
+        images, labels = np.concatenate([x.numpy(), test.x.numpy()]), np.concatenate([y.numpy(), test.y.numpy()])
+        np.savez(path, x=images, y=labels, split=split, classes=np.array(setup.data.classes))
+        table = {"audit": f"audit-{client}.jsonl", "data": {"name": "npz", "path": path.name}}
+        Path(config["site"]).write_text(write_toml(table))
+
+    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(deadline=5))
+
+    for name, tensor in by_loop(asked)[0].weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+    assert finished.directory.split()["counts"] == []
+    assert finished.directory.facts()["clients"]["largest"] == int(setup.population.sizes.max())
+
+
+def test_samples_that_clients_hold_out_are_scored_at_their_sites(tmp_path: Path) -> None:
+    asked, grid = experiment("fedavg", holdout=0.3, rounds=1), nodes()
+
+    finished = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5))
+
+    made, expected = finished.directory.metrics(), by_loop(asked)[1]
+    for ours, theirs in zip(made, expected, strict=True):
+        assert ours["clients"] == theirs["clients"]
+    assert {up for _, kind, _, up in grid.sent if kind == "evaluate"} == {0}
+
+
+@pytest.mark.parametrize("said", [{"samples": 1}, {"right": -1}, {"right": 10**6}, {"right": True}, {"fault": "no"}])
+def test_who_does_not_say_how_well_a_model_does_is_left_out(said: dict[str, Any], tmp_path: Path) -> None:
+    asked = experiment("fedavg", holdout=0.3, rounds=0)
+
+    def lying(liars: set[int]) -> Nodes:
+        def lies(client: int, message: Message, reply: Message) -> Message:
+            if client not in liars or message.metadata.message_type != "evaluate":
+                return reply
+            return Message(pack({**unpack(reply.content)[0], **said}), reply_to=message)
+
+        grid = nodes()
+        grid.spoil = lies
+        return grid
+
+    (record,) = run(lying({2}), asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
+
+    setup = make_setup(asked)
+    owner = setup.population.owners(held=True)
+    right = LoopEngine(setup).score(setup.weights(), held=True).right
+    assert record["clients"] == over_clients(owner[owner != 2], right[owner != 2], setup.population.sizes)
+    with pytest.raises(FedblendError, match="holdout: no client says how well the model does"):
+        run(lying({0, 1, 2, 3}), asked, tmp_path / "none", FederationLimits(deadline=5))

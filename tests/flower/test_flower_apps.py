@@ -1,0 +1,460 @@
+"""fedblend's methods in a Flower app of the user's own: what is sent, what is lost, what the aggregate becomes."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.object_ref import validate
+from script_helpers import script
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import StepPlan
+from fedblend.core.random import stream
+from fedblend.core.registry import build
+from fedblend.experiment import presets
+from fedblend.experiment.tables import write_toml
+from fedblend.flower.app.fitting import fitting
+from fedblend.flower.app.inputs import Inputs
+from fedblend.flower.app.loss import BlendedLoss, blended_loss
+from fedblend.flower.app.mod import add_sharing, blend_mod
+from fedblend.flower.app.strategy import Strategy
+from fedblend.flower.app.words import SHARE, put
+from fedblend.methods.augment import augmix
+from fedblend.runs.files import read_lines
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
+INPUTS = Inputs(shape=(5,), outputs=3)
+LR = 0.1
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def samples(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    client = context.node_config["partition-id"]
+    rng = np.random.default_rng(client)
+    n = 4 + 2 * client
+    return torch.from_numpy(rng.random((n, 5), np.float32)), torch.from_numpy(rng.integers(3, size=n))
+
+
+class App:
+    """A user's app: two batches of SGD, with fedblend's loss; what the training function saw is kept."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, list[str]]] = []
+        self.losses: list[Any] = []
+        self.app = ClientApp(mods=[blend_mod])
+        add_sharing(self.app, INPUTS, samples)
+        self.app.train()(self.train)
+
+    def train(self, message: Message, context: Context) -> Message:
+        self.seen.append((context.node_config["partition-id"], sorted(message.content)))
+        model, (x, y) = network(), samples(context)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        loss_of = blended_loss(context, model, INPUTS)
+        self.losses.append(loss_of)
+        for rows in torch.arange(len(y)).split(-(-len(y) // 2)):
+            optimizer.zero_grad()
+            loss_of(x[rows], y[rows]).backward()
+            optimizer.step()
+        answer = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+        return Message(RecordDict(answer), reply_to=message)
+
+
+def grid_of(clients: int = 3, app: App | None = None, **config: Any) -> Nodes:
+    return Nodes(({"partition-id": client, **config} for client in range(clients)), app=(app or App()).app)
+
+
+def start(
+    method: Any, grid: Nodes, rounds: int = 2, inner: FedAvg | None = None, **options: Any
+) -> dict[str, torch.Tensor]:
+    strategy = Strategy(inner or FedAvg(fraction_evaluate=0.0), method, INPUTS, **options)
+    result = strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=rounds)
+    return result.arrays.to_torch_state_dict()
+
+
+def by_hand(rounds: int, loss: Any, clients: int = 3) -> dict[str, torch.Tensor]:
+    """Averages of :class:`App`'s loop in plain PyTorch, with ``loss(model, begin, x, y, client, round, step)``."""
+    weights = network().state_dict()
+    for round in range(rounds):
+        sums, total = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in weights.items()}, 0
+        for client in range(clients):
+            model = network()
+            model.load_state_dict(weights)
+            begin = copy.deepcopy(model)
+            x, y = samples(type("C", (), {"node_config": {"partition-id": client}}))
+            for step, rows in enumerate(torch.arange(len(y)).split(-(-len(y) // 2))):
+                model.zero_grad()
+                loss(model, begin, x[rows], y[rows], client, round, step).backward()
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= LR * p.grad
+            for name, t in model.state_dict().items():
+                sums[name] += len(y) * t.double()
+            total += len(y)
+        weights = {name: (t / total).float() for name, t in sums.items()}
+    return weights
+
+
+def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert set(one) == set(other)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=2e-6)
+
+
+# What clients minimise ----------------------------------------------------------------------------------------
+
+
+def test_without_a_method_it_is_what_the_wrapped_strategy_alone_does() -> None:
+    close(start("fedavg", grid_of()), by_hand(2, lambda model, begin, x, y, *_: F.cross_entropy(model(x), y)))
+
+
+def test_fedprox_is_the_squared_distance_from_the_rounds_weights() -> None:
+    def loss(model: nn.Module, begin: nn.Module, x: torch.Tensor, y: torch.Tensor, *_: int) -> torch.Tensor:
+        apart = sum(
+            (p - q.detach()).square().sum() for p, q in zip(model.parameters(), begin.parameters(), strict=True)
+        )
+        return F.cross_entropy(model(x), y) + 0.7 / 2 * apart
+
+    close(start({"name": "fedprox", "terms": [{"name": "proximal", "mu": 0.7}]}, grid_of()), by_hand(2, loss))
+
+
+def test_fedmix_is_equation_5_on_the_means_that_clients_shared() -> None:
+    lam = 0.3
+    means = [samples(type("C", (), {"node_config": {"partition-id": c}})) for c in range(3)]
+    # Node ids fall with the client, and entries are in order of node.
+    means = [(x.mean(0), F.one_hot(y, 3).float().mean(0)) for x, y in means][::-1]
+    drawn: dict[tuple[int, int], list[int]] = {}
+    for client in range(3):
+        for round in range(2):
+            rng = stream(5, "objective", round, client)
+            # One entry a step, and whether it is mixed (always).
+            drawn[client, round] = [(int(rng.integers(3, size=(1,))[0]), rng.random(1))[0] for _ in range(2)]
+
+    def loss(
+        model: nn.Module, begin: nn.Module, x: torch.Tensor, y: torch.Tensor, client: int, round: int, step: int
+    ) -> torch.Tensor:
+        x_g, y_g = means[drawn[client, round][step]]
+        z = ((1 - lam) * x).requires_grad_()
+        out = model(z)
+        own = F.cross_entropy(out, y)
+        (slope,) = torch.autograd.grad(own, z, create_graph=True)
+        other = -(F.log_softmax(out, 1) * y_g).sum(1).mean()
+        return (1 - lam) * own + lam * other + lam * (1 - lam) * (slope * x_g).sum()
+
+    made = start({"name": "fedmix", "objective": {"lambda": lam}}, grid_of(), seed=5)
+    close(made, by_hand(2, loss))
+
+
+def test_fed_augmix_augments_on_the_scale_that_inputs_are_told_to_be_on() -> None:
+    inputs = Inputs(shape=(1, 8, 8), outputs=3, mean=0.4, std=0.2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    unit = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    y = torch.tensor([0, 1, 2, 0])
+    words = {"objective": {"name": "augmix", "loss_scaling": False}, "terms": [], "round": 0, "seed": 2, "own": [0, 0]}
+    made = BlendedLoss(model, inputs, words, {}, 9)((unit - 0.4) / 0.2, y)
+
+    part = build("objective", words["objective"])
+    drawn = part.draw(stream(2, "objective", 0, 9), StepPlan(np.array([4]), 4, 0, np.zeros(0, bool), 0))
+    views = (augmix(unit, {n: torch.from_numpy(a)[0] for n, a in drawn.items()}) - 0.4) / 0.2
+    shares = torch.stack([model((unit - 0.4) / 0.2), model(views[0]), model(views[1])]).double().softmax(-1)
+    middle = shares.mean(0)
+    divergence = (shares * (shares.log() - middle.log())).sum(-1).mean()
+    expected = F.cross_entropy(model((unit - 0.4) / 0.2), y) + 50 * divergence
+    torch.testing.assert_close(made.double(), expected.double(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_client_may_leave_its_own_means_out_and_trains_plainly_if_there_are_no_others() -> None:
+    method = {"name": "naivemix", "objective": {"exclude_own": True}}
+    app, alone = App(), FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+    start(method, grid_of(app=app), rounds=1)
+    # Node ids fall with the client, and entries are in order of node.
+    own = {client: loss.own.tolist() for (client, _), loss in zip(app.seen, app.losses, strict=True)}
+    assert own == {0: [False, False, True], 1: [False, True, False], 2: [True, False, False]}
+    close(
+        start(method, grid_of(1), inner=alone),
+        by_hand(2, lambda model, begin, x, y, *_: F.cross_entropy(model(x), y), clients=1),
+    )
+
+
+# What travels -------------------------------------------------------------------------------------------------
+
+
+def test_means_travel_once_and_the_training_function_sees_the_wrapped_strategys_message() -> None:
+    app = App()
+    grid = grid_of(app=app)
+    pushed: list[tuple[int, str, list[str]]] = []
+    push = grid.push_messages
+
+    def noted(messages: Any) -> list[str]:
+        messages = list(messages)
+        pushed.extend(
+            (grid.client(m.metadata.dst_node_id), m.metadata.message_type, sorted(m.content)) for m in messages
+        )
+        return push(messages)
+
+    grid.push_messages = noted
+    trained: list[int] = []
+
+    def fail(client: int, message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == "train":
+            trained.append(client)
+            if trained.count(client) == client + 1 < 3:
+                # Its node was restarted, client 0's in round 1 and client 1's in round 2: nothing is remembered there.
+                context = next(c for c in grid.contexts.values() if c.node_config["partition-id"] == client)
+                context.state = RecordDict()
+                return Message(Error(0, "gone"), reply_to=message)
+        return reply
+
+    grid.spoil = fail
+    start("fedmix", grid, rounds=4)
+
+    assert [kind for _, kind, _ in pushed] == ["query.fedblend_share"] * 3 + ["train"] * 12
+    told = [(c, "fedblend-tensors" in names) for c, kind, names in pushed if kind == "train"]
+    assert [[c for c, sent in sorted(told[i : i + 3]) if sent] for i in (0, 3, 6, 9)] == [[0, 1, 2], [0], [1], []]
+    assert {tuple(names) for _, names in app.seen} == {("arrays", "config")}
+
+
+def test_a_site_file_holds_in_an_app_of_ones_own(tmp_path: Path) -> None:
+    files = [
+        {},
+        {"allow": ["weights"]},
+        {"min_mean": 9},
+        {"rounds": 1, "protection": {"name": "noise", "clip": 1e-3}},
+    ]
+    configs = []
+    for client, table in enumerate(files):
+        path = tmp_path / f"site-{client}.toml"
+        path.write_text(write_toml({**table, "audit": f"{client}.jsonl"}))
+        configs.append({"partition-id": client, "site": str(path)})
+    app = App()
+    grid = Nodes(configs, app=app.app)
+    replies: list[tuple[int, Message]] = []
+    grid.spoil = lambda client, message, reply: (replies.append((client, reply)), reply)[1]
+    strategy = Strategy(FedAvg(fraction_evaluate=0.0), "fedmix", INPUTS)
+    strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=2)
+
+    lines = {c: read_lines(tmp_path / f"{c}.jsonl") for c in range(4)}
+    kinds = {c: [(line["kind"], "refused" in line, line["round"]) for line in lines[c]] for c in lines}
+    both = [("weights", False, 0), ("weights", False, 1)]
+    assert kinds[0] == [("means", False, 0), *both]
+    assert kinds[1] == [("means", True, 0), *both]
+    # Eight samples, and no mean of fewer than nine: nothing left, and nothing was refused.
+    assert kinds[2] == both
+    assert kinds[3] == [("means", False, 0), ("weights", False, 0), ("weights", True, 1)]
+    assert len(strategy.pool) == 2
+    (first,) = (r for c, r in replies if c == 3 and r.has_content() and "arrays" in r.content)
+    weights = network().state_dict()
+    change = [t - weights[n] for n, t in first.content["arrays"].to_torch_state_dict().items()]
+    assert 0 < float(torch.cat([c.flatten() for c in change]).norm()) <= 1e-3 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("file", [None, 'allow = ["raw", "seeds", "means"]'])
+def test_no_raw_samples_leave_whatever_the_server_asks(file: str | None, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(file or "")
+    grid = grid_of(1, **({"site": str(tmp_path / "site.toml")} if file else {}))
+
+    def asked(sharing: Any) -> Message:
+        words = {"sharing": sharing, "min_mean": 1, "seed": 0}
+        (reply,) = grid.send_and_receive([Message(put(RecordDict(), words), 1000, f"query.{SHARE}")])
+        return reply
+
+    for sharing in ("raw", "raw-seeds", "mixed-seeds", {"name": "xor-seeds"}, None, "means!"):
+        assert asked(sharing).has_error()
+    assert "fedblend-tensors" not in asked({"name": "means", "samples_per_mean": 1}).content
+    assert "fedblend-tensors" in asked("means").content
+    assert "gives them once" in asked("means").error.reason
+
+
+def test_what_nodes_share_is_checked_and_none_at_all_is_told() -> None:
+    grid = grid_of()
+
+    def spoil(client: int, message: Message, reply: Message) -> Message:
+        if client != 2 and message.metadata.message_type.startswith("query"):
+            shape = (1, 5) if client == 0 else (1, 4)
+            bad = {"x": torch.full(shape, float("nan") if client == 0 else 0.0), "y": torch.zeros(1, 3)}
+            reply.content["fedblend-tensors"] = ArrayRecord(bad)
+        return reply
+
+    grid.spoil = spoil
+    strategy = Strategy(FedAvg(fraction_evaluate=0.0), "fedmix", INPUTS)
+    strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
+    assert len(strategy.pool) == 1
+    x, _ = samples(type("C", (), {"node_config": {"partition-id": 2}}))
+    torch.testing.assert_close(strategy.pool.tensors["x"][0], x.mean(0))
+    with pytest.raises(FedblendError, match="no node shares anything: too few samples"):
+        start("fedmix", grid_of(), min_mean=100)
+
+
+# At the server ------------------------------------------------------------------------------------------------
+
+
+def test_aggenhance_trains_the_aggregate_on_the_points_of_all_rounds() -> None:
+    step = {"name": "aggenhance", "server_step": {"steps": 3, "epochs": 2}}
+    strategy = Strategy(FedAvg(fraction_evaluate=0.0), step, INPUTS, model=network(), lr=0.5)
+    sent: list[list[dict[str, torch.Tensor]]] = [[], []]
+    grid = grid_of()
+    aggregates: list[dict[str, torch.Tensor]] = []
+    inner = strategy.inner.aggregate_train
+
+    def noted(server_round: int, replies: Any) -> Any:
+        replies = list(replies)
+        by_node = sorted(replies, key=lambda r: r.metadata.src_node_id)
+        sent[server_round - 1] = [r.content["arrays"].to_torch_state_dict() for r in by_node]
+        made = inner(server_round, replies)
+        aggregates.append(made[0].to_torch_state_dict())
+        return made
+
+    strategy.inner.aggregate_train = noted
+    result = strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=2)
+
+    # Algorithms 1 and 2 written out for one point at a time, with the same draws.
+    def out(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(x @ weights["0.weight"].T + weights["0.bias"])
+        return hidden @ weights["2.weight"].T + weights["2.bias"]
+
+    kept: list[tuple[torch.Tensor, int]] = []
+    for round in range(2):
+        rng = stream(0, "server", round)
+        begin = torch.from_numpy(rng.random((3, 5), np.float32))
+        if kept:
+            begin = (torch.stack([p for p, _ in kept[-3:]]) + begin) / 2
+        found = []
+        for weights in sent[round]:
+            row = []
+            for label in range(3):
+                point = begin[label].clone()
+                for _ in range(3):
+                    point.requires_grad_()
+                    (slope,) = torch.autograd.grad(
+                        F.cross_entropy(out(weights, point)[None], torch.tensor([label])), point
+                    )
+                    point = (point.detach() - 0.1 * slope).clamp(0, 1)
+                row.append(point)
+            found.append(row)
+        for label in range(3):
+            votes = []
+            for row in found:
+                chances = [out(weights, row[label]).softmax(0) for weights in sent[round]]
+                votes.append(sum(float(c[label]) for c in chances if int(c.argmax()) == label))
+            kept.append((found[int(np.argmax(votes))][label], label))
+        weights = {name: t.clone() for name, t in aggregates[round].items()}
+        points, labels = torch.stack([p for p, _ in kept]), torch.tensor([label for _, label in kept])
+        for _ in range(2):
+            order = torch.from_numpy(rng.permutation(len(labels)))
+            leaves = {name: t.clone().requires_grad_() for name, t in weights.items()}
+            loss = F.cross_entropy(out(leaves, points[order]), labels[order])
+            slopes = torch.autograd.grad(loss, list(leaves.values()))
+            weights = {n: p.detach() - 0.5 * g for (n, p), g in zip(leaves.items(), slopes, strict=True)}
+    close(result.arrays.to_torch_state_dict(), weights)
+
+
+# What fits, and what does not ------------------------------------------------------------------------------------
+
+MIXED = ["fedmix+fed-augmix", "naivemix+fed-augmix"]
+FIT = ["aggenhance", "fed-augmix", "fedavg", "fedmix", *MIXED, "localmix", "naivemix", "vanilla-fl"]
+
+
+def test_which_methods_fit_and_why_others_do_not() -> None:
+    fit = {*FIT, *(f"fedprox+{name}" for name in FIT if name != "fedavg"), "fedprox"}
+    for name in presets.presets():
+        if name in fit:
+            fitting(name)
+        else:
+            with pytest.raises(FedblendError, match=r"does not fit into an app of your own: .*fedblend federation app"):
+                fitting(name)
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("mix2fld", "clients send 'outputs'"),
+        ("xormixfl", "clients send 'nothing'"),
+        ("aggenhance-secure", "puts questions to clients"),
+        ("fedmix-hidden", "shares again while training goes on"),
+        ("global-mixup", "gives raw samples away"),
+        ({"name": "fedmix", "sharing": "secure-means"}, "masks what is shared in several exchanges"),
+        ("local-means", "does not go out to other clients"),
+        ({"name": "fedavg", "aggregator": "median"}, "the strategy that is wrapped aggregates"),
+        ({"name": "fedavg", "objective": "fedmix"}, "needs what no sharing gives: x, y"),
+        ("fedmixx", "did you mean 'fedmix'"),
+        ({"name": "fedmix", "objective": {"lambda": 2}}, "method.objective.lambda: 2 is not valid"),
+    ],
+)
+def test_a_method_that_does_not_fit_is_refused_with_the_reason(method: Any, told: str) -> None:
+    with pytest.raises(FedblendError, match=told.replace("'", "['']")):
+        Strategy(FedAvg(), method, INPUTS, model=network(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"method": "aggenhance"}, "needs the network and a learning rate"),
+        ({"method": "aggenhance", "model": network()}, "needs the network and a learning rate"),
+        ({"method": "fedmix", "min_mean": 1}, "min_mean: 1 would let single samples leave"),
+    ],
+)
+def test_what_a_strategy_lacks_is_told(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(FedblendError, match=told):
+        Strategy(FedAvg(), options.pop("method"), INPUTS, **options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"shape": ()}, "shape"),
+        ({"shape": (3, 0)}, "shape"),
+        ({"outputs": 0}, "outputs"),
+        ({"std": 0.0}, "std"),
+        ({"mean": [0.1, 0.2]}, "mean"),
+        ({"kind": "other"}, "kind"),
+    ],
+)
+def test_bad_inputs(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(FedblendError, match=f"inputs: {told}: "):
+        Inputs(**{"shape": (3, 8, 8), "outputs": 2, **fields})
+
+
+def test_a_loss_without_a_strategy_is_told() -> None:
+    with pytest.raises(FedblendError, match=r"no fedblend\.flower\.Strategy has spoken"):
+        blended_loss(Context(1, 2, {}, RecordDict(), {}), network(), INPUTS)
+
+
+# The example -------------------------------------------------------------------------------------------------
+
+
+def test_the_example_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    blended = script("examples/flower_app/blended.py")
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert project["components"] == {"serverapp": "blended:server_app", "clientapp": "blended:client_app"}
+    # `flwr run` reads the file for these before it sends the app anywhere.
+    for name in project["components"].values():
+        assert validate(name, project_dir=EXAMPLE) == (True, None)
+    for method, shares in ((project["config"]["method"], 3), ("aggenhance", 0)):
+        grid = Nodes(({"partition-id": c, "num-partitions": 3} for c in range(3)), app=blended.client_app)
+        settings = {**project["config"], "method": method}
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            blended.server_app(grid, Context(1, 1, {}, RecordDict(), settings))
+        assert sum(kind.startswith("query") for _, kind, *_ in grid.sent) == shares
+        # Ten labels: a model that learned nothing has a tenth right.
+        assert float(capsys.readouterr().out.split("accuracy ")[1]) > 0.3

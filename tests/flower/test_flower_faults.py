@@ -1,0 +1,255 @@
+"""What goes wrong: sites that are absent, silent, failing or wrong, and servers that are killed."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from test_flower import by_loop, experiment, nodes
+
+from fedblend.core.errors import FedblendError
+from fedblend.flower.limits import FederationLimits
+from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.payload_checks import unlike
+from fedblend.flower.server import run
+from fedblend.flower.work import runs_of
+
+ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
+QUICK = FederationLimits(min_sites=2, deadline=0.4)
+
+
+def spoiling(client: int, kind: str, change: Any) -> Nodes:
+    """Four nodes, one of which answers a kind of message with what ``change`` makes of its words and tensors."""
+    grid = nodes()
+
+    def spoil(who: int, message: Message, reply: Message) -> Message | None:
+        if (who, message.metadata.message_type) != (client, kind):
+            return reply
+        made = change(*unpack(reply.content))
+        return made if made is None else Message(made, reply_to=message)
+
+    grid.spoil = spoil
+    return grid
+
+
+def words_only(**changes: Any) -> Any:
+    return lambda words, tensors: pack({**words, **changes}, arrays(tensors))
+
+
+def tensors_only(change: Any) -> Any:
+    return lambda words, tensors: pack(words, arrays({n: change(n, t) for n, t in tensors.items()}))
+
+
+def pickled(words: Any, tensors: Any) -> RecordDict:
+    record = pack(words)
+    record["tensors0"] = ArrayRecord({"a": Array("object", (1,), "pickle", b"cos\nsystem\n(S'true'\ntR.")})
+    return record
+
+
+WRONG = {
+    "nan": (tensors_only(lambda n, t: t * torch.nan), "holds NaN or infinity"),
+    "shape": (tensors_only(lambda n, t: t[..., :-1]), "is of shape"),
+    "type": (tensors_only(lambda n, t: t.double()), "is of type torch.float64"),
+    "names": (lambda words, tensors: pack(words, arrays({"x": torch.ones(1)})), "are not the model's"),
+    "nothing": (lambda words, tensors: pack(words), "are not the model's"),
+    "more samples": (words_only(samples=10**9), "trained on 1000000000 samples, and holds"),
+    "samples as a word": (words_only(samples="many"), "trained on 'many' samples"),
+    "true samples": (words_only(samples=True), "trained on True samples"),
+    "loss as a word": (words_only(loss="low"), "its loss is 'low'"),
+    "no loss": (words_only(loss=None), "its loss is NaN or infinite"),
+    "no words": (lambda words, tensors: RecordDict({"a": ConfigRecord({})}), "none of fedblend's"),
+    "a list": (lambda words, tensors: RecordDict({"words": ConfigRecord({"words": "[1]"})}), "no table"),
+    "a pickle": (pickled, "none of fedblend's"),
+    "silence": (lambda words, tensors: None, "no answer within 0.4 seconds"),
+    "lacking": (lambda words, tensors: pack({"lacks": "model"}), "lacks what it was sent twice"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_answer_is_refused_and_the_others_make_the_round(fault: str, tmp_path: Path) -> None:
+    change, reason = WRONG[fault]
+    asked = experiment(train=ALL, rounds=1)
+
+    finished = run(spoiling(2, "train", change), asked, tmp_path, QUICK)
+
+    record = finished.directory.metrics()[1]
+    assert [one["client"] for one in record["refused"]] == [2]
+    assert reason in record["refused"][0]["reason"]
+    assert record["uploads"] == 3
+    # The mean of the three others, in float64.
+    without = run(spoiling(2, "train", lambda w, t: pack({"fault": "no"})), asked, tmp_path / "b", QUICK)
+    assert all(torch.equal(finished.state.weights[n], t) for n, t in without.state.weights.items())
+
+
+def test_an_app_that_fails_is_refused_with_its_reason(tmp_path: Path) -> None:
+    grid = nodes()
+
+    def fail(who: int, message: Message, reply: Message) -> Message:
+        broken = who == 1 and message.metadata.message_type == "train"
+        return Message(Error(2, "Traceback\nValueError: no disk"), reply_to=message) if broken else reply
+
+    grid.spoil = fail
+    record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
+    assert record["refused"] == [{"client": 1, "reason": "its app failed (code 2): ValueError: no disk"}]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (3, "no answer within 0.4 seconds (deadline)"),
+        (5, "its site is no longer connected"),
+        (7, "does not trust this app"),
+        (8, "its app was killed"),
+    ],
+)
+def test_what_flower_says_of_a_site_is_told_in_words_of_sites(code: int, reason: str, tmp_path: Path) -> None:
+    grid = nodes()
+
+    def fail(who: int, message: Message, reply: Message) -> Message:
+        gone = who == 1 and message.metadata.message_type == "train"
+        return Message(Error(code, "<Message Unavailable>"), reply_to=message) if gone else reply
+
+    grid.spoil = fail
+    (refused,) = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]["refused"]
+    assert refused["client"] == 1
+    assert reason in refused["reason"]
+
+
+def test_a_round_without_enough_good_uploads_stops_the_run_and_leaves_it_where_it_was(tmp_path: Path) -> None:
+    asked = experiment(train=ALL, rounds=2, min_uploads=4)
+    with pytest.raises(
+        FedblendError, match=r"round 1: 3 good uploads of 4, but min_uploads is 4 \(client 3: no answer"
+    ):
+        run(spoiling(3, "train", lambda w, t: None), asked, tmp_path, QUICK)
+
+    finished = run(nodes(), asked, tmp_path, QUICK)
+
+    state, records = by_loop(asked)
+    assert all(torch.equal(finished.state.weights[n], t) for n, t in state.weights.items())
+    assert [one["loss"] for one in finished.directory.metrics()] == [one["loss"] for one in records]
+
+
+def test_a_site_that_is_down_is_refused_while_enough_others_are_connected(tmp_path: Path) -> None:
+    grid = nodes()
+    grid.down = {2}
+    record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
+    assert record["refused"] == [{"client": 2, "reason": "its site is not connected"}]
+
+
+def test_too_few_sites_stop_the_run_with_the_missing_ones_named(tmp_path: Path) -> None:
+    grid = nodes()
+    grid.down = {1, 3}
+    with pytest.raises(FedblendError, match=r"min_sites: 3, but only 2 of 4 sites are connected .* missing: 1, 3"):
+        run(grid, experiment(), tmp_path, FederationLimits(min_sites=3, deadline=0.2))
+    with pytest.raises(FedblendError, match="min_sites: 5: the experiment has 4 clients; valid: 1 to 4"):
+        run(grid, experiment(), tmp_path, FederationLimits(min_sites=5, deadline=0.2))
+
+
+def test_a_site_that_was_restarted_is_asked_who_it_is_and_sent_everything_again(tmp_path: Path) -> None:
+    asked = experiment("fedmix", train=ALL, rounds=3)
+    grid = nodes()
+
+    def restart(who: int, message: Message, reply: Message) -> Message:
+        if who == 0 and message.metadata.message_type == "train" and unpack(message.content)[0]["round"] == 1:
+            # Its memory is gone with its process; its node has another number.
+            (old,) = [node for node in grid.contexts if grid.client(node) == 0]
+            context = grid.contexts.pop(old)
+            context.state = RecordDict()
+            grid.contexts[4711] = context
+        return reply
+
+    grid.spoil = restart
+    finished = run(grid, asked, tmp_path, QUICK)
+
+    assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
+    model = sum(t.numel() * 4 for t in finished.state.weights.values())
+    pools = [down > model for who, kind, down, _ in grid.sent if who == 0 and kind == "train"]
+    assert pools == [True, False, True]
+
+
+def test_a_site_whose_memory_is_gone_is_sent_the_pool_again_at_once(tmp_path: Path) -> None:
+    asked = experiment("fedmix", train=ALL)
+    grid = nodes()
+
+    def forget(who: int, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            for context in grid.contexts.values():
+                if grid.client(context.node_id) == who:
+                    context.state = RecordDict()
+        return reply
+
+    grid.spoil = forget
+    finished = run(grid, asked, tmp_path, QUICK)
+    assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
+    assert "refused" not in finished.directory.metrics()[2]
+
+
+def test_a_server_that_was_killed_goes_on_with_the_same_bytes_in_its_metrics(tmp_path: Path) -> None:
+    asked = experiment("fedmix", rounds=3)
+    grid = nodes()
+
+    class Killed(BaseException):
+        pass
+
+    def kill(who: int, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and unpack(message.content)[0]["round"] == 2:
+            raise Killed
+        return reply
+
+    grid.spoil = kill
+    with pytest.raises(Killed):
+        run(grid, asked, tmp_path / "killed", QUICK)
+
+    # Flower gives a new run a new number and its nodes an empty memory.
+    again = run(nodes(), asked, tmp_path / "killed", QUICK)
+    whole = run(nodes(), asked, tmp_path / "whole", QUICK)
+
+    lines = [[{**one, "machine": None} for one in made.directory.metrics()] for made in (again, whole)]
+    assert json.dumps(lines[0]) == json.dumps(lines[1])
+    assert all(torch.equal(again.state.weights[n], t) for n, t in whole.state.weights.items())
+
+
+def test_own_weights_that_are_gone_are_told_of_and_not_made_up(tmp_path: Path) -> None:
+    asked = experiment("fd", train=ALL, rounds=1)
+    run(nodes(), asked, tmp_path, QUICK)
+    with pytest.raises(FedblendError, match=r"0 good uploads of 4.*no longer has its own weights of round 0"):
+        run(nodes(), asked.model_copy(update={"rounds": 2}), tmp_path, QUICK)
+
+
+def test_a_node_that_is_no_client_of_this_experiment_takes_no_part(tmp_path: Path) -> None:
+    grid = Nodes([{"partition-id": c} for c in (0, 1, 2, 3, 9)] + [{"partition-id": "1"}, {}])
+    asked = experiment(rounds=1)
+    finished = run(grid, asked, tmp_path, QUICK)
+    assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
+
+
+def test_what_is_shared_in_another_form_than_most_is_left_out(tmp_path: Path) -> None:
+    grid = spoiling(1, "query.share", lambda words, tensors: pack(words, arrays({"x": tensors["x"][..., 1:]})))
+    finished = run(grid, experiment("fedmix"), tmp_path, QUICK)
+    assert finished.state.entries.owner.tolist() == [0, 2, 3]
+
+
+def test_forms_that_are_equally_frequent_or_have_unlike_rows_are_told_of() -> None:
+    a, b = {"x": torch.ones(2, 3)}, {"x": torch.ones(2, 4)}
+    assert unlike({0: a, 1: {"x": torch.ones(5, 3)}, 2: b}, rows=True).keys() == {2}
+    assert unlike({0: a, 1: {"x": torch.ones(5, 3)}, 2: {"x": torch.ones(2, 3)}}, rows=False).keys() == {1}
+    assert unlike({0: a, 1: {"x": torch.ones(2, 3), "y": torch.ones(3)}}, rows=True).keys() == {1}
+    assert unlike({}, rows=True) == {}
+    with pytest.raises(FedblendError, match="disagree on the form"):
+        unlike({0: a, 1: b}, rows=True)
+
+
+def test_owners_as_runs_come_back_as_they_were() -> None:
+    for owner in ([], [3], [-1, -1, -1], [0, 0, 2, 2, 2, 1, 0], [-1, 5, 5]):
+        runs = runs_of(torch.tensor(owner, dtype=torch.int64).numpy())
+        assert [who for who, count in runs for _ in range(count)] == owner
+        assert all(a[0] != b[0] for a, b in pairwise(runs))

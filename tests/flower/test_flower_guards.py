@@ -1,0 +1,268 @@
+"""What a site lets no server have, and what a server lets no site do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedblend.experiment.setup import make_setup
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes, through
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from test_flower import experiment, nodes
+from test_flower_faults import ALL, QUICK, spoiling
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.trees import add_prefix
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import Experiment, as_table
+from fedblend.experiment.tables import write_toml
+from fedblend.flower import client as at_site
+from fedblend.flower import work
+from fedblend.flower.client_task import ClientTask, Memory
+from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.payload_checks import fault_of_shared
+from fedblend.flower.server import run
+from fedblend.flower.site import RefusedByPolicy, Site
+from fedblend.flower.sites import Sites
+from fedblend.methods.sharing.means import SharedMeans
+from fedblend.methods.sharing.secure_means import SecureMeans
+from fedblend.runs.files import BLOCK, append_line, read_lines
+
+NOISE = {"name": "noise", "clip": 1.0, "multiplier": 1.0}
+
+
+def here(asked: Experiment, round: int = 0, **site: Any) -> ClientTask:
+    """Client 0 at a site of this policy."""
+    engine = LoopEngine(make_setup(asked))
+    return ClientTask(engine, Site(**site), 0, round, Memory(Context(1, 1, {}, RecordDict(), {})))
+
+
+# At a site ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["by its memory", "by its audit log"])
+def test_a_site_gives_its_model_and_its_means_once_a_round(forgets: bool, tmp_path: Path) -> None:
+    asked = experiment("fedmix", train=ALL, protection=NOISE)
+    (tmp_path / "site.toml").write_text(write_toml({"audit": "audit.jsonl", "rounds": 2}))
+    grid = Nodes({"partition-id": c} | ({"site": str(tmp_path / "site.toml")} if c == 0 else {}) for c in range(4))
+    told: list[tuple[str, int, str]] = []
+
+    def again(who: int, message: Message, reply: Message) -> Message:
+        kind = message.metadata.message_type
+        if who == 0 and kind in ("train", "query.share"):
+            (context,) = [c for c in grid.contexts.values() if grid.client(c.node_id) == 0]
+            if forgets:
+                context.state = RecordDict()
+            words, tensors = unpack(grid.app(through(message), context).content)
+            told.append((kind, len(tensors), words.get("fault", "")))
+        return reply
+
+    grid.spoil = again
+    finished = run(grid, asked, tmp_path / "run", QUICK)
+
+    assert finished.state.round == 2
+    assert {size for _, size, _ in told} == {0}
+    for kind, round in (("query.share", 1), ("train", 1)):
+        assert any(k == kind and f"of round {round} in this run, and gives them once" in fault for k, _, fault in told)
+    assert any("has trained in 2 rounds" in fault for _, _, fault in told)
+    left = [line["kind"] for line in read_lines(tmp_path / "audit.jsonl") if "refused" not in line]
+    assert left == ["means", "weights", "weights"]
+
+
+def test_a_round_that_is_over_is_not_asked_for_again() -> None:
+    asked = experiment("fedavg", train=ALL)
+    once = at_site.Once(here(asked).memory, at_site.Audit(None), "run", 5, 0, "weights")
+    once.require("upload", True)
+    once.done("upload")
+    for round in (0, 4, 5):
+        with pytest.raises(RefusedByPolicy, match=f"of round {round + 1} in this run, and gives them once"):
+            at_site.Once(once.memory, once.record, "run", round, 0, "weights").require("upload", True)
+    at_site.Once(once.memory, once.record, "run", 6, 0, "weights").require("upload", True)
+
+
+def test_what_single_test_samples_of_a_site_say_of_a_model_stays_there() -> None:
+    asked = experiment("fedavg", holdout=0.3)
+    weights = add_prefix("weights/", make_setup(asked).weights())
+    own = here(asked, data="digits")
+    with pytest.raises(RefusedByPolicy, match="its test samples are its own"):
+        work.score(own, {"own": None, "held": False}, weights)
+    said, tensors = work.score(own, {"own": None, "held": True}, weights)
+    assert (set(said), tensors) == ({"right", "samples"}, {})
+    # The experiment's test samples are nobody's secret.
+    assert len(work.score(here(asked), {"own": None, "held": False}, weights)[1]["loss"]) > 0
+
+
+def test_raw_samples_are_no_seeds_and_policy_bounds_single_samples_of_any_kind() -> None:
+    raw, mixed = (
+        experiment({"name": name, "sharing": {"samples": 4}, "server_step": {"steps": 1}}) for name in ("fld", "mixfld")
+    )
+    assert [at_site.kind_of(here(one).engine, "sharing") for one in (raw, mixed)] == ["raw", "seeds"]
+    for one in (raw, mixed):
+        assert len(work.share(here(one, max_seeds=4), {}, {})[1]["x"]) == 4
+        with pytest.raises(RefusedByPolicy, match="it is asked for 4 seeds, and its policy gives 3"):
+            work.share(here(one, max_seeds=3), {}, {})
+    # A mean of many is none.
+    assert len(work.share(here(experiment("fedmix"), max_seeds=1), {}, {})[1]["x"]) == 1
+
+
+@pytest.mark.parametrize("kind", [SharedMeans, SecureMeans])
+def test_noise_on_means_is_drawn_from_entropy_however_it_is_asked_for(kind: type) -> None:
+    assert not work.hides(kind())
+    assert work.hides(kind(noise=0.1))
+    assert work.hides(kind(multiplier=2.0))
+    if kind is SharedMeans:
+        assert work.hides(SharedMeans(split="class", multiplier=2.0))  # which earns no epsilon, and yet is noise
+
+
+@pytest.mark.parametrize("where", ["experiment", "site"])
+def test_a_model_is_clipped_against_the_rounds_or_stays(where: str) -> None:
+    lossy = {"channel": {"name": "wireless"}, "train": ALL}
+    words = {"begins": "own", "mark": None, "pool": None}
+    clipped = here(experiment(**lossy, **({"protection": NOISE} if where == "experiment" else {})))
+    if where == "site":
+        clipped = here(experiment(**lossy), protection=NOISE)
+    with pytest.raises(FedblendError, match="it did not hear the round's model, from which its protection clips"):
+        work.train(clipped, words, {})
+    assert work.train(here(experiment(**lossy)), words, {})[1]
+
+
+def test_an_audit_log_that_a_kill_cut_short_goes_on_with_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    for torn in ("", '{"a": 1', "x" * (2 * BLOCK + 3)):
+        for before in ("", '{"b": 2}\n', json.dumps("y" * BLOCK) + "\n"):
+            path.write_text(before + torn)
+            append_line(path, {"c": 3})
+            append_line(path, {"d": 4})
+            assert path.read_text() == before + '{"c": 3}\n{"d": 4}\n'
+            assert read_lines(path)[-2:] == [{"c": 3}, {"d": 4}]
+
+
+# At the server --------------------------------------------------------------------------------------------------
+
+
+def npy(header: str, data: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
+
+
+HOSTILE = {
+    "a terabyte": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (300000000000,), }"),
+    "no end": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3,"),
+    "minus": npy("-" * 20_000 + "1"),
+    "no type": npy("{'descr': ',', 'fortran_order': False, 'shape': (3,), }"),
+    "an archive": b"PK\x03\x04" + bytes(40),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_tensors_that_cannot_be_read_are_a_fault_of_the_message(name: str) -> None:
+    content = pack({"a": 1})
+    content["tensors0"] = ArrayRecord({"x": Array("float32", (3,), "numpy.ndarray", HOSTILE[name])})
+    with pytest.raises(FedblendError, match="a message that is none of fedblend's"):
+        unpack(content)
+
+
+def test_words_that_cannot_be_read_are_a_fault_of_the_message() -> None:
+    for words in ("[" * 100_000, '{"a": ' * 100_000, "{", "7"):
+        with pytest.raises(FedblendError, match="a message that is none of fedblend's"):
+            unpack(RecordDict({"words": ConfigRecord({"words": words})}))
+
+
+@pytest.mark.parametrize("loss", [10**400, -(10**400), float("nan"), float("inf")], ids=["huge", "low", "nan", "inf"])
+def test_a_loss_that_is_no_number_is_refused(loss: float, tmp_path: Path) -> None:
+    grid = spoiling(2, "train", lambda words, tensors: pack({**words, "loss": loss}, arrays(tensors)))
+    record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
+    assert [one["client"] for one in record["refused"]] == [2]
+    assert "its loss is NaN or infinite" in record["refused"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        ({"x": torch.zeros(2, 3), "y": torch.tensor([0, 9], dtype=torch.uint8)}, None),
+        ({"x": torch.zeros(2, 3), "y": torch.tensor([0, 10], dtype=torch.uint8)}, "'y' holds labels from 0 to 10; val"),
+        ({"x": torch.zeros(2, 3), "y": torch.tensor([[-1, 3]])}, "'y' holds labels from -1 to 3; valid: 0 to 9"),
+        (
+            {"seeds": torch.zeros(1, 3), "y": torch.tensor([1]), "dummies": torch.tensor([200])},
+            "'dummies' holds labels",
+        ),
+        ({"x": torch.tensor([[1.0, torch.nan]]), "y": torch.zeros(1, 10)}, "'x' holds NaN or infinity"),
+        ({"x": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.int64)}, None),
+        ({"x": torch.zeros(1, 3), "y": torch.full((1, 10), 40.0)}, None),  # noisy means are no distributions
+    ],
+)
+def test_numbers_and_labels_of_what_is_shared_are_looked_at(payload: Any, told: str | None) -> None:
+    fault = fault_of_shared(payload, 10)
+    assert fault is None if told is None else told in fault
+
+
+def test_who_shares_labels_of_no_class_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = experiment({"name": "mixfld", "server_step": {"steps": 2}}, train=ALL, rounds=1)
+
+    def unheard(words: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> RecordDict:
+        return pack(words, arrays({**tensors, "y": tensors["y"] + 200}))
+
+    finished = run(spoiling(1, "query.share", unheard), asked, tmp_path, QUICK)
+
+    assert finished.state.round == 1
+    assert set(finished.state.entries.owner.tolist()) == {0, 2, 3}
+    assert "client 1 shares nothing: 'y' holds labels from 20" in caplog.text
+
+
+def sites_of(grid: Nodes) -> Sites:
+    asked = experiment()
+    made = Sites(grid, 4, 2, 0.4, {"experiment": as_table(asked), "told": {}})
+    made.meet()
+    return made
+
+
+def test_a_node_that_says_to_be_another_that_answers_takes_no_part(caplog: pytest.LogCaptureFixture) -> None:
+    grid = nodes()
+    sites = sites_of(grid)
+    honest = dict(sites.nodes)
+    grid.contexts[5000] = Context(1, 5000, {"partition-id": 0}, RecordDict(), {})
+
+    for _ in range(3):
+        sites.meet()
+    assert sites.nodes == honest
+    assert caplog.text.count("node 5000 says that it is client 0") == 1  # it is not asked again and again
+
+    del grid.contexts[honest[0]]
+    sites.meet()
+    assert sites.nodes == {**honest, 0: 5000}
+
+
+def test_a_site_that_was_restarted_takes_its_place_while_the_old_node_is_still_listed() -> None:
+    grid = nodes()
+    sites = sites_of(grid)
+    old = sites.nodes[0]
+    grid.contexts[5000] = Context(1, 5000, {"partition-id": 0}, RecordDict(), {})
+    grid.spoil = lambda who, message, reply: None if message.metadata.dst_node_id == old else reply
+
+    sites.meet()
+    assert sites.nodes[0] == 5000
+
+
+@pytest.mark.parametrize("said", [{"samples": 2**63}, {"samples": -1}, {"samples": True}, {"holds_out": 10**13}])
+def test_a_site_that_holds_no_number_of_samples_takes_no_part(said: dict[str, Any]) -> None:
+    grid = spoiling(1, "query.hello", lambda words, tensors: pack({**words, **said}))
+    assert sorted(sites_of(grid).nodes) == [0, 2, 3]
+
+
+def test_what_a_site_says_is_told_in_one_short_line(tmp_path: Path) -> None:
+    grid = spoiling(1, "train", lambda words, tensors: pack({"fault": "a\nb\x1b[2J" + "c" * 10_000}))
+    record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
+    (refused,) = record["refused"]
+    assert refused["reason"].startswith("a b [2Jccc")
+    assert len(refused["reason"]) < 400
+    names = {f"{'n' * 1000}{i}\n": torch.zeros(1) for i in range(50)}
+    grid = spoiling(1, "train", lambda words, tensors: pack(words, arrays(names)))
+    (refused,) = run(grid, experiment(train=ALL, rounds=1), tmp_path / "b", QUICK).directory.metrics()[1]["refused"]
+    assert len(refused["reason"]) < 400

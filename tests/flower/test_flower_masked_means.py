@@ -1,0 +1,204 @@
+"""Shared means over Flower of which the server learns sums only: the loop's weights, whoever is gone."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedblend.experiment.setup import make_setup
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes
+from flwr.app import Context, Message, RecordDict
+from test_flower import audit, by_loop, experiment, nodes, site_files
+from test_flower_masks import drop
+from test_flower_methods import Counting, numbers_in
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
+from fedblend.core.sharing import Payload, Pool, gather
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import Experiment
+from fedblend.flower.client_task import ClientTask, Memory
+from fedblend.flower.limits import FederationLimits
+from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.secure_aggregation import site as at_site
+from fedblend.flower.server import run
+from fedblend.flower.site import Site
+
+CLIENTS = 7
+"""Two groups: one of three, one of four."""
+
+TERMS = FederationLimits(min_sites=2, deadline=0.5)
+
+
+def asked(aggregator: str = "mean", **sharing: Any) -> Experiment:
+    method = {"name": "fedmix", "sharing": {"name": "secure-means", **sharing}, "aggregator": aggregator}
+    partition = {"name": "dirichlet", "clients": CLIENTS, "alpha": 5.0}
+    train = {"cohort": 3, "epochs": 1, "batch_size": 50, "lr": 0.1}
+    return experiment(method, partition=partition, train=train, rounds=1)
+
+
+def shared_by(one: Experiment) -> dict[int, Payload]:
+    """What each client shares, as the loop engine makes it."""
+    setup = make_setup(one)
+    return dict(LoopEngine(setup).share(0, setup.weights(), range(CLIENTS), setup.sizes(0)))
+
+
+def groups(one: Experiment) -> list[list[int]]:
+    group = one.method.sharing.groups(np.arange(CLIENTS), stream(one.seed, "pool", 0))
+    return sorted((np.flatnonzero(group == g).tolist() for g in range(2)), key=len)
+
+
+def pool_of(one: Experiment, entries: Pool) -> Pool:
+    return one.method.sharing.pool_of_sums(entries, np.arange(CLIENTS), stream(one.seed, "pool", 0))
+
+
+def same(pool: Pool, other: Pool) -> bool:
+    return all(torch.equal(pool.tensors[name], tensor) for name, tensor in other.tensors.items()) and bool(len(other))
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "secure-mean"])
+def test_masked_means_are_the_loops_to_the_last_bit_and_none_leaves(aggregator: str, tmp_path: Path) -> None:
+    one = asked(aggregator)
+    grid = Counting({"partition-id": client} for client in range(CLIENTS))
+
+    finished = run(grid, one, tmp_path, FederationLimits(deadline=5))
+
+    state, records = by_loop(one)
+    for name, tensor in state.weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+    assert same(pool_of(one, finished.state.entries), pool_of(one, state.entries))
+    record = finished.directory.metrics()[1]
+    assert record["shared"] == records[1]["shared"]
+    for way in ("bytes_up", "bytes_down"):
+        assert record[way]["means"] == records[1][way]["means"]
+    exchanged = [o for o in grid.kept if o[1] not in ("query.hello", "evaluate")]
+    assert sum(record["bytes_up"].values()) == sum(numbers_in(o[3]) for o in exchanged)
+    assert sum(record["bytes_down"].values()) == sum(numbers_in(o[2]) for o in exchanged)
+    # No part of a group, nor all of it, sums to what its clients made before the masks are off.
+    seen = {c: unpack(o.content)[1] for c, kind, _, o in grid.kept if kind == "query.share"}
+    assert [set(tensors) for tensors in seen.values()] == [{"masked"}] * CLIENTS
+    real = {c: torch.cat([p[n].flatten() for n in ("whole-x", "whole-y")]) for c, p in shared_by(one).items()}
+    for group in groups(one):
+        for size in range(1, len(group) + 1):
+            for some in itertools.combinations(group, size):
+                apart = sum(seen[c]["masked"] for c in some) - sum(real[c] for c in some)
+                assert int((apart == 0).sum()) <= 3
+                assert float((apart.double() / 2**32).std()) == pytest.approx(12**-0.5, rel=0.35)
+
+
+STAGES = ["query.keys", "query.shares", "query.share", "query.unmask"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_site_that_is_gone_is_in_no_sum(stage: str, tmp_path: Path) -> None:
+    one = asked()
+    small, large = groups(one)
+    gone = large[1]
+    finished = run(drop(nodes(CLIENTS), {gone: stage}), one, tmp_path, TERMS)
+
+    # A site that does not help to unmask has shared all the same.
+    left = [c for c in range(CLIENTS) if c != gone or stage == "query.unmask"]
+    payloads = shared_by(one)
+    expected = gather({c: payloads[c] for c in left})
+    assert same(pool_of(one, finished.state.entries), pool_of(one, expected))
+    assert finished.state.entries.owner.tolist() == left
+    # Each group's sum stands at its first client, and nobody else's numbers anywhere.
+    numbers = finished.state.entries.tensors["whole-x"]
+    firsts = {min(c for c in group if c in left) for group in (small, large)}
+    assert {c for c, row in zip(left, numbers, strict=True) if bool(row.any())} == firsts
+
+
+def test_a_group_of_which_too_few_stay_has_no_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = asked()
+    small, large = groups(one)
+    finished = run(drop(nodes(CLIENTS), {small[0]: "query.share"}), one, tmp_path / "one", TERMS)
+
+    payloads = shared_by(one)
+    assert finished.state.entries.owner.tolist() == large
+    assert same(pool_of(one, finished.state.entries), pool_of(one, gather({c: payloads[c] for c in large})))
+    assert f"client {small[0]} shares nothing: no answer within 0.5 seconds" in caplog.text
+    told = (
+        f"client {small[1]} shares nothing: its group has no sum: round 1: 2 sites sent means, and a masked sum needs"
+    )
+    assert told in caplog.text
+    with pytest.raises(FedblendError, match=r"no site shares anything .*2 sites sent keys, and a masked sum needs 3"):
+        run(
+            drop(nodes(CLIENTS), {small[0]: "query.keys", large[0]: "query.keys", large[1]: "query.keys"}),
+            one,
+            tmp_path / "two",
+            TERMS,
+        )
+
+
+def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_told(tmp_path: Path) -> None:
+    one = asked()
+    _, large = groups(one)
+
+    def changed(kind: str, change: Any) -> Nodes:
+        grid = nodes(CLIENTS)
+
+        def spoil(client: int, message: Message, reply: Message) -> Message:
+            if (client, message.metadata.message_type) != (large[0], kind):
+                return reply
+            words, tensors = unpack(reply.content)
+            return Message(pack(words, arrays(change(tensors))), reply_to=message)
+
+        grid.spoil = spoil
+        return grid
+
+    short = run(changed("query.share", lambda t: {"masked": t["masked"][:-1]}), one, tmp_path / "a", TERMS)
+    assert short.state.entries.owner.tolist() == [c for c in range(CLIENTS) if c != large[0]]
+    flipped = changed("query.unmask", lambda t: {name: torch.flip(x, [0]) for name, x in t.items()})
+    with pytest.raises(FedblendError, match=r"the shares of .* give nothing, so that a site has sent a wrong one"):
+        run(flipped, one, tmp_path / "b", TERMS)
+
+
+def test_a_site_can_let_means_out_masked_or_not_at_all(tmp_path: Path) -> None:
+    one = asked()
+    small, large = groups(one)
+    configs = site_files(tmp_path, CLIENTS, allow=["masked", "keys", "weights"])
+    (tmp_path / f"site-{large[2]}.toml").write_text(f'min_sum = 4\naudit = "audit-{large[2]}.jsonl"\n')
+    (tmp_path / f"site-{large[3]}.toml").write_text(f'allow = ["weights", "means"]\naudit = "audit-{large[3]}.jsonl"\n')
+    finished = run(Nodes(configs), one, tmp_path / "run", TERMS)
+
+    # Of four, one wants all four, and another lets no keys out.
+    assert finished.state.entries.owner.tolist() == small
+    kinds = [line["kind"] for line in audit(tmp_path, small[0])]
+    assert kinds[:4] == ["keys", "keys", "masked", "keys"]
+    assert set(kinds[4:]) <= {"weights"}
+    assert "this site's policy want 4 (min_sum" in audit(tmp_path, large[2])[1]["refused"]
+    assert "lets no keys out" in audit(tmp_path, large[3])[0]["refused"]
+
+
+def test_a_site_with_too_few_samples_is_in_no_sum(tmp_path: Path) -> None:
+    one = asked()
+    _, large = groups(one)
+    configs = site_files(tmp_path, CLIENTS)
+    (tmp_path / f"site-{large[0]}.toml").write_text(f'min_mean = 100000\naudit = "audit-{large[0]}.jsonl"\n')
+    finished = run(Nodes(configs), one, tmp_path / "run", TERMS)
+    assert finished.state.entries.owner.tolist() == [c for c in range(CLIENTS) if c != large[0]]
+
+
+def test_keys_for_means_mask_no_model() -> None:
+    setup = make_setup(asked("secure-mean"))
+    here = ClientTask(LoopEngine(setup), Site(), 0, 0, Memory(Context(1, 1, {}, RecordDict(), {})))
+    at_site.keys(here, {"of": "means"}, {})
+    for of in ("models", "means"):
+        with pytest.raises(FedblendError, match="masks are not at this stage here"):
+            at_site.unmask(here, {"of": of, "there": [0, 1, 2], "gone": []}, {})
+    with pytest.raises(FedblendError, match="masks are not at this stage here"):
+        at_site.shares(here, {"of": "models", "threshold": 3}, {})
+    with pytest.raises(FedblendError, match="this experiment sums no 'others' under masks"):
+        at_site.keys(here, {"of": "others"}, {})
+    plain = ClientTask(LoopEngine(make_setup(experiment("fedmix"))), Site(), 0, 0, None)
+    for of in ("models", "means"):
+        with pytest.raises(FedblendError, match=f"this experiment sums no '{of}' under masks"):
+            at_site.keys(plain, {"of": of}, {})

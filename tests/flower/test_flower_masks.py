@@ -1,0 +1,256 @@
+"""Secure aggregation over Flower: the server learns a sum, which is the plain one, whoever is gone."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedblend.experiment.setup import make_setup
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from flower_helpers import Nodes
+from flwr.app import Message
+from test_flower import by_loop, experiment, nodes
+from test_flower_methods import Counting, numbers_in
+
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.engines.loop import LoopEngine
+from fedblend.flower.limits import FederationLimits
+from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.secure_aggregation import masks
+from fedblend.flower.server import run
+from fedblend.methods.aggregators.mean import WeightedMean
+from fedblend.methods.aggregators.secure import COUNTS, LEVELS, SecureMean, Total
+
+ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
+SECURE = {"name": "fedavg", "aggregator": {"name": "secure-mean"}}
+
+
+def asked(method: Any = None, **changes: Any) -> Any:
+    return experiment(method or SECURE, **{"train": ALL, "rounds": 1, **changes})
+
+
+def summands(one: Any, clients: list[int], cohort: list[int]) -> dict[int, torch.Tensor]:
+    """Encoded changes of clients, among a cohort, made by the loop engine."""
+    setup = make_setup(one)
+    task = TrainTask(0, setup.weights(), None, setup.sizes(0))
+    sizes = [int(setup.sizes(0)[c]) for c in cohort]
+    kind = one.method.aggregator
+    return {
+        t.client: kind.encoded(t.weights, task.weights, kind.share_of(t.samples, sizes))
+        for t in LoopEngine(setup).train(task, clients)
+    }
+
+
+# The sum of whole numbers --------------------------------------------------------------------------------------
+
+
+def test_a_change_in_steps_of_range_and_share() -> None:
+    kind = SecureMean(range=8.0)
+    start = {"b": torch.tensor([1.0, -2.0]), "a": torch.tensor(5)}
+    upload = {"b": torch.tensor([1.5, -4.0]), "a": torch.tensor(9)}
+    # In order of name: a, then b.
+    expected = [round(4 * 0.25 * LEVELS / COUNTS), round(0.5 * 0.25 * LEVELS / 8), round(-2 * 0.25 * LEVELS / 8)]
+    numbers = kind.encoded(upload, start, 0.25)
+    assert (numbers.tolist(), numbers.dtype) == (expected, torch.int32)
+    back = kind.decoded(Total(numbers, 0.25), start)
+    assert list(back) == ["b", "a"]
+    assert (back["a"].item(), back["a"].dtype) == (9, torch.int64)
+    torch.testing.assert_close(back["b"], upload["b"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("by", ["samples", "clients"])
+def test_the_mean_is_the_plain_one_within_half_a_step_a_client(by: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    start = {"w": torch.randn(1000, generator=rng, dtype=torch.float64), "n": torch.tensor(3)}
+    uploads = [
+        ({"w": start["w"] + torch.randn(1000, generator=rng, dtype=torch.float64), "n": torch.tensor(3 + k)}, float(w))
+        for k, w in enumerate([10, 0, 30, 17, 5])
+    ]
+    kind, plain = SecureMean(by=by, range=8.0), WeightedMean(by=by)
+    made, expected = kind.finish(kind.partial(uploads), start), plain.aggregate(uploads)
+    assert float((made["w"] - expected["w"]).abs().max()) <= 4 * 0.5 * 8 / LEVELS * (1 + 1e-9)
+    assert torch.equal(made["n"], expected["n"])
+    assert not kind.is_plain_mean
+
+
+def test_the_largest_changes_of_all_clients_do_not_wrap_round() -> None:
+    kind, start = SecureMean(range=2.0), {"w": torch.zeros(2)}
+    uploads = [({"w": torch.tensor([2.0, -2.0])}, 1.0)] * 1000
+    torch.testing.assert_close(kind.finish(uploads, start)["w"], torch.tensor([2.0, -2.0]), rtol=0, atol=1e-6)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    start = {"w": torch.zeros(2)}
+    for bad in (2.1, -2.1, float("nan"), float("inf")):
+        with pytest.raises(FedblendError, match="a number of 'w' changed by more than 2"):
+            SecureMean(range=2.0).encoded({"w": torch.tensor([0.0, bad])}, start, 0.1)
+    with pytest.raises(FedblendError, match=r"method\.aggregator\.fewest: 3 clients to a sum, but train\.cohort is 2"):
+        SecureMean().require_possible(2)
+    assert [SecureMean(fewest=2).threshold(n) for n in (2, 3, 4, 5, 10)] == [2, 2, 3, 3, 6]
+    for method, told in (
+        (
+            {"name": "fd", "aggregator": "secure-mean"},
+            "'secure-mean' makes one of models, but method.upload 'outputs' sends",
+        ),
+        ({"name": "aggenhance", "aggregator": "secure-mean"}, "looks at single uploads, which 'secure-mean' hides"),
+    ):
+        with pytest.raises(FedblendError, match=told):
+            experiment(method)
+
+
+# Masks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_mask_is_the_key_stream_of_aes_256_in_counter_mode() -> None:
+    key = bytes(range(32))
+    block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    blocks = b"".join(block.update(i.to_bytes(16, "big")) for i in range(3))
+    assert masks.stretched(key, 11).tolist() == np.frombuffer(blocks, "<u4")[:11].tolist()
+
+
+def test_two_sites_have_one_mask_in_common_and_sealed_shares_are_for_one_reader() -> None:
+    (a, to_a), (b, to_b), (c, _) = (masks.new_pair() for _ in range(3))
+    assert masks.masking(a, to_b, b"sum", 5).tolist() == masks.masking(b, to_a, b"sum", 5).tolist()
+    assert masks.masking(a, to_b, b"sum", 5).tolist() != masks.masking(c, to_b, b"sum", 5).tolist()
+    assert masks.masking(a, to_b, b"sum", 5).tolist() != masks.masking(b, to_a, b"another", 5).tolist()
+    sealed = masks.seal(a, to_b, 1, 2, b"own", b"pair")
+    assert masks.unseal(b, to_a, 1, 2, sealed) == (b"own", b"pair")
+    for private, sender in ((c, 1), (b, 3)):
+        with pytest.raises(masks.BROKEN):
+            masks.unseal(private, to_a, sender, 2, sealed)
+    shares = masks.split(b"secret", 3, 5)
+    assert {masks.joined(list(some)) for some in itertools.combinations(shares, 3)} == {b"secret"}
+    assert masks.public_of(a) == to_a
+    assert [masks.is_public(key) for key in (to_a, b"", a, b"no key")] == [True, False, False, False]
+
+
+# Over Flower ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "aggenhance-secure"])
+def test_masked_sums_are_the_loops_to_the_last_bit_and_no_summand_leaves(method: str, tmp_path: Path) -> None:
+    step = {"server_step": {"steps": 2}} if method != "fedavg" else {}
+    one = asked({**SECURE, "name": method, **step})
+    grid = Counting({"partition-id": client} for client in range(4))
+
+    finished = run(grid, one, tmp_path, FederationLimits(deadline=5))
+
+    state, _ = by_loop(one)
+    for name, tensor in state.weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+    record = finished.directory.metrics()[1]
+    exchanged = [o for o in grid.kept if o[1] not in ("query.hello", "evaluate")]
+    assert sum(record["bytes_up"].values()) == sum(numbers_in(o[3]) for o in exchanged)
+    assert sum(record["bytes_down"].values()) == sum(numbers_in(o[2]) for o in exchanged)
+    assert record["bytes_up"]["weights"] == 4 * sum(4 * t.numel() for t in state.weights.values())
+    # What the server sees: public keys, sealed shares, one vector of numbers a site, shares of secrets.
+    up = {kind: [unpack(o[3].content)[1] for o in grid.kept if o[1] == kind] for kind in {o[1] for o in grid.kept}}
+    assert [set(t) for t in up["train"]] == [{"masked"}] * 4
+    seen = {c: unpack(o.content)[1]["masked"] for c, kind, _, o in grid.kept if kind == "train"}
+    real = summands(one, [0, 1, 2, 3], [0, 1, 2, 3])
+    for size in range(1, 5):
+        for some in itertools.combinations(range(4), size):
+            apart = sum(seen[c] for c in some) - sum(real[c] for c in some)
+            # Even all together are hidden by sites' own masks, until enough of them give their shares.
+            assert int((apart == 0).sum()) <= 3
+            # Not only here and there: differences are all over the range.
+            assert float((apart.double() / 2**32).std()) == pytest.approx(12**-0.5, rel=0.1)
+    secrets = torch.cat([t.flatten() for answer in up["query.unmask"] for t in answer.values()])
+    assert not any(name.startswith("pair/") for answer in up["query.unmask"] for name in answer)
+    assert secrets.dtype == torch.uint8
+
+
+def drop(grid: Nodes, when: dict[int, str]) -> Nodes:
+    """Sites that answer nothing from one kind of message on."""
+    gone: set[int] = set()
+
+    def spoil(client: int, message: Message, reply: Message) -> Message | None:
+        if when.get(client) == message.metadata.message_type:
+            gone.add(client)
+        return None if client in gone else reply
+
+    grid.spoil = spoil
+    return grid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("when", "left"),
+    [
+        ({1: "query.keys"}, [0, 2, 3, 4]),
+        ({1: "query.shares"}, [0, 2, 3, 4]),
+        ({1: "train"}, [0, 2, 3, 4]),
+        ({0: "train", 4: "train"}, [1, 2, 3]),
+        ({0: "query.keys", 3: "train"}, [1, 2, 4]),
+        ({1: "query.unmask", 2: "query.unmask"}, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_whoever_is_gone_the_sum_is_that_of_the_others(when: dict[int, str], left: list[int], tmp_path: Path) -> None:
+    clients = list(range(5))
+    one = asked(partition={"name": "dirichlet", "clients": 5, "alpha": 5.0}, train={**ALL, "cohort": 5})
+    finished = run(drop(nodes(5), when), one, tmp_path, FederationLimits(min_sites=2, deadline=2))
+
+    total = sum(summands(one, left, clients).values())
+    sizes = make_setup(one).sizes(0)
+    share = sum(one.method.aggregator.share_of(int(sizes[c]), sizes.tolist()) for c in left)
+    expected = one.method.aggregator.decoded(Total(total, share), make_setup(one).weights())
+    for name, tensor in expected.items():
+        torch.testing.assert_close(finished.state.weights[name], tensor, rtol=0, atol=1e-7)
+    record = finished.directory.metrics()[1]
+    assert [r["client"] for r in record.get("refused", [])] == [c for c in clients if c not in left]
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        ({0: "query.keys", 1: "query.keys"}, "round 1: 2 sites sent keys, and a masked sum needs 3"),
+        ({0: "query.shares", 1: "query.keys"}, "round 1: 2 sites sent shares, and a masked sum needs 3"),
+        ({0: "train", 1: "train"}, "round 1: 2 sites sent models, and a masked sum needs 3"),
+        ({0: "query.unmask", 1: "query.unmask"}, "cannot be unmasked: 2 shares of 'own/0', and 3 are needed"),
+    ],
+)
+def test_too_few_sites_make_no_sum(when: dict[int, str], told: str, tmp_path: Path) -> None:
+    with pytest.raises(FedblendError, match=told):
+        run(drop(nodes(), when), asked(), tmp_path, FederationLimits(min_sites=2, deadline=1))
+
+
+def test_a_wrong_vector_is_refused_and_a_wrong_share_is_told(tmp_path: Path) -> None:
+    def changed(kind: str, of: int, change: Any) -> Nodes:
+        grid = nodes()
+
+        def spoil(client: int, message: Message, reply: Message) -> Message:
+            if (client, message.metadata.message_type) != (of, kind):
+                return reply
+            words, tensors = unpack(reply.content)
+            return Message(pack(words, arrays(change(tensors))), reply_to=message)
+
+        grid.spoil = spoil
+        return grid
+
+    short = run(
+        changed("train", 2, lambda t: {"masked": t["masked"][:-1]}),
+        asked(),
+        tmp_path / "a",
+        FederationLimits(deadline=2),
+    )
+    (refused,) = short.directory.metrics()[1]["refused"]
+    assert (refused["client"], "is of shape" in refused["reason"]) == (2, True)
+    keys = run(
+        changed("query.keys", 2, lambda t: {**t, "box": t["box"][:9]}),
+        asked(),
+        tmp_path / "b",
+        FederationLimits(deadline=2),
+    )
+    assert keys.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "it sent no keys"}]
+    flipped = changed("query.unmask", 0, lambda t: {name: torch.flip(one, [0]) for name, one in t.items()})
+    with pytest.raises(FedblendError, match="the shares of 'own/0' give nothing, so that a site has sent a wrong one"):
+        run(flipped, asked(), tmp_path / "c", FederationLimits(deadline=2))

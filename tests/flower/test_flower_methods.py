@@ -1,0 +1,230 @@
+"""Every method over Flower: the loop engine's weights, and the bytes that fedblend counts against those in messages."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedblend.experiment.setup import make_setup
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes, through
+from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from test_flower import audit, by_loop, experiment, nodes, site_files
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.registry import build
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment import presets
+from fedblend.experiment.config import Experiment
+from fedblend.experiment.tables import write_toml
+from fedblend.flower import work
+from fedblend.flower.client_task import ClientTask
+from fedblend.flower.engine import FlowerEngine
+from fedblend.flower.limits import FederationLimits
+from fedblend.flower.messages import unpack
+from fedblend.flower.server import meet, run
+from fedblend.flower.site import Site
+
+HEADER = 128
+"""Bytes before the numbers in each array of a message: the header of NumPy's file format."""
+
+QUICK = {"distill-to-model": {"steps": 4}, "train-on-seeds": {"epochs": 2}, "aggenhance": {"steps": 3}}
+QUICK["aggenhance-secure"] = QUICK["aggenhance"]
+"""Options with which a server step takes few steps: this is no test of how well it does."""
+
+DATA = {"partition": {"name": "dirichlet", "clients": 4, "alpha": 5.0}, "fraction": 0.2}
+DATA["train"] = {"cohort": 3, "epochs": 1, "batch_size": 50, "lr": 0.1}
+
+
+class Counting(Nodes):
+    """Nodes whose messages are kept as they were sent: (client, type, message, reply)."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.kept: list[tuple[int, str, Message, Message]] = []
+        self.spoil = self._keep
+
+    def _keep(self, client: int, message: Message, reply: Message) -> Message:
+        self.kept.append((client, message.metadata.message_type, through(message), through(reply)))
+        return reply
+
+
+def quick(method: str, **changes: Any) -> Experiment:
+    step = presets.presets()[method][1].get("server_step", {})
+    given = {"name": method}
+    if step.get("name") in QUICK:
+        given["server_step"] = QUICK[step["name"]]
+    return experiment(given, **{**DATA, **changes})
+
+
+def numbers_in(message: Message) -> int:
+    """Bytes of the numbers in a message, from the shapes and types that its arrays state; their headers are checked."""
+    if not message.has_content():
+        return 0
+    total = 0
+    for record in message.content.array_records.values():
+        for array in record.values():
+            size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
+            assert len(array.data) == size + HEADER
+            total += size
+    return total
+
+
+def size_of(message: Message) -> int:
+    """Bytes of a message with all that it consists of, as Flower writes it."""
+    return sum(len(thing.deflate()) for thing in get_all_nested_objects(message).values())
+
+
+@pytest.mark.parametrize("method", presets.presets())
+def test_every_method_gives_the_loops_weights_and_counts_the_bytes_in_the_messages(method: str, tmp_path: Path) -> None:
+    asked = quick(method)
+    state, records = by_loop(asked)
+    grid = Counting({"partition-id": client} for client in range(4))
+
+    finished = run(grid, asked, tmp_path, FederationLimits(deadline=5))
+
+    for name, tensor in state.weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+    ours = finished.directory.metrics()
+    same = ("loss", "accuracy", "per_class", "train_loss", "cohort", "bytes_up", "bytes_down", "shared")
+    for a, b in zip(ours, records, strict=True):
+        assert {k: a.get(k) for k in same} == {k: b.get(k) for k in same}
+    counted = [sum(sum(one[way].values()) for one in ours) for way in ("bytes_down", "bytes_up")]
+    # Not counted: who a node is, and tests.
+    exchanged = [one for one in grid.kept if one[1] not in ("query.hello", "evaluate")]
+    assert counted == [sum(numbers_in(one[place]) for one in exchanged) for place in (2, 3)]
+    assert not sum(numbers_in(part) for one in grid.kept if one[1] == "query.hello" for part in one[2:])
+
+
+def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
+    """The messages of a first round of FedMix with a model of this size."""
+    grid = Counting({"partition-id": client} for client in range(4))
+    made, sites = meet(
+        grid, make_setup(quick("fedmix", model={"name": "mlp", "hidden": hidden})), FederationLimits(deadline=5)
+    )
+    federation = RoundLoop(made, FlowerEngine(made, sites))
+    federation.round(federation.start()[0])
+    return grid.kept
+
+
+def test_what_is_not_counted_does_not_grow_with_the_model() -> None:
+    small, large = (
+        [(size_of(part), numbers_in(part)) for one in round_of(hidden) if one[1] == "train" for part in one[2:]]
+        for hidden in ([8, 7], [80, 70])
+    )
+    for one, other in zip(small, large, strict=True):
+        assert other[1] > 10 * one[1]
+        # But for the digits in which sizes are written.
+        assert abs((other[0] - other[1]) - (one[0] - one[1])) < 40
+
+
+# Requests ---------------------------------------------------------------------------------------------------
+
+
+IID = {"partition": {"name": "iid", "clients": 4}}
+"""Every site holds every label."""
+
+
+def test_a_server_with_data_of_its_own_asks_each_site_for_labels(tmp_path: Path) -> None:
+    asked = quick("xormixfl", **IID)
+    setup = make_setup(asked)
+    wanted = setup.requests(setup.sizes(0))
+    grid = Counting({"partition-id": client} for client in range(4))
+
+    finished = run(grid, asked, tmp_path, FederationLimits(deadline=5))
+
+    told = {c: unpack(m.content)[0]["request"] for c, kind, m, _ in grid.kept if kind == "query.share"}
+    assert told == {
+        client: {"wanted": one.wanted.tolist(), "dummies": one.dummies.tolist()} for client, one in wanted.items()
+    }
+    # Client 0 is the server: it is asked for nothing.
+    assert set(told) == {1, 2, 3}
+    seeds = [unpack(m.content)[1]["y"].tolist() for _, kind, _, m in grid.kept if kind == "query.share"]
+    assert sum(map(len, seeds)) == len(finished.state.entries) > 0
+
+
+def test_a_site_gives_no_more_seeds_than_its_file_says(tmp_path: Path) -> None:
+    asked = quick("xormixfl", **IID)
+    setup = make_setup(asked)
+    wanted = setup.requests(setup.sizes(0))
+    most = int(wanted[1].wanted.sum())
+    configs = site_files(tmp_path, 4, allow=["seeds"], max_seeds=most)
+    (tmp_path / "site-2.toml").write_text('allow = ["seeds"]\nmax_seeds = 1\naudit = "audit-2.jsonl"\n')
+    (tmp_path / "site-3.toml").write_text('audit = "audit-3.jsonl"\n')
+
+    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(deadline=5))
+
+    assert np.unique(finished.state.entries.owner).tolist() == [1]
+    assert [line["kind"] for line in audit(tmp_path, 1)] == ["seeds"]
+    assert "gives 1 (max_seeds in its file)" in audit(tmp_path, 2)[0]["refused"]
+    assert "lets no seeds out" in audit(tmp_path, 3)[0]["refused"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"wanted": [1] * 9, "dummies": [0]},
+        {"wanted": [-1] + [0] * 9, "dummies": [0]},
+        {"wanted": [1.5] + [0] * 9, "dummies": [0]},
+        {"wanted": [1] * 10, "dummies": [10]},
+        {"wanted": [True] + [0] * 9, "dummies": [0]},
+        {"wanted": [1] * 10},
+        [1, 2],
+    ],
+)
+def test_a_request_that_is_none_is_refused(asked: Any) -> None:
+    engine = LoopEngine(make_setup(quick("xormixfl")))
+    here = ClientTask(engine, Site(), 1, 0, None)
+    with pytest.raises(FedblendError, match="a request that is none"):
+        work.request_of(here, {"request": asked})
+
+
+def test_noise_on_dummies_comes_from_the_systems_entropy_and_the_rest_from_the_stream(tmp_path: Path) -> None:
+    for offset in (0, 9):
+        asked = quick("xormixfl")
+        method = asked.method.model_copy(update={"sharing": build("sharing", {"name": "xor-seeds", "offset": offset})})
+        asked = asked.model_copy(update={"method": method})
+        first, second = (
+            run(nodes(), asked, tmp_path / f"{offset}{run_}", FederationLimits(deadline=5)).state.entries.tensors[
+                "seeds"
+            ]
+            for run_ in "ab"
+        )
+        assert torch.equal(first, second) == (offset == 0)
+
+
+def own_data(folder: Path, asked: Experiment, clients: range) -> list[dict[str, Any]]:
+    """Node configurations of sites that hold the samples of these clients as files of their own."""
+    setup = make_setup(asked)
+    test = setup.data.test
+    configs = site_files(folder, 4, allow=["seeds"])
+    for client in clients:
+        x, y = setup.samples(client, int(setup.population.sizes[client]))
+        images, labels = np.concatenate([x.numpy(), test.x.numpy()]), np.concatenate([y.numpy(), test.y.numpy()])
+        split = np.repeat([0, 1], [len(y), len(test.y)])
+        np.savez(folder / f"{client}.npz", x=images, y=labels, split=split, classes=np.array(setup.data.classes))
+        table = {"audit": f"audit-{client}.jsonl", "allow": ["seeds"], "data": {"name": "npz", "path": f"{client}.npz"}}
+        Path(configs[client]["site"]).write_text(write_toml(table))
+    return [configs[client] for client in clients]
+
+
+def test_the_servers_own_samples_are_the_experiments_where_sites_have_their_own(tmp_path: Path) -> None:
+    asked = quick("xormixfl", fraction=1.0)
+    # No site is client 0, which is the server, and none is waited for.
+    grid = Nodes(own_data(tmp_path, asked, range(1, 4)))
+
+    finished = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5))
+
+    for name, tensor in by_loop(asked)[0].weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+    with pytest.raises(FedblendError, match=r"method\.sharing\.server: client 0 is the server"):
+        run(Nodes(own_data(tmp_path, asked, range(4))), asked, tmp_path / "other", FederationLimits(deadline=5))

@@ -1,0 +1,283 @@
+"""The C++ kernels against PyTorch's own layers: values, first and second derivatives, alone and stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import draw, examples, pools_inside_equal_pools_after
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from fedblend._kernels import build, operators
+from fedblend._kernels.dense import add_product, run_dense
+from fedblend._kernels.dropout import Streams
+from fedblend._kernels.lowrank import LowRank
+from fedblend._kernels.operators import Convolution, MaxPool, conv, max_pool
+from fedblend._kernels.simplify import simplify
+from fedblend._kernels.tracing import trace
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason=build.missing() or "no kernels")
+
+Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Equal but for the order in which float32 sums are made."""
+    torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5 * float(b.detach().abs().max()) + 1e-7)
+
+
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(6, 21), st.integers(6, 21)),
+    outputs=st.integers(1, 17),
+    kernel=st.sampled_from([(1, 1), (3, 3), (5, 5), (2, 4), (6, 1)]),
+    padding=st.integers(0, 2),
+)
+@examples(60)
+def test_the_three_forms_of_a_convolution(
+    shape: tuple[int, int, int, int, int], outputs: int, kernel: tuple[int, int], padding: int
+) -> None:
+    x, w = draw(*shape), draw(shape[0], outputs, shape[2], *kernel, seed=1)
+    wanted = torch.stack([F.conv2d(a, b, padding=padding) for a, b in zip(x, w, strict=True)])
+    g = draw(*wanted.shape, seed=2)
+
+    close(operators.run_conv(x, w, padding), wanted)
+    for k in range(len(x)):
+        a, b = x[k].clone().requires_grad_(), w[k].clone().requires_grad_()
+        by_x, by_w = torch.autograd.grad(F.conv2d(a, b, padding=padding), (a, b), g[k])
+        close(operators.run_conv_input(g, w, padding, *shape[3:])[k], by_x)
+        close(operators.run_conv_weight(x, g, padding, *kernel)[k], by_w)
+
+
+@given(
+    planes=st.integers(1, 5),
+    height=st.integers(2, 37),
+    width=st.integers(2, 37),
+    ties=st.booleans(),
+)
+@examples(80)
+def test_max_pools_and_where_their_gradients_go(planes: int, height: int, width: int, ties: bool) -> None:
+    x = draw(1, planes, height, width, seed=height)
+    x = x.round() if ties else x
+    reference = x.clone().requires_grad_()
+    wanted = F.max_pool2d(reference, 2)
+    g = draw(*wanted.shape, seed=3)
+
+    y, which = operators.run_pool(x)
+
+    assert torch.equal(y, wanted)
+    assert torch.equal(operators.run_pick(x, which), wanted)
+    assert torch.equal(operators.run_spread(g, which, height, width), torch.autograd.grad(wanted, reference, g)[0])
+
+
+@given(
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 12), st.integers(1, 4), st.integers(4, 40), st.integers(4, 40)),
+    outputs=st.integers(1, 9),
+    kernel=st.sampled_from([(1, 1), (3, 3), (2, 4)]),
+    padding=st.integers(0, 1),
+)
+@example(shape=(1, 1, 2, 26, 4), outputs=5, kernel=(2, 4), padding=0)  # of which no pool is left
+@examples(60)
+def test_pools_inside_convolutions_are_those_after_them(
+    shape: tuple[int, int, int, int, int], outputs: int, kernel: tuple[int, int], padding: int
+) -> None:
+    pools_inside_equal_pools_after(shape, outputs, kernel, padding)
+
+
+@given(
+    few=st.integers(1, 20),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 700), st.integers(1, 40)),
+    factor=st.sampled_from([-0.5, 0.03]),
+)
+@examples(60)
+def test_dense_layers_on_a_few_samples(few: int, shape: tuple[int, int, int], factor: float) -> None:
+    stack, inputs, outputs = shape
+    x, w, g = draw(stack, few, inputs), draw(stack, outputs, inputs, seed=1), draw(stack, few, outputs, seed=2)
+    stepped, other = w.clone(), w.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+
+    add_product(stepped, g.transpose(1, 2), x, factor)
+    add_product(other, g.transpose(1, 2), x, factor)
+
+    close(run_dense(x, w.transpose(1, 2)), torch.bmm(x.double(), w.double().transpose(1, 2)).float())
+    close(run_dense(x, w.transpose(1, 2).contiguous()), torch.bmm(x, w.transpose(1, 2)))
+    wanted = (w.double() + factor * torch.bmm(g.double().transpose(1, 2), x.double())).float()
+    close(stepped, wanted)
+    close(other, wanted)
+
+
+@given(
+    data=st.data(),
+    clients=st.integers(1, 4),
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 600)),
+    shared=st.booleans(),
+)
+@examples(60)
+def test_low_rank_updates_are_the_weights_they_stand_for(
+    data: st.DataObject, clients: int, shape: tuple[int, int], shared: bool
+) -> None:
+    outputs, inputs = shape
+    first = draw(1 if shared else clients, outputs, inputs).expand(clients, outputs, inputs)
+    kept, weights, before = LowRank(first), first.double().clone(), first.clone()
+    for seed in range(data.draw(st.integers(0, 5))):
+        start = data.draw(st.integers(0, clients - 1))
+        rows = slice(start, data.draw(st.integers(start + 1, clients)))
+        some, few = rows.stop - start, data.draw(st.integers(1, 7))
+        a, x = draw(some, outputs, few, seed=3 * seed), draw(some, few, inputs, seed=3 * seed + 1)
+        kept[rows].add(a, x, -0.5)
+        weights[rows] -= 0.5 * torch.bmm(a.double(), x.double())
+        if data.draw(st.booleans()):
+            active = data.draw(st.none() | st.lists(st.booleans(), min_size=some, max_size=some).map(torch.tensor))
+            kept[rows].lerp_towards(first[rows], 0.25, active)
+            moves = rows if active is None else torch.arange(clients)[rows][active]
+            weights[moves] -= 0.25 * (weights[moves] - first[moves])
+        g = draw(some, 2, outputs, seed=3 * seed + 2)
+        close(kept[rows].times(x, transposed=True), torch.bmm(x.double(), weights[rows].transpose(1, 2)).float())
+        close(kept[rows].times(g, transposed=False), torch.bmm(g.double(), weights[rows]).float())
+        if data.draw(st.booleans()):
+            close(kept[rows].tensor(), weights[rows].float())
+
+    close(kept.make(), weights.float())
+    assert torch.equal(first, before)
+    kept.make().zero_()
+    assert torch.equal(first, before)
+
+
+@given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 1500), max_size=4), p=st.floats(0.001, 0.999))
+@examples(60)
+def test_masks_are_those_of_pytorchs_generators(seed: int, sizes: list[int], p: float) -> None:
+    streams, generator = Streams([seed ^ 1, seed]), torch.Generator().manual_seed(seed)
+    for size in sizes:
+        ours, theirs = torch.empty(size), torch.ones(size).bernoulli_(1 - p, generator=generator)
+        streams.draw(1, ours, p)
+        assert torch.equal(ours, theirs.div_(1 - p))
+
+
+def test_a_traced_step_makes_joined_calls_with_the_same_numbers() -> None:
+    x, w, v = draw(2, 3, 2, 9, 8), draw(2, 4, 2, 3, 3, seed=1), draw(2, 5, 4 * 4 * 4, seed=2)
+
+    def step(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [t.detach().requires_grad_() for t in (x, w, v)]
+        hidden = torch.vmap(lambda a, b: max_pool(conv(a, b, 1)))(*leaves[:2]).flatten(2)
+        return list(torch.autograd.grad(torch.bmm(hidden, leaves[2].transpose(1, 2)).square().sum(), leaves))
+
+    graph = trace(step, x, w, v)
+    simplify(graph, factors=False)
+
+    called = [n.target.__name__ for n in graph.graph.nodes if n.op == "call_function"]
+    assert {"run_conv_pool", "run_conv_input", "run_conv_weight", "run_dense"} <= set(called)
+    assert not {"run_conv", "run_pool", "run_spread"} & set(called)
+    for ours, wanted in zip(graph(x, w, v), step(x, w, v), strict=True):
+        close(ours, wanted)
+
+
+def test_what_somebody_else_reads_is_not_joined() -> None:
+    x, w = draw(2, 3, 2, 9, 8), draw(2, 4, 2, 3, 3, seed=1)
+
+    def read_twice(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        made = torch.vmap(lambda a, b: conv(a, b, 1))(x, w)
+        return [made, torch.vmap(max_pool)(made)]
+
+    graph = trace(read_twice, x, w)
+    simplify(graph, factors=False)
+
+    for ours, wanted in zip(graph(x, w), read_twice(x, w), strict=True):
+        assert torch.equal(ours, wanted)
+
+
+def test_what_is_spread_for_a_convolution_to_read_as_its_image_is_not_joined() -> None:
+    small, g = draw(1, 2, 3, 4, 4), draw(1, 2, 5, 6, 6, seed=1)
+    which = torch.randint(0, 4, small.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+
+    def read(small: torch.Tensor, which: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        image = torch.ops.fedblend.pool_spread(small, which, 8, 8)
+        return [torch.ops.fedblend.conv_weight(image, g, 0, 3, 3)]
+
+    graph = trace(read, small, which, g)
+    simplify(graph, factors=False)
+
+    assert torch.equal(graph(small, which, g)[0], read(small, which, g)[0])
+
+
+def second_order(layer: Layer) -> Layer:
+    """A number whose derivatives hold second derivatives of the layer in both arguments, as FedMix's loss does."""
+
+    def number(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        def inner(z: torch.Tensor) -> torch.Tensor:
+            return layer(z, w).sin().sum()
+
+        return inner(x) + (torch.func.grad(inner)(x) * x.cos()).square().sum()
+
+    return number
+
+
+def test_second_derivatives_of_a_stack() -> None:
+    x, w = draw(3, 2, 4, 9, 8).requires_grad_(), draw(3, 5, 4, 3, 3, seed=1).requires_grad_()
+    ours = second_order(lambda x, w: max_pool(conv(x, w, 1)))
+    theirs = second_order(lambda x, w: F.max_pool2d(F.conv2d(x, w, padding=1), 2))
+
+    stacked = torch.vmap(ours)(x, w)
+    wanted = torch.stack([theirs(a, b) for a, b in zip(x, w, strict=True)])
+
+    close(stacked, wanted)
+    for a, b in zip(torch.autograd.grad(stacked.sum(), (x, w)), torch.autograd.grad(wanted.sum(), (x, w)), strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("order", [(nn.ReLU(), nn.MaxPool2d(2)), (nn.MaxPool2d(2), nn.ReLU())])
+def test_a_convolution_with_relu_and_pool_in_either_order(order: tuple[nn.Module, nn.Module]) -> None:
+    like = nn.Conv2d(3, 5, 3, padding=1)
+    x = draw(4, 3, 11, 10).requires_grad_()
+    ours = partial(Convolution(like), pooled=True)
+
+    wanted = nn.Sequential(like, *order)(x)
+
+    close(ours(x), wanted)
+    given = [x, like.weight, like.bias]
+    for a, b in zip(torch.autograd.grad(ours(x).sum(), given), torch.autograd.grad(wanted.sum(), given), strict=True):
+        close(a, b)
+
+
+def test_a_maximum_is_nan_where_one_of_its_numbers_is() -> None:
+    x = torch.randn(2, 3, 6, 40)
+    x.view(-1)[torch.randperm(x.numel())[:30]] = float("nan")
+
+    assert torch.equal(operators.run_pool(x)[0].nan_to_num(99), F.max_pool2d(x, 2).nan_to_num(99))
+
+
+def test_layers_that_look_like_pytorchs() -> None:
+    like = nn.Conv2d(2, 3, 3, padding=1, bias=False)
+    x = draw(4, 2, 6, 6)
+
+    close(Convolution(like)(x), like(x))
+    assert torch.equal(MaxPool()(x), nn.MaxPool2d(2)(x))
+
+
+@pytest.mark.slow
+def test_kernels_are_built_where_the_cache_is_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build.library.cache_clear()
+    try:
+        assert build.library() is not None
+        (built,) = (tmp_path / "fedblend").iterdir()
+        before = built.stat().st_mtime_ns
+        build.library.cache_clear()
+        assert build.library() is not None
+        assert built.stat().st_mtime_ns == before
+    finally:
+        build.library.cache_clear()
+
+
+def test_without_a_compiler_there_are_no_kernels_but_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing-here"))
+    build.library.cache_clear()
+    try:
+        assert build.library() is None
+        assert "compiler" in build.missing()
+    finally:
+        build.library.cache_clear()

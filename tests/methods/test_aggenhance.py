@@ -1,0 +1,330 @@
+"""AggEnhance's properties (oracles), on cases small enough to work by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import federation, images, numbers, run, same, same_state, setup
+from torch import nn
+from torch.nn import functional as F
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Task
+from fedblend.core.server_step import ServerContext
+from fedblend.data.scale import Scaler
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance
+from fedblend.methods.server_steps.points import ballots, beginning, elect, logits, search
+from fedblend.methods.server_steps.prior import PriorSamples, augmented
+from fedblend.runs import checkpoint
+
+CLASSES = 3
+UNIT = Scaler("unit", False, *(torch.tensor([[[v]]]) for v in (1 / 255, 0.0, 1 / 255, 0.0)))
+
+
+def server(
+    models: list[dict[str, torch.Tensor]], model: nn.Module, step: AggEnhance | None = None, **changes: Any
+) -> ServerContext:
+    """A server step's view of a round, on points of 1 x 2 x 2, with the clients' models."""
+    made = ServerContext(
+        round=0,
+        model=model.eval(),
+        trained=[name for name, _ in model.named_parameters()],
+        shape=(1, 2, 2),
+        scale=UNIT,
+        task=Task("classification", CLASSES),
+        lr=0.1,
+        rng=np.random.default_rng(0),
+    )
+    uploads = dict(enumerate(models))
+    ask = lambda question: list((step or AggEnhance()).answers(uploads, question, made).values())  # noqa: E731
+    return replace(made, **{"ask": ask, **changes})
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, CLASSES))
+
+
+def weights(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        "1.weight": scale * torch.randn(CLASSES, 4, generator=draw),
+        "1.bias": scale * torch.randn(CLASSES, generator=draw),
+    }
+
+
+def stacked(models: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([one[name] for one in models]) for name in models[0]}
+
+
+def test_zero_epochs_leave_the_average_to_the_last_bit() -> None:
+    models, mean = [weights(1), weights(2)], weights(3)
+
+    step = AggEnhance(steps=3, epochs=0)
+    refined, kept = step.refine(mean, server(models, linear(), step))
+
+    assert same(refined, mean)
+    assert len(kept["points"]) == CLASSES
+
+
+def test_a_federation_with_zero_epochs_is_plain_averaging() -> None:
+    settings = {"train": {"cohort": 3}, "scale": "unit"}
+    plain, _ = run(federation(**settings), 3)
+    step = {"name": "aggenhance", "steps": 2, "epochs": 0}
+    enhanced, _ = run(federation(method={"server_step": step}, **settings), 3)
+
+    assert same(enhanced.weights, plain.weights)
+
+
+def test_every_round_adds_one_point_a_class_in_the_order_of_the_classes() -> None:
+    step = {"name": "aggenhance", "steps": 2, "epochs": 1}
+    state, _ = run(federation(method={"server_step": step}), 4)
+
+    assert len(state.server["points"]) == CLASSES * 4
+    assert state.server["labels"].tolist() == [0, 1, 2] * 4
+    assert state.server["rounds"].tolist() == [r for r in range(4) for _ in range(CLASSES)]
+
+
+def test_a_queue_keeps_the_newest_points() -> None:
+    step = {"name": "aggenhance", "steps": 2, "epochs": 1, "keep": 4}
+    state, _ = run(federation(method={"server_step": step}), 3)
+
+    assert state.server["labels"].tolist() == [2, 0, 1, 2]
+    assert state.server["rounds"].tolist() == [1, 2, 2, 2]
+
+
+def test_the_loss_of_a_point_of_a_linear_model_never_rises_and_it_stays_in_the_box() -> None:
+    models = [weights(1, 3.0), weights(2, 3.0)]
+    view = server(models, linear())
+    begin = torch.rand(CLASSES, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(CLASSES)
+    before = math.inf
+    for steps in (1, 2, 5, 20, 60):
+        points = search(stacked(models), begin, view, steps, 0.05)
+        assert points.shape == (2, CLASSES, 1, 2, 2)
+        assert float(points.min()) >= 0
+        assert float(points.max()) <= 1
+        losses = [F.cross_entropy(logits(view, one, own), labels) for one, own in zip(models, points, strict=True)]
+        assert float(sum(losses)) <= before + 1e-6
+        before = float(sum(losses))
+
+
+def test_a_step_is_the_gradient_of_the_points_own_loss_alone() -> None:
+    model, one = linear(), weights(1)
+    begin = torch.full((CLASSES, 1, 2, 2), 0.5)
+
+    (moved,) = search(stacked([one]), begin, server([one], model), 1, 0.01)
+
+    for c in range(CLASSES):
+        point = begin[c : c + 1].clone().requires_grad_()
+        # The unit scale of these pictures is the scale that the model sees.
+        loss = F.cross_entropy(torch.func.functional_call(model, one, (point,)), torch.tensor([c]))
+        (slope,) = torch.autograd.grad(loss, point)
+        torch.testing.assert_close(moved[c : c + 1], begin[c : c + 1] - 0.01 * slope)
+
+
+def test_the_loss_is_below_log_two_just_where_the_class_has_more_than_half() -> None:
+    view = server([weights(1, 4.0)], linear())
+    points = torch.rand(60, 1, 2, 2, generator=torch.Generator().manual_seed(3))
+    outputs = logits(view, weights(1, 4.0), points)
+    for c in range(CLASSES):
+        losses = F.cross_entropy(outputs, torch.full((60,), c), reduction="none")
+        assert torch.equal(losses < math.log(2), outputs.softmax(1)[:, c] > 0.5)
+
+
+def test_votes_by_hand() -> None:
+    # Two models, two classes, inputs of one pixel: logits are (0, a x) and (0, b x).
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
+    one = {"1.weight": torch.tensor([[0.0], [2.0]]), "1.bias": torch.tensor([0.0, -1.0])}
+    two = {"1.weight": torch.tensor([[0.0], [4.0]]), "1.bias": torch.tensor([0.0, -1.0])}
+    view = server([one, two], model, task=Task("classification", 2), shape=(1, 1, 1))
+    points = torch.tensor([[0.0, 1.0], [0.4, 0.3]]).view(2, 2, 1, 1, 1)
+
+    def chance(z: float) -> float:
+        return 1 / (1 + math.exp(-z))
+
+    wanted = [
+        # Class 0 at 0: both say so, with 1 - sigma(-1). Class 1 at 1: sigma(1) and sigma(3).
+        [2 * (1 - chance(-1)), chance(1) + chance(3)],
+        # Class 0 at .4: model one only (-.2 against .6). Class 1 at .3: model two only (-.4 against .2).
+        [1 - chance(-0.2), chance(0.2)],
+    ]
+    score = sum(ballots([one, two], points, view))
+
+    torch.testing.assert_close(score, torch.tensor(wanted))
+    assert elect(points, score).flatten().tolist() == [0.0, 1.0]
+
+
+def test_the_first_of_level_points_is_elected() -> None:
+    points = torch.arange(6.0).view(3, 2, 1, 1, 1)
+
+    assert elect(points, torch.tensor([[1.0, 0.0], [1.0, 2.0], [0.0, 2.0]])).flatten().tolist() == [0.0, 3.0]
+
+
+def test_the_search_begins_half_way_to_the_last_points() -> None:
+    last = torch.full((CLASSES, 1, 2, 2), 0.5)
+    state = {"points": torch.cat([torch.zeros(CLASSES, 1, 2, 2), last])}
+    fresh = beginning(server([], linear()))
+    later = beginning(server([], linear(), state=state))
+
+    torch.testing.assert_close(later, (last + fresh) / 2)
+    assert float(fresh.min()) >= 0
+    assert float(fresh.max()) < 1
+
+
+def test_tuning_is_plain_sgd_on_all_points_by_their_worth() -> None:
+    mean = weights(5)
+    points = torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([0, 1, 2, 0])
+    view = server([], linear(), round=2)
+
+    worth = torch.tensor([0.25, 0.25, 0.5, 1.0])
+    tuned = AggEnhance(epochs=1, batch_size=4, lr=0.3).tune(mean, points, labels, worth, view)
+
+    leaves = {name: t.clone().requires_grad_() for name, t in mean.items()}
+    each = F.cross_entropy(logits(view, leaves, points), labels, reduction="none")
+    loss = (each * worth).sum() / 2.0
+    for (name, leaf), slope in zip(leaves.items(), torch.autograd.grad(loss, list(leaves.values())), strict=True):
+        torch.testing.assert_close(tuned[name], leaf.detach() - 0.3 * slope)
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+def test_engines_agree_and_a_checkpoint_goes_on_exactly(engine: type[LoopEngine], tmp_path: Any) -> None:
+    step = {"name": "aggenhance", "steps": 5, "epochs": 2}
+    made = setup(images(side=14), method={"server_step": step}, model="lenet5", train={"cohort": 3})
+    whole, records = run(RoundLoop(made, engine(made)), 3)
+    reference, _ = run(RoundLoop(made, LoopEngine(made)), 3)
+    for name, tensor in reference.weights.items():
+        assert float((whole.weights[name] - tensor).norm() / tensor.norm()) < 1e-4
+
+    half, _ = run(RoundLoop(made, engine(made)), 2)
+    checkpoint.write(tmp_path, half)
+    read = checkpoint.read(tmp_path)
+    assert read is not None
+    read = replace(read, weights={name: read.weights[name] for name in half.weights})
+    resumed, _ = run(RoundLoop(made, engine(made)), 1, read)
+
+    assert same_state(resumed, whole)
+    assert same(resumed.server, whole.server)
+    assert records[-1]["machine"]["seconds"]["server"] > 0
+
+
+def test_regression_and_text_are_refused_before_the_first_round() -> None:
+    with pytest.raises(FedblendError, match="'aggenhance' works with classes"):
+        federation(numbers(), method="aggenhance", model={"name": "mlp", "hidden": [4]}, scale="standard")
+
+
+def test_a_point_weighs_less_with_every_round() -> None:
+    points = torch.rand(2, 1, 2, 2, generator=torch.Generator().manual_seed(1)).repeat(2, 1, 1, 1)[:CLASSES]
+    state = {"points": points, "labels": torch.arange(CLASSES), "rounds": torch.zeros(CLASSES, dtype=torch.int64)}
+    seen = {}
+
+    class Spy(AggEnhance):
+        def tune(self, weights: Any, points: Any, labels: Any, worth: torch.Tensor, server: ServerContext) -> Any:
+            seen["worth"] = worth
+            return dict(weights)
+
+    step = Spy(steps=1, decay=0.5)
+    step.refine(weights(1), server([weights(1)], linear(), step, round=2, state=state))
+
+    assert seen["worth"].tolist() == [0.25] * CLASSES + [1.0] * CLASSES
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+def test_clients_make_the_points_that_the_server_would_have_made(engine: type[LoopEngine]) -> None:
+    options = {"steps": 5, "epochs": 2}
+    settings = {"train": {"cohort": 4}, "model": "lenet5"}
+    open_world = setup(images(side=14), method={"server_step": {"name": "aggenhance", **options}}, **settings)
+    veiled = setup(images(side=14), method={"server_step": {"name": "aggenhance-secure", **options}}, **settings)
+
+    seen, _ = run(RoundLoop(open_world, LoopEngine(open_world)), 2)
+    unseen, records = run(RoundLoop(veiled, engine(veiled)), 2)
+
+    torch.testing.assert_close(unseen.server["points"], seen.server["points"], atol=1e-4, rtol=1e-3)
+    for name, tensor in seen.weights.items():
+        torch.testing.assert_close(unseen.weights[name], tensor, atol=1e-4, rtol=1e-3)
+    # Down: where to begin, and all clients' points, to each of four; up: a client's points, and its votes.
+    point = CLASSES * 14 * 14 * 4
+    assert records[0]["bytes_down"]["questions"] == 4 * point + 4 * (4 * point)
+    assert records[0]["bytes_up"]["answers"] == 4 * point + 4 * (4 * CLASSES * 4)
+
+
+def test_answers_of_the_wrong_form_count_for_nothing() -> None:
+    good = torch.full((CLASSES, 1, 2, 2), 0.5)
+
+    def ask(question: Any) -> list[dict[str, torch.Tensor]]:
+        if "begin" in question:
+            return [{"points": good}, {"points": torch.ones(2)}, {"nonsense": good}, {"points": good.double()}]
+        assert question["points"].shape == (1, CLASSES, 1, 2, 2)
+        return [{"scores": torch.full((1, CLASSES), 1e9)}, {"scores": torch.ones(7)}, {}]
+
+    best = SecureAggEnhance().best(good, server([], linear(), ask=ask))
+    assert best is not None
+    assert torch.equal(best, good)
+    assert SecureAggEnhance().best(good, server([], linear())) is None
+
+
+def test_with_no_answers_the_aggregate_stays() -> None:
+    refined, kept = SecureAggEnhance().refine(weights(3), server([], linear()))
+
+    assert same(refined, weights(3))
+    assert kept == {}
+
+
+def test_real_samples_one_of_each_class_and_the_same_in_every_round() -> None:
+    with pytest.raises(FedblendError, match="unsafe: false does not allow 'prior-samples'"):
+        federation(method="prior-samples")
+    made = setup(method={"server_step": {"name": "prior-samples", "per_class": 2}}, unsafe=True)
+
+    x, y = made.prior(2)
+    again, _ = made.prior(2)
+
+    assert y.tolist() == [0, 0, 1, 1, 2, 2]
+    assert torch.equal(x, again)
+    where = [(made.data.train.x == one).flatten(1).all(1).nonzero().flatten().tolist() for one in x]
+    assert all(any(made.data.train.y[i] == label for i in rows) for rows, label in zip(where, y, strict=True))
+    plain, _ = run(federation(unsafe=True), 2)
+    tuned, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    assert not same(tuned.weights, plain.weights)
+
+
+def test_augmentation_moves_and_mirrors_and_does_nothing_else() -> None:
+    picture = torch.zeros(200, 1, 12, 12)
+    picture[:, 0, 6, 4] = 1.0
+
+    moved = augmented(picture, np.random.default_rng(0))
+
+    assert moved.shape == picture.shape
+    assert moved.sum((1, 2, 3)).eq(1).all()
+    rows, columns = moved[:, 0].flatten(1).argmax(1) // 12, moved[:, 0].flatten(1).argmax(1) % 12
+    assert set(rows.tolist()) == set(range(2, 11))
+    # Column 4, or mirrored 7, each moved by -4 to 4; what leaves the picture is gone.
+    assert set(columns.tolist()) == set(range(12))
+
+
+def test_augmentation_needs_pictures() -> None:
+    known = server([], linear(), shape=(4,))
+    with pytest.raises(FedblendError, match=r"server_step.augment: true moves pictures; these data are of shape \[4\]"):
+        PriorSamples(augment=True).require_possible(known)
+    PriorSamples().require_possible(known)
+
+
+def test_one_clients_vote_counts_one_at_most() -> None:
+    bad, good = torch.zeros(CLASSES, 1, 2, 2), torch.ones(CLASSES, 1, 2, 2)
+    honest = {"scores": torch.stack([torch.zeros(CLASSES), torch.full((CLASSES,), 0.6)])}
+    liar = {"scores": torch.stack([torch.full((CLASSES,), 1e9), torch.full((CLASSES,), -1e9)])}
+
+    def ask(question: Any) -> list[dict[str, torch.Tensor]]:
+        return [{"points": bad}, {"points": good}] if "begin" in question else [liar, honest, honest]
+
+    best = SecureAggEnhance().best(good, server([], linear(), ask=ask))
+
+    assert best is not None
+    assert torch.equal(best, good)

@@ -1,0 +1,151 @@
+"""Aggregators in a run: what a cohort cannot have is refused, and several ranks agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from aggregators_helpers import GATHERING
+from cli_helpers import CHECKPOINT, call, here, records, succeeded, write
+from helpers import BatchNormNet, federation, federation_of, run, same, setup
+from safetensors.torch import load_file
+
+from fedblend.core.aggregator import Aggregator
+from fedblend.core.channel import Channel
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.registry import build
+from fedblend.methods.aggregators.order import IntervalMean
+
+BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
+
+
+# Refusals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "cohort", "words"),
+    [
+        ({"name": "krum", "byzantine": 2}, 6, ("byzantine: 2 needs 7 uploads", "train.cohort is 6", "valid: 0 to 1")),
+        ({"name": "krum"}, 2, ("byzantine: 1 needs 5", "train.cohort is 2", "valid: a train.cohort of 5 or more")),
+        ({"name": "multi-krum", "byzantine": 4}, 10, ("byzantine: 4 needs 11", "valid: 0 to 3")),
+        ({"name": "multi-krum", "kept": 10}, 10, ("kept: 10 of a train.cohort of 10", "valid: 1 to 9")),
+        ({"name": "trimmed-mean", "share": 0.1}, 9, ("share: 0.1 of a train.cohort of 9", "valid: from 0.112 to")),
+        ({"name": "trimmed-mean", "share": 0.4}, 2, ("share: 0.4", "valid: 0, or a train.cohort of 3 or more")),
+    ],
+)
+def test_what_a_cohort_cannot_have_is_refused_at_the_start(spec: Any, cohort: int, words: tuple[str, ...]) -> None:
+    with pytest.raises(FedblendError) as caught:
+        federation(partition={"name": "iid", "clients": 10}, train={"cohort": cohort}, method={"aggregator": spec})
+    for word in (f"method.aggregator.{words[0]}", *words[1:]):
+        assert word in str(caught.value)
+
+
+def test_a_cohort_that_is_just_large_enough() -> None:
+    for spec, cohort in (
+        ({"name": "krum", "byzantine": 2}, 7),
+        ({"name": "krum", "byzantine": 0}, 3),
+        ({"name": "multi-krum", "byzantine": 2, "kept": 5}, 7),
+        ({"name": "trimmed-mean", "share": 0.112}, 9),
+        ({"name": "trimmed-mean", "share": 0}, 1),
+        ("median", 1),
+        ("interval-mean", 1),
+    ):
+        made = federation(
+            partition={"name": "iid", "clients": 10}, train={"cohort": cohort}, method={"aggregator": spec}
+        )
+        assert run(made, 1)[1][0]["uploads"] == cohort
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"name": "trimmed-mean", "share": 0.5}, "share: 0.5 is not valid: input should be less than 0.5"),
+        ({"name": "krum", "byzantine": -1}, "byzantine: -1 is not valid"),
+        ({"name": "multi-krum", "kept": 0}, "kept: 0 is not valid"),
+        ({"name": "interval-mean", "low": 1.0, "high": -1.0}, "low: 1.0 is not below high: -1.0"),
+        ({"name": "interval-mean", "low": float("nan")}, "low: nan is not below high"),
+    ],
+)
+def test_options_out_of_range_are_told(spec: Any, told: str) -> None:
+    with pytest.raises(FedblendError) as caught:
+        build("aggregator", spec, "method.aggregator")
+    assert told in str(caught.value)
+
+
+class LosesThree(Channel):
+    """A channel that loses three uploads of each round."""
+
+    def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return (np.arange(len(sizes)) > 2) | (direction == "down")
+
+
+def test_a_round_with_too_few_uploads_for_krum_is_told() -> None:
+    made = setup(partition={"name": "iid", "clients": 10}, train={"cohort": 6}, method={"aggregator": "krum"})
+    lossy = made.experiment.model_copy(update={"channel": LosesThree()})
+    fed = federation_with(made, lossy)
+    with pytest.raises(FedblendError, match=r"byzantine: 1 needs 5 uploads .* but good ones are 3; valid: 0 to 0"):
+        run(fed, 1)
+
+
+def test_a_round_without_uploads_is_told_before_they_are_aggregated() -> None:
+    class LosesAll(Channel):
+        def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            return np.full(len(sizes), direction == "down")
+
+    made = setup(method={"aggregator": "median"})
+    fed = federation_with(made, made.experiment.model_copy(update={"channel": LosesAll()}))
+    with pytest.raises(FedblendError, match=r"0 good uploads.*none arrived"):
+        run(fed, 1)
+
+
+def federation_with(made: Any, experiment: Any) -> RoundLoop:
+    return federation_of(replace(made, experiment=experiment))
+
+
+# In a run -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregator", [*GATHERING, IntervalMean(low=-0.003, high=0.01)], ids=lambda a: a.name)
+def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None:
+    made = setup(
+        model=BATCH_NORM,
+        partition={"name": "iid", "clients": 6},
+        train={"cohort": 6},
+        method={"aggregator": aggregator},
+    )
+    fed = federation_with(made, made.experiment)
+    task = fed.engine.train
+    seen: list[Any] = []
+    fed.engine.train = lambda *given: (seen.append(one) or one for one in task(*given))  # type: ignore[method-assign]
+
+    state, _ = run(fed, 1)
+
+    uploads = [(one.weights, float(one.samples)) for one in seen]
+    assert len(uploads) == 6
+    assert same(state.weights, aggregator.finish(uploads, made.weights()))
+    assert state.weights["norm.num_batches_tracked"].dtype == torch.int64
+    assert list(state.weights) == list(BatchNormNet().state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["median", "multi-krum"])
+def test_two_ranks_give_what_one_gives_to_the_last_bit(name: str, tmp_path: Path) -> None:
+    changes = {
+        "method": {"aggregator": name},
+        "partition": {"name": "dirichlet", "clients": 7, "alpha": 0.5},
+        "train": {"cohort": 5},
+    }
+    file = write(tmp_path / "file.toml", changes)
+
+    succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
+    succeeded(call("run", file, "--ranks", 2, "--out", tmp_path / "two"))
+
+    one, two = (tmp_path / ranks / "custom-seed0" for ranks in ("one", "two"))
+    expected = load_file(one / CHECKPOINT)
+    assert all(torch.equal(t, expected[n]) for n, t in load_file(two / CHECKPOINT).items())
+    assert records(two) == records(one)

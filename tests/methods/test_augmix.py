@@ -1,0 +1,285 @@
+"""Fed-AugMix's objective: the divergence, the rule for lambda, and what training with it does."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import examples, federation, numbers, run, same, setup, weight_gradient
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Batch, Context, Plain, StepPlan, Task
+from fedblend.engines.autotune import unstackable
+from fedblend.engines.loop import EagerNet, LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.augment import augmix
+from fedblend.methods.objectives.augmix import AugMix, jensen_shannon
+
+TASK = Task("classification", 3)
+LOG3 = math.log(3)
+HALVES = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Stretched:
+    """A scale that is not the unit one."""
+
+    factor: float = 3.0
+    offset: float = -0.7
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.from_unit(x / 255)
+
+    def to_unit(self, scaled: torch.Tensor) -> torch.Tensor:
+        return ((scaled - self.offset) / self.factor).clamp(0, 1)
+
+    def from_unit(self, unit: torch.Tensor) -> torch.Tensor:
+        return unit * self.factor + self.offset
+
+
+CONTEXT = Context(TASK, Stretched())
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def batch(size: int = 4, seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    stored = torch.from_numpy(rng.integers(0, 256, (size, 1, 6, 6))).double()
+    return Batch(CONTEXT.scale(stored), torch.from_numpy(rng.integers(0, 3, size)))
+
+
+def row_of(objective: AugMix, size: int = 4, seed: int = 0, width: int | None = None) -> dict[str, torch.Tensor]:
+    """What the objective draws for one step of a batch, in a plan of this width."""
+    drawn = objective.draw(np.random.default_rng(seed), StepPlan(np.array([size]), width or size, 0))
+    return {name: torch.from_numpy(array[0]) for name, array in drawn.items()}
+
+
+def loss_of(objective: AugMix, model: nn.Module, given: Batch, seed: int = 0) -> torch.Tensor:
+    return objective.loss(EagerNet(model), given, row_of(objective, len(given.y), seed), CONTEXT)
+
+
+# The divergence --------------------------------------------------------------------------------------------
+
+
+def shares(seed: int, views: int = 3, samples: int = 5, classes: int = 4, sharp: float = 2.0) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return F.log_softmax(sharp * torch.randn(views, samples, classes, generator=rng, dtype=torch.float64), -1)
+
+
+def test_divergence_of_equal_distributions_is_zero() -> None:
+    assert jensen_shannon(shares(0, views=1).expand(3, -1, -1)).item() == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_divergence_is_symmetric(order: tuple[int, ...]) -> None:
+    given = shares(1)
+
+    assert jensen_shannon(given[list(order)]).item() == pytest.approx(jensen_shannon(given).item(), rel=1e-14)
+
+
+def test_divergence_of_disjoint_certainties_is_log_3() -> None:
+    certain = torch.eye(3, dtype=torch.float64)[:, None].expand(3, 2, 3).log()
+
+    assert jensen_shannon(certain).item() == pytest.approx(LOG3, abs=1e-12)
+
+
+@examples(50)
+@given(st.integers(0, 10**6), st.floats(0.01, 40))
+def test_divergence_is_that_of_the_definition_and_at_most_log_3(seed: int, sharp: float) -> None:
+    given_shares = shares(seed, sharp=sharp)
+    p = given_shares.exp().numpy()
+    q = np.maximum(p.mean(0), 1e-7)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = np.where(p > 0, p * np.log(p / q), 0.0)
+
+    value = jensen_shannon(given_shares).item()
+
+    assert value == pytest.approx(parts.sum(-1).mean(), rel=1e-9, abs=1e-12)
+    assert -1e-6 <= value <= LOG3 + 1e-12
+
+
+def test_the_mixture_is_clamped() -> None:
+    tiny = 1e-9
+    given_shares = torch.tensor([tiny, 1 - tiny], dtype=torch.float64).log().expand(3, 1, 2)
+
+    assert jensen_shannon(given_shares).item() == pytest.approx(tiny * math.log(tiny / 1e-7), rel=1e-6)
+
+
+def test_gradients_stay_finite_where_probabilities_vanish() -> None:
+    logits = torch.tensor([[[300.0, 0.0, -300.0]], [[-300.0, 0.0, 300.0]], [[0.0, 0.0, 0.0]]], requires_grad=True)
+
+    value = jensen_shannon(F.log_softmax(logits, -1))
+
+    (gradient,) = torch.autograd.grad(value, logits)
+    assert bool(gradient.isfinite().all())
+    assert 0 < value.item() < LOG3
+
+
+# The loss --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scaling", [False, True])
+def test_loss_is_cross_entropy_on_the_image_and_the_divergence_of_three_passes(scaling: bool) -> None:
+    objective, model, given = AugMix(lam=2.5, loss_scaling=scaling, threshold=3.0, large_lambda=7.0), net(), batch()
+
+    value = loss_of(objective, model, given)
+
+    first, second = augmix(CONTEXT.scale.to_unit(given.x), row_of(objective))
+    p = [model(x).softmax(-1) for x in (given.x, *map(CONTEXT.scale.from_unit, (first.double(), second.double())))]
+    q = sum(p) / 3
+    divergence = sum(F.kl_div(q.log(), one, reduction="batchmean") for one in p) / 3
+    own = F.cross_entropy(model(given.x), given.y)
+    lam = 7.0 if scaling and own > 3.0 * divergence else 2.5
+    assert value.item() == pytest.approx((own + lam * divergence).item(), rel=1e-6)
+    expected = weight_gradient(own + lam * divergence, model)
+    torch.testing.assert_close(weight_gradient(value, model), expected, rtol=1e-5, atol=1e-8)
+
+
+def test_severity_zero_is_plain() -> None:
+    model, given = net(), batch()
+
+    value, plain = loss_of(AugMix(severity=0), model, given), Plain().loss(EagerNet(model), given, {}, CONTEXT)
+
+    assert torch.equal(weight_gradient(value, model), weight_gradient(plain, model))
+    assert AugMix(severity=0).draw(np.random.default_rng(0), StepPlan(np.array([4]), 4, 0)) == {}
+
+
+def test_lambda_zero_is_plain_on_the_image_alone() -> None:
+    model, given = net(), batch()
+
+    value = loss_of(AugMix(lam=0, loss_scaling=False), model, given)
+
+    assert value.item() == pytest.approx(F.cross_entropy(model(given.x), given.y).item(), rel=1e-12)
+
+
+def test_a_large_lambda_multiplies_no_rounding() -> None:
+    """Outputs that differ in their fourth digit: their divergence is 1e-8, in float32 as in float64."""
+    exact = net()
+    with torch.no_grad():
+        exact[3].weight.mul_(1e-3)
+    given = batch()
+    rounded = copy.deepcopy(exact).float()
+    objective = AugMix(lam=5e3, loss_scaling=False)
+
+    wanted = weight_gradient(loss_of(objective, exact, given), exact)
+    found = weight_gradient(loss_of(objective, rounded, Batch(given.x.float(), given.y)), rounded)
+
+    plain = weight_gradient(F.cross_entropy(exact(given.x), given.y), exact)
+    assert float((wanted - plain).norm()) > 1e-4
+    assert float((found - wanted).norm()) < 0.01 * float((wanted - plain).norm())
+
+
+def test_the_rule_for_lambda_at_equality() -> None:
+    objective = AugMix(lam=50, threshold=4.0, large_lambda=5000)
+    divergence = torch.tensor(0.5, dtype=torch.float64)
+
+    def chosen(own: float) -> float:
+        return objective.weight(torch.tensor(own, dtype=torch.float64), divergence).item()
+
+    assert chosen(2.0) == 50  # equal: not above
+    assert chosen(np.nextafter(2.0, 3)) == 5000
+    assert chosen(np.nextafter(2.0, 1)) == 50
+    assert AugMix(loss_scaling=False).weight(torch.tensor(2.0), torch.tensor(0.0)).item() == 50
+
+
+def test_the_papers_defaults() -> None:
+    made = AugMix()
+    assert (made.threshold, made.large_lambda, made.lam) == (5e4, 5e3, 50)
+    assert (made.alpha, made.chains, made.depth) == (1, 3, 3)
+
+
+def test_a_short_batch_takes_its_own_draws() -> None:
+    objective, model, given = AugMix(), net(), batch(3)
+    wide = row_of(objective, 3, width=5)
+    narrow = {name: values[:3] for name, values in wide.items()}
+
+    values = [objective.loss(EagerNet(model), given, row, CONTEXT).item() for row in (wide, narrow)]
+
+    assert values[0] == values[1]
+
+
+def test_every_step_draws_afresh() -> None:
+    drawn = AugMix().draw(np.random.default_rng(0), StepPlan(np.array([4, 4, 2]), 4, 0))
+
+    assert {name: array.shape[:2] for name, array in drawn.items()} == dict.fromkeys(drawn, (3, 4))
+    assert not np.array_equal(drawn["level"][0], drawn["level"][1])
+
+
+# In a federation -------------------------------------------------------------------------------------------
+
+
+def test_training_with_severity_zero_gives_fedavgs_weights() -> None:
+    method = {"name": "fed-augmix", "objective": {"severity": 0}}
+
+    ours, plain = (run(federation(method=m), 2)[0] for m in (method, "fedavg"))
+
+    assert same(ours.weights, plain.weights)
+
+
+def test_the_proximal_term_adds_to_it() -> None:
+    def trained(mu: float) -> dict[str, torch.Tensor]:
+        terms = [{"name": "proximal", "mu": mu}]
+        made = setup(method={"name": "fedprox+fed-augmix", "terms": terms}, train={"epochs": 3, "lr": 0.01})
+        start = made.weights()
+        task = TrainTask(0, start, None, made.sizes(0))
+        (sent,) = LoopEngine(made).train(task, [0])
+        return {name: sent.weights[name] - start[name] for name in start}
+
+    def length(update: dict[str, torch.Tensor]) -> float:
+        return math.sqrt(sum(float(t.square().sum()) for t in update.values()))
+
+    assert length(trained(30.0)) < length(trained(0.0))
+    assert same(trained(0.0), trained(0.0))
+
+
+@pytest.mark.parametrize("severity", [0.0, 3.0])
+def test_a_model_with_dropout_is_stacked_with_the_loops_masks(severity: float) -> None:
+    method = {"name": "fed-augmix", "objective": {"severity": severity}}
+    model = {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}
+    made = setup(method=method, model=model, train={"cohort": 4, "epochs": 2, "lr": 0.01})
+    assert not unstackable(made)
+
+    loop, stacked = (
+        run(RoundLoop(made, engine), 2)[0].weights for engine in (LoopEngine(made), StackedEngine(made, stack=3))
+    )
+
+    for name, weight in loop.items():
+        torch.testing.assert_close(stacked[name], weight, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "task", "told"),
+    [
+        (torch.zeros(2, 5), TASK, "augments images"),
+        (torch.zeros(2, 1, 4, 4), Task("regression", 3), "compares probabilities"),
+    ],
+)
+def test_what_has_no_pictures_or_classes_is_refused(x: torch.Tensor, task: Task, told: str) -> None:
+    context = Context(task, Stretched())
+
+    with pytest.raises(FedblendError, match=told):
+        AugMix().loss(EagerNet(net()), Batch(x, torch.zeros(2).long()), row_of(AugMix(), 2), context)
+
+
+def test_a_run_on_features_is_refused_in_one_message() -> None:
+    data = replace(numbers(), classes=("a", "b"))
+    halves = {name: replace(half, y=(half.y[:, 0] > 0).long()) for name, half in vars(data).items() if name in HALVES}
+    fed = federation(replace(data, **halves), method="fed-augmix", model={"name": "mlp", "hidden": [4]})
+
+    with pytest.raises(FedblendError, match="augments images"):
+        run(fed, 1)

@@ -1,0 +1,431 @@
+"""Outputs up, models down: Mix2FLD's properties (oracles), by hand and in every engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import experiment, federation, images, linear_net, run, same, same_state, setup
+from torch.nn import functional as F
+
+from fedblend.core.aggregator import WeightedUpload
+from fedblend.core.channel import Channel
+from fedblend.core.engine import TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Batch, Context, Plain, Task
+from fedblend.core.registry import part
+from fedblend.core.server_step import ServerContext
+from fedblend.core.sharing import Pool
+from fedblend.core.upload import bytes_of
+from fedblend.data.scale import Scaler
+from fedblend.engines.loop import EagerNet, LoopEngine, batches
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.objectives.terms import Distill
+from fedblend.methods.server_steps.distill import DistillToModel
+from fedblend.methods.sharing.seeds import MixedSeeds
+from fedblend.methods.uploads import LabelMeanAggregator, Outputs
+from fedblend.runs import checkpoint
+
+CLASSES = 3
+LINEAR = {"name": "mlp", "hidden": []}
+
+
+@part("channel", "test-lossy")
+class Lossy(Channel):
+    """Loses what each of ``clients`` is sent or sends."""
+
+    down: tuple[int, ...] = ()
+    """Clients that hear nothing."""
+    up: tuple[int, ...] = ()
+    """Clients that are not heard."""
+
+    def transmit(self, direction: str, sizes: Any, rng: Any, clients: Any = None) -> Any:
+        """What it says."""
+        from fedblend.core.channel import Sent
+
+        return Sent(~np.isin(clients, getattr(self, direction)), np.full(len(sizes), 0.5))
+
+
+# What a client sends ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+@pytest.mark.parametrize("batch", [1, 4, 7])
+def test_mean_outputs_are_those_of_each_step_before_its_own_update(engine: Any, batch: int) -> None:
+    made = setup(images(), method="fd", model=LINEAR, train={"batch_size": batch, "epochs": 2}, scale="unit")
+    task = TrainTask(0, made.weights(), None, made.sizes(0))
+
+    results = list(engine(made).train(task, [0, 1, 2]))
+
+    for result in results:
+        rng = np.random.Generator(np.random.Philox(key=_key(made, result.client)))
+        order, bounds = batches(result.samples, 2, batch, rng)
+        x, y = made.samples(result.client, result.samples)
+        x = made.scale(x).flatten(1)
+        weight, bias = (t.clone() for t in made.weights().values())
+        sums, counts = torch.zeros(CLASSES, CLASSES), torch.zeros(CLASSES)
+        for a, b in pairwise(bounds):
+            rows = torch.from_numpy(order[a:b])
+            given = (x[rows] @ weight.T + bias).softmax(1)
+            sums.index_add_(0, y[rows], given)
+            counts.index_add_(0, y[rows], torch.ones(len(rows)))
+            slope = (given - F.one_hot(y[rows], CLASSES)) / len(rows)
+            weight, bias = weight - 0.1 * slope.T @ x[rows], bias - 0.1 * slope.sum(0)
+        assert result.outputs is not None
+        torch.testing.assert_close(result.outputs, sums / counts.clamp(min=1)[:, None], atol=1e-5, rtol=1e-4)
+
+
+def _key(made: Any, client: int) -> int:
+    from fedblend.core.random import key
+
+    return key(made.experiment.seed, "batches", 0, client)
+
+
+def test_a_label_that_a_client_never_saw_is_a_row_of_zeros_and_left_out_of_the_mean() -> None:
+    a = torch.tensor([[0.8, 0.1, 0.1], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    b = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.9, 0.0], [0.0, 0.0, 0.0]])
+    uploads: list[WeightedUpload] = [({"outputs": a}, 1.0), ({"outputs": b}, 99.0)]
+
+    mean = LabelMeanAggregator().aggregate(uploads)["outputs"]
+
+    torch.testing.assert_close(mean, torch.tensor([[0.7, 0.15, 0.15], [0.1, 0.9, 0.0], [0.0, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        (torch.eye(3), None),
+        (torch.zeros(3, 3), None),
+        (torch.eye(3) * 2, "no distribution"),
+        (torch.eye(3) - torch.ones(3, 3) / 3, "no distribution"),
+        (torch.eye(2), "is of shape"),
+        (torch.eye(3).double(), "is of type"),
+        (torch.full((3, 3), torch.nan), "NaN"),
+    ],
+)
+def test_outputs_that_are_no_distributions_are_refused(rows: torch.Tensor, fault: str | None) -> None:
+    found = Outputs().fault({"outputs": rows}, {}, Task("classification", 3))
+
+    assert (found is None) == (fault is None)
+    assert fault is None or fault in str(found)
+
+
+def test_payloads_are_what_the_paper_counts() -> None:
+    """32 bits for each of 100 outputs up and down; nothing else."""
+    made = setup(images(classes=10), method="fd", model=LINEAR, train={"cohort": 4})
+    _, records = run(RoundLoop(made, LoopEngine(made)), 2)
+
+    assert records[0]["bytes_up"] == {"outputs": 4 * 32 * 100 / 8}
+    assert records[0]["bytes_down"] == {}
+    assert records[1]["bytes_down"] == {"outputs": 4 * 32 * 100 / 8}
+
+
+# Distillation at clients -----------------------------------------------------------------------------------
+
+
+def test_the_gradient_at_the_logits_is_f_minus_l_plus_beta_f_minus_g() -> None:
+    torch.manual_seed(0)
+    net, teacher = linear_net(5, CLASSES).float(), torch.rand(CLASSES, CLASSES).softmax(1)
+    batch = Batch(torch.randn(4, 5), torch.tensor([0, 2, 1, 2]))
+    context = Context(Task("classification", CLASSES), lambda x: x, said={"outputs": teacher})
+
+    class Given:
+        """A net whose outputs are the leaf itself."""
+
+        logits = net(batch.x).detach().requires_grad_()
+
+        def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+            return self.logits
+
+    given: Any = Given()
+    loss = Plain().loss(given, batch, {}, context) + Distill(beta=0.3).loss({}, given, batch, context)
+    (slope,) = torch.autograd.grad(loss, given.logits)
+
+    said = given.logits.detach().softmax(1)
+    wanted = (said - F.one_hot(batch.y, CLASSES)) + 0.3 * (said - teacher[batch.y])
+    torch.testing.assert_close(slope, wanted / 4)
+
+
+def test_before_the_server_has_outputs_nothing_is_added() -> None:
+    batch = Batch(torch.randn(4, 5), torch.tensor([0, 2, 1, 2]))
+    context = Context(Task("classification", CLASSES), lambda x: x)
+
+    with torch.no_grad():
+        assert float(Distill().loss({}, EagerNet(linear_net(5, CLASSES).float()), batch, context)) == 0.0
+
+
+# The loop --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fd", "fld", "mixfld", "mix2fld"])
+def test_engines_agree_and_a_checkpoint_goes_on_exactly(method: str, tmp_path: Path) -> None:
+    step = {} if method == "fd" else {"server_step": {"steps": 20}}
+    settings = {"train": {"cohort": 4, "batch_size": 3}, "model": "lenet5", "unsafe": True}
+    made = setup(images(n=60, side=14), method={"name": method, **step}, **settings)
+    loop, records = run(RoundLoop(made, LoopEngine(made)), 3)
+    stacked, _ = run(RoundLoop(made, StackedEngine(made)), 3)
+
+    pairs = [(stacked.weights[name], loop.weights[name]) for name in loop.weights]
+    pairs += [(stacked.said["outputs"], loop.said["outputs"])]
+    pairs += [(stacked.own[c][name], t) for c, table in loop.own.items() for name, t in table.items()]
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+    assert len(loop.own) == (4 if method == "fd" else 0)
+    assert records[-1]["accuracy"] >= 0
+
+    half, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    checkpoint.write(tmp_path, half)
+    read = checkpoint.read(tmp_path)
+    assert read is not None
+    resumed, _ = run(RoundLoop(made, LoopEngine(made)), 1, replace(read, weights=dict(half.weights)))
+    assert same_state(resumed, loop)
+    assert same(resumed.said, loop.said)
+    assert resumed.own.keys() == loop.own.keys()
+    assert all(same(resumed.own[c], loop.own[c]) for c in loop.own)
+
+
+def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged() -> None:
+    made = setup(method="fd", train={"cohort": 4})
+    fed = RoundLoop(made, LoopEngine(made))
+    first, _ = run(fed, 1)
+    second, records = run(fed, 1, first)
+
+    assert same(second.weights, made.weights())
+    # What a device goes on from: its own model, and what the server has said meanwhile.
+    own = {fed.device: first.own[fed.device] | {"said/outputs": first.said["outputs"]}}
+    alone = next(LoopEngine(made).train(TrainTask(1, made.weights(), None, made.sizes(0), {}, own), [fed.device]))
+    for name, tensor in alone.weights.items():
+        assert torch.equal(second.own[fed.device][f"weights/{name}"], tensor)
+    judged = fed.engine.score({n: t for n, t in alone.weights.items()})
+    assert judged.right is not None
+    assert records[-1]["accuracy"] == pytest.approx(judged.right.mean())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_device_that_is_judged_trains_in_the_first_round(seed: int) -> None:
+    fed = federation(method="fd", seed=seed, partition={"name": "iid", "clients": 4}, train={"cohort": 1})
+    state, _ = run(fed, 1)
+
+    assert list(state.own) == [fed.device]
+
+
+def test_without_distillation_devices_that_keep_their_models_train_alone() -> None:
+    made = setup(method={"upload": "outputs", "stateful_clients": True}, train={"cohort": 4})
+    state, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    engine, weights = LoopEngine(made), made.weights()
+    for round in range(2):
+        own = {0: {f"weights/{n}": t for n, t in weights.items()}}
+        weights = next(engine.train(TrainTask(round, made.weights(), None, made.sizes(0), {}, own), [0])).weights
+
+    assert all(torch.equal(state.own[0][f"weights/{name}"], tensor) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+def test_a_device_whose_downlink_fails_goes_on_from_its_own_model(engine: Any) -> None:
+    made = setup(channel={"name": "test-lossy", "down": [1]}, train={"cohort": 4})
+    first, _ = run(RoundLoop(made, engine(made)), 1)
+    second, records = run(RoundLoop(made, engine(made)), 1, first)
+
+    own = LoopEngine(made)
+    task = TrainTask(0, made.weights(), None, made.sizes(0))
+    once = next(own.train(task, [1])).weights
+    table = {1: {f"weights/{n}": t for n, t in once.items()}}
+    twice = next(own.train(TrainTask(1, first.weights, None, made.sizes(0), {}, table), [1])).weights
+    for name, tensor in twice.items():
+        torch.testing.assert_close(second.own[1][f"weights/{name}"], tensor, atol=1e-6, rtol=1e-5)
+    assert records[-1]["uploads"] == 4
+
+
+def test_a_device_whose_uplink_fails_is_left_out_and_keeps_what_it_learned() -> None:
+    made = setup(channel={"name": "test-lossy", "up": [2]}, train={"cohort": 4})
+    state, records = run(RoundLoop(made, LoopEngine(made)), 1)
+
+    assert records[0]["lost"] == [2]
+    assert records[0]["uploads"] == 3
+    assert 2 in state.own
+
+
+def test_a_round_in_which_nothing_arrives_changes_nothing_where_that_is_allowed() -> None:
+    silent = {"name": "test-lossy", "up": [0, 1, 2, 3]}
+    made = setup(channel=silent, train={"cohort": 4}, min_uploads=0)
+    state, records = run(RoundLoop(made, LoopEngine(made)), 1)
+    assert same(state.weights, made.weights())
+    assert records[0]["uploads"] == 0
+    assert "train_loss" not in records[0]
+
+    strict = setup(channel=silent, train={"cohort": 4})
+    with pytest.raises(FedblendError, match="0 good uploads of 4, but min_uploads is 1"):
+        run(RoundLoop(strict, LoopEngine(strict)), 1)
+
+
+def test_the_time_of_a_round_is_that_of_the_slowest_transmissions_and_of_computing() -> None:
+    made = setup(channel="test-lossy", compute_seconds=2.0)
+    _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
+
+    assert record["channel"] == {"down": 0.5, "up": 0.5 + 0.0}
+    assert record["computing"] == 2.0
+    measured = setup(channel="test-lossy")
+    _, (record,) = run(RoundLoop(measured, LoopEngine(measured)), 1)
+    assert record["machine"]["computing"] > 0
+    plain = setup()
+    _, (record,) = run(RoundLoop(plain, LoopEngine(plain)), 1)
+    assert "channel" not in record
+    assert "computing" not in record["machine"]
+
+
+def test_what_is_lost_before_training_is_shared_again_until_it_arrives() -> None:
+    made = setup(
+        images(n=60),
+        method="mix2fld",
+        model=LINEAR,
+        train={"cohort": 4},
+        channel={"name": "test-lossy", "up": [3]},
+    )
+    state, records = run(RoundLoop(made, LoopEngine(made)), 3)
+
+    assert [record["shared"]["lost"] for record in records] == [[3]] * 3
+    assert [record["shared"]["asked"] for record in records] == [4, 1, 1]
+    assert set(state.entries.owner.tolist()) == {0, 1, 2}
+
+
+# Seeds -----------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_of_mnist_takes_6272_bits_and_its_labels() -> None:
+    made = setup(images(n=80, side=28), method="mix2fld", model=LINEAR)
+    _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
+
+    assert record["bytes_up"]["seeds"] == 4 * 10 * (6272 / 8 + 2)
+    assert "seeds" not in record["bytes_down"]
+
+
+def test_inversely_mixed_seeds_have_hard_labels_and_leave_the_range_of_pixels() -> None:
+    made = setup(images(n=200, side=6), method={"name": "mix2fld", "sharing": {"samples": 40}}, model=LINEAR)
+    fed = RoundLoop(made, LoopEngine(made))
+    state, _ = run(fed, 1)
+    pool = fed._pool_of(state)
+
+    assert pool.tensors["y"].dtype == torch.int64
+    assert len(pool) == 160
+    assert (pool.owner == -1).all()
+    soft = RoundLoop(setup(images(n=200, side=6), method="mixfld", model=LINEAR), LoopEngine(made))
+    state, _ = run(soft, 1)
+    assert soft._pool_of(state).tensors["y"].unique().tolist() == pytest.approx([0.0, 0.1, 0.9])
+
+
+def test_more_seeds_than_came_can_be_made() -> None:
+    sharing = {"samples": 20, "generated": 50}
+    made = setup(images(n=200), method={"name": "mix2fld", "sharing": sharing}, model=LINEAR)
+    fed = RoundLoop(made, LoopEngine(made))
+    state, _ = run(fed, 1)
+
+    assert len(fed._pool_of(state)) == 4 * 50
+
+
+def test_a_mixture_that_cannot_be_undone_is_refused() -> None:
+    with pytest.raises(FedblendError, match="cannot be undone"):
+        experiment(method={"name": "mix2fld", "sharing": {"lambda": 0.5}})
+    assert MixedSeeds(lam=0.5, inverse=False).lam == 0.5
+
+
+# Conversion ------------------------------------------------------------------------------------------------
+
+
+def test_conversion_is_sgd_on_seeds_with_the_teacher() -> None:
+    net = linear_net(4, CLASSES).float()
+    unit = Scaler("unit", False, *(torch.tensor([v]) for v in (1.0, 0.0, 1.0, 0.0)))
+    teacher = torch.rand(CLASSES, CLASSES).softmax(1)
+    x, labels = torch.rand(1, 4), torch.tensor([[0.1, 0.9, 0.0]])
+    server = ServerContext(
+        model=net,
+        trained=["weight", "bias"],
+        shape=(4,),
+        scale=unit,
+        task=Task("classification", CLASSES),
+        round=0,
+        lr=0.2,
+        rng=np.random.default_rng(0),
+        said={"outputs": teacher},
+        pool=Pool({"x": x, "y": labels}, np.zeros(1, np.int64)),
+    )
+    weights = {name: t.detach().clone() for name, t in net.named_parameters()}
+
+    made, _ = DistillToModel(steps=1, beta=0.5).refine(weights, server)
+
+    said = (x @ weights["weight"].T + weights["bias"]).softmax(1)
+    slope = (said - labels) + 0.5 * (said - labels @ teacher)
+    torch.testing.assert_close(made["weight"], weights["weight"] - 0.2 * slope.T @ x)
+    torch.testing.assert_close(made["bias"], weights["bias"] - 0.2 * slope[0])
+    empty = replace(server, pool=Pool({}, np.empty(0, np.int64)))
+    assert same(DistillToModel().refine(weights, empty)[0], weights)
+
+
+# Steps, and when to stop -----------------------------------------------------------------------------------
+
+
+def test_steps_are_drawn_with_replacement_and_of_full_batches() -> None:
+    order, bounds = batches(5, 2, 3, np.random.default_rng(0), steps=100)
+
+    assert len(order) == 300
+    assert np.diff(bounds).tolist() == [3] * 100
+    assert set(order.tolist()) == set(range(5))
+    assert len(batches(0, 2, 3, np.random.default_rng(0), steps=100)[0]) == 0
+
+
+def test_a_run_stops_where_little_changes() -> None:
+    made = setup(train={"lr": 1e-9}, convergence_tol=1e-3)
+    _, records = run(RoundLoop(made, LoopEngine(made)), 2)
+    assert records[0]["converged"]
+    assert records[0]["change"] < 1e-3
+
+    restless = setup(train={"lr": 0.5}, convergence_tol=1e-9)
+    _, records = run(RoundLoop(restless, LoopEngine(restless)), 2)
+    assert not records[0]["converged"]
+
+    quiet = setup(method="fd", train={"cohort": 4, "lr": 1e-9}, convergence_tol=0.5)
+    _, records = run(RoundLoop(quiet, LoopEngine(quiet)), 2)
+    # There are no outputs to compare with after the first round.
+    assert [r["converged"] for r in records] == [False, True]
+
+
+def test_a_round_that_nothing_gets_through_is_not_taken_for_converged() -> None:
+    channel = {"name": "test-lossy", "up": [0, 1, 2, 3]}
+    made = setup(train={"cohort": 4}, channel=channel, min_uploads=0, convergence_tol=1e-3)
+    _, records = run(RoundLoop(made, LoopEngine(made)), 2)
+
+    assert [(r["uploads"], r["change"], r["converged"]) for r in records] == [(0, 0.0, False)] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": {"stateful_clients": True}}, "stateful_clients: true keeps clients on their own weights"),
+        ({"method": {"terms": ["distill"]}}, "'distill' needs mean outputs"),
+        ({"method": "fd", "evaluate_model": "server"}, "evaluate_model: 'server' has no model to evaluate"),
+        ({"method": "fd", "protection": {"name": "noise", "scale": 1.0}}, "'noise' changes models"),
+        ({"method": "fd", "adversary": "nan"}, "'nan' changes models"),
+        ({"method": "fld"}, "unsafe: false does not allow 'raw-seeds'"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedblendError, match=message):
+        experiment(**settings)
+
+
+def test_a_device_can_be_judged_in_any_method() -> None:
+    made = setup(evaluate_model="device", train={"cohort": 4})
+    fed = RoundLoop(made, LoopEngine(made))
+    state, records = run(fed, 1)
+    own = {n.removeprefix("weights/"): t for n, t in state.own[fed.device].items()}
+    right = fed.engine.score(own).right
+
+    assert right is not None
+    assert records[0]["accuracy"] == pytest.approx(right.mean())
+    plain = federation(train={"cohort": 4})
+    assert bytes_of(run(plain, 1)[0].weights) == bytes_of(state.weights)

@@ -1,0 +1,253 @@
+"""Data, models and objectives of the user's own, in a file and from Python."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import PNG, TINY, call, here, lines_of, records, refused, status, succeeded, words_of, write
+from safetensors.torch import load_file
+from torch import nn
+
+import fedblend
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+# Data and parts of the user's own -------------------------------------------------------------------------
+
+
+def test_regression_runs_and_is_reported() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 6))
+    np.savez("numbers.npz", x=x, y=x @ rng.standard_normal((6, 2)))
+    changes = {"data": {"name": "npz", "path": "numbers.npz"}, "method": "fedmix", "rounds": 6}
+    outcome = succeeded(here("run", write(Path("numbers.toml"), changes), "--out", "out"))
+    made = [json.loads(line) for line in records(Path("out/fedmix-seed0"))]
+    assert made[-1]["loss"] < made[0]["loss"]
+    assert "accuracy" not in made[-1]
+    assert "loss" in outcome.out
+    assert Path("out/report.html").is_file()
+    succeeded(here("inspect", "out"))
+    shown = words_of(succeeded(here("data", "show", "numbers.toml", "--out", "new/sizes.png")).out)
+    assert "samples a client 40 to 40, mean 40.0" in shown
+    assert Path("new/sizes.png").read_bytes().startswith(PNG)
+
+
+def test_data_of_one_class_run_with_a_warning() -> None:
+    rng = np.random.default_rng(0)
+    for y, told in ((np.zeros(60, int), 1), (np.arange(60) % 2, 0)):
+        np.savez("own.npz", x=rng.standard_normal((60, 6)), y=y)
+        file = write(Path("own.toml"), {"data": {"name": "npz", "path": "own.npz"}, "rounds": 0})
+        shown = words_of(succeeded(here("run", file, "--out", f"out{told}")).out)
+        assert shown.count("all samples are of one class, '0': there is nothing to tell apart") == told
+        assert Path(f"out{told}/report.html").read_text().count("all samples are of the class 0") == told
+
+
+NET = """
+from torch import nn
+
+class TestNet(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width), nn.Linear(width, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+
+
+FLOODING = '''
+from fedblend import part
+from fedblend.methods.objectives import Objective
+from fedblend.core.registry import NonNegative
+
+@part("objective", "flooding")
+class Flooding(Objective):
+    """Keeps the loss near a level (Ishida et al. 2020)."""
+
+    level: NonNegative = 0.1
+
+    def loss(self, net, batch, drawn, context):
+        return (context.task.loss(net(batch.x), batch.y) - self.level).abs() + self.level
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder with a module, an objective and an experiment file of the user's own, which is not where we are."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "own_net.py").write_text(NET)
+    (folder / "own_flooding.py").write_text(FLOODING)
+    changes = {
+        "model": {"name": "module", "path": "own_net:TestNet", "arguments": {"width": 6}},
+        "method": {"label": "flooded", "objective": {"name": "own_flooding:Flooding", "level": 2.0}},
+    }
+    return write(folder / "own.toml", changes)
+
+
+@pytest.mark.slow
+def test_a_module_and_an_objective_beside_the_file_run_and_can_be_gone_back_to(own: Path) -> None:
+    succeeded(call("run", own, "--out", "out"))
+    run = Path("out/flooded-seed0")
+    assert status(run)["state"] == "done"
+    assert "layers.2.running_mean" in str(load_file(run / "checkpoint.safetensors").keys())
+    table = tomllib.loads((run / "config.toml").read_text())
+    assert table["method"]["objective"] == {"name": "own_flooding:Flooding", "level": 2.0}
+    # A new process, elsewhere, is told nothing but the run's folder.
+    succeeded(call("resume", "out"))
+    assert lines_of(run) == TINY["rounds"] + 1
+
+
+@pytest.mark.slow
+def test_the_configuration_that_a_run_kept_runs_again(own: Path) -> None:
+    # As the report gives it, "one method at a time"; parts of one's own lie neither here nor beside that file.
+    succeeded(call("run", own, "--out", "out", "--set", "rounds=1"))
+    succeeded(call("run", "out/flooded-seed0/config.toml", "--seeds", "0,1", "--out", "again", "--jobs", 2))
+    assert records(Path("again/flooded-seed0")) == records(Path("out/flooded-seed0"))
+    assert status(Path("again/flooded-seed1"))["state"] == "done"
+
+
+def kept_path(run: str) -> str:
+    """The path of the data in the configuration that a run kept."""
+    return tomllib.loads((Path(run) / "config.toml").read_text())["data"]["path"]
+
+
+@pytest.mark.slow
+def test_paths_in_a_file_are_relative_to_it_and_others_to_where_we_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project" / "data").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    x, y = np.random.default_rng(0).standard_normal((60, 5)), np.arange(60) % 3
+    there, here_ = tmp_path / "project" / "data" / "a.npz", tmp_path / "elsewhere" / "b.npz"
+    for path in (there, here_, tmp_path / "home.npz"):
+        np.savez(path, x=x, y=y)
+    file = write(tmp_path / "project" / "e.toml", {"data": {"name": "npz", "path": "data/../data/a.npz"}, "rounds": 1})
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    succeeded(here("run", "../project/e.toml", "--out", "one"))
+    assert kept_path("one/custom-seed0") == str(there)
+    succeeded(here("data", "show", file))
+    succeeded(here("run", file, "--set", "data.path=b.npz", "--out", "two"))
+    assert kept_path("two/custom-seed0") == str(here_)
+    succeeded(here("run", file, "--set", "data.path=~/home.npz", "--out", "three"))
+    assert kept_path("three/custom-seed0") == str(tmp_path / "home.npz")
+    grid = write(tmp_path / "project" / "g.toml", {"grid": {"data.path": ["data/a.npz"]}, "data": {"name": "npz"}})
+    assert next(iter(fedblend.runs.api.expand_file(grid, [], None).experiments.values())).data.path == str(there)
+    made = fedblend.Experiment(**{**TINY, "data": {"name": "npz", "path": "b.npz"}})
+    assert made.data.path == str(here_)
+    # From wherever a run goes on, it finds its data.
+    monkeypatch.chdir(tmp_path)
+    succeeded(here("run", file, "--resume", "--set", "rounds=2", "--out", "elsewhere/one"))
+    succeeded(here("resume", "elsewhere/one"))
+    assert lines_of(Path("elsewhere/one/custom-seed0")) == 3
+
+
+def test_parts_of_ones_own_are_checked_like_any(own: Path) -> None:
+    refused(here("run", own, "--set", "method.objective.level=-1"), "objective.level: -1", "greater than or equal to 0")
+    refused(here("run", own, "--set", "method.objective.levle=1"), "objective.levle", "'level'")
+    refused(here("run", own, "--set", "method.objective.name=own_flooding:Floodin"), "own_flooding:Floodin")
+    refused(here("run", own, "--set", "method.objective.name=own_net:TestNet"), "own_net:TestNet", "not a objective")
+    refused(here("run", own, "--set", "model.path=own_nett:TestNet"), "model.path", "own_nett")
+
+
+@pytest.mark.slow
+def test_the_method_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "adding-a-method.md"
+    if not page.exists():
+        pytest.skip("docs/adding-a-method.md does not exist")
+    pytest.importorskip("mlxtend")
+    text = page.read_text(encoding="utf-8")
+    python, toml = (re.search(rf"^```{word}\n(.*?)^```", text, re.M | re.S) for word in ("python", "toml"))
+    assert python
+    assert toml
+    module = re.search(r"Put this into `(\w+\.py)`", text)
+    assert module, "the page no longer says how to call the module"
+    (tmp_path / module[1]).write_text(python[1])
+    (tmp_path / "method.toml").write_text(toml[1])
+    succeeded(here("run", "method.toml", "--set", "rounds=1", "--jobs", 1, "--out", "out"))
+    names = [m if isinstance(m, str) else m.get("label", m.get("name")) for m in tomllib.loads(toml[1])["methods"]]
+    for name in names:
+        assert status(Path("out") / f"{name}-seed0")["state"] == "done"
+    losses = {name: json.loads(records(Path("out") / f"{name}-seed0")[-1])["train_loss"] for name in names}
+    assert len(set(losses.values())) == len(names), "the new method does what another does"
+
+
+# From Python ----------------------------------------------------------------------------------------------
+
+
+def test_run_gives_tidy_metrics_and_a_plain_module(tmp_path: Path) -> None:
+    seen = []
+    experiment = fedblend.Experiment(**{**TINY, "method": "fedmix", "rounds": 3})
+    result = fedblend.run(experiment, out=tmp_path / "out", on_round=seen.append)
+    frame = result.metrics
+    assert frame["round"].tolist() == [0, 1, 2, 3] == [record["round"] for record in seen]
+    assert set(frame["method"]) == {"fedmix"}
+    assert {"seed", "loss", "accuracy", "bytes_up.weights", "bytes_up.means"} <= set(frame.columns)
+    assert frame["accuracy"].dtype == float
+    assert isinstance(result.model, nn.Module)
+    assert not result.model.training
+    data = experiment.data.load()
+    with torch.no_grad():
+        outputs = result.model(experiment.scale.fit(data)(data.test.x))
+    right = (outputs.argmax(1) == data.test.y).float().mean()
+    assert float(right) == pytest.approx(frame["accuracy"].iloc[-1], abs=1e-6)
+    assert json.loads(records(result.path)[-1])["accuracy"] == frame["accuracy"].iloc[-1]
+    on = fedblend.run(experiment.model_copy(update={"rounds": 4}), out=tmp_path / "out", resume=True)
+    assert on.metrics["round"].tolist() == [0, 1, 2, 3, 4]
+    assert on.metrics["accuracy"].tolist()[:4] == frame["accuracy"].tolist()
+
+
+def test_python_raises_what_the_command_line_tells(tmp_path: Path) -> None:
+    with pytest.raises(fedblend.FedblendError, match=r"unknown method 'fedmixx' \(did you mean 'fedmix'\?\)"):
+        fedblend.Experiment(**{**TINY, "method": "fedmixx"})
+    for change, told in (
+        ({"ruonds": 1}, r"ruonds: unknown key \(did you mean 'rounds'\?\); valid: "),
+        ({"rounds": -1}, "rounds: -1 is not valid: input should be greater than or equal to 0"),
+        ({"train": {"lr": 0}}, "train.lr: 0 is not valid"),
+        ({"min_uploads": 20}, "min_uploads: 20 is more than train.cohort: 2"),
+    ):
+        with pytest.raises(fedblend.FedblendError, match=told):
+            fedblend.Experiment(**{**TINY, **change})
+    with pytest.raises(fedblend.FedblendError, match="partition: is missing"):
+        fedblend.Experiment(data="digits")
+    experiment = fedblend.Experiment(**{**TINY, "rounds": 1})
+    fedblend.run(experiment, out=tmp_path / "out")
+    with pytest.raises(fedblend.FedblendError, match="already holds a run"):
+        fedblend.run(experiment, out=tmp_path / "out")
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert set(fedblend.__all__) <= set(dir(fedblend))
+    assert all(getattr(fedblend, name) for name in fedblend.__all__)
+
+
+def test_run_study_gives_one_table_of_all_runs(tmp_path: Path) -> None:
+    table = {**TINY, "methods": ["fedavg", "fedmix"], "seeds": [0, 1], "rounds": 1}
+    frame = fedblend.run_study(table, out=tmp_path / "out", jobs=1)
+    assert len(frame) == 2 * 2 * 2
+    assert set(frame["run"]) == {f"{m}-seed{s}" for m in ("fedavg", "fedmix") for s in (0, 1)}
+    means = frame[frame["round"] == 1].groupby("method")["accuracy"].mean()
+    assert means.between(0, 1).all()
+    with pytest.raises(fedblend.FedblendError, match=r"fedavg-seed0.*already holds a run"):
+        fedblend.run_study(table, out=tmp_path / "out", jobs=1)
+
+
+@pytest.mark.slow
+def test_a_field_set_on_the_command_line_is_varied_no_more(tmp_path: Path) -> None:
+    grid = {"train.lr": [0.01, 0.03], "train.epochs": [1, 2]}
+    file = write(tmp_path / "file.toml", {"rounds": 1, "seeds": [0, 1], "grid": grid})
+    succeeded(here("run", file, "--set", "train.lr=0.1", "--set", "seed=5", "--out", tmp_path / "out"))
+    made = [tomllib.loads((run / "config.toml").read_text()) for run in (tmp_path / "out").iterdir() if run.is_dir()]
+    found = sorted((one["train"]["lr"], one["train"]["epochs"], one["seed"]) for one in made)
+    assert found == [(0.1, 1, 5), (0.1, 2, 5)]

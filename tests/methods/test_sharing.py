@@ -1,0 +1,387 @@
+"""What clients share beside means, pools, and shared data through the federation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import engine_of, experiment, federation, images, local, numbers, run, same, setup, without_machine
+from sharing_helpers import DATA, MADE, entries, mean, share
+
+from fedblend.core.engine import ClientUpdate, TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.random import stream
+from fedblend.core.setup import Portions, arrived
+from fedblend.core.sharing import Payload, Pool, gather, rows_of
+from fedblend.core.upload import bytes_of
+from fedblend.methods.sharing.means import LocalMeans, Noise, SharedMeans
+from fedblend.methods.sharing.raw import Raw
+
+# Controls, hidden states, raw samples ---------------------------------------------------------------------
+
+
+def test_local_means_are_seen_by_their_own_client_only() -> None:
+    pool = Pool(entries(5).tensors, np.array([0, 1, 1, 3, 4]))
+
+    views = {k: LocalMeans().view(pool, k) for k in range(5)}
+
+    assert [len(view) for view in views.values()] == [1, 2, 0, 1, 1]
+    assert torch.equal(views[1].tensors["x"], pool.tensors["x"][1:3])
+    assert torch.equal(views[3].tensors["y"], pool.tensors["y"][3:4])
+
+
+def test_means_are_seen_by_everyone() -> None:
+    pool = entries(5)
+
+    assert all(SharedMeans().view(pool, client) is pool for client in range(5))
+
+
+@pytest.mark.parametrize("method", ["local-means", "noise-mix"])
+def test_controls_send_nothing_but_weights(method: str) -> None:
+    fed = federation(method=method)
+
+    _, records = run(fed, 2)
+
+    assert all(set(record["bytes_up"]) == set(record["bytes_down"]) == {"weights"} for record in records)
+    assert records[0]["shared"]["sent"] == 4
+
+
+def test_local_means_make_a_client_mix_with_itself() -> None:
+    halves = [range(20), range(20, 40)]
+    alone = {"cohort": 1}
+    method = {"name": "naivemix", "objective": {"lambda": 0.5}}
+    here, nowhere = (
+        setup(groups=g, method={**method, "sharing": "local-means"}, train=alone) for g in (halves, halves[:1])
+    )
+
+    results = []
+    for made in (here, nowhere):
+        pool = gather(dict(engine_of(made).share(0, made.weights(), range(len(made.population)), made.sizes(0))))
+        task = TrainTask(0, made.weights(), pool, made.sizes(0))
+        results.append(next(engine_of(made).train(task, [0])).weights)
+
+    assert same(*results)
+
+
+def test_noise_entries_are_gaussian_with_uniform_targets() -> None:
+    data = images(8, side=40)
+
+    payload = share(Noise(sigma=0.5), data)
+
+    assert payload["x"].shape == (1, 1, 40, 40)
+    assert payload["x"].std().item() == pytest.approx(0.5, rel=0.05)
+    assert payload["x"].mean().item() == pytest.approx(0, abs=0.04)
+    assert torch.equal(payload["y"], torch.full((1, 3), 1 / 3))
+    assert torch.equal(share(Noise(), numbers(8))["y"], torch.zeros(1, 2))
+
+
+def test_hidden_means_are_means_of_the_global_models_hidden_states() -> None:
+    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
+    made = setup(groups=[range(9), range(9, 23)], method=method)
+    weights = {n: t + 0.1 for n, t in made.weights().items()}
+
+    payloads = dict(engine_of(made).share(0, weights, [0, 1], made.sizes(0)))
+
+    made.model.load_state_dict(weights)
+    for client, payload in payloads.items():
+        x, y = made.samples(client, 99)
+        torch.testing.assert_close(payload["x"][0], made.model(made.scale(x), 0, 1).mean(0).detach())
+        assert torch.equal(payload["y"][0], mean(made.task.encode(y)))
+
+
+def test_hidden_means_are_taken_without_dropout() -> None:
+    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
+    made = setup(method=method, model={"name": "mlp", "hidden": [6], "dropout": 0.5})
+    engine = engine_of(made)
+
+    first, again = (dict(engine.share(0, made.weights(), [0], made.sizes(0)))[0] for _ in range(2))
+
+    made.model.eval()
+    expected = made.model(made.scale(made.samples(0, 99)[0]), 0, 1).mean(0).detach()
+    assert same(first, again)
+    torch.testing.assert_close(first["x"][0], expected)
+
+
+def test_hidden_means_are_sent_again_every_round() -> None:
+    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
+
+    state, records = run(federation(method=method), 2)
+
+    # Means of 6 hidden numbers and 3 targets from each of 4 clients; both of a cohort of 2 download all.
+    assert [record["shared"]["sent"] for record in records] == [4, 4]
+    assert [record["bytes_up"]["means"] for record in records] == [4 * (6 + 3) * 4] * 2
+    assert [record["bytes_down"]["means"] for record in records] == [2 * 4 * (6 + 3) * 4] * 2
+    assert state.shared_round == 1
+
+
+def test_raw_shares_samples_as_stored() -> None:
+    payload = Raw().share(local(DATA.train.x, DATA.train.y, MADE.task, MADE.scale))
+
+    assert payload["x"] is DATA.train.x
+    assert payload["y"] is DATA.train.y
+
+
+# Pools ----------------------------------------------------------------------------------------------------
+
+
+def test_gather_stacks_in_order_of_client_and_remembers_owners() -> None:
+    two, one = (rows_of(entries(3), np.array(rows)).tensors for rows in ([0, 2], [1]))
+
+    pool = gather({7: two, 3: one})
+
+    assert pool.owner.tolist() == [3, 7, 7]
+    assert torch.equal(pool.tensors["x"], entries(3).tensors["x"][[1, 0, 2]])
+
+
+# Through the federation -----------------------------------------------------------------------------------
+
+MEANS_BYTES = (16 + 3) * 4
+"""One entry: an image of 4 x 4 and three classes, float32."""
+
+
+def test_means_travel_once_to_the_server_and_once_to_each_client() -> None:
+    fed = federation(images(40), partition={"name": "iid", "clients": 5}, method="fedmix")
+
+    state, records = run(fed, 6)
+
+    assert [record["bytes_up"].get("means", 0) for record in records] == [5 * MEANS_BYTES, 0, 0, 0, 0, 0]
+    seen: set[int] = set()
+    for record in records:
+        fresh = set(record["cohort"]) - seen
+        seen |= fresh
+        assert record["bytes_down"].get("means", 0) == len(fresh) * 5 * MEANS_BYTES
+    assert np.flatnonzero(state.has_pool).tolist() == sorted(seen)
+    assert any("means" not in record["bytes_down"] for record in records)
+
+
+def test_server_averages_are_what_clients_download() -> None:
+    method = {"name": "fedmix", "sharing": {"server_average": 2}}
+
+    _, records = run(federation(partition={"name": "iid", "clients": 5}, method=method), 1)
+
+    assert records[0]["bytes_up"]["means"] == 5 * MEANS_BYTES
+    assert records[0]["bytes_down"]["means"] == 2 * 3 * MEANS_BYTES
+
+
+def test_raw_samples_are_counted_as_stored() -> None:
+    _, records = run(federation(method="global-mixup", unsafe=True), 1)
+
+    # 40 samples of 16 pixels in one byte each, and labels of 8 bytes.
+    assert records[0]["bytes_up"]["raw"] == 40 * (16 + 8)
+    assert records[0]["bytes_down"]["raw"] == 2 * 40 * (16 + 8)
+
+
+ARRIVAL = {"first": 0.25, "clients": 0.4, "portion": 0.25}
+
+
+def arriving(refresh: float | None) -> RoundLoop:
+    sharing = {} if refresh is None else {"refresh": refresh}
+    changes: dict[str, Any] = {
+        "partition": {"name": "iid", "clients": 5},
+        "arrival": ARRIVAL,
+        "method": {"name": "fedmix", "sharing": sharing},
+        "rounds": 8,
+        "policy": {"min_mean": 1},
+        "unsafe": True,
+    }
+    return federation(images(60), **changes)
+
+
+@pytest.mark.parametrize("refresh", [None, 0.0, 0.5, 0.8, 1.0])
+def test_means_are_renewed_once_enough_clients_have_new_data(refresh: float | None) -> None:
+    fed = arriving(refresh)
+
+    _, records = run(fed, 8)
+
+    last = np.zeros(5, np.int64)
+    has_pool: set[int] = set()
+    renewals = 0
+    for round, record in enumerate(records):
+        sizes = fed.setup.sizes(round)
+        new = int((sizes != last).sum())
+        due = round == 0 or (refresh is not None and new >= max(1, refresh * 5))
+        assert ("shared" in record) == due
+        assert record["bytes_up"].get("means", 0) == (new * MEANS_BYTES if due else 0)
+        if due:
+            assert record["shared"] == {"asked": new, "sent": new, "entries": 5}
+            last, has_pool, renewals = sizes, set(), renewals + 1
+        fresh = set(record["cohort"]) - has_pool
+        has_pool |= fresh
+        assert record["bytes_down"].get("means", 0) == len(fresh) * 5 * MEANS_BYTES
+    assert (renewals == 1) if refresh is None else (1 < renewals < 8)
+
+
+def test_a_renewal_replaces_the_means_of_changed_clients_only() -> None:
+    fed = arriving(0.0)
+    before, _ = run(fed, 1)
+
+    after, _ = run(fed, 1, before)
+
+    sizes = [fed.setup.sizes(round) for round in (0, 1)]
+    changed = np.flatnonzero(sizes[0] != sizes[1])
+    assert 0 < len(changed) < 5
+    assert after.entries.owner.tolist() == [0, 1, 2, 3, 4]
+    for client in range(5):
+        x, y = fed.setup.samples(client, int(sizes[1][client]))
+        assert torch.equal(after.entries.tensors["x"][client], mean(fed.setup.scale(x)))
+        assert torch.equal(after.entries.tensors["y"][client], mean(fed.setup.task.encode(y)))
+        kept = torch.equal(after.entries.tensors["x"][client], before.entries.tensors["x"][client])
+        assert kept == (client not in changed)
+
+
+def test_clients_train_on_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = arriving(None)
+    train, used = fed.engine.train, []
+
+    def recording(task: TrainTask, clients: list[int]) -> Iterator[ClientUpdate]:
+        for trained in train(task, clients):
+            used.append((task.round, trained.client, trained.samples))
+            yield trained
+
+    monkeypatch.setattr(fed.engine, "train", recording)
+
+    run(fed, 8)
+
+    assert len(used) == 8 * 2
+    assert all(samples == fed.setup.sizes(round)[client] for round, client, samples in used)
+    assert len({samples for _, _, samples in used}) > 2
+
+
+def test_arrival_by_hand() -> None:
+    full = np.array([10, 10, 1, 0, 7])
+    arrival = experiment(arrival={"first": 0.1, "clients": 0.5, "portion": 0.1}).arrival
+
+    for round in range(5):
+        times = sum((stream(3, "arrival", past).random(5) < 0.5).astype(int) for past in range(1, round + 1))
+        tenths = np.minimum(10, 1 + times + np.zeros(5, int))
+        expected = np.where(full > 0, np.maximum(1, -(-full * tenths // 10)), 0)
+        assert arrived(full, arrival, Portions(5, 0.5, 3).before(round)).tolist() == expected.tolist()
+
+
+def test_what_has_arrived_does_not_depend_on_what_was_asked_before() -> None:
+    portions = Portions(50, 0.3, 7)
+    drawn = np.array([stream(7, "arrival", past).random(50) < 0.3 for past in range(1, 9)])
+
+    found = [(round, portions.before(round)) for round in (0, 1, 4, 4, 8, 3, 0, 5)]
+
+    for round, times in found:
+        assert times.tolist() == drawn[:round].sum(0).tolist()
+
+
+def test_arrival_ends_with_all_samples() -> None:
+    full = np.array([13, 1, 40])
+    arrival = experiment(arrival={"first": 0.0, "clients": 1.0, "portion": 0.3}).arrival
+
+    portions = Portions(3, 1.0, 0)
+
+    sizes = [arrived(full, arrival, portions.before(round)).tolist() for round in range(6)]
+
+    assert sizes == [[1, 1, 1], [4, 1, 12], [8, 1, 24], [12, 1, 36], [13, 1, 40], [13, 1, 40]]
+
+
+def test_nothing_shared_at_all_is_told() -> None:
+    fed = federation(method={"name": "fedmix", "sharing": {"split": "class"}}, policy={"min_mean": 8})
+
+    with pytest.raises(FedblendError, match=r"'means': nothing was shared before round 1.*policy.min_mean: 8"):
+        run(fed, 1)
+
+
+@pytest.mark.parametrize("method", ["fedmix", "local-means"])
+@pytest.mark.parametrize(
+    ("sharing", "minimum", "told"),
+    [
+        ({"threshold": 11}, 2, "threshold: 11 samples, but the largest client holds 10 .* valid: 1 to 10"),
+        ({"threshold": 10}, 10, None),
+        ({}, 11, "policy.min_mean: 11 samples, but no mean can be of more than 10 .* valid: 2 to 10"),
+        ({"samples_per_mean": 4}, 4, None),
+        ({"samples_per_mean": 4}, 5, "no mean can be of more than 4 .*samples_per_mean is 4.* valid: 2 to 4"),
+    ],
+)
+def test_what_nobody_could_share_is_told_before_the_first_round(
+    method: str, sharing: dict[str, int], minimum: int, told: str | None
+) -> None:
+    changes = {"method": {"name": method, "sharing": sharing}, "policy": {"min_mean": minimum}}
+    if told is None:
+        run(federation(**changes), 1)
+    else:
+        with pytest.raises(FedblendError, match=told):
+            federation(**changes)
+
+
+def test_the_largest_mean_is_of_what_clients_hold_at_the_start() -> None:
+    half = {"first": 0.5, "clients": 1.0, "portion": 0.5}
+    federation(method="fedmix", arrival=half, policy={"min_mean": 5})
+    with pytest.raises(FedblendError, match="holds 5 at the start"):
+        federation(method="fedmix", arrival=half, policy={"min_mean": 6})
+    # Sharings that make no means, and methods that use none, have no such policy.
+    federation(method="noise-mix", policy={"min_mean": 100})
+    federation(method="fedavg", policy={"min_mean": 100})
+    federation(method="fedmix", policy={"min_mean": 100}, unsafe=True)
+
+
+def test_a_client_without_means_of_its_own_trains_plainly() -> None:
+    groups = [range(9), range(9, 18), range(18, 19)]
+    mixed = federation(groups=groups, method="local-means", train={"cohort": 3})
+    plain = federation(groups=groups, method="fedavg", train={"cohort": 3})
+
+    def lone(fed: Any) -> dict[str, torch.Tensor]:
+        state = run(fed, 1)[0]
+        task = TrainTask(1, plain.setup.weights(), state.entries, fed.setup.sizes(0))
+        return next(fed.engine.train(task, [2])).weights
+
+    assert same(lone(mixed), lone(plain))
+
+
+def test_means_that_stay_cannot_be_averaged_by_the_server() -> None:
+    with pytest.raises(FedblendError, match=r"server_average: 2.*valid: 1"):
+        federation(method={"name": "local-means", "sharing": {"server_average": 2}})
+
+
+def test_payloads_that_are_not_finite_are_refused_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = federation(method="fedmix")
+    honest = fed.engine.share
+
+    def damaged(*given_: Any) -> Iterator[tuple[int, Payload]]:
+        for client, payload in honest(*given_):
+            yield client, {**payload, "x": payload["x"] / 0} if client == 2 else payload
+
+    monkeypatch.setattr(fed.engine, "share", damaged)
+
+    state, records = run(fed, 1)
+
+    assert state.entries.owner.tolist() == [0, 1, 3]
+    assert records[0]["shared"]["refused"] == [{"client": 2, "reason": "'x' holds NaN or infinity"}]
+    assert records[0]["shared"]["sent"] == 3
+
+
+def test_a_round_is_a_function_of_its_state_alone() -> None:
+    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
+    used, fresh = federation(method=method), federation(method=method)
+    start = used.start()[0]
+    other = replace(start, weights={n: t + 0.3 for n, t in start.weights.items()})
+    run(used, 1, start)
+
+    after_another, records = run(used, 1, other)
+    alone, expected = run(fresh, 1, other)
+
+    assert same(after_another.weights, alone.weights)
+    assert without_machine(records) == without_machine(expected)
+
+
+def test_the_round_model_is_sent_once_to_a_client_that_both_shares_and_trains() -> None:
+    fed = federation(method={"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}})
+    model = bytes_of(fed.setup.weights())
+
+    record = run(fed, 1)[1][0]
+
+    assert record["bytes_down"]["weights"] == model * len(fed.setup.population)
+
+
+def test_a_policy_that_lets_single_samples_out_is_refused() -> None:
+    with pytest.raises(FedblendError, match=r"policy.min_mean: 1 .*valid: 2 or more"):
+        federation(method="fedmix", policy={"min_mean": 1})

@@ -1,0 +1,158 @@
+"""Uploads: what is refused, what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation_helpers import train, with_calls
+from helpers import engine_of, federation, images, run, same, setup
+
+from fedblend.core.engine import ClientUpdate, TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.setup import Setup
+from fedblend.core.upload import bytes_of, fault_of
+from fedblend.methods.aggregators.mean import WeightedMean
+
+
+def damaging(made: Setup, damage: Callable[[ClientUpdate], ClientUpdate]) -> RoundLoop:
+    """A federation whose clients' uploads are changed by ``damage`` on the way."""
+    engine = engine_of(made)
+
+    def train_(task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
+        for trained in engine.train(task, clients):
+            yield damage(trained)
+
+    return RoundLoop(made, with_calls(engine, train=train_))
+
+
+# Uploads --------------------------------------------------------------------------------------------------
+
+LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(4)}
+
+
+@pytest.mark.parametrize(
+    ("upload", "told"),
+    [
+        ({"w": torch.zeros(2, 3)}, "missing ['n'], unknown none"),
+        ({**LIKE, "extra": torch.zeros(1)}, "missing none, unknown ['extra']"),
+        ({**LIKE, "w": torch.zeros(3, 2)}, "'w' is of shape [3, 2], the model's of [2, 3]"),
+        (
+            {**LIKE, "w": torch.zeros(2, 3).double()},
+            "'w' is of type torch.float64, the model's of torch.float32",
+        ),
+        ({**LIKE, "n": torch.tensor(4.0)}, "'n' is of type torch.float32"),
+        ({**LIKE, "w": torch.full((2, 3), torch.nan)}, "'w' holds NaN or infinity"),
+        ({**LIKE, "w": torch.tensor([[0, 0, 0], [0, 0, -torch.inf]])}, "'w' holds NaN or infinity"),
+    ],
+)
+def test_uploads_that_are_not_the_models_are_refused(upload: dict[str, torch.Tensor], told: str) -> None:
+    assert told in str(fault_of(upload, LIKE))
+
+
+def test_sound_uploads_pass_whatever_the_order_of_names() -> None:
+    assert fault_of(dict(reversed(list(LIKE.items()))), LIKE) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda upload: {n: t * torch.nan for n, t in upload.items()},
+        lambda upload: {n: t.double() for n, t in upload.items()},
+        lambda upload: dict(list(upload.items())[1:]),
+        lambda upload: {n: t[None] for n, t in upload.items()},
+    ],
+    ids=["NaN", "type", "names", "shape"],
+)
+def test_refused_uploads_are_recorded_and_left_out(damage: Callable[[dict], dict]) -> None:
+    made = setup(train={"cohort": 4})
+    fed = damaging(made, lambda t: replace(t, weights=damage(t.weights)) if t.client == 1 else t)
+
+    state, records = run(fed, 1)
+
+    good = train(made, [0, 2, 3])
+    expected = WeightedMean().aggregate((t.weights, float(t.samples)) for t in good.values())
+    assert same(state.weights, expected)
+    assert [refused["client"] for refused in records[0]["refused"]] == [1]
+    assert records[0]["uploads"] == 3
+    assert records[0]["cohort"] == [0, 1, 2, 3]
+    assert records[0]["train_loss"] == pytest.approx(np.mean([t.loss for t in good.values()]))
+
+
+@pytest.mark.parametrize(("bad", "enough"), [(0, True), (1, True), (2, False), (4, False)])
+def test_too_few_good_uploads_stop_the_run(bad: int, enough: bool) -> None:
+    made = setup(train={"cohort": 4}, min_uploads=3)
+    fed = damaging(made, lambda t: replace(t, weights={}) if t.client < bad else t)
+
+    if enough:
+        assert run(fed, 1)[1][0]["uploads"] == 4 - bad
+    else:
+        with pytest.raises(
+            FedblendError, match=rf"round 1: {4 - bad} good uploads of 4, but min_uploads is 3 .clients 0, 1"
+        ):
+            run(fed, 1)
+
+
+def test_training_that_diverges_stops_with_a_reason() -> None:
+    with pytest.raises(FedblendError, match="NaN or infinity"):
+        run(federation(train={"lr": 1e30, "epochs": 3}), 2)
+
+
+def test_an_exception_in_training_names_client_round_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = setup()
+    engine = engine_of(made)
+    monkeypatch.setattr(engine, "_step", lambda *_: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(engine.train(TrainTask(4, made.weights(), None, made.sizes(0)), [2]))
+
+    assert caught.value.__notes__ == ["while training client 2 in round 5, batch 1"]
+
+
+# Bytes ----------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_lenet_5_and_its_means_by_hand() -> None:
+    data = images(40, classes=10, side=28)
+    fed = federation(data, model="lenet5", method="fedmix", train={"cohort": 2, "batch_size": 10})
+
+    state, records = run(fed, 1)
+
+    weights, entry = 61_706 * 4, (28 * 28 + 10) * 4
+    assert bytes_of(state.weights) == weights
+    assert records[0]["bytes_up"] == {"weights": 2 * weights, "means": 4 * entry}
+    assert records[0]["bytes_down"] == {"weights": 2 * weights, "means": 2 * 4 * entry}
+
+
+def test_the_untrained_model_costs_nothing() -> None:
+    _, record = federation(method="fedmix").start()
+
+    assert record["round"] == 0
+    assert record["bytes_up"] == record["bytes_down"] == {}
+    assert 0 <= record["accuracy"] <= 1
+
+
+def test_bytes_are_those_of_each_type() -> None:
+    tensors = {
+        "a": torch.zeros(3, 5),
+        "b": torch.zeros(2, dtype=torch.float64),
+        "c": torch.zeros(7, dtype=torch.uint8),
+    }
+
+    assert bytes_of(tensors) == 15 * 4 + 2 * 8 + 7
+
+
+def test_refused_uploads_are_counted_as_they_were_sent() -> None:
+    made = setup(train={"cohort": 4})
+    fed = damaging(
+        made,
+        lambda t: replace(t, weights={n: w.double() for n, w in t.weights.items()}) if t.client == 0 else t,
+    )
+
+    _, records = run(fed, 1)
+
+    assert records[0]["bytes_up"]["weights"] == 5 * bytes_of(made.weights())

@@ -1,0 +1,168 @@
+"""Models of the user's own: stacks compute what the loop does, or refuse; so do programs at the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import federation_of, images, run, setup
+
+from fedblend import _kernels
+from fedblend._kernels import simplify
+from fedblend.core.engine import ClientUpdate, TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.setup import Setup
+from fedblend.engines.autotune import unstackable
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+
+GROUPS = [range(10), [10], range(11, 23), range(23, 30)]
+HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5}
+AGREE = ("SubclassOfLayer", "Hooked", "SubclassOfRow", "LayerByLayer", "InBlocks", "ReadTwice", "WrittenZeros")
+ALSO = ("Frozen", "Buffered", "Unreached", "TwoOfOneGradient")
+
+
+def world_of(model: str, train: dict[str, Any] | None = None, **changes: Any) -> Setup:
+    settings = {"cohort": 4, "epochs": 2, "batch_size": 4, "lr": 0.1, **(train or {})}
+    return setup(
+        images(30, side=8),
+        [list(group) for group in GROUPS],
+        train=settings,
+        model={"name": "module", "path": f"own_models:{model}"},
+        **changes,
+    )
+
+
+def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest distance of two models' tensors, as a share of the second's."""
+    return max(float((a[n].double() - b[n]).norm() / b[n].double().norm().clamp(min=1e-9)) for n in b)
+
+
+# Stacks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("train", [{}, HARD], ids=["plain", "hard"])
+@pytest.mark.parametrize("model", [*AGREE, *ALSO])
+def test_a_stack_trains_and_scores_as_the_loop(model: str, train: dict[str, Any]) -> None:
+    made = world_of(model, train)
+    assert unstackable(made) == ""
+    stacked = StackedEngine(made, stack=3)
+
+    alone, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    together, _ = run(RoundLoop(made, stacked), 2)
+
+    assert apart(together.weights, alone.weights) < 1e-5
+    assert np.allclose(stacked.score(alone.weights).loss, LoopEngine(made).score(alone.weights).loss, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("Counting", "changes its weights or buffers itself"),
+        ("Clamping", "changes its weights or buffers itself"),
+        ("Tied", "'second.weight' and 'third.weight' are one tensor"),
+        ("DroppingTwice", "'drop' is called more than once"),
+        ("DroppingAcross", "'drop' has other things than samples along its first axis"),
+        ("Padded", "'words' has a padding_idx"),
+        ("Recurrent", "'first' is a fused LSTM"),
+    ],
+)
+def test_a_model_that_a_stack_would_train_otherwise_is_left_to_the_loop(model: str, words: str) -> None:
+    made = world_of(model)
+
+    assert words in unstackable(made)
+
+    # The loop trains it, and a round is the mean of its clients.
+    state, _ = run(federation_of(made), 1)
+    assert all(bool(tensor.isfinite().all()) for tensor in state.weights.values())
+
+
+def test_whatever_else_differs_between_a_stack_and_the_loop_is_found_in_a_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = _kernels.Convolution.forward
+    monkeypatch.setattr(_kernels.Convolution, "forward", lambda *given, **named: 1.1 * right(*given, **named))
+
+    told = unstackable(world_of("InBlocks"))
+
+    assert told == "" if not _has_kernels() else "would train otherwise than alone, by its 'row.0.weight'" in told
+
+
+def _has_kernels() -> bool:
+    return any(isinstance(m, _kernels.Convolution) for m in StackedEngine(world_of("InBlocks")).stacked.modules())
+
+
+@pytest.mark.parametrize("model", ["Frozen", "Buffered"])
+def test_what_is_not_trained_is_the_rounds_own(model: str) -> None:
+    made = world_of(model)
+    weights = {name: 1.7 * tensor for name, tensor in made.weights().items()}
+    task = TrainTask(0, weights, None, made.sizes(0))
+
+    def trained(engine: LoopEngine) -> list[ClientUpdate]:
+        return list(engine.train(task, [0, 2]))
+
+    for one, other in zip(trained(StackedEngine(made)), trained(LoopEngine(made)), strict=True):
+        assert apart(one.weights, other.weights) < 1e-5
+
+
+def test_clients_that_begin_with_frozen_weights_of_their_own_keep_them() -> None:
+    made = world_of("Frozen")
+    own = {k: {f"weights/{name}": (1 + 0.2 * k) * tensor for name, tensor in made.weights().items()} for k in (0, 2)}
+    task = TrainTask(0, made.weights(), None, made.sizes(0), own=own)
+
+    together, alone = (list(engine.train(task, [0, 2])) for engine in (StackedEngine(made), LoopEngine(made)))
+
+    for one, other in zip(together, alone, strict=True):
+        assert apart(one.weights, other.weights) < 1e-5
+
+
+def test_two_weights_of_one_gradient_are_clipped_to_the_norm() -> None:
+    made = world_of("TwoOfOneGradient", {"clip_norm": 0.01, "epochs": 1, "batch_size": 12})
+    weights = made.weights()
+    task = TrainTask(0, weights, None, made.sizes(0))
+
+    for engine in (LoopEngine(made), StackedEngine(made)):
+        (one,) = engine.train(task, [2])
+        steps = torch.stack([(one.weights[name] - weights[name]).norm() for name in weights])
+        assert float(steps.norm()) == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+# At the server -----------------------------------------------------------------------------------------------
+
+
+STEPS = ("aggenhance", "prior-samples", "mix2fld")
+AT_THE_SERVER = [(model, step) for model in ("ReadTwice", "WrittenZeros", "Unreached", "Frozen") for step in STEPS]
+
+
+@pytest.mark.parametrize(("model", "step"), [*AT_THE_SERVER, ("Recurrent", "prior-samples"), ("Recurrent", "mix2fld")])
+def test_programs_at_the_server_compute_what_the_model_does(
+    model: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {"aggenhance": {"steps": 3}, "prior-samples": {}, "mix2fld": {"steps": 20}}[step]
+    method: dict[str, Any] = {"name": step} if step == "mix2fld" else {"name": "fedavg"}
+    name = "distill-to-model" if step == "mix2fld" else step
+    made = world_of(model, method={**method, "server_step": {"name": name, **short}}, unsafe=True)
+
+    traced, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    monkeypatch.setattr(simplify.TracedFunction, "__call__", lambda flat, *tensors: flat.function(*tensors))
+    plain, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+
+    assert apart(traced.weights, plain.weights) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "words"),
+    [
+        ("Tied", "aggenhance", "'second.weight' and 'third.weight' are the same"),
+        ("Tied", "prior-samples", "'second.weight' and 'third.weight' are the same"),
+        ("Recurrent", "aggenhance", "a fused LSTM"),
+    ],
+)
+def test_models_that_the_server_cannot_work_with_are_refused(model: str, step: str, words: str) -> None:
+    made = world_of(model, method={"name": "fedavg", "server_step": step}, unsafe=True)
+
+    with pytest.raises(FedblendError, match=words):
+        federation_of(made).begin()

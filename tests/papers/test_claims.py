@@ -1,0 +1,224 @@
+"""What a stated epsilon rests on: how far apart two clients' updates are, who knows the cohort, and the arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import examples, experiment, images, run, setup
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedblend.analysis.privacy import accountant
+from fedblend.analysis.privacy.accountant import GRID, Release, delta_of_gaussian, epsilon
+from fedblend.analysis.privacy.statements import statements
+from fedblend.core.loop import RoundLoop
+from fedblend.core.protection import ReleaseContext
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.config import Experiment, as_table
+from fedblend.methods.aggregators.mean import Sums, WeightedMean
+from fedblend.methods.protections.noise import ClipAndNoise
+from fedblend.report.guarantees import of_run
+from fedblend.runs.groups import Outcome
+
+NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
+PLAIN = {"aggregator": {"name": "mean", "by": "clients"}}
+
+# How far apart updates are ---------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(0, 2**31),
+    st.floats(1e-5, 1e3),
+    st.sampled_from(["gaussian", "laplace"]),
+    st.floats(1e-3, 1e4),
+    st.floats(1e-6, 1e3),
+)
+@examples(60)
+def test_an_update_is_within_the_clip_as_it_is_sent(
+    seed: int, clip: float, distribution: Any, size: float, step: float
+) -> None:
+    """Weights far larger than their update lose its last bits, outwards as often as inwards."""
+    draw = torch.Generator().manual_seed(seed)
+    start = {"w": size * torch.randn(5000, generator=draw), "b": torch.randn(3, generator=draw)}
+    upload = {name: t + step * torch.randn(t.shape, generator=draw) for name, t in start.items()}
+
+    sent = ClipAndNoise(clip=clip, distribution=distribution).protect(upload, start, 0.1, np.random.default_rng(0))
+
+    apart = torch.cat([sent[name].double() - start[name].double() for name in start])
+    assert {t.dtype for t in sent.values()} == {torch.float32}
+    assert float(torch.linalg.vector_norm(apart, 2 if distribution == "gaussian" else 1)) <= clip
+
+
+def test_two_clients_move_the_sum_under_the_servers_noise_by_no_more_than_twice_the_clip() -> None:
+    """Half of the clients are one float above the others: one client more decides to which of the two a mean rounds."""
+    numbers, clients, clip = 80_000, 100, 0.01
+    start = {"w": torch.ones(numbers)}
+    above = {"w": torch.nextafter(start["w"], torch.tensor(2.0))}
+    part = ClipAndNoise(distribution="laplace", clip=clip, multiplier=1.0, side="server")
+    low, high = (part.protect(one, start, 0.1, np.random.default_rng()) for one in (start, above))
+    assert torch.equal(high["w"], above["w"])  # within the clip
+
+    def released(number_above: int, exact: bool) -> torch.Tensor:
+        uploads = [high] * number_above + [low] * (clients - number_above)
+        sums = WeightedMean(by="clients").partial((upload, 1.0) for upload in uploads)
+        mean = (sums.unrounded() if exact else sums).mean()
+        return part.release(mean, start, ReleaseContext(clients, clients, 0.1, np.random.default_rng(1)))["w"].double()
+
+    def apart(exact: bool) -> float:
+        return float(clients * (released(51, exact) - released(50, exact)).abs().sum())
+
+    assert apart(exact=True) <= 2 * clip
+    assert apart(exact=False) > 50 * clip
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_the_server_gets_the_mean_as_it_was_summed_and_rounds_what_it_made_of_it(
+    engine: Any, side: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one process or of several: in float64, and only what is released is float32."""
+    seen: dict[str, Any] = {}
+    partial, release = WeightedMean.partial, ClipAndNoise.release
+
+    def summing(self: WeightedMean, uploads: Iterable[Any]) -> Sums:
+        seen["uploads"] = list(uploads)
+        return partial(self, seen["uploads"])
+
+    def releasing(self: ClipAndNoise, weights: Any, start: Any, round: ReleaseContext) -> dict[str, torch.Tensor]:
+        seen["mean"] = weights
+        seen["released"] = release(self, weights, start, round)
+        return seen["released"]
+
+    monkeypatch.setattr(WeightedMean, "partial", summing)
+    monkeypatch.setattr(ClipAndNoise, "release", releasing)
+    made = setup(images(), protection={**NOISY, "side": side}, method=PLAIN, train={"cohort": 3})
+    state, _ = run(RoundLoop(made, engine(made)), 1)
+
+    for name, stored in state.weights.items():
+        total = sum(upload[name].double() for upload, _ in seen["uploads"])
+        assert torch.equal(seen["mean"][name], total / 3)
+        assert stored.dtype == torch.float32
+        assert torch.equal(stored, seen["released"][name].float())
+
+
+def test_sums_of_several_machines_stay_unrounded_and_counters_whole() -> None:
+    parts = [Sums(), Sums()]
+    for k, part in enumerate(parts):
+        part.add({"w": torch.tensor([0.1, 0.3]), "n": torch.tensor(3 + k)}, 1.0)
+    both = Sums(2.0, {n: parts[0].tensors[n] + parts[1].tensors[n] for n in ("w", "n")}, parts[0].kinds)
+
+    mean = both.unrounded().mean()
+
+    assert mean["w"].dtype == torch.float64
+    assert torch.equal(mean["w"], torch.tensor([0.1, 0.3]).double())
+    assert torch.equal(mean["n"], torch.tensor(4))
+    assert both.mean()["w"].dtype == torch.float32
+
+
+# Who knows what ------------------------------------------------------------------------------------------
+
+
+def records(rounds: int) -> list[dict[str, Any]]:
+    """Rounds of client 0 and of one more; all share before the first."""
+    first = {"round": 1, "cohort": [0, 1], "shared": {}}
+    return [{"round": 0}, first, *({"round": r, "cohort": [0, r]} for r in range(2, rounds + 1))]
+
+
+def test_weights_alone_claim_nothing_where_other_clients_train_on_noisy_means() -> None:
+    def together(multiplier: float) -> float:
+        made = experiment(protection=NOISY, method={"name": "naivemix", "sharing": {"multiplier": multiplier}})
+        means, both = statements(made, 10, records(3), secret_cohorts=True)
+        assert (means.what, both.what) == ("means", "weights and means")
+        assert both.epsilon is not None
+        return both.epsilon
+
+    assert together(0.001) > 1e5
+    assert together(2.0) < 10
+
+
+def outcome(made: Experiment, engine: str) -> Outcome:
+    facts = {"clients": {"number": 10, "holding": 10}, "engine": {"engine": engine}}
+    return Outcome(Path("run"), as_table(made), records(4), {"state": "done"}, facts)
+
+
+def test_a_real_federations_cohorts_are_no_secret_and_gain_nothing() -> None:
+    pytest.importorskip("dp_accounting")
+    made = experiment(protection={**NOISY, "side": "server"}, method=PLAIN)
+
+    (simulated,), (real,) = (of_run(outcome(made, engine)) for engine in ("stacked", "flower"))
+
+    assert simulated.epsilon == epsilon([Release("gaussian", 4.0, 4, (10, 2))], 1e-5)
+    # Client 0 took part in all four rounds, and everybody knows it.
+    assert real.epsilon == epsilon([Release("gaussian", 4.0, 4)], 1e-5)
+    assert real.epsilon > simulated.epsilon
+
+
+# The arithmetic ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-12])
+@pytest.mark.parametrize("multiplier", [1e-3, 0.1, 0.2, 1.0, 7.0, 100.0])
+def test_gaussian_epsilon_is_exact_and_needs_no_library(
+    multiplier: float, delta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accountant, "_library", None)
+    found = epsilon([Release("gaussian", multiplier, 1)], delta)
+
+    # A hair of rounding in delta where epsilon is half a million.
+    assert delta_of_gaussian(found, 1 / multiplier) <= delta
+    assert delta_of_gaussian(found * (1 - 1e-9), 1 / multiplier) > delta
+    assert epsilon([Release("gaussian", 2 * multiplier, 4)], delta) == found
+
+
+def test_gaussian_epsilon_is_that_of_the_privacy_loss_distribution() -> None:
+    dp = pytest.importorskip("dp_accounting")
+    pld = pytest.importorskip("dp_accounting.pld")
+    reference = pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    reference.compose(dp.GaussianDpEvent(2.0))
+
+    assert epsilon([Release("gaussian", 2.0, 1)], 1e-5) == pytest.approx(reference.get_epsilon(1e-5), rel=1e-6)
+
+
+def test_noise_of_any_size_has_an_epsilon() -> None:
+    assert epsilon([Release("gaussian", 1e12, 1)], 1e-5) == 0.0
+    assert epsilon([Release("gaussian", 1e-200, 1)], 1e-5) == math.inf
+    # No grid holds e^1000: what is left is the sum.
+    assert epsilon([Release("laplace", 1e-3, 1000)], 1e-5) == pytest.approx(1e6, rel=1e-12)
+
+
+def test_a_grid_has_a_bounded_number_of_points_and_never_says_more_than_the_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("dp_accounting")
+    pld = pytest.importorskip("dp_accounting.pld")
+    steps: list[float] = []
+
+    class Spy(pld.PLDAccountant):  # type: ignore[misc, name-defined]
+        def __init__(self, relation: Any, step: float = 1e-4) -> None:
+            steps.append(step)
+            super().__init__(relation, step)
+
+    monkeypatch.setattr(pld, "PLDAccountant", Spy)
+    accountant._on_a_grid.cache_clear()
+    alone, many = ([Release("laplace", b, n)] for b, n in ((2.0, 1), (0.05, 90)))
+
+    assert epsilon(alone, 1e-5) <= 0.5
+    assert epsilon(many, 1e-5) <= 1800
+    assert steps == [1e-4, pytest.approx(1800 / GRID)]
+    accountant._on_a_grid.cache_clear()
+
+
+def test_sampling_never_costs() -> None:
+    """The Renyi bound is the larger one where there is little noise."""
+    pytest.importorskip("dp_accounting")
+    whole = epsilon([Release("gaussian", 0.25, 40)], 1e-3)
+
+    assert epsilon([Release("gaussian", 0.25, 40, (400, 100))], 1e-3) == whole
+    assert epsilon([Release("gaussian", 2.0, 40, (400, 100))], 1e-3) < epsilon([Release("gaussian", 2.0, 40)], 1e-3)

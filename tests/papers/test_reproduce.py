@@ -1,0 +1,397 @@
+"""Papers' items run, go on, and become pages, through the command too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import here
+from reproduce_helpers import RUN
+
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError, Stopped
+from fedblend.data.loaders import cifar
+from fedblend.data.loaders.places import Home
+from fedblend.experiment.config import Experiment
+from fedblend.papers import pages, running
+from fedblend.papers.data import absent
+from fedblend.papers.items import all_papers
+from fedblend.papers.measures.attack import AttackFigure
+from fedblend.papers.measures.base import CellRun
+from fedblend.papers.measures.memory import most_kept
+from fedblend.papers.measures.runs import Accuracy, AccuracyAt, RoundsTo
+from fedblend.papers.place import OutputPaths
+from fedblend.papers.plan import ItemPlan, plan
+from fedblend.papers.result import RESULT as KEPT
+from fedblend.papers.result import command, result_of
+from fedblend.runs.groups import Outcome
+
+# Running --------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Counts the runs that are started."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+
+    @contextmanager
+    def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
+        self.runs += experiments
+        yield lambda slug, record: None
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all items, which share their runs."""
+    return tmp_path_factory.mktemp("reproductions")
+
+
+def at_smoke(name: str, **options: Any) -> ItemPlan:
+    return plan(name, "smoke", **options)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
+    made = at_smoke(name)
+    lacking = {reason for cell in made.cells if (reason := absent(cell.experiment.data))}
+    if lacking:
+        pytest.skip("; ".join(lacking))
+
+    result = running.run(made, out, Counted(), jobs=1)
+
+    assert not result["faults"]
+    assert len(result["claims"]) == len(made.item.claims)
+    for quantity in result["quantities"].values():
+        assert any(cell["ours"] for cell in quantity["cells"]) or "n_k" in quantity["label"]
+    for cell in (cell for quantity in result["quantities"].values() for cell in quantity["cells"]):
+        for value in cell["ours"].values():
+            assert not str(value).endswith(".png") or (OutputPaths(out, made).folder / value).is_file()
+    assert f"# {made.id}" in pages.markdown(result)
+
+
+def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -> None:
+    first, again, more = Counted(), Counted(), Counted()
+    running.run(at_smoke("fedmix/table-15"), out, first, jobs=1)
+
+    one = running.run(at_smoke("fedmix/table-15"), out, again, jobs=1)
+    two = running.run(at_smoke("fedmix/table-15", seeds=[1]), out, more, jobs=1)
+
+    assert again.runs == []
+    assert len(more.runs) == 2
+    assert (one["seeds"], two["seeds"]) == ([0], [0, 1])
+
+
+def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
+    made = plan("fedmix/table-1", "laptop", only=["fedmix", "cifar100", "fedavg"])
+
+    assert [(cell.row, cell.column) for cell in made.asked] == [("fedavg", "cifar100"), ("fedmix", "cifar100")]
+    assert len(made.cells) == 27  # shown beside the scale's own rows and columns
+    with pytest.raises(FedblendError, match=r"--only fedmx: no such row or column \(did you mean 'fedmix'\?\)"):
+        plan("fedmix/table-1", only=["fedmx"])
+
+
+def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
+    first = running.run(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
+    both = running.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+
+    cells = [result["quantities"]["privacy"]["cells"] for result in (first, both)]
+    assert [bool(cell["ours"]) for cell in cells[0]] == [True, False]
+    assert [bool(cell["ours"]) for cell in cells[1]] == [True, True]
+    assert cells[1][0]["ours"] == cells[0][0]["ours"]
+    # Which is the whole table of this scale.
+    assert first["command"].endswith("--scale smoke --only 0.01")
+    assert both["command"].endswith("--scale smoke")
+
+
+def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:
+    made = at_smoke("mix2fld/table-2", only=["0.01"])
+    running.run(made, tmp_path, Counted(), jobs=1)
+    path = OutputPaths(tmp_path, made).folder / KEPT
+    kept = json.loads(path.read_text())
+    for cell in kept["quantities"]["privacy"]["cells"]:
+        cell["ours"], cell["made_by"] = {"0": 1.0}, "otherwise"
+    path.write_text(json.dumps(kept))
+
+    again = running.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+
+    assert again["quantities"]["privacy"]["cells"][0]["ours"] == {}
+
+
+def test_cells_of_one_experiment_are_run_once() -> None:
+    cells = plan("aggenhance/figure-8").cells
+
+    assert len({cell.fingerprint for cell in cells}) == 1
+    assert len({cell.fingerprint for cell in plan("fedmix/table-5").cells}) == 8
+
+
+def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> None:
+    class Interrupting(Counted):
+        @contextmanager
+        def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
+            def listen(slug: str, record: Mapping[str, Any]) -> None:
+                self.runs.append(slug)
+                if len(set(self.runs)) == 2:
+                    raise KeyboardInterrupt
+
+            yield listen
+
+    made = at_smoke("fedmix/table-17")
+    with pytest.raises(Stopped, match=r"Go on with: fedblend reproduce fedmix/table-17 --scale smoke --out"):
+        running.run(made, tmp_path, Interrupting(), jobs=1)
+    kept = result_of(tmp_path, "fedmix", "table-17", "smoke")
+    going_on = Counted()
+    whole = running.run(made, tmp_path, going_on, jobs=1)
+
+    assert sum(bool(cell["ours"]) for cell in kept["quantities"]["accuracy"]["cells"]) == 1
+    assert len(going_on.runs) == 1
+    assert all(cell["ours"] for cell in whole["quantities"]["accuracy"]["cells"])
+
+
+def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accuracy_does_not(tmp_path: Path) -> None:
+    class Interrupting(Counted):
+        @contextmanager
+        def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
+            def listen(slug: str, record: Mapping[str, Any]) -> None:
+                if record["round"] == 1:
+                    raise KeyboardInterrupt
+
+            yield listen
+
+    made = at_smoke("aggenhance/table-1", only=["fedavg"])
+    made.measures["after-15", "fedavg", "mnist"] = AccuracyAt(round=1)
+    with pytest.raises(Stopped):
+        running.run(made, tmp_path, Interrupting(), jobs=1)
+    result = result_of(tmp_path, "aggenhance", "table-1", "smoke")
+    kept = result["quantities"]
+
+    assert [cell["ours"] for cell in kept["rounds"]["cells"] if cell["row"] == "fedavg"] == [{"0": 1.0}]
+    assert [len(cell["ours"]) for cell in kept["after-15"]["cells"] if cell["row"] == "fedavg"] == [1]
+    assert not any(cell["ours"] for cell in kept["accuracy"]["cells"])
+    assert "Stopped before all of it was made." in pages.heading(result)
+
+
+def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reached(tmp_path: Path) -> None:
+    one = at_smoke("aggenhance/table-1").asked[0].experiment
+    records = [{"round": n, "loss": 1.0, "accuracy": n / 10} for n in range(6)]  # 0 is the untrained model
+
+    def seen(target: float) -> CellRun:
+        made = CellRun(one.model_copy(update={"target": target}), None, tmp_path, lambda what, done, total: None)
+        vars(made)["outcome"] = Outcome(tmp_path, {"rounds": 9}, records, {"state": "stopped"}, {})
+        return made
+
+    assert AccuracyAt(round=3, last=2).measured(seen(0.5)) == pytest.approx(25)
+    assert AccuracyAt(round=1, last=5).measured(seen(0.5)) == pytest.approx(10)
+    assert [AccuracyAt(round=n).is_settled(seen(0.5)) for n in (4, 5, 6)] == [True, True, False]
+    assert RoundsTo(last=2).measured(seen(0.44)) == 5
+    assert [RoundsTo(last=2).is_settled(seen(target)) for target in (0.44, 0.46)] == [True, False]
+    assert not Accuracy().is_settled(seen(0.5))
+
+
+# Pages ----------------------------------------------------------------------------------------------------
+
+RESULT: dict[str, Any] = {
+    "item": "p/t",
+    "title": "a table",
+    "scale": "laptop",
+    "command": "fedblend reproduce p/t --scale laptop",
+    "smaller": ["rounds: 2, not 4"],
+    "other_data": ["digits for cifar10"],
+    "absent": ["cifar10"],
+    "faults": {},
+    "note": "",
+    "seeds": [0, 1],
+    "facts": {},
+    "rows": {"a": "A", "b": "B"},
+    "columns": {"x": "X"},
+    "quantities": {
+        "q": {
+            "label": "Accuracy",
+            "unit": "%",
+            "digits": 1,
+            "cells": [
+                {"row": "a", "column": "x", "ours": {"0": 80.0, "1": 82.0}, "paper": 81.2, "paper_std": 0.5},
+                {"row": "b", "column": "x", "ours": {"0": "never", "1": 70.0}, "paper": None, "paper_std": None},
+            ],
+        }
+    },
+    "claims": [
+        {
+            "says": "A above B",
+            "holds": "a > b",
+            "of": "q",
+            "verdict": "holds",
+            "places": {"x": [True, 11.0]},
+            "seeds": [2, 2],
+            "paper": "holds",
+        }
+    ],
+}
+
+
+def test_a_page_shows_ours_the_papers_the_difference_and_the_verdict() -> None:
+    lines = pages.markdown(RESULT).splitlines()
+
+    assert "| A | 81.0 ± 1.4 (81.2 ± 0.5; -0.2) |" in lines
+    assert "| B | 70.0 (1 of 2) |" in lines
+    assert "| A above B | holds (by +11), 2 of 2 seeds and places, on other data |" in lines
+    assert "Scaled down: rounds: 2, not 4." in lines
+    assert "On other data: digits for cifar10." in lines
+    assert "Not at hand, so left out: cifar10." in lines
+
+
+def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> None:
+    cell = {"row": "a", "column": "x", "ours": {"0": "work/seeds.png"}, "paper": None, "paper_std": None}
+    quantity = {"label": "Samples", "unit": "", "digits": 1, "cells": [cell]}
+
+    page = pages.markdown({**RESULT, "quantities": {"q": quantity}, "claims": []})
+    words = command(plan("xormixfl/table-2", "smoke", only=["standalone", "0,2,4,8"]), Path("reproductions"))
+
+    assert "| A | ![A](work/seeds.png) |" in page.splitlines()
+    assert words == "fedblend reproduce xormixfl/table-2 --scale smoke --seeds 0 --only standalone --only 0,2,4,8"
+
+
+def test_a_cell_of_fewer_seeds_than_others_says_which() -> None:
+    assert pages.ours_text({"1": 2.0, "2": 4.0}, 1, [0, 1, 2]) == "3.0 ± 1.4 [seeds 1, 2]"
+    assert pages.ours_text({"1": 2.0}, 1, [0, 1]) == "2.0 [seed 1]"
+    assert pages.ours_text({"1": 2.0, "2": 4.0}, 1, [1, 2]) == "3.0 ± 1.4"
+
+
+def test_rows_and_columns_are_asked_for_by_key_or_by_the_label_that_tables_show() -> None:
+    made = plan("fedmix/table-1", "smoke", only=["FedAvg", "cifar10"])
+
+    assert made.only == ("fedavg", "cifar10")
+    assert [(cell.row, cell.column) for cell in made.asked] == [("fedavg", "cifar10")]
+
+
+def test_data_that_cannot_be_fetched_end_an_item_before_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedblend.data.loaders import mnist
+
+    def no_net(*asked: Any) -> Path:
+        raise FedblendError("mnist: cannot fetch it")
+
+    monkeypatch.delenv("FEDBLEND_DATA", raising=False)
+    monkeypatch.setattr(mnist, "at_hand", lambda *asked: None)
+    monkeypatch.setattr(mnist, "_fetch", no_net)
+
+    with pytest.raises(FedblendError, match="fed-augmix/table-3: mnist: cannot fetch it"):
+        running.run(plan("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_items_share_the_attacks_on_an_experiments_clients_however_many_they_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = [(plan("fed-augmix/figure-4", "laptop"), "mse"), (plan("fed-augmix/figure-3", "laptop"), "picture")]
+    asked: list[tuple[int, Path]] = []
+
+    def attack(measure: Any, seen: CellRun, each: Path) -> dict[str, Any]:
+        asked.append((measure.clients, each))
+        return {"mse": 1.0, "clients": [0]}
+
+    monkeypatch.setattr(AttackFigure, "_attack", attack)
+    for made, quantity in figures:
+        place = OutputPaths(tmp_path, made)
+        cell = next(cell for cell in made.cells if (cell.row, cell.column) == ("untrained", "10.0"))
+        seen = CellRun(cell.seeded(0), None, place.work(cell, 0), lambda *_: None)
+        told = place.told(made.measures[quantity, cell.row, cell.column].measured(seen), seen.folder)
+
+    (many, there), (one, again) = asked
+    assert many > one
+    assert there == again
+    assert (place.folder / told).resolve() == (there / "client0/images.png").resolve()
+
+
+def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> None:
+    import torch
+
+    x = torch.zeros(250, requires_grad=True)
+
+    assert most_kept(lambda: [x.exp().sum().backward() for _ in range(3)]) == 1000
+    assert most_kept(lambda: (x.exp() * x.sin()).sum().backward()) == 3000  # x, sin, and exp, which is saved twice
+
+
+# The command ----------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    told = here("reproduce", "mix2fld/table-2", "--scale", "smoke")
+
+    assert told.code == 0
+    assert "On other data: digits for mnist" in told.out
+    assert "Privacy grows with lambda" in told.out
+    folder = tmp_path / "reproductions/mix2fld/table-2/smoke"
+    assert json.loads((folder / "result.json").read_text())["item"] == "mix2fld/table-2"
+    assert (folder / "table.md").read_text().startswith("# mix2fld/table-2")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fedmix/tabel-1"], "did you mean 'fedmix/table-1'?"),
+        (["fedmix"], "fedblend reproduce --list fedmix"),
+        (["fedmix/table-1", "--scale", "small"], "valid: paper, laptop, smoke"),
+        (["fedmix/table-1", "--only", "fedmx"], "did you mean 'fedmix'?"),
+        (["--list", "fedmx"], "did you mean 'fedmix'?"),
+        ([], "name an item"),
+    ],
+)
+def test_a_mistyped_word_gets_the_right_one_suggested(words: list[str], message: str) -> None:
+    told = here("reproduce", *words)
+
+    assert told.code == 2
+    assert message in told.err
+
+
+def test_the_list_has_every_item_its_data_times_and_results(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedblend.papers import estimate
+
+    monkeypatch.setattr(estimate, "cache_file", lambda: tmp_path / "pace.json")
+    monkeypatch.setattr(estimate, "BUDGET_S", 0.2)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    told = here("reproduce", "--list", "mix2fld", "--out", str(out))
+
+    assert told.code == 0
+    assert max(map(len, told.out.splitlines())) <= 100
+    for name in all_papers()["mix2fld"].items:
+        assert f"mix2fld/{name}" in told.out
+    assert json.loads((tmp_path / "pace.json").read_text())
+
+    # In a narrow terminal titles and data wrap: nothing is cut off.
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = here("reproduce", "--list", "mix2fld", "--out", str(out)).out
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "…" not in told.out + narrow
+    assert narrow.split()[:7] == ["item", "what,", "data", "paper", "laptop", "smoke", "results"]
+    for name, item in all_papers()["mix2fld"].items.items():
+        assert f"mix2fld/{name} " in narrow
+        for word in item.title.split():
+            assert word in narrow
+
+
+# Data -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [cifar.TEN, cifar.TEN_PYTHON])
+def test_either_form_of_a_data_set_will_do(form: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
+    data = registry.build("dataset", "cifar10", "data")
+    assert absent(data).startswith("data: 'cifar10' needs data_batch_1.bin")
+
+    place = tmp_path / form.folders[0]
+    place.mkdir(parents=True)
+    for name in form.files:
+        (place / name).touch()
+
+    assert absent(data) == ""

@@ -1,0 +1,202 @@
+"""Clients short of samples, runs that go wrong, full disks: nothing that was computed is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bad_input_helpers import RUN, fedmix, refused_at_once, run
+from cli_helpers import (
+    TINY,
+    call,
+    changed,
+    contents,
+    here,
+    lines_of,
+    records,
+    refused,
+    same_end,
+    status,
+    succeeded,
+    write,
+)
+
+from fedblend.runs import checkpoint
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+# Clients that are short of samples ------------------------------------------------------------------------
+
+
+def test_a_client_with_fewer_samples_than_a_batch_trains() -> None:
+    counts = [[1] + [0] * 9, [2] * 10, [1] * 10, [0] * 9 + [3]]
+    changes = {
+        "partition": {"name": "counts", "counts": counts},
+        "train": {"cohort": 4, "batch_size": 15, "epochs": 2, "lr": 0.1},
+        "method": "fedmix",
+    }
+    succeeded(run(changes, "--out", "out"))
+    made = [line for line in records(Path("out/fedmix-seed0")) if '"uploads": 4' in line]
+    assert len(made) == TINY["rounds"]
+    assert '"NaN"' not in "".join(made)
+    assert "refused" not in "".join(made)
+
+
+def test_an_empty_client_is_never_drawn() -> None:
+    counts = [[5] * 10, [0] * 10, [5] * 10, [0] * 10]
+    succeeded(run({"partition": {"name": "counts", "counts": counts}, "rounds": 6}, "--out", "out"))
+    cohorts = [re.search(r'"cohort": (\[.*?\])', line) for line in records(Path("out") / RUN)]
+    assert [c[1] for c in cohorts if c] == ["[0, 2]"] * 6
+    succeeded(here("inspect", "out"))
+    outcome = run({"partition": {"name": "counts", "counts": counts}, "train": {"cohort": 3}})
+    refused(outcome, "train.cohort: 3", "2 of 4 clients hold samples", "valid: 1 to 2")
+
+
+# Runs that go wrong ---------------------------------------------------------------------------------------
+
+
+def test_training_that_diverges_names_clients_and_reason() -> None:
+    outcome = run({"train": {"lr": 1e30, "lr_decay": 1.0}, "rounds": 50}, "--out", "out")
+    refused(outcome, "0 good uploads of 2", "(clients ", "NaN or infinity", "learning rate")
+    assert outcome.err.count("NaN or infinity") == 1, "what both clients have in common is told once"
+    assert "NaN or infinity" not in " ".join(outcome.out.split())
+    assert "* custom: seed 0: failed at round 0 of 50" in outcome.out
+    assert re.search(r"^ custom \* +1 +failed +— ", outcome.out, re.M), "of the untrained model nothing is told"
+    assert "NaN or infinity" in " ".join(succeeded(here("compare", "out")).out.split())
+    page = (Path("out") / "report.html").read_text(encoding="utf-8")
+    assert re.search(r">failed<", page)
+    stands = status(Path("out") / RUN)
+    assert stands["state"] == "failed"
+    assert "learning rate" in stands["reason"]
+    assert lines_of(Path("out") / RUN) == stands["round"] + 1
+
+
+def test_one_failed_run_stops_no_other() -> None:
+    outcome = run({"grid": {"train.lr": [1e30, 0.05]}, "rounds": 4}, "--out", "out", "--jobs", 1)
+    refused(outcome, "custom-lr-1e+30-seed0: ", "learning rate")
+    assert "lr=0.05" in outcome.out, "the table must tell the runs apart"
+    assert {path.parent.name: status(path.parent)["state"] for path in Path("out").rglob("status.json")} == {
+        "custom-lr-1e+30-seed0": "failed",
+        "custom-lr-0.05-seed0": "done",
+    }
+
+
+def test_a_mistake_that_runs_share_is_told_once() -> None:
+    missing = {"name": "npz", "path": "nowhere.npz"}
+    shared = run({"data": missing, "methods": ["fedavg", "fedmix"], "seeds": [0, 1, 2]}, "--jobs", 1)
+    refused_at_once(shared, "all 6 runs: data.path: ")
+    assert shared.err.count("there is no") == 1
+    some = run({"grid": {"train.cohort": [2, 5]}, "seeds": [0, 1]}, "--out", "out", "--jobs", 1)
+    refused(some, "custom-cohort-5-seed0, custom-cohort-5-seed1: train.cohort: 5 clients")
+
+
+BROKEN = '''
+from fedblend import part
+from fedblend.methods.objectives import Objective
+
+@part("objective", "broken")
+class Broken(Objective):
+    """An objective with a fault."""
+
+    def loss(self, net, batch, drawn, context):
+        raise KeyError("a fault of the user's own")
+'''
+
+
+def test_a_fault_in_ones_own_code_is_shown_and_stops_no_other_run() -> None:
+    Path("broken_part.py").write_text(BROKEN)
+    several = [{"label": "broken", "objective": "broken_part:Broken"}, "fedavg"]
+    outcome = run({"methods": several}, "--out", "out", "--jobs", 1)
+    assert outcome.code in (1, 2)
+    for told in ("a fault of the user's own", "broken_part.py", "client 0", "round 1"):
+        # Where in the user's code it happened matters, so here a traceback is right.
+        assert told in outcome.err
+    assert status(Path("out/broken-seed0"))["state"] == "failed"
+    assert "a fault of the user's own" in status(Path("out/broken-seed0"))["reason"]
+    assert status(Path("out/fedavg-seed0"))["state"] == "done"
+
+
+def test_mistakes_leave_a_finished_run_as_it_was() -> None:
+    succeeded(run({}, "--out", "out"))
+    before = contents(Path("out"))
+    refused(run({}, "--out", "out"), "already holds files")
+    refused(run({"train": {"lr": 1e30}}, "--out", "out", "--resume"), "train.lr: 1e+30 differs from 0.05 in out;")
+    refused(run({"ruonds": 1}, "--out", "out", "--resume"), "ruonds")
+    refused(run({"device": "banana"}, "--out", "out", "--resume"), "device")
+    assert contents(Path("out")) == before
+
+
+# A full disk ----------------------------------------------------------------------------------------------
+
+LARGE = {"model": {"name": "mlp", "hidden": [600]}, "rounds": 4}
+"""Checkpoints of 180 kB, so that one finds no room where a line of metrics still does."""
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_a_checkpoint(small_disk: Path) -> None:
+    folder, whole = small_disk / "out", Path("whole")
+    succeeded(run(LARGE, "--out", whole))
+    succeeded(run({**LARGE, "rounds": 2}, "--out", folder))
+    for report in folder.glob("report.*"):
+        report.unlink()
+    filler = small_disk / "filler"
+    _fill(filler, small_disk, leave=100_000)
+    outcome = run(LARGE, "--resume", "--out", folder)
+    refused(outcome, "checkpoint.safetensors", "No space left", "fedblend resume")
+    kept = checkpoint.read(folder / RUN)
+    assert kept is not None
+    assert kept.round == 2
+    filler.unlink()
+    succeeded(here("resume", folder))
+    same_end(folder / RUN, whole / RUN)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 24 MB, of the machine's memory."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting needs rights that this user lacks; the next test limits file sizes instead")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def _fill(filler: Path, disk: Path, leave: int) -> None:
+    """Fill a disk but for ``leave`` bytes."""
+    room = os.statvfs(disk)
+    filler.write_bytes(bytes(room.f_bavail * room.f_frsize - leave))
+
+
+@pytest.mark.slow
+def test_a_file_that_may_not_grow_to_a_checkpoint() -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    file = write(Path("large.toml"), LARGE)
+    succeeded(here("run", file, "--out", "whole"))
+    succeeded(here("run", file, "--set", "rounds=2", "--out", "out"))
+    outcome = call("run", file, "--resume", "--out", "out", before=limit)
+    refused(outcome, "checkpoint.safetensors", "File too large", "fedblend resume")
+    kept = checkpoint.read(Path("out") / RUN)
+    assert kept is not None
+    assert kept.round == 2
+    assert status(Path("out") / RUN)["state"] == "failed"
+    succeeded(here("resume", Path("out") / RUN))
+    same_end(Path("out") / RUN, Path("whole") / RUN)
+
+
+def test_changes_lay_over_the_tiny_experiment() -> None:
+    assert changed(TINY, {"train": {"lr": 1}})["train"] == {**TINY["train"], "lr": 1}
+    assert changed(TINY, fedmix())["method"] == {"name": "fedmix"}

@@ -1,0 +1,169 @@
+"""Checkpoints that are damaged, made to do harm, or another run's end in one message; an old form is still read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_helpers import CHECKPOINT, here, lines_of, refused, status, succeeded, write
+from safetensors.torch import load_file, save_file
+
+from fedblend.core.errors import FedblendError
+from fedblend.runs import checkpoint
+
+SCALARS = {"round": 3, "shared_round": 2, "clients": 3}
+TENSORS = {
+    "weights/w": torch.ones(2),
+    "own/1/weights/w": torch.zeros(2),
+    "entries/x": torch.ones(2, 4),
+    "owner": torch.tensor([0, 2]),
+    "holders": torch.tensor([0b101_00000], dtype=torch.uint8),
+    "shared_sizes": torch.tensor([4, 0, 5]),
+}
+
+
+def made(folder: Path, header: str = json.dumps(SCALARS), **changes: torch.Tensor | None) -> Path:
+    """A folder with a checkpoint of any header, and of some tensors in place of the usual ones."""
+    tensors = {name: tensor for name, tensor in {**TENSORS, **changes}.items() if tensor is not None}
+    save_file(tensors, folder / CHECKPOINT, {"state": header})
+    return folder
+
+
+def told_of(folder: Path) -> str:
+    """The message, of one line, with which a folder's checkpoint is refused."""
+    with pytest.raises(FedblendError) as caught:
+        checkpoint.read(folder)
+    told = str(caught.value)
+    assert told.startswith(f"{folder / CHECKPOINT}: is not a checkpoint of fedblend or is damaged: ")
+    assert told.endswith("begin again in another folder")
+    assert "\n" not in told
+    return told
+
+
+def test_a_sound_one_is_read(tmp_path: Path) -> None:
+    state = checkpoint.read(made(tmp_path))
+    assert state is not None
+    assert (state.round, state.shared_round, state.has_pool.tolist()) == (3, 2, [True, False, True])
+    assert checkpoint.round_of(tmp_path) == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("[]", "holds a list, no table"),
+        ('"round"', "holds a str, no table"),
+        ("[" * 100_000, "recursion"),
+        ('{"round":' * 100_000, "recursion"),
+        ("{", "double quotes"),
+        (json.dumps({**SCALARS, "round": "x"}), "round: 'x' in its header is no whole number from 0"),
+        (json.dumps({**SCALARS, "round": "1\n" * 500}), r"round: '1\n1\n"),
+        (json.dumps({**SCALARS, "round": 1.5}), "round: 1.5"),
+        (json.dumps({**SCALARS, "round": True}), "round: True"),
+        (json.dumps({**SCALARS, "round": None}), "round: None"),
+        (json.dumps({**SCALARS, "round": -1}), "round: -1 in its header is no whole number from 0"),
+        ('{"round": 1e999, "shared_round": -1, "clients": 3}', "round: inf"),
+        (json.dumps({**SCALARS, "shared_round": -2}), "shared_round: -2 in its header is no whole number from -1"),
+        (json.dumps({"round": 3, "clients": 3}), "'shared_round'"),
+        (json.dumps({**SCALARS, "clients": "3"}), "clients: '3'"),
+    ],
+)
+def test_a_header_of_another_form(tmp_path: Path, header: str, words: str) -> None:
+    assert words in told_of(made(tmp_path, header))
+    assert checkpoint.round_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "changes", "words"),
+    [
+        ({}, {"holders": torch.ones(3)}, "'holders' is torch.float32 of shape [3], not torch.uint8 [n]"),
+        ({}, {"holders": torch.zeros(1, 1, dtype=torch.uint8)}, "'holders' is torch.uint8 of shape [1, 1]"),
+        ({}, {"holders": None}, "'holders'"),
+        ({"clients": 0}, {}, "'holders' has 1 bytes for 0 clients"),
+        ({"clients": 9}, {}, "'holders' has 1 bytes for 9 clients"),
+        ({"clients": 10**30}, {}, "'holders' has 1 bytes for"),
+        ({"clients": 4}, {}, "'shared_sizes' has 3 numbers for 4 clients"),
+        ({}, {"shared_sizes": torch.ones(3)}, "'shared_sizes' is torch.float32"),
+        ({}, {"owner": torch.ones(2, dtype=torch.bfloat16)}, "'owner' is torch.bfloat16"),
+        ({}, {"owner": torch.tensor([0, 1, 2])}, "'entries' has other than the 3 rows of 'owner'"),
+        ({}, {"entries/x": torch.tensor(1.0)}, "'entries' has other than the 2 rows of 'owner'"),
+        ({}, {"owner": torch.tensor([0, 3])}, "it tells of client 3; valid: 0 to 2"),
+        ({}, {"owner": torch.tensor([-1, 2])}, "it tells of client -1; valid: 0 to 2"),
+        ({}, {"own/3/weights/w": torch.ones(2)}, "it tells of client 3; valid: 0 to 2"),
+        ({}, {"own/one/weights/w": torch.ones(2)}, "'one'"),
+    ],
+)
+def test_tensors_that_do_not_go_together(
+    tmp_path: Path, header: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    assert words in told_of(made(tmp_path, json.dumps({**SCALARS, **header}), **changes))
+
+
+def test_a_folder_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINT).mkdir()
+    told_of(tmp_path)
+    assert checkpoint.round_of(tmp_path) is None
+
+
+# Of another run -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "clients", "words"),
+    [
+        ({"v": torch.ones(2)}, 3, "is of another model than the run's ('v' differs)"),
+        ({"w": torch.ones(3)}, 3, "('w' differs)"),
+        ({"w": torch.ones(2, dtype=torch.float64)}, 3, "('w' differs)"),
+        ({}, 3, "('w' differs)"),
+        ({"w": torch.ones(2)}, 4, "is of 3 clients, but the run has 4"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit(
+    tmp_path: Path, model: dict[str, torch.Tensor], clients: int, words: str
+) -> None:
+    state = checkpoint.read(made(tmp_path))
+    assert state is not None
+    with pytest.raises(FedblendError) as caught:
+        checkpoint.fitted(state, model, clients, tmp_path)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path / CHECKPOINT}: ")
+
+
+def test_a_clients_own_weights_must_be_of_the_model_as_well(tmp_path: Path) -> None:
+    state = checkpoint.read(made(tmp_path, **{"own/1/weights/w": torch.zeros(3)}))
+    assert state is not None
+    with pytest.raises(FedblendError, match=r"another model than the run's \('w' differs\)"):
+        checkpoint.fitted(state, {"w": torch.ones(2)}, 3, tmp_path)
+
+
+def test_all_weights_come_back_in_the_models_order(tmp_path: Path) -> None:
+    two = {f"{where}/{name}": torch.ones(2) for where in ("weights", "own/1/weights") for name in ("a", "w")}
+    state = checkpoint.read(made(tmp_path, **two, **{"own/1/said/outputs": torch.ones(1)}))
+    assert state is not None
+    fitted = checkpoint.fitted(state, {"w": torch.zeros(2), "a": torch.zeros(2)}, 3, tmp_path)
+    assert list(fitted.weights) == ["w", "a"]
+    assert list(fitted.own[1]) == ["weights/w", "weights/a", "said/outputs"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two rounds."""
+    succeeded(here("run", write(tmp_path / "tiny.toml"), "--out", tmp_path / "out"))
+    return tmp_path / "out" / "custom-seed0"
+
+
+def test_a_run_does_not_go_on_from_anothers_checkpoint(run: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "other.toml", {"model": {"name": "mlp", "hidden": [9]}})
+    succeeded(here("run", file, "--out", tmp_path / "other"))
+    (run / CHECKPOINT).write_bytes((tmp_path / "other" / "custom-seed0" / CHECKPOINT).read_bytes())
+    lines = lines_of(run)
+    refused(here("resume", run), f"{run / CHECKPOINT}: is of another model than the run's")
+    assert (lines_of(run), status(run)["state"]) == (lines, "done")
+
+
+def test_a_checkpoint_of_more_rounds_than_can_be_counted(run: Path) -> None:
+    scalars = {"round": 10**18, "shared_round": -1, "clients": 4}
+    save_file(load_file(run / CHECKPOINT), run / CHECKPOINT, {"state": json.dumps(scalars)})
+    refused(here("resume", run), "metrics.jsonl: rounds are missing below the checkpoint's, 1000000000000000000")

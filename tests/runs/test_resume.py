@@ -1,0 +1,464 @@
+"""A run that is killed, stopped or short of room goes on, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import (
+    CHECKPOINT,
+    alive,
+    contents,
+    finish,
+    here,
+    kill_alone,
+    lines_of,
+    records,
+    refused,
+    same_end,
+    start,
+    status,
+    stop,
+    succeeded,
+    wait_until,
+    write,
+)
+from helpers import same_state
+from safetensors.torch import load_file, save_file
+
+from fedblend.core.loop import RunState
+from fedblend.runs import checkpoint
+
+SLUG = "fedmix-seed0"
+
+EVENTFUL: dict[str, Any] = {
+    "name": "eventful",
+    "rounds": 60,
+    "eval_every": 2,
+    "checkpoint_every": 3,
+    "data": "digits",
+    "partition": {"name": "classes", "clients": 10, "classes_per_client": 2},
+    "arrival": {"first": 0.4, "clients": 0.2, "portion": 0.1},
+    "model": {"name": "mlp", "hidden": [32], "dropout": 0.3},
+    "train": {"cohort": 4, "epochs": 1, "batch_size": 20, "lr": 0.05},
+    "method": {"name": "fedmix", "sharing": {"samples_per_mean": 5, "refresh": 0.2}},
+    "engine": "loop",
+}
+"""All that a run can carry from round to round: dropout, shared means that are renewed, data that arrive; with one
+engine, since `auto` may take another on a machine that is busier."""
+
+
+@pytest.fixture(scope="module")
+def eventful(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The eventful run, undisturbed; ``eventful.toml`` lies beside its folder."""
+    folder = tmp_path_factory.mktemp("eventful")
+    succeeded(here("run", write(folder / "eventful.toml", base=EVENTFUL), "--out", folder / "whole"))
+    return folder / "whole" / SLUG
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six rounds of the tiny experiment, undisturbed; ``tiny.toml`` lies beside its folder."""
+    folder = tmp_path_factory.mktemp("tiny")
+    succeeded(here("run", write(folder / "tiny.toml", {"rounds": 6}), "--out", folder / "whole"))
+    return folder / "whole" / "custom-seed0"
+
+
+def copy_of(run: Path, folder: Path) -> Path:
+    """A run's copy inside ``folder``, to be damaged."""
+    return Path(shutil.copytree(run, folder / "out" / run.name))
+
+
+# Killed ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_ten_instants_ends_like_one_left_alone(eventful: Path, tmp_path: Path) -> None:
+    file, run, chance = eventful.parent.parent / "eventful.toml", tmp_path / "out" / SLUG, random.Random(20)
+    checkpoint, temporary = run / CHECKPOINT, run / f".{CHECKPOINT}.tmp"
+
+    def kill(when: Callable[[], bool], pause: float) -> None:
+        process = start("run", file, "--resume", "--out", tmp_path / "out")
+        try:
+            wait_until(when, process, pause=0.0002)
+            time.sleep(chance.uniform(0, pause))
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            stop(process)
+        assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+
+    def after(line: int, then: Callable[[], bool] = lambda: True) -> Callable[[], bool]:
+        return lambda: lines_of(run) >= line and then()
+
+    kill(lambda: True, pause=1.5)  # somewhere on its way to the first file
+    kill((run / "facts.json").exists, pause=0.0)  # while it makes its folder
+    kill((run / "metrics.jsonl").exists, pause=0.0)  # before the first checkpoint, most likely
+    for _ in range(4):  # anywhere in a round
+        kill(after(lines_of(run) + 3), pause=0.1)
+    for _ in range(3):  # while it writes a checkpoint
+        kill(after(lines_of(run) + 2, temporary.exists), pause=0.0005)
+    assert lines_of(run) <= EVENTFUL["rounds"]
+    assert json.loads((run / "facts.json").read_text())["data"]["name"] == "digits"
+    assert checkpoint.exists()
+    succeeded(here("resume", run))
+    same_end(run, eventful)
+    assert load_file(checkpoint).keys() == load_file(eventful / CHECKPOINT).keys()
+    shared = [round for round, line in enumerate(records(run)) if '"shared"' in line]
+    assert len(shared) > 1, "means were never renewed, so the test missed what it is for"
+
+
+@pytest.mark.slow
+def test_a_folder_in_use_by_another_process(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "long.toml", {"rounds": 100_000}), tmp_path / "out"
+    run = out / "custom-seed0"
+    process = start("run", file, "--out", out)
+    try:
+        wait_until(lambda: lines_of(run) >= 2, process)
+        for again in (("run", file, "--resume", "--out", out), ("resume", out), ("resume", run)):
+            refused(here(*again), str(out), "this study is in use by another process")
+        at = lines_of(run)
+        wait_until(lambda: lines_of(run) > at, process)  # the other goes on undisturbed
+        for order in ("inspect", "compare"):
+            assert re.search(r"running at round [1-9]\d* of 100000", " ".join(here(order, out).out.split()))
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        stop(process)
+    rounds = lines_of(run) + 1
+    succeeded(here("run", file, "--resume", "--out", out, "--set", f"rounds={rounds}"))  # a kill frees the folder
+    assert lines_of(run) == rounds + 1
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_told_from_a_running_one_and_how_it_goes_on(tmp_path: Path) -> None:
+    file = write(tmp_path / "long.toml", {"rounds": 100_000, "checkpoint_every": 1000})
+    run = tmp_path / "out" / "custom-seed0"
+    process = start("run", file, "--out", tmp_path / "out")
+    try:
+        wait_until(lambda: lines_of(run) >= 4, process)
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        stop(process)
+    for order in ("inspect", "compare"):
+        shown = "".join(succeeded(here(order, run)).out.split())
+        told = f"killed at round {lines_of(run) - 1} of 100000; go on with: fedblend resume {run}"
+        assert "".join(told.split()) in shown
+    assert "checkpoint    round 0\n" in here("inspect", run).out
+
+
+@pytest.mark.slow
+def test_a_line_cut_in_half_is_dropped_and_made_again(eventful: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "out" / SLUG, eventful.parent.parent / "eventful.toml"
+    succeeded(here("run", file, "--set", "rounds=6", "--out", tmp_path / "out"))
+    with open(run / "metrics.jsonl", "ab") as metrics:
+        metrics.write((eventful / "metrics.jsonl").read_bytes().splitlines()[7][:40])
+    succeeded(here("run", file, "--resume", "--out", tmp_path / "out"))
+    same_end(run, eventful)
+
+
+def test_lost_metrics_are_never_passed_over_in_silence(tiny: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "out" / "custom-seed0", tiny.parent.parent / "tiny.toml"
+    succeeded(here("run", file, "--set", "rounds=4", "--out", tmp_path / "out"))
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-50])  # a line that the checkpoint is already beyond
+    outcome = here("run", file, "--resume", "--out", tmp_path / "out")
+    if outcome.code == 0:
+        same_end(run, tiny)
+    else:
+        refused(outcome, "metrics.jsonl")
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"\x93" * 500])
+def test_a_damaged_checkpoint_is_told(damage: Callable[[bytes], bytes], tiny: Path, tmp_path: Path) -> None:
+    run = copy_of(tiny, tmp_path)
+    (run / CHECKPOINT).write_bytes(damage((run / CHECKPOINT).read_bytes()))
+    before = (run / "metrics.jsonl").read_bytes()
+    told = refused(here("resume", run), f"{CHECKPOINT}: is not a checkpoint of fedblend or is damaged").err
+    assert told.count("is damaged") == 1
+    assert "begin again in another folder" in told
+    assert json.loads((run / "status.json").read_text())["state"] == "done"
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_damaged_status_or_configuration_is_told(tiny: Path, tmp_path: Path) -> None:
+    run = copy_of(tiny, tmp_path)
+    (run / "status.json").write_text('{"state": "do')
+    refused(here("inspect", run), "status.json", "damaged")
+    (run / "config.toml").write_text("rounds = ")
+    refused(here("resume", run), "config.toml", "TOML")
+    for text, told in (("", "data: is missing"), ('data = "digits"\nrunds = 3', "runds: unknown key")):
+        (run / "config.toml").write_text(text)
+        refused(here("resume", run), f"{run}/config.toml: {told}")
+
+
+def state_of(clients: int, shared_round: int = -1) -> RunState:
+    """A state of some clients, of which some have downloaded and, if anything was shared, some have shared."""
+    rng = np.random.default_rng(clients)
+    shared = rng.integers(0, 9, clients) if shared_round >= 0 else np.zeros(clients, np.int64)
+    return RunState(3, {"w": torch.ones(2)}, rng.random(clients) < 0.3, shared, shared_round=shared_round)
+
+
+@pytest.mark.parametrize("clients", [1, 7, 8, 1_000_003])
+@pytest.mark.parametrize("shared_round", [-1, 0, 2])
+def test_a_checkpoint_gives_back_who_holds_what(clients: int, shared_round: int, tmp_path: Path) -> None:
+    state = state_of(clients, shared_round)
+
+    checkpoint.write(tmp_path, state)
+
+    found = checkpoint.read(tmp_path)
+    assert found is not None
+    assert same_state(found, state)
+    assert (found.has_pool.dtype, found.shared_sizes.dtype) == (bool, np.int64)
+    if shared_round < 0:
+        assert (tmp_path / CHECKPOINT).stat().st_size < clients / 8 + 1000
+
+
+def test_a_checkpoint_of_whole_numbers_a_client_is_read_as_well(tmp_path: Path) -> None:
+    state = state_of(10, 2)
+    tensors = {
+        "weights/w": state.weights["w"],
+        "owner": torch.from_numpy(state.entries.owner),
+        "holders": torch.from_numpy(state.has_pool),
+        "shared_sizes": torch.from_numpy(state.shared_sizes),
+    }
+    save_file(tensors, tmp_path / CHECKPOINT, {"state": json.dumps({"round": 3, "shared_round": 2})})
+
+    found = checkpoint.read(tmp_path)
+
+    assert found is not None
+    assert same_state(found, state)
+
+
+# Stopped ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_run_and_tells_how_to_go_on(eventful: Path, tmp_path: Path) -> None:
+    file, run = eventful.parent.parent / "eventful.toml", tmp_path / "out" / SLUG
+    process = start("run", file, "--out", tmp_path / "out")
+    wait_until(lambda: lines_of(run) >= 5, process)
+    os.kill(process.pid, signal.SIGINT)
+    outcome = finish(process)
+    assert outcome.code == 130, outcome
+    assert "Traceback" not in outcome.err
+    assert f"fedblend resume {tmp_path / 'out'}" in outcome.err
+    assert status(run)["state"] == "stopped"
+    assert 3 <= status(run)["round"] < EVENTFUL["rounds"]
+    again = succeeded(here("resume", tmp_path / "out"))
+    assert "fedmix" in again.out
+    same_end(run, eventful)
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_the_second_run_of_a_study_loses_neither(tmp_path: Path) -> None:
+    file = write(tmp_path / "study.toml", {"rounds": 40, "seeds": [0, 1]})
+    folder = tmp_path / "out"
+    process = start("run", file, "--out", folder, "--jobs", 1)
+    wait_until(lambda: lines_of(folder / "custom-seed0") >= 2, process)
+    os.kill(process.pid, signal.SIGINT)
+    outcome = finish(process)
+    assert outcome.code == 130
+    assert f"fedblend resume {folder}" in outcome.err
+    assert lines_of(folder / "custom-seed1") == 0, "the second run had begun, so the test missed what it is for"
+    succeeded(here("resume", folder, "--jobs", 1))
+    for run in (folder / "custom-seed0", folder / "custom-seed1"):
+        assert run.is_dir(), f"{run.name} was forgotten"
+        assert (status(run)["state"], lines_of(run)) == ("done", 41)
+
+
+# Gone on with ----------------------------------------------------------------------------------------------
+
+
+def test_resuming_a_finished_run_changes_nothing_and_prints_the_table(tiny: Path) -> None:
+    names = ("config.toml", "facts.json", "split.json", "metrics.jsonl", CHECKPOINT, "status.json")
+    before = contents(tiny)
+    outcome = succeeded(here("resume", tiny))
+    assert "custom" in outcome.out
+    assert "report.html" in outcome.out
+    after = contents(tiny)
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}
+
+
+def test_going_on_with_another_experiment_names_the_field(tiny: Path) -> None:
+    file, before = tiny.parent.parent / "tiny.toml", contents(tiny)
+    for change, words in (
+        ("train.lr=0.5", f"train.lr: 0.5 differs from 0.05 in {tiny.parent}; a run goes on"),
+        ("partition.clients=5", "partition.clients: 5 differs from 4"),
+        ("scale=unit", "scale.name: 'unit' differs from 'standard'"),
+        ("train.clip_norm=1", "train.clip_norm: 1.0 differs from nothing"),
+        ("policy.min_mean=3", "policy.min_mean: 3 differs from 2"),
+    ):
+        outcome = here("run", file, "--resume", "--set", change, "--out", tiny.parent)
+        refused(outcome, f"custom-seed0: {words}", "may change)")
+        assert not outcome.out, "nothing may look like success"
+        assert contents(tiny) == before
+
+
+def test_going_on_with_another_experiment_is_told_before_any_run_of_a_study(tmp_path: Path) -> None:
+    file = write(tmp_path / "study.toml", {"seeds": [0, 1], "rounds": 1})
+    folder = tmp_path / "out"
+    succeeded(here("run", file, "--out", folder, "--jobs", 1))
+    before = contents(folder)
+    more = ("--seeds", "2,0,1", "--set", "train.lr=0.5", "--jobs", 1)
+    outcome = refused(
+        here("run", file, "--resume", "--out", folder, *more), "custom-seed0, custom-seed1: train.lr: 0.5"
+    )
+    assert outcome.err.count("differs") == 1
+    assert not outcome.out
+    assert contents(folder) == before, "the run of seed 2 could have begun, but not in this study"
+
+
+def test_more_rounds_are_as_if_asked_for_at_once(tiny: Path, tmp_path: Path) -> None:
+    file, run = tiny.parent.parent / "tiny.toml", tmp_path / "out" / "custom-seed0"
+    succeeded(here("run", file, "--set", "rounds=2", "--out", tmp_path / "out"))
+    assert lines_of(run) == 3
+    succeeded(here("run", file, "--resume", "--set", "rounds=4", "--out", tmp_path / "out"))
+    assert lines_of(run) == 5
+    succeeded(here("run", file, "--resume", "--out", tmp_path / "out"))
+    same_end(run, tiny)
+    assert (run / "config.toml").read_bytes() == (tiny / "config.toml").read_bytes()
+
+
+def test_a_new_run_of_the_same_name_leaves_the_old_one_alone(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tiny.parent.parent / "tiny.toml"
+    succeeded(here("run", file, "--set", "rounds=1"))
+    before = contents(tmp_path / "runs" / "tiny")
+    succeeded(here("run", file, "--set", "rounds=1", "--set", "train.lr=0.2"))
+    assert contents(tmp_path / "runs" / "tiny") == before
+    assert "lr = 0.2" in (tmp_path / "runs" / "tiny-2" / "custom-seed0" / "config.toml").read_text()
+    # Without --out, the newest of that name goes on.
+    succeeded(here("run", file, "--resume", "--set", "rounds=2", "--set", "train.lr=0.2"))
+    assert lines_of(tmp_path / "runs" / "tiny-2" / "custom-seed0") == 3
+    assert contents(tmp_path / "runs" / "tiny") == before
+
+
+def test_a_run_killed_before_its_first_line_can_be_shown_and_resumed(tiny: Path, tmp_path: Path) -> None:
+    run = copy_of(tiny, tmp_path)
+    for name in ("metrics.jsonl", "status.json", CHECKPOINT):
+        (run / name).unlink()
+    for order in ("inspect", "compare"):
+        shown = " ".join(succeeded(here(order, run)).out.split())
+        assert "custom" in shown
+        assert "killed before anything was recorded; go on with: fedblend resume" in shown
+    succeeded(here("report", run, "--out", tmp_path / "report.html"))
+    succeeded(here("resume", run))
+    same_end(run, tiny)
+
+
+# Several at once -------------------------------------------------------------------------------------------
+
+STUDY: dict[str, Any] = {**EVENTFUL, "name": "study", "rounds": 30}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two seeds, undisturbed and one after another; its file lies beside its folder."""
+    folder = tmp_path_factory.mktemp("study")
+    file = write(folder / "study.toml", {"seeds": [0, 1]}, base=STUDY)
+    succeeded(here("run", file, "--out", folder / "whole", "--jobs", 1))
+    return folder / "whole"
+
+
+def begin_study(study: Path, out: Path) -> Any:
+    """The study with two runs at once, on its way."""
+    process = start("run", study.parent / "study.toml", "--out", out, "--jobs", 2)
+    wait_until(lambda: all(lines_of(out / f"fedmix-seed{seed}") >= 4 for seed in (0, 1)), process)
+    return process
+
+
+def go_on_with_study(study: Path, out: Path) -> None:
+    succeeded(here("resume", out, "--jobs", 1))
+    for seed in (0, 1):
+        same_end(out / f"fedmix-seed{seed}", study / f"fedmix-seed{seed}")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.slow
+def test_a_study_of_two_at_once_killed_and_resumed(study: Path, tmp_path: Path) -> None:
+    process = begin_study(study, tmp_path / "out")
+    try:
+        left = kill_alone(process)  # as the system does when memory is short
+    finally:
+        stop(process)
+    go_on_with_study(study, tmp_path / "out")
+    assert not left, f"{len(left)} processes go on without the command that began them, and hold the runs' folders"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_run_whose_process_is_killed_is_told_and_can_go_on(study: Path, tmp_path: Path) -> None:
+    process = begin_study(study, tmp_path / "out")
+    lock = str(tmp_path / "out" / "fedmix-seed0" / "run.lock")
+    (holder,) = [pid for pid in alive(process) if lock in open_files(pid)]
+    os.kill(holder, signal.SIGKILL)  # as the system does when memory is short
+    outcome = refused(finish(process), "its process was killed", "resume")
+    # The pool goes down with it, and so does the other run if it has not ended.
+    assert "fedmix-seed0: " in outcome.err or "all 2 runs: " in outcome.err
+    go_on_with_study(study, tmp_path / "out")
+
+
+def open_files(pid: int) -> list[str]:
+    return [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_ctrl_c_while_runs_at_once_begin_leaves_no_trace(study: Path, tmp_path: Path) -> None:
+    process = start("run", study.parent / "study.toml", "--out", tmp_path / "out", "--jobs", 2)
+    wait_until(lambda: len(alive(process)) >= 4, process)  # itself, its messengers and the runs'
+    time.sleep(0.7)
+    os.killpg(process.pid, signal.SIGINT)
+    outcome = finish(process)
+    assert outcome.code == 130, outcome
+    assert "Traceback" not in outcome.err, outcome.err[-3000:]
+    if "fedblend resume" in outcome.err:
+        assert any((tmp_path / "out").glob("*/config.toml")), "there is nothing yet that could be resumed"
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_runs_at_once_without_a_trace(study: Path, tmp_path: Path) -> None:
+    process = begin_study(study, tmp_path / "out")
+    os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
+    outcome = finish(process)
+    assert outcome.code == 130, outcome
+    assert "Traceback" not in outcome.err, outcome.err[-3000:]
+    assert f"fedblend resume {tmp_path / 'out'}" in outcome.err
+    assert {status(tmp_path / "out" / f"fedmix-seed{seed}")["state"] for seed in (0, 1)} <= {"stopped", "done"}
+    go_on_with_study(study, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_stops_no_run(tmp_path: Path) -> None:
+    file, run = write(tmp_path / "long.toml", {"rounds": 60}), tmp_path / "out" / "custom-seed0"
+    process = start("run", file, "--out", tmp_path / "out")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stderr.close()
+    try:
+        process.wait(timeout=100)
+    finally:
+        stop(process)
+    assert status(run)["state"] == "done"
+    assert lines_of(run) == 61
+
+
+def test_resuming_says_where_there_is_nothing_or_too_much(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "file.toml", {"rounds": 3}), tmp_path / "out"
+    assert "nothing to resume" in succeeded(here("run", file, "--resume", "--out", out)).err
+    told = succeeded(here("run", file, "--resume", "--set", "rounds=1", "--out", out)).err
+    assert "3 rounds are made already, more than rounds = 1" in " ".join(told.split())

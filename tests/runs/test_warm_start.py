@@ -1,0 +1,127 @@
+"""A run that begins with another run's last weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_helpers import here, records, refused, succeeded, write
+from helpers import experiment, federation_of, same, same_state
+
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.setup import make_setup
+from fedblend.experiment.study import expand
+from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.parallel import waves
+from fedblend.runs.runner import execute
+
+SMALL = {
+    "data": "digits",
+    "model": {"name": "mlp", "hidden": [8]},
+    "partition": {"name": "xormixfl", "clients": 3, "targets": [3], "samples": 12, "target_samples": 2},
+    "train": {"cohort": 3, "epochs": 1, "lr": 0.05},
+    "rounds": 2,
+}
+SHOT = {"name": "xormixfl", "server_step": {"epochs": 3}}
+MEANS = {"name": "fedmix", "sharing": {"samples_per_mean": 4}}
+
+
+@pytest.fixture(scope="module")
+def shot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """XorMixFL's one shot, seed 1."""
+    path = tmp_path_factory.mktemp("study") / "xormixfl-seed1"
+    execute(experiment(**{**SMALL, "rounds": 1}, method=SHOT, seed=1), path)
+    return path
+
+
+@pytest.mark.parametrize("method", ["fedavg", MEANS], ids=["fedavg", "fedmix"])
+def test_fedavg_and_fedmix_go_on_from_the_one_shot_model(shot: Path, method: object) -> None:
+    warm = experiment(**SMALL, method=method, seed=1, start="xormixfl-seed{seed}")
+    name = "warm" if method == "fedavg" else "warm-means"
+    made = execute(warm, shot.parent / name)
+    begun, ended = checkpoint.read(shot), made.state
+    first = RunDirectory(made.directory.path)
+
+    assert begun is not None
+    lines = first.cut_metrics(2)
+    shots = RunDirectory(shot).cut_metrics(1)
+    # Nothing was trained before the first record, which is the shot's last.
+    assert lines[0]["accuracy"] == shots[-1]["accuracy"]
+    assert lines[0]["loss"] == shots[-1]["loss"]
+    # The same rounds as those of a federation with these weights.
+    fed = federation_of(made.setup)
+    state, _ = fed.start({name: begun.weights[name] for name in made.setup.weights()})
+    for _ in range(2):
+        state, _ = fed.round(state)
+    for weight, tensor in ended.weights.items():
+        assert tensor.allclose(state.weights[weight], atol=1e-5)
+    assert not same(begun.weights, ended.weights)
+
+
+def test_a_warm_run_that_goes_on_ends_as_if_nothing_had_happened(shot: Path, tmp_path: Path) -> None:
+    warm = {**SMALL, "method": "fedavg", "seed": 1, "start": str(shot)}
+    whole = execute(experiment(**warm), tmp_path / "whole")
+    execute(experiment(**{**warm, "rounds": 1}), tmp_path / "half")
+    resumed = execute(experiment(**warm), tmp_path / "half", resume=True)
+    assert same_state(resumed.state, whole.state)
+
+
+def test_a_run_that_cannot_be_begun_with_is_named(shot: Path, tmp_path: Path) -> None:
+    with pytest.raises(FedblendError, match=r"start: 'fedavg-seed\{seed\}': .*fedavg-seed0 has no checkpoint"):
+        execute(experiment(**SMALL, start="fedavg-seed{seed}"), tmp_path / "none")
+    other = {**SMALL, "model": {"name": "mlp", "hidden": [9]}, "start": str(shot)}
+    with pytest.raises(FedblendError, match=r"the model of .*xormixfl-seed1 is another"):
+        execute(experiment(**other), tmp_path / "other")
+    with pytest.raises(FedblendError, match="start"):
+        federation_of(make_setup(experiment(**SMALL, start=str(shot)))).start()
+
+
+def test_a_run_that_is_not_done_is_no_beginning(shot: Path, tmp_path: Path) -> None:
+    execute(experiment(**{**SMALL, "rounds": 1}), tmp_path / "half")
+    RunDirectory(tmp_path / "half").set_status("stopped", 1, "interrupted")
+    with pytest.raises(FedblendError, match="is not done"):
+        execute(experiment(**SMALL, start="half"), tmp_path / "warm")
+
+
+def test_what_others_begin_with_is_run_before_them() -> None:
+    def named(label: str, **more: object) -> dict[str, object]:
+        return {"method": {"name": "fedavg", "label": label}, **more}
+
+    variants = [named("c", start="b-seed{seed}"), named("b", start="a-seed{seed}"), named("d", start="../e/a-seed0")]
+    table = {**SMALL, "seeds": [0, 1], "methods": [{"name": "fedavg", "label": "a"}], "variants": variants}
+    made = [list(wave.experiments) for wave in waves(expand(table))]
+    assert made == [["a-seed0", "a-seed1", "d-seed0", "d-seed1"], ["b-seed0", "b-seed1"], ["c-seed0", "c-seed1"]]
+    round_about = {**table, "variants": [named("b", start="c-seed0"), named("c", start="b-seed{seed}")]}
+    with pytest.raises(FedblendError, match="start: 'b-seed0' begins with itself in the end"):
+        waves(expand(round_about, [0]))
+
+
+def test_a_name_is_kept_and_a_folder_made_absolute() -> None:
+    assert experiment(start="xormixfl-seed{seed}").start == "xormixfl-seed{seed}"
+    assert experiment(start="runs/one").start == str(Path("runs/one").absolute())
+    assert experiment().start is None
+
+
+@pytest.mark.slow
+def test_one_file_makes_the_shot_and_what_goes_on_from_it(tmp_path: Path) -> None:
+    file = {
+        **SMALL,
+        "name": "both",
+        "seeds": [0, 1],
+        "methods": ["fedavg"],
+        "variants": [
+            {"rounds": 1, "method": SHOT},
+            {"start": "xormixfl-seed{seed}", "method": {"name": "fedavg", "label": "warm"}},
+        ],
+    }
+    succeeded(here("run", str(write(tmp_path / "both.toml", file)), "--out", str(tmp_path / "out")))
+    for seed in (0, 1):
+        last, first = (
+            json.loads(records(tmp_path / "out" / f"{name}-seed{seed}")[at])
+            for name, at in (("xormixfl", -1), ("warm", 0))
+        )
+        assert (first["accuracy"], first["loss"]) == (last["accuracy"], last["loss"])
+    alone = {**SMALL, "name": "alone", "start": "nothing"}
+    refused(here("run", str(write(tmp_path / "alone.toml", alone)), "--out", str(tmp_path / "a")), "start", "nothing")
