@@ -46,8 +46,8 @@ def on_evaluate_model(method: Method, evaluate_model: str | None) -> None:
     """Whose model is evaluated: one that there is."""
     if evaluate_model == "each" and not method.stateful_clients:
         raise ValueError(
-            "evaluate_model: 'each' needs clients that keep their own weights (method.stateful_clients); valid: server, "
-            "device"
+            "evaluate_model: 'each' needs clients that keep their own weights (method.stateful_clients); valid: "
+            "server, device"
         )
     if evaluate_model == "server" and method.stateful_clients:
         raise ValueError(

@@ -27,7 +27,7 @@ from fedblend.analysis.points import sheets as sheets_of_points
 from fedblend.analysis.points.boundaries import GRID, Plane, lead_of
 from fedblend.analysis.points.features import distance
 from fedblend.analysis.points.gradients import alignment, gradient
-from fedblend.analysis.points.loaded_run import LoadedRun, Points
+from fedblend.analysis.points.loaded_run import LoadedRun, Points, with_weights
 from fedblend.analysis.points.replay import replay
 from fedblend.analysis.points.training import accuracy, train
 from fedblend.analysis.points.vae import Vae
@@ -177,7 +177,7 @@ def test_a_replay_looks_at_the_aggregate_before_it_is_tuned() -> None:
         state, _ = untuned.round(state)
     points = Points.of(state.server)
     train_x, train_y = made.scale(made.data.train.x), made.data.train.y
-    model = points.loaded_run.with_weights(made.model, state.weights)
+    model = with_weights(made.model, state.weights)
     assert rows[1]["alignment"] == pytest.approx(alignment(model, points.x, points.labels, train_x, train_y), abs=1e-5)
     # With tuning, the first round's aggregate is the same, and so is what is seen at it.
     tuned = setup(method={"server_step": STEP}, scale="unit")
