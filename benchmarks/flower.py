@@ -88,10 +88,10 @@ def by_loop(asked: Experiment) -> Way:
     federation = RoundLoop(setup, LoopEngine(setup))
     with one_thread():
         state, record = federation.start()
-        records = [record]
+        records = [record.as_dict()]
         while state.round < asked.rounds:
             state, record = federation.round(state)
-            records.append(record)
+            records.append(record.as_dict())
     made = rounds_of(records)
     seconds = statistics.median(made["train_s"]) / asked.train.cohort
     return {**made, "parts": {"training": seconds}, "model_bytes": bytes_of(state.weights)}

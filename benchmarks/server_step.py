@@ -69,7 +69,7 @@ def measured(model: str, clients: int, classes: int, rounds: int) -> dict[str, A
     told = []
     for _ in range(rounds):
         state, record = federation.round(state)
-        told.append(record["machine"]["seconds"])
+        told.append(record.machine["seconds"])
     train, server = (statistics.median(one[phase] for one in told[1:]) for phase in ("train", "server"))
     return {"model": model, "clients": clients, "classes": classes, "train_s": train, "server_s": server}
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedblend.core.channel import Channel
-from fedblend.core.loop import RunState
 from fedblend.core.random import stream
+from fedblend.core.state import RunState
 from fedblend.core.trees import strip_prefix
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.setup import make_setup
@@ -114,6 +114,6 @@ def _of_devices(run: RunDirectory) -> Row:
         assert right is not None
         return round(float(right.mean()), 5)
 
-    each = [accuracy(strip_prefix("weights/", state.own[client])) for client in sorted(state.own)]
+    each = [accuracy(strip_prefix("weights/", state.client_states[client])) for client in sorted(state.client_states)]
     spread = {"mean": statistics.mean(each), "variance": statistics.variance(each)}
     return {"devices": each, **{k: round(v, 8) for k, v in spread.items()}, "server": accuracy(state.weights)}

@@ -14,10 +14,11 @@ from torch import nn
 
 from fedblend._kernels import operators
 from fedblend.core.dataset import Dataset, Population, Samples
-from fedblend.core.loop import Record, RoundLoop, RunState
+from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Objective, Task
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import ClientData
+from fedblend.core.state import RunState
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.loop import EagerNet, LoopEngine
 from fedblend.experiment.config import Experiment, resolve
@@ -111,13 +112,13 @@ def federation_of(made: Setup) -> RoundLoop:
     return RoundLoop(made, engine_of(made))
 
 
-def run(fed: RoundLoop, rounds: int, state: RunState | None = None) -> tuple[RunState, list[Record]]:
+def run(fed: RoundLoop, rounds: int, state: RunState | None = None) -> tuple[RunState, list[dict[str, Any]]]:
     """Go on for ``rounds`` rounds from ``state`` (default: the start); the records of these rounds."""
     state = fed.start()[0] if state is None else state
     records = []
     for _ in range(rounds):
         state, record = fed.round(state)
-        records.append(record)
+        records.append(record.as_dict())
     return state, records
 
 
@@ -246,7 +247,7 @@ def as_rows(x: torch.Tensor, y: torch.Tensor) -> list[tuple[float, ...]]:
     return sorted(map(tuple, torch.cat([x.flatten(1), y.flatten(1)], 1).tolist()))
 
 
-def without_machine(records: Iterable[Record]) -> list[Record]:
+def without_machine(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records without the fields that differ between machines."""
     return [{k: v for k, v in record.items() if k != "machine"} for record in records]
 

@@ -1,6 +1,6 @@
 """A round in fedblend, in its loop or stacked engine, on one rank or several, or as it chooses by itself.
 
-What is timed is `Federation.round`: the whole round of a run but for evaluation and checkpoints. Only the cohorts and
+What is timed is `RoundLoop.round`: the whole round of a run but for evaluation and checkpoints. Only the cohorts and
 the first weights are the job's; batches are fedblend's own, shuffled anew, unless --stored-order is given. Samples
 are kept as uint8 and scaled in every step, where the peers are given scaled floats.
 """
@@ -26,8 +26,10 @@ from outcome import WARM_UP, check_rounds, options, report, wait_for
 
 from fedblend import engines
 from fedblend.core.engine import Engine
-from fedblend.core.loop import Record, RoundLoop, RunState
+from fedblend.core.loop import RoundLoop
+from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
 from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, resolve
 
@@ -52,7 +54,8 @@ class JobFederation(RoundLoop):
         clients = len(self.setup.population)
         return RunState(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
 
-    def _cohort(self, round: int, *_: object) -> np.ndarray:
+    def draw_cohort(self, round: int) -> np.ndarray:
+        """The job's clients."""
         return self.job.cohorts[round]
 
 
@@ -69,7 +72,9 @@ def experiment_of(job: Job, given: argparse.Namespace, eval_every: int = NEVER) 
     return resolve(table | asked | {"method": method, "rounds": ROUNDS, "eval_every": eval_every})
 
 
-def timed_rounds(federation: RoundLoop, state: RunState, rounds: int) -> tuple[RunState, list[float], list[Record]]:
+def timed_rounds(
+    federation: RoundLoop, state: RunState, rounds: int
+) -> tuple[RunState, list[float], list[RoundRecord]]:
     """Make some rounds; returns the state after them, the seconds of each and their records."""
     seconds, records = [], []
     for _ in range(rounds):
@@ -81,9 +86,18 @@ def timed_rounds(federation: RoundLoop, state: RunState, rounds: int) -> tuple[R
     return state, seconds, records
 
 
-def medians_of(records: Iterable[Record]) -> dict[str, float]:
+def require_cohorts(job: Job, records: Iterable[RoundRecord]) -> None:
+    """Stop unless each round trained the job's clients: other clients are another amount of work."""
+    for record in records:
+        if record.cohort != job.cohort(record.round - 1):
+            raise SystemExit(
+                f"round {record.round} trained {record.cohort}, not the job's {job.cohort(record.round - 1)}"
+            )
+
+
+def medians_of(records: Iterable[RoundRecord]) -> dict[str, float]:
     """Median seconds of each phase of a round. Waiting for other ranks counts as "aggregate"."""
-    tables = [record["machine"]["seconds"] for record in records]
+    tables = [record.machine["seconds"] for record in records]
     return {phase: statistics.median(t[phase] for t in tables) for phase in tables[0]} if tables else {}
 
 
@@ -95,11 +109,12 @@ def run(job: Job, setup: Setup, engine: Engine, given: argparse.Namespace) -> Fo
     """Time the rounds, and then some with evaluation."""
     federation = JobFederation(setup, engine, job)
     state, seconds, records = timed_rounds(federation, federation.begin(), given.rounds)
+    require_cohorts(job, records)
     found: dict[str, object] = {"phases_s": medians_of(records[WARM_UP:])}
     if given.evaluations:
         every = replace(setup, experiment=experiment_of(job, given, eval_every=1))
         _, whole, evaluated = timed_rounds(JobFederation(every, engine, job), state, given.evaluations)
-        evaluate = [record["machine"]["seconds"]["evaluate"] for record in evaluated]
+        evaluate = [record.machine["seconds"]["evaluate"] for record in evaluated]
         found["evaluated"] = {"round_s": whole, "evaluate_s": evaluate}
     return state, seconds, found
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from fedblend.core.registry import Part
+from fedblend.core.trees import Tensors
 
-Tensors = Mapping[str, torch.Tensor]
 WeightedUpload = tuple[Tensors, float]
 
 

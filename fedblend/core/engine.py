@@ -1,123 +1,183 @@
-"""What an engine does: it runs tasks on clients and yields results, wherever the clients live."""
+"""Work for clients: the task of a round, what training returns, and the engine protocol.
+
+An engine runs tasks on clients and returns results. Where clients run is the engine's business: one after another in
+this process, stacked, on other processes, or at real sites.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from fedblend.core.objective import ClientPart, Term
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.trees import strip_prefix
-
-Tensors = Mapping[str, torch.Tensor]
+from fedblend.core.trees import Tensors, add_prefix, strip_prefix
+from fedblend.core.upload import bytes_of, fault_of
 
 
 @dataclass(frozen=True)
 class TrainTask:
-    """One round of local training: what every client of the cohort is told.
-
-    ``said`` is what the server says beside the model; ``own`` holds, by client, what those know who begin from weights
-    of their own and not from the round's: ``weights/...`` and ``said/...``.
-    """
+    """One round of local training: what the clients of the cohort begin with."""
 
     round: int
+    """The round, counted from 0."""
     weights: Tensors
+    """The global model."""
     pool: Pool | None
+    """What clients may mix with; ``None`` where the objective mixes nothing."""
     sizes: np.ndarray
-    said: Tensors = field(default_factory=dict)
-    own: Mapping[int, Tensors] = field(default_factory=dict)
+    """Samples that each client of the federation holds in this round, int64 [clients]."""
+    global_outputs: Tensors = field(default_factory=dict)
+    """Mean outputs by label from the server; empty where there are none."""
+    client_states: Mapping[int, Tensors] = field(default_factory=dict)
+    """What clients of the cohort keep, by client (:attr:`RunState.client_states`).
+
+    A table with ``weights/...`` replaces the global model and outputs for that client: it goes on from its own model.
+    """
+    server_state: Tensors = field(default_factory=dict)
+    """What objective and terms keep at the server, by ``SLOT/name``; sent to every client of the cohort."""
+    personal: bool = False
+    """Whether this task trains the clients' personal models (:class:`fedblend.core.objective.Personal`)."""
+
+    def has_own_model(self, client: int) -> bool:
+        """Whether a client goes on from a model of its own, not from the global one."""
+        return any(name.startswith("weights/") for name in self.client_states.get(client, ()))
 
     def start_of(self, client: int) -> Tensors:
         """The weights that a client begins with."""
-        return strip_prefix("weights/", self.own[client]) if client in self.own else self.weights
+        if self.personal:
+            return strip_prefix("personal/", self.client_states[client])
+        return strip_prefix("weights/", self.client_states[client]) if self.has_own_model(client) else self.weights
 
-    def knows(self, client: int) -> tuple[bool, bool]:
-        """Whether a client begins from weights of its own, and whether it has heard anything beside a model."""
-        return client in self.own, bool(self.said_to(client))
+    def anchor_of(self, client: int) -> Tensors:
+        """The weights that terms measure distances from: the client's first of the round, or the global model."""
+        return self.weights if self.personal else self.start_of(client)
 
-    def said_to(self, client: int) -> Tensors:
-        """What the server said beside the model, as far as the client has heard."""
-        return strip_prefix("said/", self.own[client]) if client in self.own else self.said
+    def outputs_of(self, client: int) -> Tensors:
+        """The mean outputs by label that a client last received."""
+        if self.has_own_model(client):
+            return strip_prefix("outputs/", self.client_states[client])
+        return self.global_outputs
+
+    def purpose(self, name: str) -> str:
+        """The purpose of a random stream of this task; a personal model draws its own."""
+        return f"personal-{name}" if self.personal else name
+
+
+def client_parts(method: Any) -> dict[str, ClientPart]:
+    """The parts of a method that work at clients, by slot: ``objective``, ``terms.0``, ``terms.1``, ..."""
+    return {"objective": method.objective, **{f"terms.{i}": term for i, term in enumerate(method.terms)}}
+
+
+def terms_of(method: Any, task: TrainTask) -> list[tuple[str, Term]]:
+    """The terms that a task adds to the objective, with their slots; terms of a personal model keep nothing."""
+    if task.personal:
+        return [(f"personal.{i}", term) for i, term in enumerate(method.personal.terms())]
+    return [(f"terms.{i}", term) for i, term in enumerate(method.terms)]
 
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What training made at a client: its weights, the number of samples it used, and its mean loss.
-
-    ``outputs`` float32 [C, C] are the means of its model's softmax outputs by label, where they were noted.
-    """
+    """What training returns for one client."""
 
     client: int
+    """The client's number."""
     weights: dict[str, torch.Tensor]
+    """Weights and buffers after training, by name."""
     samples: int
+    """Samples that the client holds."""
     loss: float
+    """Mean loss over the steps, without terms."""
     outputs: torch.Tensor | None = None
+    """Mean softmax outputs by label, float32 [C, C], where the upload needs them."""
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What parts keep at the client from now on, by ``SLOT/name``."""
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What parts send beside the model, by ``SLOT/name``."""
+    notes: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Numbers that parts noted, one a step (:attr:`fedblend.core.objective.Context.note`); the loop engine's only."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Per-sample results of one set of samples: ``loss`` float32 [n], and ``right`` bool [n] in classification.
-
-    ``owner`` int64 [n] is the client that holds each sample out, where not all could be asked.
-    """
+    """Per-sample results of one set of samples."""
 
     loss: np.ndarray
+    """float32 [n]."""
     right: np.ndarray | None
+    """bool [n] in classification, else ``None``."""
     samples: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Rows of the samples in their half of the data set, int64 [n]."""
     owner: np.ndarray | None = None
+    """The client that holds each sample out, int64 [n], where some clients gave no scores."""
 
 
 @dataclass
 class CohortResult:
-    """What a round's training gave: of good uploads the client, its samples and its loss, and why others were not.
+    """A cohort's training, collected: what aggregation needs, and why uploads were refused."""
 
-    ``partial`` is what the aggregator kept of the good uploads, ``sent`` the bytes of all uploads, ``seconds`` the
-    time that training them took. ``held`` are the good uploads of this process by client, where the server step looks
-    at them. ``own`` are the weights of clients that go on from their own, by client. ``beside`` are bytes of other
-    kinds that went with the uploads, by direction and kind.
-    """
-
+    cohort: list[int] = field(default_factory=list)
+    """Clients that trained."""
     good: list[tuple[int, int, float]] = field(default_factory=list)
+    """Client, samples and loss of each good upload."""
     refused: list[dict[str, Any]] = field(default_factory=list)
+    """``client`` and ``reason`` of each refused upload."""
     sent: int = 0
+    """Bytes of all uploads."""
     seconds: float = 0.0
+    """Seconds that training took."""
     partial: Any = None
-    held: dict[int, Tensors] = field(default_factory=dict)
-    own: dict[int, Tensors] = field(default_factory=dict)
-    beside: dict[tuple[str, str], int] = field(default_factory=dict)
+    """What the aggregator kept of the good uploads."""
+    uploads: dict[int, Tensors] = field(default_factory=dict)
+    """Good uploads of this process by client, where the server step looks at single ones."""
+    client_states: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    """What clients keep from now on, by client and path, where they keep anything."""
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Sums over the good uploads of what parts sent beside the model, float64, by ``SLOT/name``."""
+    extra_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Bytes of other kinds that went with the uploads, by direction and kind."""
+    notes: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    """What parts noted while the clients trained, by client."""
+
+    def add_extras(self, extras: Tensors) -> None:
+        """Add one client's extras to the sums."""
+        for name, tensor in extras.items():
+            self.extras[name] = self.extras[name] + tensor.double() if name in self.extras else tensor.double()
 
 
 class Engine(Protocol):
-    """Runs tasks on clients. Results come in the order in which the clients were given.
-
-    ``secret_noise`` is true where clients are real: noise that protects them is then drawn from the system's entropy.
-    """
+    """Runs tasks on clients. Results come in the order in which the clients were given."""
 
     secret_noise: bool
+    """Whether clients are real: noise that protects them is then drawn from the system's entropy."""
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
     ) -> Iterator[tuple[int, Payload]]:
-        """Ask clients to share; those that send nothing yield nothing."""
+        """Have clients share; a client that sends nothing yields nothing."""
         ...
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
-        """Train a model on each client from the round's weights."""
+        """Train a model on each client from the weights that the task gives it."""
         ...
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        """Train the clients, check what they send, and keep of it what the aggregator needs."""
+        """Train the clients, check what they send, and keep of it what the aggregator needs.
+
+        ``lost`` are clients whose upload does not arrive.
+        """
         ...
 
-    def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
-        """Put the server step's question to the holders of the uploads that the last :meth:`collect` found good."""
+    def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
+        """Put the server step's question to the clients whose uploads the last :meth:`collect` found good."""
         ...
 
     def score(self, weights: Tensors, held: bool = False) -> Scores:
@@ -125,48 +185,65 @@ class Engine(Protocol):
         ...
 
     def server_model(self) -> nn.Module:
-        """A module for functional calls with any weights, in evaluation mode, for the server step."""
+        """Return a module for functional calls with any weights, in evaluation mode, for the server step."""
         ...
 
     def close(self) -> None:
-        """Let go of other processes, if there are any."""
+        """Release other processes, if there are any."""
         ...
 
 
-def collect(setup: Setup, task: TrainTask, results: Iterable[ClientUpdate], lost: Collection[int]) -> CohortResult:
-    """Protect, count and check each upload, and hand the good ones to the aggregator as they come.
+def collect(
+    engine: Engine, setup: Setup, task: TrainTask, clients: Sequence[int], lost: Collection[int]
+) -> CohortResult:
+    """Train clients with an engine of this process; protect, count and check each upload as it comes.
 
-    ``lost`` are clients whose upload never arrives.
+    Each good upload goes to the aggregator and can be freed at once, unless the aggregator or the server step keeps it.
     """
     experiment = setup.experiment
-    kind = experiment.method.upload
-    collected = CohortResult()
+    method, kind = experiment.method, experiment.method.upload
+    result = CohortResult()
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
-        for result in _timed(results, collected):
-            upload = leaving(setup, task, result)
-            collected.sent += experiment.protection.sent_bytes(upload, task.weights)
-            if experiment.keeps_client_weights:
-                collected.own[result.client] = result.weights
-            if result.client in lost:
+        for update in _timed(engine.train(task, clients), result):
+            upload = protected(setup, task, update)
+            result.sent += experiment.protection.sent_bytes(upload, task.weights)
+            if size := bytes_of(update.extras):
+                result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
+            kept = add_prefix("weights/", update.weights) if experiment.keeps_client_weights else {}
+            if state := kept | update.state:
+                result.client_states[update.client] = state
+            if update.notes:
+                result.notes[update.client] = update.notes
+            if update.client in lost:
                 continue
-            fault = kind.fault(upload, task.weights, setup.task)
+            fault = kind.fault(upload, task.weights, setup.task) or fault_of(update.extras, extras_like(method, task))
             if fault:
-                collected.refused.append({"client": result.client, "reason": fault})
+                result.refused.append({"client": update.client, "reason": fault})
                 continue
-            collected.good.append((result.client, result.samples, result.loss))
-            if experiment.method.server_step.looks_at_uploads:
-                collected.held[result.client] = upload
-            yield upload, float(result.samples)
+            result.good.append((update.client, update.samples, update.loss))
+            result.add_extras(update.extras)
+            if method.server_step.looks_at_uploads:
+                result.uploads[update.client] = upload
+            yield upload, float(update.samples)
 
-    collected.partial = kind.aggregator(experiment.method.aggregator).partial(uploads())
-    return collected
+    result.partial = kind.aggregator(method.aggregator).partial(uploads())
+    if method.personal.active:
+        for update in _timed(engine.train(replace(task, personal=True), clients), result):
+            result.client_states.setdefault(update.client, {}).update(add_prefix("personal/", update.weights))
+    return result
 
 
-def leaving(setup: Setup, task: TrainTask, result: ClientUpdate) -> dict[str, torch.Tensor]:
+def extras_like(method: Any, task: TrainTask) -> dict[str, torch.Tensor]:
+    """Tensors with the names, shapes and types of what a good client sends beside its model."""
+    senders = tuple(f"{slot}/" for slot, part in client_parts(method).items() if part.sends)
+    return {name: tensor for name, tensor in task.server_state.items() if name.startswith(senders)}
+
+
+def protected(setup: Setup, task: TrainTask, update: ClientUpdate) -> dict[str, torch.Tensor]:
     """What a client sends: its upload with the protection on it, or what an adversary makes of it."""
-    experiment, client = setup.experiment, result.client
-    payload = experiment.method.upload.payload(result.weights, result.outputs)
+    experiment, client = setup.experiment, update.client
+    payload = experiment.method.upload.payload(update.weights, update.outputs)
     if setup.adversaries[client]:
         rng = stream(experiment.seed, "adversary", task.round, client)
         return experiment.adversary.corrupt(payload, task.weights, rng)
@@ -174,13 +251,13 @@ def leaving(setup: Setup, task: TrainTask, result: ClientUpdate) -> dict[str, to
     return experiment.protection.protect(payload, task.weights, experiment.train.lr_in(task.round), rng)
 
 
-def _timed(results: Iterable[ClientUpdate], collected: CohortResult) -> Iterator[ClientUpdate]:
-    """Pass results on, adding up the time that making each one took."""
-    waiting = iter(results)
+def _timed(updates: Iterable[ClientUpdate], result: CohortResult) -> Iterator[ClientUpdate]:
+    """Pass updates on, and add up the time that each one took."""
+    remaining = iter(updates)
     while True:
         start = time.perf_counter()
-        result = next(waiting, None)
-        collected.seconds += time.perf_counter() - start
-        if result is None:
+        update = next(remaining, None)
+        result.seconds += time.perf_counter() - start
+        if update is None:
             return
-        yield result
+        yield update

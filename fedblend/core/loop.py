@@ -1,66 +1,75 @@
-"""The round loop: the only one there is. It asks an engine to run client work and knows not where clients live.
+"""The round loop, the only one there is. It is engine-agnostic: an engine runs all client work.
 
-sharing (once, or again when due):  client.share -> server.pool -> what every client may use
-every round:  cohort -> downlink -> client.train -> protection -> uplink -> aggregate -> server step
-              -> evaluate -> record
+    sharing, once or when due:  client.share -> protection -> uplink -> server.pool
+    every round:  cohort -> downlink -> client.train -> protection -> uplink
+                  -> aggregate -> after_aggregation of client parts -> server step -> evaluate -> record
+
+:meth:`RoundLoop.round` is the algorithm; the methods below it are its steps, in order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedblend.core.engine import CohortResult, Engine, TrainTask
+from fedblend.core.callbacks import Callback
+from fedblend.core.engine import CohortResult, Engine, TrainTask, client_parts
 from fedblend.core.errors import FedblendError, by_reason, listed
 from fedblend.core.evaluation import evaluate, require_own_tests
+from fedblend.core.objective import CohortSummary
 from fedblend.core.protection import ReleaseContext
 from fedblend.core.random import stream
-from fedblend.core.record import CostMeter
-from fedblend.core.server_step import ServerContext, Tensors
+from fedblend.core.record import CostMeter, RoundRecord
+from fedblend.core.server_step import ServerContext
 from fedblend.core.setup import Setup, cohort_of, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool, gather, joined, rows_of
-from fedblend.core.trees import add_prefix, strip_prefix
+from fedblend.core.state import RunState, replaced
+from fedblend.core.trees import Tensors, add_prefix, strip_prefix
 from fedblend.core.upload import bytes_of
 
-T = TypeVar("T")
-Record = dict[str, Any]
+Weights = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class RunState:
-    """All that a run carries from round to round; plain data, so a checkpoint is a file.
+class BegunRound:
+    """A round in which clients may begin to train: sharing and downlink are done."""
 
-    ``entries`` are all entries shared so far, ``shared_round`` the round in which they were last renewed,
-    ``has_pool`` says which clients have downloaded them since, ``shared_sizes`` how many samples each client
-    had when it last shared. ``server`` is what the server step keeps (AggEnhance's points), ``said`` what the server
-    says beside a model (mean outputs by label). ``own`` is what clients know who go on from weights of their own:
-    ``weights/...`` and ``said/...`` as far as they have heard it, by client.
-    """
-
-    round: int
-    weights: dict[str, torch.Tensor]
-    has_pool: np.ndarray
-    shared_sizes: np.ndarray
-    entries: Pool = field(default_factory=lambda: gather({}))
-    shared_round: int = -1
-    server: dict[str, torch.Tensor] = field(default_factory=dict)
-    said: dict[str, torch.Tensor] = field(default_factory=dict)
-    own: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    state: RunState
+    """The state, with what was shared and downloaded in this round."""
+    task: TrainTask
+    """What clients begin with."""
+    cohort: list[int]
+    """Clients that take part."""
+    pool: Pool
+    """What the server made of all entries."""
+    costs: CostMeter
+    """What the round has cost so far."""
+    facts: dict[str, Any]
+    """Fields of the round's record so far."""
 
 
 class RoundLoop:
-    """A run's rounds, as a function of plain state: ``state, record = federation.round(state)``."""
+    """A run's rounds as a function of plain state: ``state, record = loop.round(state)``."""
 
-    def __init__(self, setup: Setup, engine: Engine) -> None:
-        self.setup, self.engine = setup, engine
+    def __init__(self, setup: Setup, engine: Engine, callbacks: Sequence[Callback] = ()) -> None:
+        self.setup, self.engine, self.callbacks = setup, engine, tuple(callbacks)
         self.experiment = setup.experiment
         self.method = setup.experiment.method
+        self.ended_by = ""
+        """The callbacks that ended the run before its last round."""
         self._pool: tuple[Pool, Pool] | None = None
+        self._require_possible()
+        self.device = reference_device(setup)
+
+    def _require_possible(self) -> None:
+        """Raise :class:`FedblendError` for what could not work, before anything is trained."""
+        setup, experiment, method = self.setup, self.experiment, self.method
         # Clients that hold samples do so in every round, also where more arrive.
-        cohort, holding = self.experiment.train.cohort, int(np.count_nonzero(setup.population.sizes))
+        cohort, holding = experiment.train.cohort, int(np.count_nonzero(setup.population.sizes))
         if not holding:
             raise FedblendError(
                 f"partition: none of its {len(setup.population)} clients hold samples; at least one must"
@@ -70,123 +79,95 @@ class RoundLoop:
                 f"train.cohort: {cohort} clients a round, but only {holding} of {len(setup.population)} clients "
                 f"hold samples; valid: 1 to {holding}"
             )
-        if self.experiment.evaluate_model == "each":
+        if experiment.evaluate_model == "each":
             require_own_tests(setup)
-        self.method.aggregator.require_possible(cohort)
-        self.method.server_step.require_possible(model_spec(setup, engine.server_model()))
+        method.aggregator.require_possible(cohort)
+        self.spec = model_spec(setup, self.engine.server_model())
+        method.server_step.require_possible(self.spec)
         setup.requests(setup.sizes(0))
-        self.device = reference_device(setup)
-        if self.method.objective.needs:
-            minimum = 1 if self.experiment.unsafe else self.experiment.policy.min_mean
-            self.method.sharing.require_possible(setup.sizes(0), minimum)
+        if method.objective.needs:
+            minimum = 1 if experiment.unsafe else experiment.policy.min_mean
+            method.sharing.require_possible(setup.sizes(0), minimum)
 
-    def start(self, weights: dict[str, torch.Tensor] | None = None) -> tuple[RunState, Record]:
+    # A run ------------------------------------------------------------------------------------------------------
+
+    def start(self, weights: Weights | None = None) -> tuple[RunState, RoundRecord]:
         """The state before the first round, and the record of the model then (round 0).
 
         ``weights`` are those of another run that this one begins with (:mod:`fedblend.runs.warm_start`).
         """
         if weights is None and self.experiment.start is not None:
-            raise FedblendError(f"start: '{self.experiment.start}': this is made of a run's own first model only")
-        clients = len(self.setup.population)
-        state = RunState(0, weights or self.setup.weights(), np.zeros(clients, bool), np.zeros(clients, np.int64))
-        account = CostMeter()
-        return state, self._record(state, account, {})
+            raise FedblendError(f"start: '{self.experiment.start}': a run's rounds cannot be made again without it")
+        weights, clients = weights or self.setup.weights(), len(self.setup.population)
+        state = RunState(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
+        for slot, part in {**client_parts(self.method), "server_step": self.method.server_step}.items():
+            kept = part.init_server_state(self.spec, weights)
+            state = replace(state, server_state=replaced(state.server_state, slot, kept))
+        return state, self._record(state, CostMeter(), {})
 
-    def round(self, state: RunState) -> tuple[RunState, Record]:
-        """One round: share if due, train a cohort, aggregate, refine, evaluate."""
-        account = CostMeter()
-        sizes = self.setup.sizes(state.round)
-        state, shared, informed = self._share_if_due(state, sizes, account)
-        pool = self._pool_of(state)
-        if self.method.server_step.needs_pool and not len(pool) and not self.experiment.channel.loses:
-            raise FedblendError(
-                f"method.sharing: '{self.method.sharing.name}': nothing came of what clients could share before round "
-                f"{state.round + 1}, so that the server step '{self.method.server_step.name}' has nothing to work on; "
-                "let clients hold two labels each, and send more seeds or coordinated ones: inverse mixing pairs seeds "
-                "of the same two labels"
-            )
-        if self.method.objective.needs and not len(pool):
-            raise FedblendError(
-                f"method.sharing: '{self.method.sharing.name}': nothing was shared before round {state.round + 1}, "
-                f"so that '{self.method.objective.name}' has nothing to mix with; let clients make larger means "
-                f"(samples_per_mean, split), or lower policy.min_mean: {self.experiment.policy.min_mean}"
-            )
-        facts: Record = {}
-        weights, said, own = state.weights, state.said, state.own
+    def run(self, state: RunState, record: RoundRecord) -> RunState:
+        """Make the rounds that are left, until all are made, the run has converged, or a callback ends it."""
+        for callback in self.callbacks:
+            callback.on_run_begin(self.setup, state)
+        while state.round < self.experiment.rounds and not record.converged and not self.ended_by:
+            state, record = self.round(state)
+            asking = [callback for callback in self.callbacks if callback.on_round_end(state, record)]
+            self.ended_by = ", ".join(getattr(callback, "name", type(callback).__name__) for callback in asking)
+        for callback in self.callbacks:
+            callback.on_run_end(state)
+        return state
+
+    def round(self, state: RunState) -> tuple[RunState, RoundRecord]:
+        """Make one round: share if due, train a cohort, aggregate, refine, evaluate."""
+        begun = self.begin_round(state)
+        costs, facts, before = begun.costs, dict(begun.facts), begun.state
+        weights, outputs = before.weights, before.global_outputs
+        state = before
         if self.method.upload.trains_in(state.round):
-            cohort = cohort_of(self.setup, state.round)
-            heard, state = self._download(state, cohort, pool, informed, account)
-            task, part = self._task(state, cohort, heard, pool, sizes)
-            got, facts = self._train(task, part, account)
-            weights, said = self._aggregate(task, got, len(part), account)
-            own = state.own | self._kept_by_clients(task, got)
-        weights, kept = self._refine(replace(state, said=said), weights, pool, account)
-        facts |= self._change(state, weights, said, facts)
-        state = replace(state, round=state.round + 1, weights=weights, server=kept, said=said, own=own)
-        return state, self._record(state, account, {**facts, **shared})
+            for callback in self.callbacks:
+                callback.on_round_begin(state, np.array(begun.cohort, np.int64))
+            result = self._train(begun, facts)
+            for callback in self.callbacks:
+                callback.on_updates(begun.task, result)
+            with costs.time("aggregate"):
+                weights, outputs = self.aggregate(begun.task, result)
+            weights, server_state = self._after_aggregation(begun.task, weights, state.server_state, result)
+            state = replace(state, server_state=server_state, client_states=self._kept(begun.task, result, state))
+        weights, state = self._refine(replace(state, global_outputs=outputs), weights, begun)
+        facts |= self._change(before, weights, outputs, facts)
+        state = replace(state, round=state.round + 1, weights=weights)
+        return state, self._record(state, costs, facts)
 
-    def _task(
-        self, state: RunState, cohort: np.ndarray, heard: np.ndarray, pool: Pool, sizes: np.ndarray
-    ) -> tuple[TrainTask, list[int]]:
-        """What clients know when they begin, the round's model or what they had before; and which take part.
+    def draw_cohort(self, round: int) -> np.ndarray:
+        """The clients of a round, in order, int64 [clients]. Override it to choose them otherwise."""
+        return cohort_of(self.setup, round)
 
-        One that has not received what its objective mixes with sits the round out.
-        """
-        needs, said = self.method.objective.needs, add_prefix("said/", state.said)
-        own, part = {}, []
-        for client, hears in zip(cohort.tolist(), heard.tolist(), strict=True):
-            if needs and not state.has_pool[client]:
-                continue
-            part.append(client)
-            if self.method.stateful_clients or not hears:
-                had = state.own.get(client) or add_prefix("weights/", self.setup.weights())
-                own[client] = had | (said if hears else {})
-        return TrainTask(state.round, state.weights, pool if needs else None, sizes, state.said, own), part
+    # Sharing and downlink ---------------------------------------------------------------------------------------
 
-    def _kept_by_clients(self, task: TrainTask, got: CohortResult) -> dict[int, dict[str, torch.Tensor]]:
-        """What the round's clients know from now on, where they may go on from it."""
-        tables = {c: add_prefix("weights/", w) | add_prefix("said/", task.said_to(c)) for c, w in got.own.items()}
-        # Copies: a client's may be a view of all clients of a stack, which would live as long as it.
-        return {c: {name: t.clone() for name, t in table.items()} for c, table in tables.items()}
-
-    def _refine(
-        self, state: RunState, weights: dict[str, torch.Tensor], pool: Pool, account: CostMeter
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """What the server makes of the aggregate, and what it keeps for the next round."""
-        step, setup = self.method.server_step, self.setup
-        if not step.active:
-            return weights, {}
-        with account.time("server"):
-            server = ServerContext(
-                **vars(model_spec(setup, self.engine.server_model())),
-                round=state.round,
-                lr=self.experiment.train.lr_in(state.round),
-                rng=stream(self.experiment.seed, "server", state.round),
-                ask=lambda question: self._ask(question, account),
-                state=state.server,
-                prior=setup.prior,
-                said=state.said,
-                pool=pool,
-            )
-            return step.refine(weights, server)
-
-    def _ask(self, question: Tensors, account: CostMeter) -> list[Payload]:
-        """A server step's question to the clients whose uploads were good; answers that are not finite are dropped."""
-        answers = []
-        for _, answer in self.engine.ask(question):
-            if self.method.server_step.queries_clients:
-                account.count("down", "questions", bytes_of(question))
-                account.count("up", "answers", bytes_of(answer))
-            if self._fault_of_payload(answer) is None:
-                answers.append(answer)
-        return answers
+    def begin_round(self, state: RunState) -> BegunRound:
+        """Everything of a round up to the clients' training; nothing is changed but by what is returned."""
+        costs, sizes = CostMeter(), self.setup.sizes(state.round)
+        state, facts, has_model = self._share_if_due(state, sizes, costs)
+        pool = self._pool_of(state)
+        self._require_pool(pool, state.round)
+        cohort: list[int] = []
+        if self.method.upload.trains_in(state.round):
+            drawn = self.draw_cohort(state.round)
+            received, state = self._download(state, drawn, pool, has_model, costs)
+            cohort, states = self._client_states(state, drawn, received)
+        else:
+            states = {}
+        mixed = pool if self.method.objective.needs else None
+        outputs, sent = state.global_outputs, self._broadcast(state)
+        task = TrainTask(state.round, state.weights, mixed, sizes, outputs, states, sent)
+        return BegunRound(state, task, cohort, pool, costs, facts)
 
     def _share_if_due(
-        self, state: RunState, sizes: np.ndarray, account: CostMeter
-    ) -> tuple[RunState, Record, np.ndarray]:
-        """Ask the clients whose data are new to share, if it is time to (MAFL, Algorithm 1; section 3.4).
+        self, state: RunState, sizes: np.ndarray, costs: CostMeter
+    ) -> tuple[RunState, dict[str, Any], np.ndarray]:
+        """Have the clients whose data are new share, if it is time to (MAFL, Algorithm 1; section 3.4).
 
-        Returns the state, what was asked and sent, and the clients that were given the round's model for it.
+        Returns the state, the record's field ``shared``, and the clients that received the round's model for it.
         """
         sharing, round = self.method.sharing, state.round
         nobody = np.empty(0, np.int64)
@@ -194,29 +175,28 @@ class RoundLoop:
             return state, {}, nobody
         new = (sizes != state.shared_sizes) if not sharing.each_round else sizes > 0
         wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
-        # What was lost on the way is sent again until it arrives.
+        # A payload that was lost is sent again until it arrives.
         wanted |= self.experiment.channel.loses and bool((new & (state.shared_sizes == 0)).any())
         if not (round == 0 or sharing.each_round or wanted):
             return state, {}, nobody
         payloads: dict[int, Payload] = {}
         refused = []
-        with account.time("share"):
+        with costs.time("share"):
             asked = np.flatnonzero(new & (np.arange(len(new)) != sharing.server))
             given = dict(self.engine.share(round, state.weights, asked.tolist(), sizes))
-            bytes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
-            arrives = self._sent("up", "share-uplink", bytes_given, np.array([*given], np.int64), round, account)
-            account.count("up", sharing.bytes_kind, int(bytes_given.sum()))
+            sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
+            arrives = self._transmit("up", "share-uplink", sizes_given, np.array([*given], np.int64), round, costs)
+            costs.count("up", sharing.bytes_kind, int(sizes_given.sum()))
             lost = [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
             for client, payload in given.items():
                 if client in lost:
                     continue
-                fault = self._fault_of_payload(payload)
-                if fault:
+                if fault := _fault_of(payload):
                     refused.append({"client": client, "reason": fault})
-                    continue
-                payloads[client] = payload
+                else:
+                    payloads[client] = payload
             if sharing.each_round:
-                account.count("down", "weights", len(asked) * bytes_of(state.weights))
+                costs.count("down", "weights", len(asked) * bytes_of(state.weights))
             kept = rows_of(state.entries, ~np.isin(state.entries.owner, asked))
             entries = joined(kept, gather(payloads))
         state = replace(
@@ -226,21 +206,15 @@ class RoundLoop:
             has_pool=np.zeros_like(state.has_pool),
             shared_sizes=np.where(new & ~np.isin(np.arange(len(sizes)), lost), sizes, state.shared_sizes),
         )
-        facts: Record = {"shared": {"asked": len(asked), "sent": len(payloads), "entries": len(entries)}}
+        shared: dict[str, Any] = {"asked": len(asked), "sent": len(payloads), "entries": len(entries)}
         if lost:
-            facts["shared"]["lost"] = lost
+            shared["lost"] = lost
         if refused:
-            facts["shared"]["refused"] = refused
-        return state, facts, asked if sharing.each_round else nobody
-
-    def _fault_of_payload(self, payload: Payload) -> str | None:
-        for name, tensor in payload.items():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                return f"'{name}' holds NaN or infinity"
-        return None
+            shared["refused"] = refused
+        return state, {"shared": shared}, asked if sharing.each_round else nobody
 
     def _pool_of(self, state: RunState) -> Pool:
-        """What the server makes of the entries; kept until they are others."""
+        """What the server makes of the entries; made again only when entries change."""
         if self._pool is None or self._pool[0] is not state.entries:
             rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
             sharing, base = self.method.sharing, self.setup.base(state.shared_sizes)
@@ -253,141 +227,263 @@ class RoundLoop:
             self._pool = (state.entries, made)
         return self._pool[1]
 
+    def _require_pool(self, pool: Pool, round: int) -> None:
+        """Raise :class:`FedblendError` where clients or the server step have nothing to work on."""
+        if len(pool):
+            return
+        sharing, step, objective = self.method.sharing, self.method.server_step, self.method.objective
+        if step.needs_pool and not self.experiment.channel.loses:
+            raise FedblendError(
+                f"method.sharing: '{sharing.name}': nothing came of what clients could share before round "
+                f"{round + 1}, so that the server step '{step.name}' has nothing to work on; "
+                "let clients hold two labels each, and send more seeds or coordinated ones: inverse mixing pairs seeds "
+                "of the same two labels"
+            )
+        if objective.needs:
+            raise FedblendError(
+                f"method.sharing: '{sharing.name}': nothing was shared before round {round + 1}, "
+                f"so that '{objective.name}' has nothing to mix with; let clients make larger means "
+                f"(samples_per_mean, split), or lower policy.min_mean: {self.experiment.policy.min_mean}"
+            )
+
     def _download(
-        self, state: RunState, cohort: np.ndarray, pool: Pool, informed: np.ndarray, account: CostMeter
+        self, state: RunState, cohort: np.ndarray, pool: Pool, has_model: np.ndarray, costs: CostMeter
     ) -> tuple[np.ndarray, RunState]:
-        """Send what clients do not have yet: the model, what is said, the pool; returns which of them heard it."""
-        with account.time("download"):
+        """Send what clients do not have yet: model, server state of parts, outputs, pool. Returns who received it."""
+        with costs.time("download"):
             sharing, method = self.method.sharing, self.method
             weights = 0 if method.stateful_clients else bytes_of(state.weights)
-            said = bytes_of(state.said) if any(term.uses_outputs for term in method.terms) else 0
-            pool_bytes = (
-                bytes_of(pool.tensors) if sharing.active and sharing.leaves_client and not sharing.for_server else 0
-            )
-            fresh, without_model = ~state.has_pool[cohort], ~np.isin(cohort, informed)
-            sizes = weights * without_model + said + pool_bytes * fresh
-            heard = self._sent("down", "downlink", sizes, cohort, state.round, account)
-            account.count("down", "weights", weights * int(without_model.sum()))
-            account.count("down", method.upload.bytes_kind, said * len(cohort))
-            account.count("down", sharing.bytes_kind, pool_bytes * int(fresh.sum()))
+            outputs = bytes_of(state.global_outputs) if any(term.uses_outputs for term in method.terms) else 0
+            extras = bytes_of(self._broadcast(state))
+            leaves = sharing.active and sharing.leaves_client and not sharing.for_server
+            pool_bytes = bytes_of(pool.tensors) if leaves else 0
+            fresh, without_model = ~state.has_pool[cohort], ~np.isin(cohort, has_model)
+            sizes = weights * without_model + outputs + extras + pool_bytes * fresh
+            received = self._transmit("down", "downlink", sizes, cohort, state.round, costs)
+            costs.count("down", "weights", weights * int(without_model.sum()))
+            costs.count("down", method.upload.bytes_kind, outputs * len(cohort))
+            costs.count("down", "extras", extras * len(cohort))
+            costs.count("down", sharing.bytes_kind, pool_bytes * int(fresh.sum()))
             has_pool = state.has_pool.copy()
-            has_pool[cohort[heard]] = True
-        return heard, replace(state, has_pool=has_pool)
+            has_pool[cohort[received]] = True
+        return received, replace(state, has_pool=has_pool)
 
-    def _sent(
-        self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, account: CostMeter
+    def _broadcast(self, state: RunState) -> Weights:
+        """What parts keep at the server and send to every client of the cohort."""
+        slots = tuple(f"{slot}/" for slot, part in client_parts(self.method).items() if part.broadcasts)
+        return {name: t for name, t in state.server_state.items() if name.startswith(slots)}
+
+    def _client_states(
+        self, state: RunState, cohort: np.ndarray, received: np.ndarray
+    ) -> tuple[list[int], dict[int, Tensors]]:
+        """The clients that take part, and what those keep that go on from something of their own.
+
+        A client that has not received what its objective mixes with does not take part. A client that keeps its own
+        model, or did not receive the round's, goes on from the last model that it had.
+        """
+        taking_part, states = [], {}
+        for client, did_receive in zip(cohort.tolist(), received.tolist(), strict=True):
+            if self.method.objective.needs and not state.has_pool[client]:
+                continue
+            taking_part.append(client)
+            had = state.client_states.get(client, {})
+            kept: Tensors = {n: t for n, t in had.items() if not n.startswith(("weights/", "outputs/"))}
+            if self.method.stateful_clients or not did_receive:
+                own = {n: t for n, t in had.items() if n.startswith(("weights/", "outputs/"))}
+                own = own or add_prefix("weights/", self.setup.weights())
+                kept = {**kept, **own, **(add_prefix("outputs/", state.global_outputs) if did_receive else {})}
+            for slot, part in client_parts(self.method).items():
+                if not any(name.startswith(f"{slot}/") for name in kept):
+                    kept = {**kept, **add_prefix(f"{slot}/", part.init_client_state(self.spec, state.weights))}
+            if self.method.personal.active and not any(name.startswith("personal/") for name in kept):
+                kept = {**kept, **add_prefix("personal/", state.weights)}
+            if kept:
+                states[client] = kept
+        return taking_part, states
+
+    def _transmit(
+        self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, costs: CostMeter
     ) -> np.ndarray:
         """Which of some clients' transmissions of so many bytes arrive; the round lasts as long as the slowest."""
         sent = self.experiment.channel.transmit(direction, sizes, stream(self.experiment.seed, purpose, round), clients)
-        account.wait(direction, float(sent.seconds.max(initial=0.0)))
+        costs.wait(direction, float(sent.seconds.max(initial=0.0)))
         return sent.arrives
 
-    def _train(self, task: TrainTask, clients: list[int], account: CostMeter) -> tuple[CohortResult, Record]:
-        """Train clients, and keep of what arrives and is sound what aggregation needs."""
+    # Training and aggregation -----------------------------------------------------------------------------------
+
+    def _train(self, begun: BegunRound, facts: dict[str, Any]) -> CohortResult:
+        """Train the cohort, and keep what aggregation needs of the uploads that arrive and are good."""
+        task, clients, costs = begun.task, begun.cohort, begun.costs
         size = bytes_of(self.method.upload.like(task.weights, self.setup.task))
         sizes = np.full(len(clients), size)
-        arrives = self._sent("up", "uplink", sizes, np.array(clients, np.int64), task.round, account)
+        arrives = self._transmit("up", "uplink", sizes, np.array(clients, np.int64), task.round, costs)
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
-        with account.time("aggregate"):
-            got = self.engine.collect(task, clients, lost)
-        account.seconds["aggregate"] -= got.seconds
-        account.seconds["train"] += got.seconds
-        account.count("up", self.method.upload.bytes_kind, got.sent)
-        for (direction, what), number in got.beside.items():
-            account.count(direction, what, number)
-        if len(got.good) < self.experiment.min_uploads:
-            reasons = _in_one_line(got.refused) or "none arrived"
+        with costs.time("aggregate"):
+            result = self.engine.collect(task, clients, lost)
+        result.cohort = clients
+        costs.seconds["aggregate"] -= result.seconds
+        costs.seconds["train"] += result.seconds
+        costs.count("up", self.method.upload.bytes_kind, result.sent)
+        for (direction, kind), number in result.extra_bytes.items():
+            costs.count(direction, kind, number)
+        if len(result.good) < self.experiment.min_uploads:
+            reasons = _reasons(result.refused) or "none arrived"
             raise FedblendError(
-                f"round {task.round + 1}: {len(got.good)} good uploads of {len(clients)}, but min_uploads is "
+                f"round {task.round + 1}: {len(result.good)} good uploads of {len(clients)}, but min_uploads is "
                 f"{self.experiment.min_uploads} ({reasons})"
             )
-        facts: Record = {"uploads": len(got.good), "cohort": clients}
-        if samples := sum(n for _, n, _ in got.good):
-            facts["train_loss"] = sum(n * loss for _, n, loss in got.good) / samples
+        facts |= {"uploads": len(result.good), "cohort": clients}
+        if samples := sum(n for _, n, _ in result.good):
+            facts["train_loss"] = sum(n * loss for _, n, loss in result.good) / samples
         if lost:
             facts["lost"] = sorted(lost)
-        if got.refused:
-            facts["refused"] = got.refused
-        return got, facts
+        if result.refused:
+            facts["refused"] = result.refused
+        return result
 
-    def _aggregate(
-        self, task: TrainTask, got: CohortResult, asked: int, account: CostMeter
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The next model, and what the server says beside one: the aggregate of uploads is one or the other."""
-        weights, said, kind = dict(task.weights), dict(task.said), self.method.upload
-        if not got.good:
-            return weights, said
-        with account.time("aggregate"):
-            aggregator = kind.aggregator(self.method.aggregator)
-            if not kind.is_model:
-                return weights, aggregator.finish(got.partial, task.weights)
-            # Rounded after the server's noise, which is sized for the sum: a rounded one may be further from another.
-            made = aggregator.finish(aggregator.unrounded(got.partial), task.weights)
-            # Whoever knows the experiment knows all its streams: real sites must not be able to take noise off again.
-            keyed = stream(self.experiment.seed, "release", task.round)
-            rng = np.random.default_rng() if self.engine.secret_noise else keyed
-            drawn = ReleaseContext(asked, len(got.good), self.experiment.train.lr_in(task.round), rng)
-            released = self.experiment.protection.release(made, task.weights, drawn)
-            return {name: tensor.to(weights[name].dtype) for name, tensor in released.items()}, said
+    def aggregate(self, task: TrainTask, result: CohortResult) -> tuple[Weights, Weights]:
+        """The aggregate of a cohort's uploads: the next global model, and mean outputs where uploads are outputs."""
+        weights, outputs, kind = dict(task.weights), dict(task.global_outputs), self.method.upload
+        if not result.good:
+            return weights, outputs
+        aggregator = kind.aggregator(self.method.aggregator)
+        if not kind.is_model:
+            return weights, aggregator.finish(result.partial, task.weights)
+        # Rounded after the server's noise, which is sized for the exact sum.
+        made = aggregator.finish(aggregator.unrounded(result.partial), task.weights)
+        # Keyed streams are known to all who know the experiment: real sites could take keyed noise off again.
+        keyed = stream(self.experiment.seed, "release", task.round)
+        rng = np.random.default_rng() if self.engine.secret_noise else keyed
+        context = ReleaseContext(len(result.cohort), len(result.good), self.experiment.train.lr_in(task.round), rng)
+        released = self.experiment.protection.release(made, task.weights, context)
+        return {name: tensor.to(weights[name].dtype) for name, tensor in released.items()}, outputs
 
-    def _judged(self, state: RunState) -> Tensors:
-        """The weights that are evaluated: the server's, or those that the reference device has after its training."""
-        if not self.experiment.evaluates_device:
-            return state.weights
-        return strip_prefix("weights/", state.own.get(self.device, add_prefix("weights/", state.weights)))
+    def _after_aggregation(
+        self, task: TrainTask, weights: Weights, server_state: Tensors, result: CohortResult
+    ) -> tuple[Weights, Weights]:
+        """What the parts that keep something at the server make of the aggregate, each in turn."""
+        state = dict(server_state)
+        if not result.good:
+            return weights, state
+        holding = int(np.count_nonzero(self.setup.population.sizes))
+        for slot, part in client_parts(self.method).items():
+            extras = strip_prefix(f"{slot}/", result.extras)
+            summary = CohortSummary(task.weights, extras, len(result.good), holding)
+            weights, kept = part.after_aggregation(weights, strip_prefix(f"{slot}/", state), summary)
+            state = replaced(state, slot, kept)
+        return weights, state
 
-    def _own_models(self, state: RunState) -> dict[int, Tensors] | None:
-        """The weights that clients have of their own, where each is judged by its own."""
-        if self.experiment.evaluate_model != "each":
-            return None
-        return {client: strip_prefix("weights/", table) for client, table in state.own.items()}
+    def _kept(self, task: TrainTask, result: CohortResult, state: RunState) -> dict[int, Weights]:
+        """What clients keep from now on: what the round returned, and the outputs that a client trained with."""
+        kept = {}
+        for client, table in result.client_states.items():
+            outputs = task.outputs_of(client) if any(name.startswith("weights/") for name in table) else {}
+            # Copies: a client's tensors may be views of all clients of a stack.
+            made = {**table, **add_prefix("outputs/", outputs)}
+            kept[client] = {name: tensor.clone() for name, tensor in made.items()}
+        return state.client_states | kept
 
-    def _clock(self, state: RunState, account: CostMeter) -> Record:
-        """Seconds of a round whose clients compute side by side: on the air, and in computing if that is fixed."""
-        told: Record = {"channel": dict(account.channel)} if account.channel else {}
-        if self.experiment.compute_seconds is not None and state.round:
-            told["computing"] = self.experiment.compute_seconds
-        return told
+    # Server step, evaluation, record ----------------------------------------------------------------------------
 
-    def _change(self, state: RunState, weights: Tensors, said: Tensors, facts: Record) -> Record:
-        """How far a round has moved what it is about, and whether that is little enough to stop.
+    def _refine(self, state: RunState, weights: Weights, begun: BegunRound) -> tuple[Weights, RunState]:
+        """What the server step makes of the aggregate, and what it keeps for the next round."""
+        step = self.method.server_step
+        if not step.active:
+            return weights, state
+        with begun.costs.time("server"):
+            context = ServerContext(
+                **vars(model_spec(self.setup, self.engine.server_model())),
+                round=state.round,
+                lr=self.experiment.train.lr_in(state.round),
+                rng=stream(self.experiment.seed, "server", state.round),
+                start=state.weights,
+                query=lambda question: self._query(question, begun.costs),
+                state=state.server_part("server_step"),
+                prior=self.setup.prior,
+                global_outputs=state.global_outputs,
+                pool=begun.pool,
+            )
+            weights, kept = step.refine(weights, context)
+        return weights, replace(state, server_state=replaced(state.server_state, "server_step", kept))
+
+    def _query(self, question: Tensors, costs: CostMeter) -> list[Payload]:
+        """Send a server step's question to the clients whose uploads were good; drop answers that are not finite."""
+        answers = []
+        for _, answer in self.engine.query(question):
+            if self.method.server_step.queries_clients:
+                costs.count("down", "questions", bytes_of(question))
+                costs.count("up", "answers", bytes_of(answer))
+            if _fault_of(answer) is None:
+                answers.append(answer)
+        return answers
+
+    def _change(self, before: RunState, weights: Tensors, outputs: Tensors, facts: dict[str, Any]) -> dict[str, Any]:
+        """How far a round has moved the model, or the mean outputs, and whether that is little enough to stop.
 
         Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs the largest such number of any label.
-        A round of which nothing got through has moved nothing, and says nothing of convergence.
+        A round of which no upload arrived moves nothing and does not count as converged.
         """
         bound = self.experiment.convergence_tol
         if bound is None:
             return {}
         if self.method.upload.is_model:
             old, new = (
-                torch.cat([t.flatten().double() for t in one.values()])[None] for one in (state.weights, weights)
+                torch.cat([t.flatten().double() for t in one.values()])[None] for one in (before.weights, weights)
             )
         else:
-            old, new = (one.get("outputs", torch.zeros(1, 1)).double() for one in (state.said, said))
+            old, new = (one.get("outputs", torch.zeros(1, 1)).double() for one in (before.global_outputs, outputs))
         change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())
         converged = change < bound and facts.get("uploads") != 0
         return {"change": change if np.isfinite(change) else None, "converged": converged}
 
-    def _record(self, state: RunState, account: CostMeter, facts: Record) -> Record:
-        """One line of metrics; fields that differ between machines stand under ``machine``."""
-        record: Record = {"round": state.round}
-        last = state.round >= self.experiment.rounds or facts.get("converged")
+    def _record(self, state: RunState, costs: CostMeter, facts: dict[str, Any]) -> RoundRecord:
+        """The round's record, with an evaluation where one is due."""
+        record = RoundRecord(state.round, **facts)
+        last = state.round >= self.experiment.rounds or record.converged
         if state.round % self.experiment.eval_every == 0 or last:
-            with account.time("evaluate"):
-                record |= evaluate(self.engine, self._judged(state), self.setup, self._own_models(state))
-        record |= facts
-        record |= self._clock(state, account)
-        record["bytes_up"] = dict(account.bytes["up"])
-        record["bytes_down"] = dict(account.bytes["down"])
-        record["machine"] = {"seconds": {k: round(v, 4) for k, v in account.seconds.items()}}
-        if "channel" in record and "computing" not in record:
-            # Side by side at the clients, one after another here.
-            alone = account.seconds["train"] / max(1, len(facts.get("cohort", ())))
-            record["machine"]["computing"] = round(alone + account.seconds["server"] + account.seconds["aggregate"], 4)
+            with costs.time("evaluate"):
+                found = evaluate(
+                    self.engine, self._evaluated_weights(state), self.setup, self._models_of_clients(state)
+                )
+            for name, value in found.items():
+                setattr(record, name, value)
+        if costs.channel:
+            record.channel = dict(costs.channel)
+        if self.experiment.compute_seconds is not None and state.round:
+            record.computing = self.experiment.compute_seconds
+        record.bytes_up, record.bytes_down = dict(costs.bytes["up"]), dict(costs.bytes["down"])
+        record.machine = {"seconds": {phase: round(seconds, 4) for phase, seconds in costs.seconds.items()}}
+        if record.channel is not None and record.computing is None:
+            # Real clients train at the same time; here they train one after another.
+            alone = costs.seconds["train"] / max(1, len(record.cohort or ()))
+            record.machine["computing"] = round(alone + costs.seconds["server"] + costs.seconds["aggregate"], 4)
         return record
 
+    def _evaluated_weights(self, state: RunState) -> Tensors:
+        """The weights that are evaluated: the server's, or those of the reference device after its training."""
+        if not self.experiment.evaluates_device:
+            return state.weights
+        own = strip_prefix("weights/", state.client_states.get(self.device, {}))
+        return own or state.weights
 
-def _in_one_line(refused: list[Record]) -> str:
-    """Why uploads were refused; a reason that several clients share is told once."""
-    reasons = by_reason((r["client"], r["reason"]) for r in refused)
+    def _models_of_clients(self, state: RunState) -> dict[int, Tensors] | None:
+        """The models that clients have of their own, where each client is tested with its own."""
+        if self.experiment.evaluate_model != "each":
+            return None
+        prefix = "personal/" if self.method.personal.active else "weights/"
+        models = {client: strip_prefix(prefix, table) for client, table in state.client_states.items()}
+        return {client: model for client, model in models.items() if model}
+
+
+def _fault_of(payload: Payload) -> str | None:
+    """Why what a client shares or answers cannot be used, or ``None``."""
+    for name, tensor in payload.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return f"'{name}' holds NaN or infinity"
+    return None
+
+
+def _reasons(refused: Sequence[dict[str, Any]]) -> str:
+    """Why uploads were refused; a reason that several clients share stands once."""
+    reasons = by_reason((one["client"], one["reason"]) for one in refused)
     return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())

@@ -1,16 +1,23 @@
-"""The loss of a task, on class indices or on mixed targets."""
+"""What a client minimises: the task's loss, objectives and terms, and what these keep from round to round.
+
+An objective has two halves. The random half (:meth:`Objective.draw`) is drawn outside of the training step. The pure
+half (:meth:`Objective.loss`) is a function of parameters, batch and what was drawn, so that autograd and
+``torch.func`` can differentiate and stack it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.registry import Part, part
+from fedblend.core.trees import Tensors, strip_prefix
 
 
 @dataclass(frozen=True)
@@ -42,9 +49,6 @@ class Task:
         return F.one_hot(target.long(), self.outputs).float()
 
 
-Tensors = Mapping[str, torch.Tensor]
-
-
 class Batch(NamedTuple):
     """One batch: inputs [B, ...] on the model's scale (float32) and targets as stored."""
 
@@ -66,6 +70,15 @@ class Net(Protocol):
         self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """For ``scalar(x) -> (value, aux)`` return d value / d x, value and aux, all differentiable."""
+        ...
+
+    def with_weights(self, weights: Tensors) -> Net:
+        """The same model with other weights, by name; no gradient flows into them."""
+        ...
+
+    @property
+    def layers(self) -> int:
+        """Layers of a staged model, whose hidden states can be read; 0 of any other."""
         ...
 
 
@@ -99,17 +112,118 @@ class Scale(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What an objective may use beside the batch; the same for all steps of a client's round.
-
-    ``pool`` is what sharing gave this client, ``start`` the round's global weights, ``scale`` turns
-    stored samples into inputs, ``said`` is what the server says beside a model (mean outputs [C, C] by label).
-    """
+    """What an objective or a term may use beside the batch; the same for all steps of a client's round."""
 
     task: Task
+    """The task, with its loss."""
     scale: Scale
+    """What turns stored samples into inputs."""
     pool: Tensors = field(default_factory=dict)
+    """What sharing gave this client: tensors with one row an entry."""
     start: Tensors = field(default_factory=dict)
-    said: Tensors = field(default_factory=dict)
+    """The round's global weights, where a term reads them."""
+    global_outputs: Tensors = field(default_factory=dict)
+    """Mean outputs by label [C, C] from the server, under the name ``outputs``; empty before there are any."""
+    client_state: Tensors = field(default_factory=dict)
+    """What the part that reads this keeps at the client (:meth:`ClientPart.init_client_state`)."""
+    server_state: Tensors = field(default_factory=dict)
+    """What the part that reads this keeps at the server, where it broadcasts that."""
+    note: Callable[[str, torch.Tensor], None] | None = None
+    """Where given: records a number of the step under a name, for callbacks (:attr:`ClientUpdate.notes`)."""
+
+    def of_part(self, slot: str) -> Context:
+        """Return the same context with the states of the part at ``slot`` only."""
+        prefix = f"{slot}/"
+        states = strip_prefix(prefix, self.client_state), strip_prefix(prefix, self.server_state)
+        return replace(self, client_state=states[0], server_state=states[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """What server and clients both know of the model that they train."""
+
+    model: nn.Module
+    """A module for :func:`torch.func.functional_call`, in evaluation mode."""
+    trained: Sequence[str]
+    """Names of the tensors that clients train."""
+    shape: tuple[int, ...]
+    """Shape of one input as stored."""
+    scale: Scale
+    """What turns stored samples into inputs."""
+    task: Task
+    """The task, with its loss."""
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """A client's training of one round, as a part sees it at its end (:meth:`ClientPart.after_training`)."""
+
+    start: Tensors
+    """The weights that training began with."""
+    weights: Tensors
+    """The weights after training."""
+    client_state: Tensors
+    """What the part kept at the client before the round."""
+    server_state: Tensors
+    """What the part keeps at the server, where it broadcasts that."""
+    lr: float
+    """The learning rate of the round."""
+    steps: int
+    """Steps that the client made."""
+    gradient: Callable[[], Tensors]
+    """Computes the gradient of the task's mean loss over all of the client's samples at ``start``, by name."""
+
+
+@dataclass(frozen=True)
+class CohortSummary:
+    """A round's good uploads, as a part sees them at the server (:meth:`ClientPart.after_aggregation`)."""
+
+    start: Tensors
+    """The weights that the round began with."""
+    extras: Tensors
+    """Sums over the good uploads, float64, of what the part's clients sent beside the model."""
+    uploads: int
+    """Good uploads of the round."""
+    clients: int
+    """Clients of the federation that hold samples."""
+
+
+class ClientPart(Part):
+    """Base of the parts that work at clients, objectives and terms, with what they keep from round to round.
+
+    What a part keeps is a table of tensors at the server, and one at each client. Engines, ranks, checkpoints and
+    Flower carry these tables without reading them. A client's table never leaves the client in a real federation.
+    """
+
+    broadcasts: bool = False
+    """Whether the server sends what the part keeps there to the clients of every round, beside the model."""
+    sends: bool = False
+    """Whether :meth:`after_training` sends tensors beside the model; they have the names, shapes and types of what the
+    part keeps at the server. A part that sends also broadcasts.
+    """
+
+    def require_possible(self, method: Any, train: Any) -> None:
+        """Raise ``ValueError`` where the part cannot be used with the method's other parts or with ``[train]``."""
+
+    def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+        """What the part keeps at the server before the first round; ``weights`` are the first global ones."""
+        return {}
+
+    def init_client_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+        """What the part keeps at a client before its first round; ``weights`` are the global ones of that round."""
+        return {}
+
+    def after_training(
+        self, spec: ModelSpec, training: LocalTraining
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """At a client after its training: what the part keeps there from now on, and what it sends beside the model."""
+        return dict(training.client_state), {}
+
+    def after_aggregation(
+        self, weights: Tensors, state: Tensors, summary: CohortSummary
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """At the server after aggregation: the next global weights, and what the part keeps at the server."""
+        return dict(weights), dict(state)
 
 
 class StepPlan(NamedTuple):
@@ -126,7 +240,7 @@ class StepPlan(NamedTuple):
     entries: int = 0
 
 
-class Objective(Part):
+class Objective(ClientPart):
     """Base of all objectives. A method author overrides :meth:`loss`, and :meth:`draw` if it is random.
 
     ``needs`` names the tensors that sharing must bring (checked before the first round): a class attribute, mostly.
@@ -140,7 +254,7 @@ class Objective(Part):
         return ()
 
     @property
-    def copies(self) -> int:
+    def views_per_sample(self) -> int:
         """How many times a batch's samples go through the model in the largest forward pass.
 
         Dropout draws a mask for each of them.
@@ -155,7 +269,7 @@ class Objective(Part):
         """The pure half: the scalar loss of one batch, given one row of what was drawn."""
         raise TypeError(f"{type(self).__name__} defines no loss")
 
-    def alone(self) -> Objective:
+    def fallback(self) -> Objective:
         """What a client minimises that has nothing to mix with, where the objective needs something: the task's loss.
 
         Only then is it asked for.
@@ -170,7 +284,27 @@ class Objective(Part):
         return (self.loss,)
 
 
-class Term(Part):
+class Personal(Part):
+    """Base of what clients train for themselves beside the global model; the base trains nothing.
+
+    A client that has an ``active`` part of this kind trains a second model on its samples in each of its rounds. This
+    personal model begins as the client's first global model, is kept at the client, and is never sent. It minimises the
+    method's objective with the part's :meth:`terms`, in whose context ``start`` is the round's global model.
+    """
+
+    active: bool = False
+
+    def terms(self) -> Sequence[Term]:
+        """Terms that are added to the objective of the personal model."""
+        return ()
+
+
+@part("personal", "none")
+class NoPersonal(Personal):
+    """Clients train the global model only."""
+
+
+class Term(ClientPart):
     """Base of the terms that add to any objective (FedProx's proximal term, distillation).
 
     ``uses_outputs`` says that a term needs the server to say mean outputs by label.

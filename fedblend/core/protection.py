@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from fedblend.core.registry import Part
+from fedblend.core.trees import Tensors
 from fedblend.core.upload import bytes_of
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
@@ -50,12 +51,14 @@ MODULES: dict[str, str] = {
     "sharing": "fedblend.methods.sharing",
     "objective": "fedblend.methods.objectives",
     "term": "fedblend.methods.objectives",
+    "personal": "fedblend.methods.personal",
     "upload": "fedblend.methods.uploads",
     "aggregator": "fedblend.methods.aggregators",
     "server_step": "fedblend.methods.server_steps",
     "channel": "fedblend.methods.channels",
     "protection": "fedblend.methods.protections",
     "adversary": "fedblend.methods.adversaries",
+    "callback": "fedblend.runs.callbacks",
 }
 """Where the parts of each kind are declared: importing the module registers them."""
 
@@ -99,8 +102,10 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
 
 
 def known(kind: str) -> dict[str, type]:
-    """All parts of a kind by name, in the order they were declared."""
-    importlib.import_module({**MODULES, **OTHER_MODULES}[kind])
+    """All parts of a kind by name, in the order they were declared: those of every module in the kind's package."""
+    package = importlib.import_module({**MODULES, **OTHER_MODULES}[kind])
+    for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
+        importlib.import_module(f"{package.__name__}.{module.name}")
     return _registry[kind]
 
 

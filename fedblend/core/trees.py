@@ -1,4 +1,4 @@
-"""Tensors of several kinds in one table, told apart by the beginning of their names."""
+"""Trees of tensors, kept flat: a table by path, such as ``terms.0/control``; and tables of one model compared."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+Tensors = Mapping[str, torch.Tensor]
+"""Tensors by name: a model, an upload, what a part keeps."""
 
-def add_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors with ``prefix`` before each name."""
+
+def add_prefix(prefix: str, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return the tensors with ``prefix`` before each name."""
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
-def for_clients(prefix: str, tables: Mapping[int, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Tables of several clients as one, with ``prefix`` and the client before each name."""
+def for_clients(prefix: str, tables: Mapping[int, Tensors]) -> dict[str, torch.Tensor]:
+    """Return one table for several clients' tables, with ``prefix`` and the client before each name."""
     return {f"{prefix}{client}/{name}": t for client, table in tables.items() for name, t in table.items()}
 
 
-def by_client(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
-    """The tables that :func:`for_clients` made one of."""
+def by_client(prefix: str, tensors: Tensors) -> dict[int, dict[str, torch.Tensor]]:
+    """Return the tables that :func:`for_clients` joined."""
     tables: dict[int, dict[str, torch.Tensor]] = {}
     for path, tensor in strip_prefix(prefix, tensors).items():
         client, _, name = path.partition("/")
@@ -26,21 +29,18 @@ def by_client(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[int, dic
     return tables
 
 
-def strip_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those tensors whose names begin with ``prefix``, by what follows it."""
+def strip_prefix(prefix: str, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return the tensors whose names begin with ``prefix``, by the rest of their names."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-Tensors = Mapping[str, torch.Tensor]
-
-
 def in_order(tensors: Tensors, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Tensors in the order of ``names`` (a model's), others after them; files and messages have another order."""
+    """Return the tensors in the order of ``names`` (a model's), others after them; files and messages reorder."""
     return {name: tensors[name] for name in (*(name for name in names if name in tensors), *tensors)}
 
 
 def differing(one: Tensors, other: Tensors) -> list[str]:
-    """Names that only one of two tables has, or with another shape or type; none where both are of one model."""
+    """Return the names that one table lacks, or that differ in shape or type; none where both are of one model."""
     return sorted(name for name in one.keys() | other.keys() if _form(one.get(name)) != _form(other.get(name)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -10,8 +10,7 @@ from fedblend.core.aggregator import Aggregator
 from fedblend.core.errors import legible
 from fedblend.core.objective import Task
 from fedblend.core.registry import Part
-
-Tensors = Mapping[str, torch.Tensor]
+from fedblend.core.trees import Tensors
 
 
 def fault_of(upload: Tensors, like: Tensors) -> str | None:

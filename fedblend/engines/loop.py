@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,14 +11,17 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import nn
+from torch.func import functional_call
 
-from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, collect
+from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, client_parts, collect, terms_of
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, Objective, StepPlan
+from fedblend.core.objective import Batch, Context, LocalTraining, Objective, StepPlan, Term
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
+from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.engines.sgd import SGD, ProximalStep, computing_in, no_tf32, split_proximal
+from fedblend.experiment.fields import Train
 from fedblend.methods.objectives.output_cache import LabelMeans, OutputCache
 
 SCORE_BATCH = 500
@@ -43,6 +47,43 @@ class EagerNet:
         (gradient,) = torch.autograd.grad(value, x, create_graph=True)
         return gradient, value, aux
 
+    def with_weights(self, weights: Tensors) -> FunctionalNet:
+        """The same model with other weights; no gradient flows into them."""
+        return FunctionalNet(self.model, {name: tensor.detach() for name, tensor in weights.items()})
+
+    @property
+    def layers(self) -> int:
+        """Layers of a staged model; 0 of any other."""
+        return len(getattr(self.model, "stages", ()))
+
+
+class FunctionalNet:
+    """A module with given weights as a function, differentiated by ``torch.func``."""
+
+    def __init__(self, model: nn.Module, weights: Tensors) -> None:
+        self.model, self.weights = model, dict(weights)
+
+    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """The model's outputs, or hidden states of a staged model."""
+        inputs = (x,) if start == 0 and stop is None else (x, start, stop)
+        return functional_call(self.model, self.weights, inputs)
+
+    def input_gradient(
+        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """d value / d x, value and aux, all differentiable."""
+        gradient, (value, aux) = torch.func.grad_and_value(scalar, has_aux=True)(x)
+        return gradient, value, aux
+
+    def with_weights(self, weights: Tensors) -> FunctionalNet:
+        """The same model with other weights; no gradient flows into them."""
+        return FunctionalNet(self.model, {name: tensor.detach() for name, tensor in weights.items()})
+
+    @property
+    def layers(self) -> int:
+        """Layers of a staged model; 0 of any other."""
+        return len(getattr(self.model, "stages", ()))
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -66,6 +107,16 @@ class Assignment:
         return np.diff(self.bounds)
 
 
+class LocalLoss:
+    """What a client's steps minimise: the objective's phases, and the terms that are added to the last of them."""
+
+    def __init__(self, objective: Objective, context: Context, terms: Sequence[tuple[str, Term]], train: Train) -> None:
+        *self.first, self.last = objective.phases()
+        differentiated, self.mu = split_proximal(terms, train)
+        self.terms = [(term, context.of_part(slot)) for slot, term in differentiated]
+        self.context = context.of_part("objective")
+
+
 class LoopEngine:
     """One resident model; each client's weights are copied in, trained, and copied out."""
 
@@ -84,7 +135,9 @@ class LoopEngine:
         self.state = self.model.state_dict(keep_vars=True)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.names, self.params = list(trained), list(trained.values())
-        self._held: dict[int, Tensors] = {}
+        self._uploads: dict[int, Tensors] = {}
+        self.notes = False
+        """Whether numbers that parts note of each step are kept (:attr:`ClientUpdate.notes`)."""
 
     def _load(self, weights: Tensors) -> None:
         with torch.no_grad():
@@ -146,88 +199,142 @@ class LoopEngine:
         """What a client does in a round: its batches, what it may mix with, and the random half of its objective."""
         seed, settings, method = self.setup.experiment.seed, self.setup.experiment.train, self.setup.experiment.method
         samples = int(task.sizes[client])
-        rng = stream(seed, "batches", task.round, client)
+        rng = stream(seed, task.purpose("batches"), task.round, client)
         order, bounds = batches(samples, settings.epochs, settings.batch_size, rng, settings.steps)
         pool = method.sharing.view(task.pool, client) if task.pool is not None else Pool({}, np.empty(0, np.int64))
         # A client that has nothing to mix with (its own means, of too few samples) trains plainly.
         plain = bool(method.objective.needs) and not len(pool)
         sizes = np.diff(bounds)
         plan = StepPlan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
-        objective = method.objective.alone() if plain else method.objective
-        drawn = objective.draw(stream(seed, "objective", task.round, client), plan)
+        objective = method.objective.fallback() if plain else method.objective
+        drawn = objective.draw(stream(seed, task.purpose("objective"), task.round, client), plan)
         return Assignment(client, samples, order, bounds, plain, pool, drawn)
 
     def _train_client(self, task: TrainTask, client: int) -> ClientUpdate:
         method, settings = self.setup.experiment.method, self.setup.experiment.train
         one = self.assign(task, client)
-        objective: Objective = method.objective.alone() if one.plain else method.objective
+        objective: Objective = method.objective.fallback() if one.plain else method.objective
+        client_state, terms = self.to_device(task.client_states.get(client, {})), terms_of(method, task)
+        notes: dict[str, list[torch.Tensor]] = defaultdict(list)
         context = Context(
             self.setup.task,
             self.scale,
-            {name: t.to(self.device) for name, t in one.pool.tensors.items()},
-            {name: t.to(self.device) for name, t in task.start_of(client).items()} if method.terms else {},
-            {name: t.to(self.device) for name, t in task.said_to(client).items()},
+            self.to_device(one.pool.tensors),
+            self.to_device(task.anchor_of(client)) if terms else {},
+            self.to_device(task.outputs_of(client)),
+            client_state,
+            self.to_device(task.server_state),
+            note=(lambda name, number: notes[name].append(number)) if self.notes else None,
         )
+        loss = LocalLoss(objective, context, terms, settings)
         drawn = {name: torch.from_numpy(a).to(self.device) for name, a in one.drawn.items()}
         x, y = (half.to(self.device) for half in self.setup.samples(client, one.samples))
         rows = torch.from_numpy(one.order).to(self.device)
         optimizer = SGD(self.params, settings, task.round)
         total = torch.zeros((), device=self.device)
         means = LabelMeans(self.setup.task.outputs, self.device) if method.upload.watches else None
-        with lent_generator(self.setup.experiment.seed, "train", task.round, client):
+        with lent_generator(self.setup.experiment.seed, task.purpose("train"), task.round, client):
             for step, (a, b) in enumerate(pairwise(one.bounds.tolist())):
                 batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
                 row = {name: values[step] for name, values in drawn.items()}
                 try:
-                    total += self._step(objective, batch, row, context, optimizer, means) * (b - a)
+                    total += self._step(loss, batch, row, optimizer, means) * (b - a)
                 except Exception as error:
                     error.add_note(f"while training client {client} in round {task.round + 1}, batch {step + 1}")
                     raise
         weights = {
             name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in self.state.items()
         }
-        loss = float(total) / max(1, len(one.order))
-        return ClientUpdate(client, weights, one.samples, loss, means.of() if means else None)
+        mean_loss = float(total) / max(1, len(one.order))
+        noted = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}
+        return self.update(task, one, weights, mean_loss, means.of() if means else None, noted)
+
+    def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """The tensors on the engine's device."""
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+    def update(
+        self,
+        task: TrainTask,
+        one: Assignment,
+        weights: dict[str, torch.Tensor],
+        loss: float,
+        outputs: torch.Tensor | None,
+        notes: dict[str, torch.Tensor] | None = None,
+    ) -> ClientUpdate:
+        """A client's update after its steps, with what parts keep at the client and send beside the model."""
+        client, setup = one.client, self.setup
+        state: dict[str, torch.Tensor] = {}
+        extras: dict[str, torch.Tensor] = {}
+        slots = {} if task.personal else client_parts(setup.experiment.method)
+        for slot, part in slots.items():
+            prefix = f"{slot}/"
+            client_state = strip_prefix(prefix, task.client_states.get(client, {}))
+            server_state = strip_prefix(prefix, task.server_state)
+            if not client_state and not server_state:
+                continue
+            training = LocalTraining(
+                task.start_of(client),
+                weights,
+                client_state,
+                server_state,
+                setup.experiment.train.lr_in(task.round),
+                len(one.sizes),
+                lambda: self.full_gradient(task.start_of(client), client, one.samples),
+            )
+            kept, sent = part.after_training(model_spec(setup, self.model), training)
+            state |= add_prefix(prefix, kept)
+            extras |= add_prefix(prefix, sent)
+        return ClientUpdate(client, weights, one.samples, loss, outputs, state, extras, notes or {})
+
+    def full_gradient(self, weights: Tensors, client: int, samples: int) -> dict[str, torch.Tensor]:
+        """The gradient of the task's mean loss over a client's samples at ``weights``, by name."""
+        self._load(weights)
+        self.model.train()
+        x, y = (half.to(self.device) for half in self.setup.samples(client, samples))
+        total = [torch.zeros_like(param) for param in self.params]
+        for rows in torch.arange(samples, device=self.device).split(SCORE_BATCH):
+            loss = self.setup.task.loss(self.model(self.scale(x[rows])), y[rows]) * len(rows)
+            gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
+            total = [t if g is None else t + g for t, g in zip(total, gradients, strict=True)]
+        return {name: t / samples for name, t in zip(self.names, total, strict=True)}
 
     def _step(
         self,
-        objective: Objective,
+        local: LocalLoss,
         batch: Batch,
         drawn: dict[str, torch.Tensor],
-        context: Context,
         optimizer: SGD,
         means: LabelMeans | None = None,
     ) -> torch.Tensor:
         """Step on one batch; returns the loss of the objective's last phase, without terms."""
-        *first, last = objective.phases()
         precision = self.setup.experiment.precision
-        for phase in first:
+        for phase in local.first:
             # A phase may leave layers untouched (mixing of hidden states does): they get no gradient.
             with computing_in(precision, self.device):
-                loss = phase(self.net, batch, drawn, context)
+                loss = phase(self.net, batch, drawn, local.context)
             optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
         net = OutputCache(self.net, batch.x)
         with computing_in(precision, self.device):
-            loss = value = last(net, batch, drawn, context)
-        terms, mu = split_proximal(self.setup.experiment.method.terms, self.setup.experiment.train)
-        for term in terms:
+            loss = value = local.last(net, batch, drawn, local.context)
+        for term, context in local.terms:
             loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), net, batch, context)
         if means is not None:
             means.add(net.distribution()[None], batch.y[None])
-        pull = ProximalStep(mu, [context.start[name] for name in self.names]) if mu else None
+        pull = ProximalStep(local.mu, [local.context.start[name] for name in self.names]) if local.mu else None
         optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), pull)
         return value.detach()
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         """Train the clients, check what they send, and keep of it what the aggregator needs."""
-        collected = collect(self.setup, task, self.train(task, clients), lost)
-        self._held = collected.held
-        return collected
+        result = collect(self, self.setup, task, clients, lost)
+        self._uploads = result.uploads
+        return result
 
-    def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
+    def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Put the server step's question to the clients that have just sent a good upload."""
         step, known = self.setup.experiment.method.server_step, model_spec(self.setup, self.server_model())
-        yield from step.answers(self._held, question, known).items()
+        yield from step.respond(self._uploads, question, known).items()
 
     def server_model(self) -> nn.Module:
         """A module for functional calls with any weights, in evaluation mode, for the server step."""

@@ -203,11 +203,14 @@ def is_plain(train: Train) -> bool:
     return train.clip_norm is None and not train.weight_decay and not train.momentum
 
 
-def split_proximal(terms: Sequence[Term], train: Train) -> tuple[list[Term], float]:
-    """The terms that have to be differentiated, and the sum of the others' mu, for :class:`ProximalStep`."""
+def split_proximal(terms: Sequence[tuple[str, Term]], train: Train) -> tuple[list[tuple[str, Term]], float]:
+    """The terms (with their slots) that have to be differentiated, and the sum of the others' mu.
+
+    A :class:`ProximalStep` takes the sum.
+    """
     if not is_plain(train):
         return list(terms), 0.0
-    return [term for term in terms if not term.pull], sum(term.pull for term in terms)
+    return [(slot, term) for slot, term in terms if not term.pull], sum(term.pull for _, term in terms)
 
 
 def _added_up(products: Products) -> torch.Tensor:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedblend.experiment.fields import Method, Policy
+from fedblend.core.engine import client_parts
+from fedblend.experiment.fields import Method, Policy, Train
 
 
 def on_uploads(method: Method, protection: Any, adversary: Any) -> None:
@@ -44,10 +45,10 @@ def on_uploads(method: Method, protection: Any, adversary: Any) -> None:
 
 def on_evaluate_model(method: Method, evaluate_model: str | None) -> None:
     """Whose model is evaluated: one that there is."""
-    if evaluate_model == "each" and not method.stateful_clients:
+    if evaluate_model == "each" and not (method.stateful_clients or method.personal.active):
         raise ValueError(
-            "evaluate_model: 'each' needs clients that keep their own weights (method.stateful_clients); valid: "
-            "server, device"
+            "evaluate_model: 'each' needs clients that keep their own weights (method.stateful_clients) or have "
+            "personal models (method.personal); valid: server, device"
         )
     if evaluate_model == "server" and method.stateful_clients:
         raise ValueError(
@@ -121,4 +122,33 @@ def on_sums(method: Method) -> None:
         raise ValueError(
             f"method.server_step: '{step.name}' looks at single uploads, which '{method.aggregator.name}' "
             "hides from the server; valid: aggenhance-secure, or another aggregator"
+        )
+
+
+def on_client_parts(method: Method, train: Train, protection: Any, adversary: Any) -> None:
+    """Parts that keep something at clients: what they need of other fields, and what covers models only."""
+    for slot, part in client_parts(method).items():
+        part.require_possible(method, train)
+        if not part.sends:
+            continue
+        where = "method.objective" if slot == "objective" else "method.terms"
+        if not method.upload.is_model:
+            raise ValueError(
+                f"{where}: '{part.name}' goes with models, but method.upload '{method.upload.name}' sends none"
+            )
+        if method.aggregator.secure_aggregated:
+            raise ValueError(
+                f"{where}: '{part.name}' sends more beside the model, which method.aggregator "
+                f"'{method.aggregator.name}' would not mask; valid: another aggregator"
+            )
+        for field, made in (("protection", protection), ("adversary", adversary)):
+            if made.name != "none":
+                raise ValueError(
+                    f"{field}: '{made.name}' changes models only, but '{part.name}' in {where} sends more beside them; "
+                    "valid: none"
+                )
+    if method.personal.active and not (method.upload.is_model and method.upload.trains):
+        raise ValueError(
+            f"method.personal: '{method.personal.name}' trains beside a global model, but method.upload "
+            f"'{method.upload.name}' sends none; valid: upload = \"model\""
         )

@@ -15,7 +15,7 @@ from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.paths import absolute
 from fedblend.core.registry import Count, Float, Fraction, Int, NonNegative, Positive
 from fedblend.experiment import agreement
-from fedblend.experiment.fields import Arrival, FrozenTable, Method, Policy, Train, field_of_part
+from fedblend.experiment.fields import Arrival, FrozenTable, Method, Policy, Train, field_of_part, parts_field
 
 
 def _run_folder(given: Any) -> Any:
@@ -99,6 +99,8 @@ class Experiment(FrozenTable):
     """
     checkpoint_every: Count = 1
     """Rounds from one checkpoint to the next; the last round always has one."""
+    callbacks: parts_field("callback", "callbacks") = ()  # type: ignore[valid-type]
+    """What watches the run and may end it: a list of callbacks."""
     engine: Literal["auto", "loop", "stacked"] = "auto"
     """How clients are run: one after another, several at once as one model, or whichever a few timed steps favour."""
     stack: Count | None = None
@@ -132,6 +134,7 @@ class Experiment(FrozenTable):
         agreement.on_raw_samples(method, self.policy, self.unsafe)
         agreement.on_sharing(method, self.channel)
         agreement.on_sums(method)
+        agreement.on_client_parts(method, self.train, self.protection, self.adversary)
         if self.min_uploads > self.train.cohort:
             raise ValueError(
                 f"min_uploads: {self.min_uploads} is more than train.cohort: {self.train.cohort}; "

@@ -32,12 +32,21 @@ def field_of_part(kind: str, where: str = "") -> Any:
     return Annotated[Any, BeforeValidator(read), PlainSerializer(registry.dump), WithJsonSchema({"part": kind})]
 
 
-def _terms(specs: Any) -> tuple[Any, ...]:
-    if isinstance(specs, (str, Mapping)):
-        specs = [specs]
-    if not isinstance(specs, (list, tuple)):
-        raise FedblendError(f'method.terms: {specs!r} is not valid: write a list, such as ["proximal"]')
-    return tuple(registry.build("term", spec, f"method.terms[{i}]") for i, spec in enumerate(specs))
+def parts_field(kind: str, where: str) -> Any:
+    """The type of a field that holds a list of parts of ``kind``; one alone may be given without a list."""
+
+    def read(specs: Any) -> tuple[Any, ...]:
+        specs = [specs] if isinstance(specs, (str, Mapping)) else specs
+        if not isinstance(specs, (list, tuple)):
+            raise FedblendError(f"{where}: {specs!r} is not valid: write a list of {kind}s, each a name or a table")
+        return tuple(registry.build(kind, spec, f"{where}[{i}]") for i, spec in enumerate(specs))
+
+    return Annotated[
+        tuple[Any, ...],
+        BeforeValidator(read),
+        PlainSerializer(lambda made: [registry.dump(one) for one in made]),
+        WithJsonSchema({"type": "array", "items": {"part": kind}}),
+    ]
 
 
 class Train(FrozenTable):
@@ -82,13 +91,10 @@ class Method(FrozenTable):
     """What a client gives before training, and what the server makes of it."""
     objective: field_of_part("objective", "method.objective") = Field(default="plain", validate_default=True)  # type: ignore[valid-type]
     """The loss that a client minimises."""
-    terms: Annotated[
-        tuple[Any, ...],
-        BeforeValidator(_terms),
-        PlainSerializer(lambda t: [registry.dump(p) for p in t]),
-        WithJsonSchema({"type": "array", "items": {"part": "term"}}),
-    ] = ()
+    terms: parts_field("term", "method.terms") = ()  # type: ignore[valid-type]
     """What is added to the loss: a list of terms."""
+    personal: field_of_part("personal", "method.personal") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    """The model that each client trains for itself beside the global one."""
     upload: field_of_part("upload", "method.upload") = Field(default="model", validate_default=True)  # type: ignore[valid-type]
     """What a client sends each round."""
     stateful_clients: bool = False

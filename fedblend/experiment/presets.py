@@ -37,6 +37,23 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         "FedAvg tuned on real samples at the server: a comparison, breaks privacy (AggEnhance, Figure 9)",
         {"server_step": {"name": "prior-samples"}},
     ),
+    "scaffold": (
+        "FedAvg with control variates against client drift (SCAFFOLD, Karimireddy et al. 2020)",
+        {"terms": [{"name": "scaffold"}], "aggregator": {"name": "mean", "by": "clients"}},
+    ),
+    "feddyn": (
+        "FedAvg with dynamic regularisation (FedDyn, Acar et al. 2021)",
+        {"terms": [{"name": "feddyn"}], "aggregator": {"name": "mean", "by": "clients"}},
+    ),
+    "moon": ("FedAvg with a model-contrastive term (MOON, Li et al. 2021)", {"terms": [{"name": "moon"}]}),
+    "ditto": (
+        "FedAvg, and a personal model for each client near the global one (Ditto, Li et al. 2021)",
+        {"personal": {"name": "ditto"}},
+    ),
+    "fedavgm": ("FedAvg with momentum at the server (Hsu et al. 2019)", {"server_step": {"name": "fedavgm"}}),
+    "fedadagrad": ("FedAvg with Adagrad at the server (Reddi et al. 2021)", {"server_step": {"name": "fedadagrad"}}),
+    "fedadam": ("FedAvg with Adam at the server (Reddi et al. 2021)", {"server_step": {"name": "fedadam"}}),
+    "fedyogi": ("FedAvg with Yogi at the server (Reddi et al. 2021)", {"server_step": {"name": "fedyogi"}}),
     "fd": (
         "federated distillation: mean outputs by label go up and down, devices keep their models (Mix2FLD)",
         {"upload": "outputs", "stateful_clients": True, "terms": [{"name": "distill"}]},

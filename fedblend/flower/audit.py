@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from fedblend.core.trees import Tensors
 from fedblend.core.upload import bytes_of
 from fedblend.runs.files import append_line, read_lines
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 class Audit:

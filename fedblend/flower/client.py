@@ -68,8 +68,13 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
         except RefusedByPolicy as refusal:
             record.refused(run, here.round, client, kind, str(refusal))
             raise
+        extras = {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
+        if extras:
+            refuse(site, "extras", None)
+            record.sent(run, here.round, client, "extras", extras, False)
         if leaving or said.get("right") is not None:
-            record.sent(run, here.round, client, kind, leaving, what == UPLOAD)
+            upload = {name: tensor for name, tensor in leaving.items() if name not in extras}
+            record.sent(run, here.round, client, kind, upload, what == UPLOAD)
         if leaving and what in ONCE:
             once.done(what)
         reply = pack(plain(said), arrays(leaving))
@@ -129,7 +134,7 @@ def _held(engine: LoopEngine, client: int) -> int:
 ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work], ...] = (
     (app.query("share"), SHARING, work.share),
     (app.train(), UPLOAD, work.train),
-    (app.query("ask"), ANSWERS, work.ask),
+    (app.query("ask"), ANSWERS, work.respond),
     (app.evaluate(), SCORES, work.score),
     (app.query("keys"), KEYS, masked_site.keys),
     (app.query("shares"), KEYS, masked_site.shares),

@@ -14,12 +14,12 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from fedblend.core.aggregator import WeightedUpload
-from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask
+from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, extras_like
 from fedblend.core.errors import FedblendError, by_reason, legible, listed
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.trees import add_prefix
+from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop import LoopEngine
@@ -39,6 +39,12 @@ log = logging.getLogger("flwr")
 
 MARK = "kept"
 """The one tensor that stands for a client's own weights at the server: the round that they are of."""
+
+PARTS = "parts/kept"
+"""The one tensor that stands for what parts keep at a client: the round that it is of."""
+
+EXTRAS = "extras/"
+"""Prefix of what parts send beside the model."""
 
 
 LARGEST = sys.float_info.max
@@ -60,9 +66,9 @@ class FlowerEngine:
         self._told: dict[int, tuple[int, str]] = {}
         self._digest: tuple[Pool | None, str] = (None, "")
         self._informed: tuple[int, frozenset[int]] = (-1, frozenset())
-        self._held: dict[int, Tensors] = {}
+        self._uploads: dict[int, Tensors] = {}
         self._good: tuple[int, list[int]] = (0, [])
-        self._beside: dict[tuple[str, str], int] = {}
+        self._extra_bytes: dict[tuple[str, str], int] = {}
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
@@ -98,7 +104,7 @@ class FlowerEngine:
         like = sharing.form(setup.scale(setup.data.test.x[:1]), setup.task.outputs)
         made = shared_sums(self.sites, round, sharing, asked, stream(setup.experiment.seed, "pool", round), like)
         _tell_of(made.faults, round, bool(made.payloads))
-        self._beside = {("up", "keys"): made.up, ("down", "keys"): made.down}
+        self._extra_bytes = {("up", "keys"): made.up, ("down", "keys"): made.down}
         return made.payloads
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
@@ -107,52 +113,59 @@ class FlowerEngine:
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         """Have the clients' sites train, check what they send, and keep of it what the aggregator needs."""
-        collected = self._collect(task, clients, lost)
-        beside, self._beside = self._beside, {}
-        collected.beside = {key: beside.get(key, 0) + collected.beside.get(key, 0) for key in beside | collected.beside}
-        return collected
+        result = self._collect(task, clients, lost)
+        beside, self._extra_bytes = self._extra_bytes, {}
+        totals = beside | result.extra_bytes
+        result.extra_bytes = {key: beside.get(key, 0) + result.extra_bytes.get(key, 0) for key in totals}
+        return result
 
     def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         kind = self.setup.experiment.method.upload
         aggregator = kind.aggregator(self.setup.experiment.method.aggregator)
         if isinstance(aggregator, SecureMean):
             return self._collect_sum(task, clients, lost, aggregator)
-        collected = CohortResult()
+        result = CohortResult()
         begin = time.perf_counter()
         replies = self._trained(task, clients)
-        collected.seconds = time.perf_counter() - begin
+        result.seconds = time.perf_counter() - begin
         server_step = self.setup.experiment.method.server_step
         like = kind.like(task.weights, self.setup.task)
+        expected = extras_like(self.setup.experiment.method, task)
 
         def uploads() -> Iterator[WeightedUpload]:
             for client in clients:
                 reply = replies.pop(client)
-                collected.sent += bytes_of(reply.tensors)
+                extras = strip_prefix(EXTRAS, reply.tensors)
+                sent = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(EXTRAS)}
+                result.sent += bytes_of(sent)
+                if size := bytes_of(extras):
+                    result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
                 fault = reply.fault
-                if fault is None and self.setup.experiment.keeps_client_weights:
-                    collected.own[client] = {MARK: torch.tensor(task.round)}
+                if fault is None and (kept := self._kept_there(task, client)):
+                    result.client_states[client] = kept
                 if client in lost:
                     continue
-                fault = fault or kind.fault(reply.tensors, task.weights, self.setup.task)
+                fault = fault or kind.fault(sent, task.weights, self.setup.task) or fault_of(extras, expected)
                 fault = fault or self._fault_of_words(reply.words, int(task.sizes[client]))
                 if fault:
-                    collected.refused.append({"client": client, "reason": fault})
+                    result.refused.append({"client": client, "reason": fault})
                     continue
-                upload = {name: reply.tensors[name] for name in like}
-                collected.good.append((client, reply.words["samples"], reply.words["loss"]))
+                upload = {name: sent[name] for name in like}
+                result.add_extras({name: extras[name] for name in expected})
+                result.good.append((client, reply.words["samples"], reply.words["loss"]))
                 if server_step.looks_at_uploads and not server_step.queries_clients:
-                    collected.held[client] = upload
+                    result.uploads[client] = upload
                 yield upload, float(reply.words["samples"])
 
-        collected.partial = aggregator.partial(uploads())
-        self._held, self._good = collected.held, (task.round, [client for client, _, _ in collected.good])
-        return collected
+        result.partial = aggregator.partial(uploads())
+        self._uploads, self._good = result.uploads, (task.round, [client for client, _, _ in result.good])
+        return result
 
     def _collect_sum(
         self, task: TrainTask, clients: Sequence[int], lost: Collection[int], aggregator: SecureMean
     ) -> CohortResult:
         """Have the clients' sites train and send masked models, and take the masks off their sum alone."""
-        collected, begin = CohortResult(), time.perf_counter()
+        result, begin = CohortResult(), time.perf_counter()
         cohort = [int(task.sizes[client]) for client in clients]
         share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
         total = sum(map(aggregator.weight_of, cohort))
@@ -164,28 +177,36 @@ class FlowerEngine:
         length = sum(tensor.numel() for tensor in task.weights.values())
         like, vectors, faults = {"masked": torch.empty(length, dtype=torch.int32)}, {}, dict(masks.faults)
         for client, reply in replies.items():
-            collected.sent += bytes_of(reply.tensors)
+            result.sent += bytes_of(reply.tensors)
             fault = reply.fault or fault_of(reply.tensors, like)
             fault = fault or self._fault_of_words(reply.words, int(task.sizes[client]))
             if fault:
                 faults[client] = fault
             elif client not in lost:
                 vectors[client] = reply.tensors["masked"]
-                collected.good.append((client, reply.words["samples"], reply.words["loss"]))
-            if reply.fault is None and self.setup.experiment.keeps_client_weights:
-                collected.own[client] = {MARK: torch.tensor(task.round)}
-        collected.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
-        collected.refused = [{"client": c, "reason": faults[c]} for c in clients if c in faults and c not in lost]
-        collected.beside = {("up", "keys"): masks.up, ("down", "keys"): masks.down}
-        collected.seconds = time.perf_counter() - begin
-        self._held, self._good = {}, (task.round, sorted(vectors))
-        return collected
+                result.good.append((client, reply.words["samples"], reply.words["loss"]))
+            if reply.fault is None and (kept := self._kept_there(task, client)):
+                result.client_states[client] = kept
+        result.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
+        result.refused = [{"client": c, "reason": faults[c]} for c in clients if c in faults and c not in lost]
+        result.extra_bytes = {("up", "keys"): masks.up, ("down", "keys"): masks.down}
+        result.seconds = time.perf_counter() - begin
+        self._uploads, self._good = {}, (task.round, sorted(vectors))
+        return result
 
-    def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
+    def _kept_there(self, task: TrainTask, client: int) -> dict[str, torch.Tensor]:
+        """Marks of what a client keeps at its site from this round on: its weights, and what parts keep there."""
+        mark = torch.tensor(task.round)
+        kept = {f"weights/{MARK}": mark} if self.setup.experiment.keeps_client_weights else {}
+        # What the core made for a client's first round is made again at the site, which keeps it.
+        parts = any(not name.startswith(("weights/", "outputs/")) for name in task.client_states.get(client, {}))
+        return kept | ({PARTS: mark} if parts else {})
+
+    def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Put the server step's question to the sites, if it is they who answer; else to the uploads that are here."""
         step = self.setup.experiment.method.server_step
         if not step.queries_clients:
-            yield from step.answers(self._held, question, model_spec(self.setup, self.server_model())).items()
+            yield from step.respond(self._uploads, question, model_spec(self.setup, self.server_model())).items()
             return
         round, good = self._good
         replies = self.sites.exchange("query.ask", round, dict.fromkeys(good, Order({}, (arrays(question),))))
@@ -225,6 +246,7 @@ class FlowerEngine:
         # First, since a node that was restarted has lost what it was sent before.
         self.sites.meet()
         shared = {"weights": arrays(add_prefix("weights/", task.weights)), "pool": self._pool_table(task)}
+        shared["server"] = arrays(add_prefix("server/", task.server_state))
         extra = extra or {}
         orders = {client: _joined(self._order(task, client, shared, set()), extra.get(client)) for client in clients}
         replies = self.sites.exchange("train", task.round, orders)
@@ -242,16 +264,21 @@ class FlowerEngine:
     def _order(self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], anew: set[str]) -> Order:
         """What one client is told for a round; ``anew`` is what it is sent though it was before."""
         method = self.setup.experiment.method
-        words: dict[str, Any] = {"begins": "round", "mark": None, "pool": None}
+        words: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None}
         tables = []
-        if client in task.own:
+        kept = task.client_states.get(client, {})
+        if PARTS in kept:
+            words["state"] = str(int(kept[PARTS]))
+        if task.has_own_model(client):
             words |= {"begins": "own", "mark": _mark(task.start_of(client))}
         elif task.round == self._informed[0] and client in self._informed[1] and "model" not in anew:
             words["begins"] = "shared"
         else:
             tables.append(shared["weights"])
-        if said := task.said_to(client) if any(term.uses_outputs for term in method.terms) else {}:
-            tables.append(arrays(add_prefix("said/", said)))
+        if outputs := task.outputs_of(client) if any(term.uses_outputs for term in method.terms) else {}:
+            tables.append(arrays(add_prefix("outputs/", outputs)))
+        if task.server_state:
+            tables.append(shared["server"])
         if task.pool is not None:
             words |= {"pool": self._version(task.pool), "owners": runs_of(task.pool.owner)}
             if method.sharing.leaves_client and (

@@ -10,11 +10,10 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.trees import Tensors
 
 WORDS = "words"
 """The record, and the field in it, that holds the words as JSON."""
-
-Tensors = Mapping[str, torch.Tensor]
 Spoken = tuple[dict[str, Any], dict[str, torch.Tensor]]
 
 

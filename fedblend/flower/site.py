@@ -24,13 +24,14 @@ from fedblend.experiment.fields import field_of_part
 from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import read_toml
 
-KINDS = ("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores")
-"""What can leave a site, by the words under which bytes are counted; ``scores`` are counts of right test samples.
+KINDS = ("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores", "extras")
+"""What can leave a site, by the words under which bytes are counted; ``scores`` are counts of right test samples,
+``extras`` what terms such as SCAFFOLD's send beside a model.
 
 ``masked`` is a model, or a mean, of which the server learns only the sum with others, ``keys`` what that takes.
 """
 
-SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores")
+SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores", "extras")
 """What a site allows unless its file says otherwise: nothing that holds single samples."""
 
 
@@ -49,7 +50,9 @@ class Site(BaseModel):
     data: field_of_part("dataset", "data") | None = None  # type: ignore[valid-type]
     """This site's samples; unless given, its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
-    """Kinds of payload that may leave: weights, masked, keys, outputs, means, seeds, raw, shared, answers, scores."""
+    """Kinds of payload that may leave: weights, masked, keys, outputs, means, seeds, raw, shared, answers, scores,
+    extras.
+    """
     min_mean: Count = 2
     """Fewest samples that a shared mean may cover; the experiment's own minimum holds as well."""
     min_sum: Annotated[Int, Field(ge=2)] = 3

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
-from fedblend.core.engine import TrainTask
+from fedblend.core.engine import TrainTask, client_parts
 from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.random import stream
 from fedblend.core.setup import model_spec
 from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather
 from fedblend.core.trees import add_prefix, strip_prefix
+from fedblend.core.upload import fault_of
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.messages import Spoken, Tensors
 from fedblend.flower.secure_aggregation.site import masked, masked_mean, secure
@@ -110,9 +112,18 @@ def train(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
     pool = _pool(here, words, tensors)
     if start is None or isinstance(pool, str):
         return {LACKS: "model" if start is None else pool}, {}
-    own = {here.client: add_prefix("weights/", start) | {n: t for n, t in tensors.items() if n.startswith("said/")}}
-    task = TrainTask(here.round, start, pool, here.setup.sizes(here.round), {}, own)
+    state = _client_state(here, words, start)
+    task = _task(here, words, tensors, start, pool, state)
     (trained,) = here.engine.train(task, [here.client])
+    kept = dict(trained.state)
+    if here.setup.experiment.method.personal.active:
+        (personal,) = here.engine.train(replace(task, personal=True), [here.client])
+        kept |= add_prefix("personal/", personal.weights)
+    if kept:
+        # The server may not receive this round's reply: it then asks for the next round from the same state.
+        if words["state"] is not None:
+            here.memory.keep("parts-before", words["state"], state)
+        here.memory.keep("parts", str(here.round), kept)
     experiment = here.setup.experiment
     if experiment.keeps_client_weights:
         if words["mark"] is not None:
@@ -128,7 +139,49 @@ def train(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
         if words["begins"] == "own":
             raise FedblendError("it did not hear the round's model, and cannot tell how far its own has moved from it")
         upload = masked(here, aggregator, upload, start, words, tensors)
-    return {"samples": trained.samples, "loss": trained.loss}, upload
+    if trained.extras and here.site.protection is not None:
+        raise FedblendError("its site's protection covers models only, and this method sends more beside them")
+    return {"samples": trained.samples, "loss": trained.loss}, upload | add_prefix("extras/", trained.extras)
+
+
+def _task(
+    here: ClientTask, words: dict[str, Any], tensors: Tensors, start: Tensors, pool: Pool | None, state: Tensors
+) -> TrainTask:
+    """The round's task for this client alone."""
+    outputs = strip_prefix("outputs/", tensors)
+    kept = dict(state)
+    if words["begins"] == "own":
+        kept |= add_prefix("weights/", start) | add_prefix("outputs/", outputs)
+    server_state = strip_prefix("server/", tensors)
+    spec = model_spec(here.setup, here.engine.model)
+    like: dict[str, torch.Tensor] = {}
+    for slot, part in client_parts(here.setup.experiment.method).items():
+        like |= add_prefix(f"{slot}/", part.init_server_state(spec, start) if part.broadcasts else {})
+    if fault := fault_of(server_state, like):
+        raise FedblendError(f"what the server sent beside the model cannot be used: {fault}")
+    states = {here.client: kept} if kept else {}
+    return TrainTask(here.round, start, pool, here.setup.sizes(here.round), outputs, states, server_state)
+
+
+def _client_state(here: ClientTask, words: dict[str, Any], start: Tensors) -> dict[str, torch.Tensor]:
+    """What parts keep at this client: as made before its first round, or as kept at the mark that the server names.
+
+    Raises :class:`FedblendError` where it is gone.
+    """
+    method, mark = here.setup.experiment.method, words["state"]
+    if mark is not None:
+        kept = here.memory.recall("parts", mark) or here.memory.recall("parts-before", mark)
+        if kept is None:
+            raise FedblendError(
+                f"it no longer has what the method keeps at it since round {mark} (kept as long as the Flower run and "
+                "the SuperNode), and nobody else has it; begin a new run"
+            )
+        return kept
+    spec = model_spec(here.setup, here.engine.model)
+    made = dict(add_prefix("personal/", start) if method.personal.active else {})
+    for slot, part in client_parts(method).items():
+        made |= add_prefix(f"{slot}/", part.init_client_state(spec, start))
+    return made
 
 
 def protects(here: ClientTask) -> bool:
@@ -157,14 +210,14 @@ def leaving(here: ClientTask, payload: dict[str, torch.Tensor], start: Tensors) 
     return protected
 
 
-def ask(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def respond(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
     """The client's answer to the server step's question about the upload that it has just sent."""
     upload = here.memory.recall("upload", str(here.round))
     if upload is None:
         raise FedblendError("it no longer has its upload (its SuperNode was restarted)")
     known = model_spec(here.setup, here.engine.server_model())
-    answers = here.setup.experiment.method.server_step.answers({here.client: upload}, tensors, known)
-    return {}, answers[here.client]
+    responses = here.setup.experiment.method.server_step.respond({here.client: upload}, tensors, known)
+    return {}, responses[here.client]
 
 
 def score(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:

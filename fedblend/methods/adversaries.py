@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 
 from fedblend.core.protection import Adversary
 from fedblend.core.registry import Fraction, NonNegative, Positive, part
+from fedblend.core.trees import Tensors
 
 __all__ = ["Adversary", "NaNs", "NoAdversary", "NoiseSender", "SignFlip"]
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 @part("adversary", "none")

@@ -91,8 +91,8 @@ class LabelMeanAggregator(Aggregator):
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """{"outputs": [C, C]}."""
         rows = torch.stack([tensors["outputs"] for tensors, _ in uploads]).double()
-        has_pool = (rows.sum(2) > 0).sum(0)
-        return {"outputs": (rows.sum(0) / has_pool.clamp(min=1)[:, None]).float()}
+        holders = (rows.sum(2) > 0).sum(0)
+        return {"outputs": (rows.sum(0) / holders.clamp(min=1)[:, None]).float()}
 
 
 @part("upload", "nothing")

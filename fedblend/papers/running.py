@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.core.errors import FedblendError, Stopped
-from fedblend.core.loop import Record
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study
 from fedblend.papers.data import absent, is_fetched
@@ -20,7 +19,9 @@ from fedblend.papers.result import Values, command, keep
 from fedblend.runs import checkpoint
 from fedblend.runs.parallel import run_all
 
-OnRuns = Callable[[dict[str, Experiment], Mapping[str, int]], AbstractContextManager[Callable[[str, Record], None]]]
+OnRuns = Callable[
+    [dict[str, Experiment], Mapping[str, int]], AbstractContextManager[Callable[[str, dict[str, Any]], None]]
+]
 """Opens the display of runs; given their experiments, and how many rounds of each are made already."""
 
 

@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedblend.core.errors import FedblendError, legible
-from fedblend.core.loop import RunState
 from fedblend.core.sharing import Pool
-from fedblend.core.trees import add_prefix, by_client, differing, for_clients, in_order, strip_prefix
+from fedblend.core.state import RunState
+from fedblend.core.trees import by_client, differing, for_clients, in_order, strip_prefix
 from fedblend.runs.files import write_atomically
 
 NAME = "checkpoint.safetensors"
@@ -24,8 +24,14 @@ NAME = "checkpoint.safetensors"
 DAMAGED = (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError)
 """What reading raises where a file is no checkpoint, or cut short."""
 
-SCALARS = {"round": 0, "shared_round": -1, "clients": 0}
+VERSION = 2
+"""Version of the names in the file; files of version 0.1 of fedblend have none, and are read as well."""
+
+SCALARS = {"round": 0, "shared_round": -1, "clients": 0, "version": VERSION}
 """The whole numbers of the header, and the least that each can be."""
+
+OPTIONAL = ("clients", "version")
+"""Numbers that older files lack."""
 
 
 def write(folder: Path, state: RunState) -> None:
@@ -36,14 +42,25 @@ def write(folder: Path, state: RunState) -> None:
     """
     tensors = {f"weights/{name}": t.contiguous() for name, t in state.weights.items()}
     tensors |= {f"entries/{name}": t.contiguous() for name, t in state.entries.tensors.items()}
-    tensors |= {f"server/{name}": t.contiguous() for name, t in state.server.items()}
-    tensors |= {f"said/{name}": t.contiguous() for name, t in state.said.items()}
-    tensors |= {name: t.contiguous() for name, t in for_clients("own/", state.own).items()}
+    tensors |= {f"server/{name}": t.contiguous() for name, t in state.server_state.items()}
+    tensors |= {f"outputs/{name}": t.contiguous() for name, t in state.global_outputs.items()}
+    tensors |= {name: t.contiguous() for name, t in for_clients("client/", state.client_states).items()}
     tensors["owner"] = torch.from_numpy(state.entries.owner.astype(np.int64))
     tensors["holders"] = torch.from_numpy(np.packbits(state.has_pool))
     if state.shared_round >= 0:
         tensors["shared_sizes"] = torch.from_numpy(state.shared_sizes)
-    scalars = {"round": state.round, "shared_round": state.shared_round, "clients": len(state.has_pool)}
+    scalars = {
+        "version": VERSION,
+        "round": state.round,
+        "shared_round": state.shared_round,
+        "clients": len(state.has_pool),
+    }
+    # The format has no tensor under two names: a part may keep what it also returns.
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() in seen:
+            tensors[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
     write_atomically(folder / NAME, save(tensors, {"state": json.dumps(scalars)}))
 
 
@@ -56,6 +73,8 @@ def read(folder: Path) -> RunState | None:
         with safe_open(path, "pt") as file:
             scalars = _scalars(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if "version" not in scalars:
+            tensors = {_renamed(name): tensor for name, tensor in tensors.items()}
         return _state(scalars, tensors)
     except DAMAGED as error:
         raise FedblendError(
@@ -72,14 +91,14 @@ def fitted(state: RunState, model: Mapping[str, torch.Tensor], clients: int, fol
     path, advice = folder / NAME, "put the run's own back, or begin again in another folder"
     if len(state.has_pool) != clients:
         raise FedblendError(f"{path}: is of {len(state.has_pool)} clients, but the run has {clients}; {advice}")
-    kept = [strip_prefix("weights/", own) for own in state.own.values()]
+    kept = [strip_prefix("weights/", own) for own in state.client_states.values()]
     # Where clients are real sites, a mark stands here for weights that stay there.
     for table in (state.weights, *(own for own in kept if own.keys() & model.keys())):
         if apart := differing(model, table):
             raise FedblendError(f"{path}: is of another model than the run's ('{apart[0]}' differs); {advice}")
-    first = list(add_prefix("weights/", model))
-    own = {client: in_order(table, first) for client, table in state.own.items()}
-    return replace(state, weights=in_order(state.weights, model), own=own)
+    first = [f"{prefix}{name}" for prefix in ("weights/", "personal/") for name in model]
+    states = {client: in_order(table, first) for client, table in state.client_states.items()}
+    return replace(state, weights=in_order(state.weights, model), client_states=states)
 
 
 def round_of(folder: Path) -> int | None:
@@ -99,7 +118,7 @@ def _scalars(file: Any) -> dict[str, int]:
     held = json.loads((file.metadata() or {})["state"])
     if not isinstance(held, dict):
         raise ValueError(f"its header holds a {type(held).__name__}, no table")
-    scalars = {name: held[name] for name in SCALARS if name in held or name != "clients"}
+    scalars = {name: held[name] for name in SCALARS if name in held or name not in OPTIONAL}
     for name, value in scalars.items():
         # True is a whole number to Python.
         if type(value) is not int or value < SCALARS[name]:
@@ -116,14 +135,11 @@ def _state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> RunStat
     sizes = _array(tensors, "shared_sizes", torch.int64) if "shared_sizes" in tensors else np.zeros(clients, np.int64)
     if len(sizes) != clients:
         raise ValueError(f"'shared_sizes' has {len(sizes)} numbers for {clients} clients")
-    entries, owner, own = (
-        strip_prefix("entries/", tensors),
-        _array(tensors, "owner", torch.int64),
-        by_client("own/", tensors),
-    )
+    entries, owner = strip_prefix("entries/", tensors), _array(tensors, "owner", torch.int64)
+    states = by_client("client/", tensors)
     if any(t.shape[:1] != owner.shape for t in entries.values()):
         raise ValueError(f"'entries' has other than the {len(owner)} rows of 'owner'")
-    for client in (int(owner.min(initial=0)), int(owner.max(initial=0)), *own):
+    for client in (int(owner.min(initial=0)), int(owner.max(initial=0)), *states):
         if not 0 <= client < max(1, clients):
             raise ValueError(f"it tells of client {client}; valid: 0 to {clients - 1}")
     return RunState(
@@ -133,10 +149,18 @@ def _state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> RunStat
         shared_sizes=sizes,
         entries=Pool(entries, owner),
         shared_round=scalars["shared_round"],
-        server=strip_prefix("server/", tensors),
-        said=strip_prefix("said/", tensors),
-        own=own,
+        global_outputs=strip_prefix("outputs/", tensors),
+        server_state=strip_prefix("server/", tensors),
+        client_states=states,
     )
+
+
+def _renamed(name: str) -> str:
+    """Today's name of a tensor in a file of version 0.1."""
+    first, _, rest = name.partition("/")
+    if first == "own":
+        return f"client/{rest.replace('/said/', '/outputs/')}"
+    return {"said": f"outputs/{rest}", "server": f"server/server_step/{rest}"}.get(first, name)
 
 
 def _array(tensors: dict[str, torch.Tensor], name: str, kind: torch.dtype) -> np.ndarray:

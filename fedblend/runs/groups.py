@@ -58,10 +58,11 @@ class Outcome:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were made and recorded, or all until training had converged."""
+        """Whether all rounds were made and recorded, or all until training converged or a callback ended the run."""
         if self.status.get("state") != "done" or not self.records:
             return False
-        return self.round >= self.rounds or bool(self.records[-1].get("converged"))
+        ended = str(self.status.get("reason", "")).startswith("ended by ")
+        return self.round >= self.rounds or bool(self.records[-1].get("converged")) or ended
 
     @property
     def evaluated(self) -> list[dict[str, Any]]:

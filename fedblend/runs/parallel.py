@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any
 
 from fedblend.core.errors import FedblendError, Stopped, by_reason, listed
-from fedblend.core.loop import Record
 from fedblend.engines.distributed.ranks import started_by_torchrun
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.study import Study
@@ -26,7 +25,7 @@ from fedblend.runs.directory import RunDirectory, has_runs, held_study, remove_s
 from fedblend.runs.runner import SAME, Listener, difference, execute
 from fedblend.runs.warm_start import named
 
-OnRecord = Callable[[str, Record], None]
+OnRecord = Callable[[str, dict[str, Any]], None]
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at what the processes have sent, and at whether they should end."""
@@ -126,7 +125,7 @@ def _one_by_one(study: Study, folder: Path, resume: bool, on_record: OnRecord) -
     failed: dict[str, str] = {}
     for slug, experiment in study.experiments.items():
 
-        def listen(record: Record, slug: str = slug) -> None:
+        def listen(record: dict[str, Any], slug: str = slug) -> None:
             on_record(slug, record)
 
         message = _outcome(experiment, folder / slug, resume, listen, processors())

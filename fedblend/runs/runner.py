@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import platform
-import resource
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -18,27 +17,40 @@ import torch
 
 from fedblend import engines
 from fedblend.core import registry
+from fedblend.core.callbacks import Callback
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError, Stopped
-from fedblend.core.loop import Record, RoundLoop, RunState
+from fedblend.core.loop import RoundLoop
+from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
 from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
+from fedblend.runs.callbacks import CallListener, Checkpoints, Listener, MetricsLog
 from fedblend.runs.directory import METRICS, RunDirectory
 from fedblend.runs.groups import flatten
 from fedblend.runs.warm_start import first_weights
 
-Listener = Callable[[Record], None]
 Federate = Callable[[Setup], tuple[Setup, Engine, EnginePlan]]
 """Gives the engine of a federation whose clients are real, and the world with the clients that take part in it."""
 
 SPLIT_CLIENTS = 500
 """Clients whose class counts a run directory keeps for the picture of the split."""
 
-MAY_CHANGE = {"rounds", "engine", "stack", "ranks", "memory_format", "device", "cuda_graphs", "checkpoint_every"}
+MAY_CHANGE = {
+    "rounds",
+    "engine",
+    "stack",
+    "ranks",
+    "memory_format",
+    "device",
+    "cuda_graphs",
+    "checkpoint_every",
+    "callbacks",
+}
 """Fields that may differ when a run goes on: none of them changes a round that was already made."""
 
 SAME = f"a run goes on with the experiment it began with (only {', '.join(sorted(MAY_CHANGE))} may change)"
@@ -60,6 +72,7 @@ def execute(
     listener: Listener | None = None,
     processors: int = 1,
     federate: Federate | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Finished:
     """Run an experiment in ``path``; with ``resume`` go on from its checkpoint.
 
@@ -87,7 +100,11 @@ def execute(
             choice = _choice(directory, setup, processors)
             engine = engines.make(setup, choice)
         try:
-            state = _run(directory, RoundLoop(setup, engine), choice, listener)
+            # The record is on the disk before anybody sees it, and seen before the checkpoint that makes it final.
+            records = [MetricsLog(directory), *([CallListener(listener)] if listener else [])]
+            checkpoints = Checkpoints(directory, experiment.checkpoint_every, experiment.rounds)
+            loop = RoundLoop(setup, engine, [*records, checkpoints, *experiment.callbacks, *callbacks])
+            state = _run(directory, loop, choice, records, checkpoints)
         finally:
             engine.close()
     return Finished(directory, setup, state)
@@ -106,33 +123,35 @@ def _choice(directory: RunDirectory, setup: Setup, processors: int) -> EnginePla
     return engines.plan_engine(setup, processors, asked.rounds)
 
 
-def _run(directory: RunDirectory, federation: RoundLoop, choice: EnginePlan, listener: Listener | None) -> RunState:
+def _run(
+    directory: RunDirectory, loop: RoundLoop, plan: EnginePlan, records: list[Callback], checkpoints: Checkpoints
+) -> RunState:
     """Make the rounds that are left, in the run's folder."""
-    experiment = federation.experiment
+    experiment = loop.experiment
     with directory.locked():
         before, begun = directory.status(), False
-        kept = before["round"]
+        checkpoints.kept = before["round"]
         try:
             if RunDirectory.is_run(directory.path):
                 directory.set_experiment(experiment)
-                directory.add_facts({"engine": choice.table()})
+                directory.add_facts({"engine": plan.table()})
             else:
-                facts = facts_of(federation.setup) | {"engine": choice.table()}
-                directory.create(experiment, facts, split_of(federation.setup))
-            state, record = _begin(directory, federation, choice, listener)
-            kept, begun = state.round, True
-            while state.round < experiment.rounds and not record.get("converged"):
-                state, record = _round(directory, federation, state, listener)
-                kept = state.round if _is_kept(experiment, record) else kept
+                facts = facts_of(loop.setup) | {"engine": plan.table()}
+                directory.create(experiment, facts, split_of(loop.setup))
+            state, record = _begin(directory, loop, plan, records)
+            checkpoints.kept, begun = state.round, True
+            state = loop.run(state, record)
         except KeyboardInterrupt:
-            directory.set_status("stopped", kept, "interrupted")
-            raise Stopped(f"stopped; kept up to round {kept}. Go on with: fedblend resume {directory.path}") from None
+            directory.set_status("stopped", checkpoints.kept, "interrupted")
+            raise Stopped(
+                f"stopped; kept up to round {checkpoints.kept}. Go on with: fedblend resume {directory.path}"
+            ) from None
         except Exception as error:
-            # A run that was done is so still where it could not be read to go on from.
+            # A run that was done stays done where its checkpoint cannot be read.
             if begun or before["state"] != "done":
-                _mark_failed(directory, kept, str(error) or type(error).__name__)
+                _mark_failed(directory, checkpoints.kept, str(error) or type(error).__name__)
             raise
-        directory.set_status("done", state.round)
+        directory.set_status("done", state.round, f"ended by {loop.ended_by}" if loop.ended_by else "")
     return state
 
 
@@ -162,57 +181,33 @@ def difference(directory: RunDirectory, experiment: Experiment) -> str:
 
 
 def _begin(
-    directory: RunDirectory, federation: RoundLoop, choice: EnginePlan, listener: Listener | None
-) -> tuple[RunState, Record]:
+    directory: RunDirectory, loop: RoundLoop, plan: EnginePlan, watching: list[Callback]
+) -> tuple[RunState, RoundRecord]:
     """The state to go on from, the last checkpoint's or a fresh one, and the last record."""
-    state = checkpoint.read(directory.path)
+    setup, state = loop.setup, checkpoint.read(directory.path)
     if state is None:
         directory.cut_metrics(-1)
-        state, record = federation.start(first_weights(federation.setup, directory.path))
-        record["machine"]["engine"] = choice.table()
-        _keep(directory, record, listener)
+        state, record = loop.start(first_weights(setup, directory.path))
+        record.machine["engine"] = plan.table()
+        for callback in watching:
+            callback.on_round_end(state, record)
         checkpoint.write(directory.path, state)
     else:
-        setup = federation.setup
         state = checkpoint.fitted(state, setup.weights(), len(setup.population), directory.path)
         records = directory.cut_metrics(state.round)
-        # Compared by length first: a damaged file may tell of more rounds than any list can hold.
+        # Compared by length first: a damaged file may name more rounds than any list can hold.
         if len(records) != state.round + 1 or any(record["round"] != i for i, record in enumerate(records)):
             raise FedblendError(
                 f"{directory.path / METRICS}: rounds are missing below the checkpoint's, {state.round}; the log was "
                 "damaged. Put it back, or remove this run and begin again"
             )
-        for record in records:
-            if listener:
-                listener(record)
+        record = RoundRecord.from_dict(records[-1])
+        for callback in watching:
+            if isinstance(callback, CallListener):
+                for table in records:
+                    callback.listener(table)
     directory.set_status("running", state.round)
     return state, record
-
-
-def _round(
-    directory: RunDirectory, federation: RoundLoop, state: RunState, listener: Listener | None
-) -> tuple[RunState, Record]:
-    experiment = federation.experiment
-    state, record = federation.round(state)
-    _keep(directory, record, listener)
-    if _is_kept(experiment, record):
-        checkpoint.write(directory.path, state)
-    return state, record
-
-
-def _is_kept(experiment: Experiment, record: Record) -> bool:
-    """Whether a checkpoint is written after this round."""
-    round = record["round"]
-    return round % experiment.checkpoint_every == 0 or round == experiment.rounds or bool(record.get("converged"))
-
-
-def _keep(directory: RunDirectory, record: Record, listener: Listener | None) -> None:
-    # Kilobytes on Linux, bytes on macOS.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    record["machine"]["peak_memory"] = peak
-    directory.add_metrics(record)
-    if listener:
-        listener(record)
 
 
 def _mark_failed(directory: RunDirectory, round: int, reason: str) -> None:

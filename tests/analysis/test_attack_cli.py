@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from fedblend.analysis.attacks.outcome import attack_run, attacks_on
 from fedblend.analysis.attacks.search import cosine
 from fedblend.analysis.attacks.setup import prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
-from fedblend.analysis.points.loss_scaling import Noting, switches
+from fedblend.analysis.points.loss_scaling import SwitchCounter, switches
 from fedblend.analysis.privacy.leaks import NOT_ATTACKED, Leak, card
 from fedblend.analysis.privacy.rebuilt import _shared, by_chance, of_means, sizes_of
 from fedblend.cli import attacking
@@ -371,14 +370,13 @@ def test_batches_that_took_the_large_lambda_are_counted(threshold: float, share:
 def test_the_run_that_is_made_again_is_the_run(tmp_path: Path) -> None:
     path = run(tmp_path / "a", method={"name": "fed-augmix", "objective": {"large_lambda": 20.0}})
     setup = make_setup(RunDirectory(path).experiment())
-    noting = Noting(setup.experiment.method.objective)
-    method = setup.experiment.method.model_copy(update={"objective": noting})
-    watched = replace(setup, experiment=setup.experiment.model_copy(update={"method": method}))
+    counter, engine = SwitchCounter(), LoopEngine(setup)
+    engine.notes = True
 
-    state = after_rounds(RoundLoop(watched, LoopEngine(watched)), 2)[0]
+    state = after_rounds(RoundLoop(setup, engine, [counter]), 2)[0]
 
     assert same(state.weights, weights(path))
-    assert noting.flags
+    assert counter.rows
 
 
 def test_runs_that_switch_nothing_are_refused(made: Path) -> None:

@@ -127,7 +127,7 @@ def test_unrolled_steps_are_what_a_client_really_sends(method: str) -> None:
         made.model,
         Context(made.task, made.scale, one.pool.tensors, start),
         parts.objective,
-        parts.terms,
+        [(f"terms.{i}", term) for i, term in enumerate(parts.terms)],
         {name: torch.from_numpy(array) for name, array in one.drawn.items()},
         Steps(0.02, order, momentum=0.9, weight_decay=1e-2, clip_norm=0.5),
     )

@@ -33,7 +33,8 @@ from fedblend.analysis.points.training import accuracy, train
 from fedblend.analysis.points.vae import Vae
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop, RunState
+from fedblend.core.loop import RoundLoop
+from fedblend.core.state import RunState
 from fedblend.data.loaders.toy import Toy
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.setup import make_setup
@@ -175,19 +176,19 @@ def test_a_replay_looks_at_the_aggregate_before_it_is_tuned() -> None:
     state, _ = untuned.start()
     for _ in range(2):
         state, _ = untuned.round(state)
-    points = Points.of(state.server)
+    points = Points.of(state.server_part("server_step"))
     train_x, train_y = made.scale(made.data.train.x), made.data.train.y
     model = with_weights(made.model, state.weights)
     assert rows[1]["alignment"] == pytest.approx(alignment(model, points.x, points.labels, train_x, train_y), abs=1e-5)
     # With tuning, the first round's aggregate is the same, and so is what is seen at it.
     tuned = setup(method={"server_step": STEP}, scale="unit")
-    assert points.replay(RoundLoop(tuned, LoopEngine(tuned)), 1)[0]["alignment"] == rows[0]["alignment"]
+    assert replay(RoundLoop(tuned, LoopEngine(tuned)), 1)[0]["alignment"] == rows[0]["alignment"]
 
 
 def test_a_replay_of_a_method_without_points_is_refused() -> None:
     plain = setup(method={"server_step": "none"})
     with pytest.raises(FedblendError, match=r"method\.server_step: 'none' makes no points"):
-        points.replay(RoundLoop(plain, LoopEngine(plain)), 1)
+        replay(RoundLoop(plain, LoopEngine(plain)), 1)
 
 
 # Distances -------------------------------------------------------------------------------------------------
@@ -407,7 +408,7 @@ def test_a_class_without_a_point_leaves_a_gap(tmp_path: Path) -> None:
 
 
 def test_neither_plain_runs_nor_points_in_a_plane_have_pictures(study: Path, toy: Path, tmp_path: Path) -> None:
-    assert checkpoint.read(toy / "aggenhance-seed0").server["points"].shape[1:] == (2,)  # type: ignore[union-attr]
+    assert checkpoint.read(toy / "aggenhance-seed0").server_part("server_step")["points"].shape[1:] == (2,)  # type: ignore[union-attr]
     assert sheets_of_points.sheets(group(find_runs([toy]))) == []
     assert sheets_of_points.sheets(group(find_runs([study / "plain"]))) == []
     report.write(find_runs([toy]), tmp_path / "report.html")
@@ -506,4 +507,4 @@ def test_points_of_a_server_step_count_rounds_from_one() -> None:
 
 def test_images_of_the_helpers_are_taken_too() -> None:
     made = setup(images(), method={"server_step": STEP}, scale="unit")
-    assert len(points.replay(RoundLoop(made, LoopEngine(made)), 1)) == 1
+    assert len(replay(RoundLoop(made, LoopEngine(made)), 1)) == 1

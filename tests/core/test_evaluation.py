@@ -135,7 +135,7 @@ def test_training_learns() -> None:
     before = fed.start()[1]
     _, records = run(fed, 5)
 
-    assert records[-1]["accuracy"] > max(0.6, before["accuracy"])
+    assert records[-1]["accuracy"] > max(0.6, before.accuracy)
 
 
 def test_a_short_run_takes_the_loop() -> None:

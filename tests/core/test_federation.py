@@ -16,11 +16,12 @@ from helpers import BatchNormNet, engine_of, federation, federation_of, run, sam
 from fedblend.core.aggregator import Aggregator
 from fedblend.core.channel import Channel
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop, RunState
+from fedblend.core.loop import RoundLoop
 from fedblend.core.protection import Protection
 from fedblend.core.random import stream
 from fedblend.core.server_step import ServerContext, ServerStep
 from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
 from fedblend.core.upload import bytes_of
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.channels import Ideal
@@ -112,7 +113,7 @@ def test_protection_aggregator_and_server_step_are_used_in_this_order() -> None:
     state, records = run(with_parts(made, protection=Shift(), aggregator=First(), server_step=Add()), 1)
 
     assert same(state.weights, {n: (t + 1) * 2 + 3 for n, t in made.weights().items()})
-    assert state.server == {"seen": torch.tensor(0)}
+    assert state.server_part("server_step") == {"seen": torch.tensor(0)}
     expected = [stream(0, "protection", 0, client).random() for client in records[0]["cohort"]]
     assert drawn == expected
 

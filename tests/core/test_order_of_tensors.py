@@ -47,7 +47,7 @@ def test_a_run_with_losses_and_noise_goes_on_as_if_never_stopped(engine: str, tm
     file = write(tmp_path / "losing.toml", {"engine": engine}, base=LOSING)
     succeeded(here("run", file, "--out", tmp_path / "whole"))
     succeeded(here("run", file, "--set", "rounds=2", "--out", tmp_path / "out"))
-    assert any("own/" in name for name in load_file(tmp_path / "out" / RUN / CHECKPOINT))
+    assert any("client/" in name for name in load_file(tmp_path / "out" / RUN / CHECKPOINT))
 
     succeeded(here("run", file, "--resume", "--out", tmp_path / "out"))
 
@@ -61,7 +61,7 @@ def test_what_training_makes_is_in_the_models_order_wherever_a_client_begins(eng
     turned = {name: weights[name] for name in sorted(weights)}
     own = {1: add_prefix("weights/", turned)}
 
-    made = engine(setup).train(TrainTask(0, weights, None, setup.sizes(0), own=own), [0, 1, 2])
+    made = engine(setup).train(TrainTask(0, weights, None, setup.sizes(0), client_states=own), [0, 1, 2])
 
     assert [list(one.weights) for one in made] == [list(weights)] * 3
 

@@ -67,7 +67,7 @@ def test_every_start_is_the_same() -> None:
 
     assert same_state(again, first)
     assert same_state(beside, first)
-    assert without_machine([repeated]) == without_machine([record])
+    assert without_machine([repeated.as_dict()]) == without_machine([record.as_dict()])
 
 
 def test_cohorts_are_drawn_without_replacement_from_clients_that_hold_samples() -> None:

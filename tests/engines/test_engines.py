@@ -18,9 +18,10 @@ from fedblend import engines
 from fedblend._kernels import lowrank
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop, RunState
+from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Plain, Tensors
 from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
 from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, unstackable
 from fedblend.engines.distributed.engine import balance
 from fedblend.engines.loop import LoopEngine
@@ -215,7 +216,7 @@ def test_results_come_in_the_order_that_was_asked_for(room: int, monkeypatch: py
     monkeypatch.setattr(stacked_engine, "HELD_BYTES", room)
     made = ragged("local-means", LENET)
     fed = RoundLoop(made, StackedEngine(made, stack=2))
-    state = fed._share_if_due(fed.start()[0], made.sizes(0), _account())[0]
+    state = fed._share_if_due(fed.start()[0], made.sizes(0), _costs())[0]
     task = TrainTask(0, state.weights, fed._pool_of(state), made.sizes(0))
 
     order = [5, 1, 3, 0, 5, 4, 2]  # a client may be asked for twice, as engines are tried on them
@@ -223,7 +224,7 @@ def test_results_come_in_the_order_that_was_asked_for(room: int, monkeypatch: py
     assert [t.client for t in fed.engine.train(task, order)] == order
 
 
-def _account() -> Any:
+def _costs() -> Any:
     from fedblend.core.record import CostMeter
 
     return CostMeter()

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedblend._kernels import build
-from fedblend.core.loop import RoundLoop, RunState
+from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import StackedSGD
 from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, NoRecorder, Recorded, Work
@@ -135,9 +136,9 @@ def test_replayed_steps_give_the_plain_steps_weights_to_the_last_bit(case: str) 
     wanted, got = after(made, plain), after(made, fixed)
 
     assert same(got.weights, wanted.weights)
-    assert same(got.said, wanted.said)
-    for client, table in wanted.own.items():
-        assert same(got.own[client], table)
+    assert same(got.global_outputs, wanted.global_outputs)
+    for client, table in wanted.client_states.items():
+        assert same(got.client_states[client], table)
     # Of several clients side by side, and of one alone.
     steps = [item for bench in fixed.benches.values() for item in bench.recorded.items()]
     assert {key[1] for key, one in steps if one[2].replay} == {False, True}
@@ -195,7 +196,7 @@ def test_few_benches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     got = after(made, engine, 2)
 
     assert len(engine.benches) == 1
-    assert same(got.said, after(made, StackedEngine(made, stack=4), 2).said)
+    assert same(got.global_outputs, after(made, StackedEngine(made, stack=4), 2).global_outputs)
 
 
 def test_work_runs_as_it_is_before_it_is_recorded_once() -> None:

@@ -19,7 +19,8 @@ from flwr.app import Message
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import over_clients
-from fedblend.core.loop import RoundLoop, RunState
+from fedblend.core.loop import RoundLoop
+from fedblend.core.state import RunState
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.tables import write_toml
@@ -49,10 +50,10 @@ def by_loop(asked: Experiment) -> tuple[RunState, list[dict[str, Any]]]:
     setup = make_setup(asked)
     federation = RoundLoop(setup, LoopEngine(setup))
     state, record = federation.start()
-    records = [record]
+    records = [record.as_dict()]
     while state.round < asked.rounds:
         state, record = federation.round(state)
-        records.append(record)
+        records.append(record.as_dict())
     return state, records
 
 

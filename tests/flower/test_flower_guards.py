@@ -125,7 +125,7 @@ def test_noise_on_means_is_drawn_from_entropy_however_it_is_asked_for(kind: type
 @pytest.mark.parametrize("where", ["experiment", "site"])
 def test_a_model_is_clipped_against_the_rounds_or_stays(where: str) -> None:
     lossy = {"channel": {"name": "wireless"}, "train": ALL}
-    words = {"begins": "own", "mark": None, "pool": None}
+    words = {"begins": "own", "mark": None, "state": None, "pool": None}
     clipped = here(experiment(**lossy, **({"protection": NOISE} if where == "experiment" else {})))
     if where == "site":
         clipped = here(experiment(**lossy), protection=NOISE)

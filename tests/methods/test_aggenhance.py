@@ -44,8 +44,8 @@ def server(
         rng=np.random.default_rng(0),
     )
     uploads = dict(enumerate(models))
-    ask = lambda question: list((step or AggEnhance()).answers(uploads, question, made).values())  # noqa: E731
-    return replace(made, **{"ask": ask, **changes})
+    ask = lambda question: list((step or AggEnhance()).respond(uploads, question, made).values())  # noqa: E731
+    return replace(made, **{"query": ask, **changes})
 
 
 def linear() -> nn.Module:
@@ -87,17 +87,17 @@ def test_every_round_adds_one_point_a_class_in_the_order_of_the_classes() -> Non
     step = {"name": "aggenhance", "steps": 2, "epochs": 1}
     state, _ = run(federation(method={"server_step": step}), 4)
 
-    assert len(state.server["points"]) == CLASSES * 4
-    assert state.server["labels"].tolist() == [0, 1, 2] * 4
-    assert state.server["rounds"].tolist() == [r for r in range(4) for _ in range(CLASSES)]
+    assert len(state.server_part("server_step")["points"]) == CLASSES * 4
+    assert state.server_part("server_step")["labels"].tolist() == [0, 1, 2] * 4
+    assert state.server_part("server_step")["rounds"].tolist() == [r for r in range(4) for _ in range(CLASSES)]
 
 
 def test_a_queue_keeps_the_newest_points() -> None:
     step = {"name": "aggenhance", "steps": 2, "epochs": 1, "keep": 4}
     state, _ = run(federation(method={"server_step": step}), 3)
 
-    assert state.server["labels"].tolist() == [2, 0, 1, 2]
-    assert state.server["rounds"].tolist() == [1, 2, 2, 2]
+    assert state.server_part("server_step")["labels"].tolist() == [2, 0, 1, 2]
+    assert state.server_part("server_step")["rounds"].tolist() == [1, 2, 2, 2]
 
 
 def test_the_loss_of_a_point_of_a_linear_model_never_rises_and_it_stays_in_the_box() -> None:
@@ -212,7 +212,7 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(engine: type[LoopEngine]
     resumed, _ = run(RoundLoop(made, engine(made)), 1, read)
 
     assert same_state(resumed, whole)
-    assert same(resumed.server, whole.server)
+    assert same(resumed.server_part("server_step"), whole.server_part("server_step"))
     assert records[-1]["machine"]["seconds"]["server"] > 0
 
 
@@ -247,7 +247,9 @@ def test_clients_make_the_points_that_the_server_would_have_made(engine: type[Lo
     seen, _ = run(RoundLoop(open_world, LoopEngine(open_world)), 2)
     unseen, records = run(RoundLoop(veiled, engine(veiled)), 2)
 
-    torch.testing.assert_close(unseen.server["points"], seen.server["points"], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        unseen.server_part("server_step")["points"], seen.server_part("server_step")["points"], atol=1e-4, rtol=1e-3
+    )
     for name, tensor in seen.weights.items():
         torch.testing.assert_close(unseen.weights[name], tensor, atol=1e-4, rtol=1e-3)
     # Down: where to begin, and all clients' points, to each of four; up: a client's points, and its votes.
@@ -265,7 +267,7 @@ def test_answers_of_the_wrong_form_count_for_nothing() -> None:
         assert question["points"].shape == (1, CLASSES, 1, 2, 2)
         return [{"scores": torch.full((1, CLASSES), 1e9)}, {"scores": torch.ones(7)}, {}]
 
-    best = SecureAggEnhance().best(good, server([], linear(), ask=ask))
+    best = SecureAggEnhance().best(good, server([], linear(), query=ask))
     assert best is not None
     assert torch.equal(best, good)
     assert SecureAggEnhance().best(good, server([], linear())) is None
@@ -324,7 +326,7 @@ def test_one_clients_vote_counts_one_at_most() -> None:
     def ask(question: Any) -> list[dict[str, torch.Tensor]]:
         return [{"points": bad}, {"points": good}] if "begin" in question else [liar, honest, honest]
 
-    best = SecureAggEnhance().best(good, server([], linear(), ask=ask))
+    best = SecureAggEnhance().best(good, server([], linear(), query=ask))
 
     assert best is not None
     assert torch.equal(best, good)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from test_augmix import CONTEXT, batch, net
 from torch.nn import functional as F
 
-from fedblend.analysis.points.loss_scaling import Noting
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -139,7 +138,6 @@ def test_hidden_mixing_keeps_its_first_phase() -> None:
 
     assert objective.phases() == (base.mix, objective.loss)
     assert (objective.layer, objective.needs) == (1, ("x", "y"))
-    assert Noting(objective).phases()[0] == base.mix
 
 
 # In a federation -------------------------------------------------------------------------------------------
@@ -217,7 +215,7 @@ def test_a_base_is_a_part_of_its_own_in_files() -> None:
     assert build("objective", table) == made
     assert made.needs == FedMix.needs
     assert AugMix().base == Plain()
-    assert AugMix(base=FedMix()).alone() == AugMix()
+    assert AugMix(base=FedMix()).fallback() == AugMix()
 
 
 def test_another_base_replaces_the_presets() -> None:

@@ -30,7 +30,9 @@ def server_of(made: Setup, model: nn.Module, teacher: torch.Tensor) -> ServerCon
     half = made.data.train
     pool = Pool({"x": half.x[:10].float(), "y": half.y[:10]}, np.full(10, -1))
     known = vars(model_spec(made, model))
-    return ServerContext(**known, round=0, lr=LR, rng=np.random.default_rng(5), said={"outputs": teacher}, pool=pool)
+    return ServerContext(
+        **known, round=0, lr=LR, rng=np.random.default_rng(5), global_outputs={"outputs": teacher}, pool=pool
+    )
 
 
 def by_autograd(made: Setup, teacher: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -133,7 +133,7 @@ def test_the_gradient_at_the_logits_is_f_minus_l_plus_beta_f_minus_g() -> None:
     torch.manual_seed(0)
     net, teacher = linear_net(5, CLASSES).float(), torch.rand(CLASSES, CLASSES).softmax(1)
     batch = Batch(torch.randn(4, 5), torch.tensor([0, 2, 1, 2]))
-    context = Context(Task("classification", CLASSES), lambda x: x, said={"outputs": teacher})
+    context = Context(Task("classification", CLASSES), lambda x: x, global_outputs={"outputs": teacher})
 
     class Given:
         """A net whose outputs are the leaf itself."""
@@ -172,11 +172,13 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(method: str, tmp_path: P
     stacked, _ = run(RoundLoop(made, StackedEngine(made)), 3)
 
     pairs = [(stacked.weights[name], loop.weights[name]) for name in loop.weights]
-    pairs += [(stacked.said["outputs"], loop.said["outputs"])]
-    pairs += [(stacked.own[c][name], t) for c, table in loop.own.items() for name, t in table.items()]
+    pairs += [(stacked.global_outputs["outputs"], loop.global_outputs["outputs"])]
+    pairs += [
+        (stacked.client_states[c][name], t) for c, table in loop.client_states.items() for name, t in table.items()
+    ]
     for a, b in pairs:
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
-    assert len(loop.own) == (4 if method == "fd" else 0)
+    assert len(loop.client_states) == (4 if method == "fd" else 0)
     assert records[-1]["accuracy"] >= 0
 
     half, _ = run(RoundLoop(made, LoopEngine(made)), 2)
@@ -185,9 +187,9 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(method: str, tmp_path: P
     assert read is not None
     resumed, _ = run(RoundLoop(made, LoopEngine(made)), 1, replace(read, weights=dict(half.weights)))
     assert same_state(resumed, loop)
-    assert same(resumed.said, loop.said)
-    assert resumed.own.keys() == loop.own.keys()
-    assert all(same(resumed.own[c], loop.own[c]) for c in loop.own)
+    assert same(resumed.global_outputs, loop.global_outputs)
+    assert resumed.client_states.keys() == loop.client_states.keys()
+    assert all(same(resumed.client_states[c], loop.client_states[c]) for c in loop.client_states)
 
 
 def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged() -> None:
@@ -198,10 +200,10 @@ def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged()
 
     assert same(second.weights, made.weights())
     # What a device goes on from: its own model, and what the server has said meanwhile.
-    own = {fed.device: first.own[fed.device] | {"said/outputs": first.said["outputs"]}}
+    own = {fed.device: first.client_states[fed.device] | {"outputs/outputs": first.global_outputs["outputs"]}}
     alone = next(LoopEngine(made).train(TrainTask(1, made.weights(), None, made.sizes(0), {}, own), [fed.device]))
     for name, tensor in alone.weights.items():
-        assert torch.equal(second.own[fed.device][f"weights/{name}"], tensor)
+        assert torch.equal(second.client_states[fed.device][f"weights/{name}"], tensor)
     judged = fed.engine.score({n: t for n, t in alone.weights.items()})
     assert judged.right is not None
     assert records[-1]["accuracy"] == pytest.approx(judged.right.mean())
@@ -212,7 +214,7 @@ def test_the_device_that_is_judged_trains_in_the_first_round(seed: int) -> None:
     fed = federation(method="fd", seed=seed, partition={"name": "iid", "clients": 4}, train={"cohort": 1})
     state, _ = run(fed, 1)
 
-    assert list(state.own) == [fed.device]
+    assert list(state.client_states) == [fed.device]
 
 
 def test_without_distillation_devices_that_keep_their_models_train_alone() -> None:
@@ -223,7 +225,7 @@ def test_without_distillation_devices_that_keep_their_models_train_alone() -> No
         own = {0: {f"weights/{n}": t for n, t in weights.items()}}
         weights = next(engine.train(TrainTask(round, made.weights(), None, made.sizes(0), {}, own), [0])).weights
 
-    assert all(torch.equal(state.own[0][f"weights/{name}"], tensor) for name, tensor in weights.items())
+    assert all(torch.equal(state.client_states[0][f"weights/{name}"], tensor) for name, tensor in weights.items())
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
@@ -238,7 +240,7 @@ def test_a_device_whose_downlink_fails_goes_on_from_its_own_model(engine: Any) -
     table = {1: {f"weights/{n}": t for n, t in once.items()}}
     twice = next(own.train(TrainTask(1, first.weights, None, made.sizes(0), {}, table), [1])).weights
     for name, tensor in twice.items():
-        torch.testing.assert_close(second.own[1][f"weights/{name}"], tensor, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(second.client_states[1][f"weights/{name}"], tensor, atol=1e-6, rtol=1e-5)
     assert records[-1]["uploads"] == 4
 
 
@@ -248,7 +250,7 @@ def test_a_device_whose_uplink_fails_is_left_out_and_keeps_what_it_learned() -> 
 
     assert records[0]["lost"] == [2]
     assert records[0]["uploads"] == 3
-    assert 2 in state.own
+    assert 2 in state.client_states
 
 
 def test_a_round_in_which_nothing_arrives_changes_nothing_where_that_is_allowed() -> None:
@@ -351,7 +353,7 @@ def test_conversion_is_sgd_on_seeds_with_the_teacher() -> None:
         round=0,
         lr=0.2,
         rng=np.random.default_rng(0),
-        said={"outputs": teacher},
+        global_outputs={"outputs": teacher},
         pool=Pool({"x": x, "y": labels}, np.zeros(1, np.int64)),
     )
     weights = {name: t.detach().clone() for name, t in net.named_parameters()}
@@ -422,7 +424,7 @@ def test_a_device_can_be_judged_in_any_method() -> None:
     made = setup(evaluate_model="device", train={"cohort": 4})
     fed = RoundLoop(made, LoopEngine(made))
     state, records = run(fed, 1)
-    own = {n.removeprefix("weights/"): t for n, t in state.own[fed.device].items()}
+    own = {n.removeprefix("weights/"): t for n, t in state.client_states[fed.device].items()}
     right = fed.engine.score(own).right
 
     assert right is not None

@@ -145,10 +145,10 @@ def test_clients_mix_with_the_means_of_groups() -> None:
     setup = make_setup(resolve(table()))
     federation = RoundLoop(setup, LoopEngine(setup))
     state, record = federation.round(federation.start()[0])
-    assert record["shared"] == {"asked": 7, "sent": 7, "entries": 7}
-    assert record["bytes_up"]["means"] == 7 * 4 * (64 + 10)
+    assert record.shared == {"asked": 7, "sent": 7, "entries": 7}
+    assert record.bytes_up["means"] == 7 * 4 * (64 + 10)
     # Two groups, to each of two clients.
-    assert record["bytes_down"]["means"] == 2 * 2 * 4 * (64 + 10)
+    assert record.bytes_down["means"] == 2 * 2 * 4 * (64 + 10)
     pool = setup.experiment.method.sharing.pool_of_sums(
         state.entries, np.arange(7), stream(setup.experiment.seed, "pool", 0)
     )

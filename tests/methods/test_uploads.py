@@ -131,9 +131,9 @@ def test_bytes_of_lenet_5_and_its_means_by_hand() -> None:
 def test_the_untrained_model_costs_nothing() -> None:
     _, record = federation(method="fedmix").start()
 
-    assert record["round"] == 0
-    assert record["bytes_up"] == record["bytes_down"] == {}
-    assert 0 <= record["accuracy"] <= 1
+    assert record.round == 0
+    assert record.bytes_up == record.bytes_down == {}
+    assert 0 <= record.accuracy <= 1
 
 
 def test_bytes_are_those_of_each_type() -> None:

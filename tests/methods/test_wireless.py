@@ -306,11 +306,11 @@ def test_what_arrives_is_aggregated_and_nothing_else() -> None:
         state, record = fed.round(state)
         down = channel.transmit("down", np.full(4, weights), stream(3, "downlink", round))
         up = channel.transmit("up", np.full(4, weights), stream(3, "uplink", round))
-        assert record["cohort"] == [0, 1, 2, 3]
-        assert record["uploads"] == up.arrives.sum()
-        assert record.get("lost", []) == np.flatnonzero(~up.arrives).tolist()
-        assert record["bytes_down"]["weights"] == record["bytes_up"]["weights"] == 4 * weights
-        assert record["channel"] == {"down": down.seconds.max(), "up": up.seconds.max()}
+        assert record.cohort == [0, 1, 2, 3]
+        assert record.uploads == up.arrives.sum()
+        assert (record.lost or []) == np.flatnonzero(~up.arrives).tolist()
+        assert record.bytes_down["weights"] == record.bytes_up["weights"] == 4 * weights
+        assert record.channel == {"down": down.seconds.max(), "up": up.seconds.max()}
         lost.append(((~down.arrives).sum(), (~up.arrives).sum()))
     assert min(np.sum(lost, 0)) > 0
 

@@ -111,7 +111,7 @@ def test_what_is_not_trained_is_the_rounds_own(model: str) -> None:
 def test_clients_that_begin_with_frozen_weights_of_their_own_keep_them() -> None:
     made = world_of("Frozen")
     own = {k: {f"weights/{name}": (1 + 0.2 * k) * tensor for name, tensor in made.weights().items()} for k in (0, 2)}
-    task = TrainTask(0, made.weights(), None, made.sizes(0), own=own)
+    task = TrainTask(0, made.weights(), None, made.sizes(0), client_states=own)
 
     together, alone = (list(engine.train(task, [0, 2])) for engine in (StackedEngine(made), LoopEngine(made)))
 

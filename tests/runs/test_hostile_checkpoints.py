@@ -17,7 +17,7 @@ from fedblend.runs import checkpoint
 SCALARS = {"round": 3, "shared_round": 2, "clients": 3}
 TENSORS = {
     "weights/w": torch.ones(2),
-    "own/1/weights/w": torch.zeros(2),
+    "client/1/weights/w": torch.zeros(2),
     "entries/x": torch.ones(2, 4),
     "owner": torch.tensor([0, 2]),
     "holders": torch.tensor([0b101_00000], dtype=torch.uint8),
@@ -91,8 +91,8 @@ def test_a_header_of_another_form(tmp_path: Path, header: str, words: str) -> No
         ({}, {"entries/x": torch.tensor(1.0)}, "'entries' has other than the 2 rows of 'owner'"),
         ({}, {"owner": torch.tensor([0, 3])}, "it tells of client 3; valid: 0 to 2"),
         ({}, {"owner": torch.tensor([-1, 2])}, "it tells of client -1; valid: 0 to 2"),
-        ({}, {"own/3/weights/w": torch.ones(2)}, "it tells of client 3; valid: 0 to 2"),
-        ({}, {"own/one/weights/w": torch.ones(2)}, "'one'"),
+        ({}, {"client/3/weights/w": torch.ones(2)}, "it tells of client 3; valid: 0 to 2"),
+        ({}, {"client/one/weights/w": torch.ones(2)}, "'one'"),
     ],
 )
 def test_tensors_that_do_not_go_together(
@@ -132,19 +132,19 @@ def test_a_checkpoint_that_does_not_fit(
 
 
 def test_a_clients_own_weights_must_be_of_the_model_as_well(tmp_path: Path) -> None:
-    state = checkpoint.read(made(tmp_path, **{"own/1/weights/w": torch.zeros(3)}))
+    state = checkpoint.read(made(tmp_path, **{"client/1/weights/w": torch.zeros(3)}))
     assert state is not None
     with pytest.raises(FedblendError, match=r"another model than the run's \('w' differs\)"):
         checkpoint.fitted(state, {"w": torch.ones(2)}, 3, tmp_path)
 
 
 def test_all_weights_come_back_in_the_models_order(tmp_path: Path) -> None:
-    two = {f"{where}/{name}": torch.ones(2) for where in ("weights", "own/1/weights") for name in ("a", "w")}
-    state = checkpoint.read(made(tmp_path, **two, **{"own/1/said/outputs": torch.ones(1)}))
+    two = {f"{where}/{name}": torch.ones(2) for where in ("weights", "client/1/weights") for name in ("a", "w")}
+    state = checkpoint.read(made(tmp_path, **two, **{"client/1/outputs/outputs": torch.ones(1)}))
     assert state is not None
     fitted = checkpoint.fitted(state, {"w": torch.zeros(2), "a": torch.zeros(2)}, 3, tmp_path)
     assert list(fitted.weights) == ["w", "a"]
-    assert list(fitted.own[1]) == ["weights/w", "weights/a", "said/outputs"]
+    assert list(fitted.client_states[1]) == ["weights/w", "weights/a", "outputs/outputs"]
 
 
 @pytest.fixture

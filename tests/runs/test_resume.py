@@ -38,7 +38,7 @@ from cli_helpers import (
 from helpers import same_state
 from safetensors.torch import load_file, save_file
 
-from fedblend.core.loop import RunState
+from fedblend.core.state import RunState
 from fedblend.runs import checkpoint
 
 SLUG = "fedmix-seed0"

@@ -85,7 +85,7 @@ def test_a_client_alone_trains_as_if_there_were_no_other():
         others[client] = only
         single = setup(two_sites(), others, partition="natural", method=ALONE, train={"cohort": 1})
         state, _ = run(federation_of(single), 3)
-        assert same(both.own[client], state.own[client])
+        assert same(both.client_states[client], state.client_states[client])
 
 
 def test_nothing_is_sent_and_the_servers_model_stays():
@@ -103,7 +103,7 @@ def test_each_is_judged_by_its_own_model_on_its_own_samples():
     owner = made.data.test.client
     right, loss = np.zeros(12, bool), np.zeros(12)
     for client in (0, 1):
-        weights = {name.removeprefix("weights/"): t for name, t in state.own[client].items()}
+        weights = {name.removeprefix("weights/"): t for name, t in state.client_states[client].items()}
         scores = engine.score(weights)
         right[owner == client], loss[owner == client] = scores.right[owner == client], scores.loss[owner == client]
     assert records[-1]["accuracy"] == right.mean()
@@ -115,7 +115,7 @@ def test_each_is_judged_by_its_own_model_on_its_own_samples():
 def test_before_any_training_each_is_judged_by_the_first_weights():
     made = alone()
     _, record = federation_of(made).start()
-    assert record["accuracy"] == evaluate(engine_of(made), made.weights(), made)["accuracy"]
+    assert record.accuracy == evaluate(engine_of(made), made.weights(), made)["accuracy"]
 
 
 def test_judge_each_needs_weights_and_tests_of_the_clients_own():

@@ -15,8 +15,7 @@ from fedblend.analysis.attacks.search import DLG, IDLG, Attack, Box, InvGrad, It
 from fedblend.analysis.attacks.victim import Victim
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.registry import explain
-
-Tensors = Mapping[str, torch.Tensor]
+from fedblend.core.trees import Tensors
 
 ATTACKS: dict[str, type[Attack]] = {"invgrad": InvGrad, "dlg": DLG, "idlg": IDLG}
 """The attacks by name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -11,8 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from fedblend.analysis.attacks.victim import Victim
 from fedblend.core.registry import Count, NonNegative, Positive
-
-Tensors = Mapping[str, torch.Tensor]
+from fedblend.core.trees import Tensors
 
 
 def squared(made: Tensors, observed: Tensors) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 from fedblend import engines
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.attacks.victim import Steps, Victim
-from fedblend.core.engine import TrainTask, leaving
+from fedblend.core.engine import TrainTask, protected, terms_of
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Context, Plain
 from fedblend.core.random import stream
@@ -88,7 +88,7 @@ def prepare(
         one = engine.assign(task, client)
         (trained,) = engine.train(task, [client])
         victim = _victim(engine, task, one, attacker)
-        observed = victim.update_of(leaving(setup, task, trained))
+        observed = victim.update_of(protected(setup, task, trained))
     if setup.experiment.protection.name != "none":
         victim = replace(victim, protect=_seen_only(observed))
     x, y = (half.to(engine.device) for half in setup.samples(client, one.samples))
@@ -130,15 +130,17 @@ def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Atta
         engine.scale,
         {name: t.to(device) for name, t in one.pool.tensors.items()},
         begun if method.terms else {},
-        {name: t.to(device) for name, t in task.said_to(one.client).items()},
+        {name: t.to(device) for name, t in task.outputs_of(one.client).items()},
+        {name: t.to(device) for name, t in task.client_states.get(one.client, {}).items()},
+        {name: t.to(device) for name, t in task.server_state.items()},
     )
-    objective = method.objective.alone() if one.plain else method.objective
+    objective = method.objective.fallback() if one.plain else method.objective
     drawn = {} if attacker == "plain" else _numbers(setup, task, one, attacker)
     return Victim(
         _as_attacked(engine.model),
         context,
         Plain() if attacker == "plain" else objective,
-        method.terms,
+        terms_of(method, task),
         {name: torch.from_numpy(array).to(device) for name, array in drawn.items()},
         steps,
         begun,

@@ -1,8 +1,8 @@
-"""A round of a run as it begins: what its clients are told."""
+"""A round of a run as it begins: what its clients are plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from fedblend import engines
 from fedblend.analysis.attacks.metrics import WINDOW
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop, RunState
+from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
 from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
@@ -26,7 +27,7 @@ Watch = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class RoundSnapshot:
-    """The round that follows ``round`` rounds of a run: what clients are told in it (``task``), and its ``cohort``."""
+    """The round that follows ``round`` rounds of a run: what clients are plan in it (``task``), and its ``cohort``."""
 
     run: RunDirectory
     setup: Setup
@@ -61,32 +62,11 @@ class RoundSnapshot:
         return RoundSnapshot(directory, setup, round, task, cohort)
 
 
-class _Heard(Exception):
-    """A round has come to its clients' training, of which only the task was wanted."""
-
-
-class _Listening:
-    """An engine that ends a round where its clients would train, and keeps what they were told."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.task: TrainTask | None = None
-        self.cohort: tuple[int, ...] = ()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> Any:
-        """Keep the task, and go no further."""
-        self.task, self.cohort = task, tuple(clients)
-        raise _Heard
-
-
 def _require_models(experiment: Any) -> None:
     upload = experiment.method.upload
     if not (upload.is_model and upload.trains):
         raise FedblendError(
-            f"method.upload: clients of this run send '{upload.name}', no model that an update could be told from; "
+            f"method.upload: clients of this run send '{upload.name}', no model that an update could be plan from; "
             "valid: runs whose clients send models"
         )
 
@@ -108,38 +88,29 @@ def _require_images(setup: Setup) -> None:
 def _task_of(
     directory: RunDirectory, setup: Setup, round: int, reached: int, watch: Watch | None
 ) -> tuple[TrainTask, tuple[int, ...]]:
-    """What the clients of a round were told when they began, and which they were."""
-    told = directory.facts().get("engine")
+    """What the clients of a round were plan when they began, and which they were."""
+    plan = directory.facts().get("engine")
     engines.require_device(setup.experiment.device)
-    engine = engines.make(setup, EnginePlan(**{**told, "ranks": 1}) if told else engines.plan_engine(setup, 1, 1))
+    engine = engines.make(setup, EnginePlan(**{**plan, "ranks": 1}) if plan else engines.plan_engine(setup, 1, 1))
     try:
-        federation = RoundLoop(setup, engine)
-        state = _state_at(directory, federation, round, reached, watch)
-        listening = _Listening(engine)
-        federation.engine = listening
-        try:
-            federation.round(state)
-        except _Heard:
-            assert listening.task is not None
-            return listening.task, listening.cohort
-        raise AssertionError("a round made no client train")
+        loop = RoundLoop(setup, engine)
+        begun = loop.begin_round(_state_at(directory, loop, round, reached, watch))
+        return begun.task, tuple(begun.cohort)
     finally:
         engine.close()
 
 
-def _state_at(
-    directory: RunDirectory, federation: RoundLoop, round: int, reached: int, watch: Watch | None
-) -> RunState:
+def _state_at(directory: RunDirectory, loop: RoundLoop, round: int, reached: int, watch: Watch | None) -> RunState:
     """The state after a round: the checkpoint's, or of rounds that are made again."""
     if round == reached:
         state = checkpoint.read(directory.path)
         assert state is not None
-        return checkpoint.fitted(state, federation.setup.weights(), len(federation.setup.population), directory.path)
-    state, _ = federation.start(first_weights(federation.setup, directory.path))
+        return checkpoint.fitted(state, loop.setup.weights(), len(loop.setup.population), directory.path)
+    state, _ = loop.start(first_weights(loop.setup, directory.path))
     for made in range(round):
         if watch:
             watch(made, round)
-        state, _ = federation.round(state)
+        state, _ = loop.round(state)
     if watch and round:
         watch(round, round)
     return state

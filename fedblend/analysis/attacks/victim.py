@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,9 +10,8 @@ from torch import nn
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Batch, Context, Objective, Plain, Term
-from fedblend.engines.stacked.step import StackedNet
-
-Tensors = Mapping[str, torch.Tensor]
+from fedblend.core.trees import Tensors
+from fedblend.engines.loop import FunctionalNet
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Victim:
     model: nn.Module
     context: Context
     objective: Objective = field(default_factory=Plain)
-    terms: Sequence[Term] = ()
+    terms: Sequence[tuple[str, Term]] = ()
     drawn: Tensors = field(default_factory=dict)
     steps: Steps | None = None
     weights: Tensors | None = None
@@ -111,11 +110,11 @@ class Victim:
 
         Terms are added to the last phase, as the engines do it.
         """
-        net, phases = StackedNet(self.model, weights), self.objective.phases()
+        net, phases = FunctionalNet(self.model, weights), self.objective.phases()
         row = {name: values[step] for name, values in self.drawn.items()}
-        loss = phases[turn](net, batch, row, self.context)
-        for term in self.terms if turn in (-1, len(phases) - 1) else ():
-            loss = loss + term.loss(weights, net, batch, self.context)
+        loss = phases[turn](net, batch, row, self.context.of_part("objective"))
+        for slot, term in self.terms if turn in (-1, len(phases) - 1) else ():
+            loss = loss + term.loss(weights, net, batch, self.context.of_part(slot))
         gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True, allow_unused=True)
         return {name: gradient for name, gradient in zip(weights, gradients, strict=True) if gradient is not None}
 

@@ -114,9 +114,9 @@ def _of_run(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.ndarray]
     if state is None:
         raise FedblendError(f"{run.path}: no checkpoint yet; run it first")
     boundary = _boundary(group.name, setup, with_weights(setup.model, state.weights), axes)
-    if "points" not in state.server:
+    if "points" not in state.server_part("server_step"):
         return boundary
-    points = Points.of(state.server)
+    points = Points.of(state.server_part("server_step"))
     # The unit scale goes from a feature's smallest to its largest training value.
     low, high = (getattr(setup.data.train.x, end)(0).values for end in ("min", "max"))
     x = low + points.x * (high - low)

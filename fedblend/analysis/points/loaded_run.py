@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.loop import RunState
 from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
 from fedblend.data.scale import Scaler
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
@@ -97,7 +97,7 @@ def read(path: Path | str) -> LoadedRun:
     setup = make_setup(directory.experiment())
     state = checkpoint.read(directory.path)
     assert state is not None
-    return LoadedRun(directory, setup, state, Points.of(state.server))
+    return LoadedRun(directory, setup, state, Points.of(state.server_part("server_step")))
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -122,15 +122,15 @@ def has_points(folder: Path) -> bool:
     try:
         with safe_open(path, "pt") as file:
             held = set(file.keys())
-            return {f"server/{name}" for name in POINTS} <= held
+            return {f"server/server_step/{name}" for name in POINTS} <= held
     except (SafetensorError, OSError) as error:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
 
 
 def _one_with_points(path: Path) -> RunDirectory:
     runs = find_runs([path])
-    has_pool = [run for run in runs if has_points(run.path)]
-    if not has_pool:
+    holding = [run for run in runs if has_points(run.path)]
+    if not holding:
         kept = [run for run in runs if (run.path / checkpoint.NAME).is_file()]
         where = "no checkpoint yet" if not kept else "no points in its checkpoint"
         if len(runs) > 1:
@@ -139,7 +139,7 @@ def _one_with_points(path: Path) -> RunDirectory:
             f"{path}: {where}; give a run whose server step makes class interior points, such as one of "
             'method = "aggenhance"'
         )
-    if len(has_pool) > 1:
-        names = [run.path.relative_to(path) for run in has_pool]
+    if len(holding) > 1:
+        names = [run.path.relative_to(path) for run in holding]
         raise FedblendError(f"{path}: several runs hold points; name one: {listed(names)}")
-    return has_pool[0]
+    return holding[0]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from fedblend.core.engine import ClientUpdate, TrainTask
+from fedblend.core.callbacks import Callback
+from fedblend.core.engine import CohortResult, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.setup import Setup
 from fedblend.engines import require_device
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.setup import make_setup
-from fedblend.methods.objectives.augmix import AugMix
+from fedblend.methods.objectives.augmix import LARGE, AugMix
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import one_thread
@@ -74,45 +71,23 @@ def in_words(totals: Sequence[Total]) -> str:
     return "; ".join([*words, f"{large:,} of {batches:,} batches in all"])
 
 
-@dataclass
-class Noting:
-    """An AugMix objective as it is, that also notes of each batch whether its lambda was the large one."""
+class SwitchCounter(Callback):
+    """Counts, for each client of a round, the batches whose lambda was the large one (AugMix notes each batch).
 
-    objective: AugMix
-    flags: list[torch.Tensor] = field(default_factory=list)
+    ``rows`` has all rounds' rows, in order; ``on_round`` is called with each round's.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.objective, name)
-
-    def loss(self, *given: Any) -> torch.Tensor:
-        """The objective's own, with this one's :meth:`weight`."""
-        return type(self.objective).loss(self, *given)  # type: ignore[arg-type]
-
-    def phases(self) -> tuple[Callable[..., torch.Tensor], ...]:
-        """The objective's own, the last of them with this one's :meth:`weight`."""
-        return (*self.objective.phases()[:-1], self.loss)
-
-    def weight(self, own: torch.Tensor, divergence: torch.Tensor) -> torch.Tensor:
-        """The objective's own."""
-        self.flags.append(own > self.objective.threshold * divergence)
-        return self.objective.weight(own, divergence)
-
-
-class _NotingEngine(LoopEngine):
-    """The reference engine, which keeps what was noted of each client."""
-
-    def __init__(self, setup: Setup, noting: Noting) -> None:
-        super().__init__(setup, setup.experiment.device)
-        self.noting = noting
+    def __init__(self, on_round: Callable[[list[Switched]], None] | None = None) -> None:
+        self.on_round = on_round
         self.rows: list[Switched] = []
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
-        """Train each client, and count its batches."""
-        for client in clients:
-            self.noting.flags.clear()
-            yield from super().train(task, [client])
-            flags = self.noting.flags
-            self.rows.append(Switched(task.round + 1, client, len(flags), int(sum(map(bool, flags)))))
+    def on_updates(self, task: TrainTask, result: CohortResult) -> None:
+        """Count."""
+        flags = {client: notes[LARGE] for client, notes in result.notes.items() if LARGE in notes}
+        rows = [Switched(task.round + 1, client, len(found), int(found.sum())) for client, found in flags.items()]
+        self.rows += rows
+        if self.on_round:
+            self.on_round(rows)
 
 
 def switches(run: Path | str, on_round: Callable[[list[Switched]], None] | None = None) -> list[Switched]:
@@ -130,18 +105,13 @@ def switches(run: Path | str, on_round: Callable[[list[Switched]], None] | None 
             "a severity above 0"
         )
     require_device(experiment.device)
-    noting = Noting(objective)
-    method = experiment.method.model_copy(update={"objective": noting})
-    setup = replace(make_setup(experiment), experiment=experiment.model_copy(update={"method": method}))
-    rows: list[Switched] = []
+    counter = SwitchCounter(on_round)
     with one_thread():
-        engine = _NotingEngine(setup, noting)
-        federation = RoundLoop(setup, engine)
-        state, _ = federation.start()
+        setup = make_setup(experiment)
+        engine = LoopEngine(setup, experiment.device)
+        engine.notes = True
+        loop = RoundLoop(setup, engine, [counter])
+        state, _ = loop.start()
         for _ in range(checkpoint.round_of(directory.path) or 0):
-            engine.rows = []
-            state, _ = federation.round(state)
-            rows += engine.rows
-            if on_round:
-                on_round(engine.rows)
-    return rows
+            state, _ = loop.round(state)
+    return counter.rows

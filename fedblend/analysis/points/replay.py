@@ -2,72 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 
 from fedblend import engines
 from fedblend.analysis.points.gradients import chunks, cosine, gradient
 from fedblend.analysis.points.loaded_run import POINTS, LoadedRun, Points, client_batches, with_weights
+from fedblend.core.callbacks import Callback
+from fedblend.core.engine import CohortResult, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.server_step import ServerContext, Tensors
+from fedblend.core.record import RoundRecord
+from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
 from fedblend.engines.autotune import EnginePlan
 from fedblend.runs.runner import one_thread
 
 Row = dict[str, float]
-Stacked = dict[str, torch.Tensor]
 
 
-class Watched:
-    """A server step as it is, that also shows what it is given and what it makes of it."""
+class AlignmentProbe(Callback):
+    """Measures, in each round, the gradients of equation 9 at the aggregate before the server step refines it.
 
-    def __init__(self, step: Any) -> None:
-        self.step = step
-        self.aggregate: Stacked = {}
-        self.kept: Stacked = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.step, name)
-
-    def refine(self, weights: Tensors, server: ServerContext) -> tuple[Stacked, Stacked]:
-        """What the step itself does."""
-        refined, self.kept = self.step.refine(weights, server)
-        self.aggregate = dict(weights)
-        return refined, self.kept
-
-
-def replay(federation: RoundLoop, rounds: int, on_round: Callable[[Row], None] | None = None) -> list[Row]:
-    """Make a federation's rounds, and look in each at the gradients of equation 9, before the aggregate is tuned.
-
-    A row a round: ``round`` from 1, ``points`` their number, ``alignment`` the cosine between the gradients on all
-    points so far and on all clients' samples at the aggregate, ``alignment_new`` the same of the round's own points
-    alone, and the model's test ``accuracy`` after tuning, where it was evaluated. The federation makes the same
-    rounds as without. Raises :class:`FedblendError` if its server step makes no points.
+    ``rows`` has a row for each round: ``round`` from 1, ``points`` their number, ``alignment`` the cosine between the
+    gradients on all points so far and on all clients' samples at the aggregate, ``alignment_new`` the same of the
+    round's own points alone, and the model's test ``accuracy`` after the server step, where it was evaluated.
     """
-    setup, watched = federation.setup, Watched(federation.method.server_step)
-    before = federation.method
-    federation.method = before.model_copy(update={"server_step": watched})
-    rows: list[Row] = []
-    try:
-        state, _ = federation.start()
-        for _ in range(rounds):
-            state, record = federation.round(state)
-            if not set(POINTS) <= set(watched.kept):
-                raise FedblendError(f"method.server_step: '{before.server_step.name}' makes no points to look at")
-            row: Row = {"round": state.round, **_aligned(setup, watched)}
-            rows.append(row | ({"accuracy": record["accuracy"]} if "accuracy" in record else {}))
-            if on_round:
-                on_round(rows[-1])
-    finally:
-        federation.method = before
-    return rows
+
+    def __init__(self, loop: RoundLoop, on_round: Callable[[Row], None] | None = None) -> None:
+        self.loop, self.on_round = loop, on_round
+        self.rows: list[Row] = []
+        self.aggregate: Mapping[str, torch.Tensor] = {}
+
+    def on_updates(self, task: TrainTask, result: CohortResult) -> None:
+        """Keep the aggregate."""
+        self.aggregate, _ = self.loop.aggregate(task, result)
+
+    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+        """Measure. Raises :class:`FedblendError` if the server step makes no points."""
+        kept, setup = state.server_part("server_step"), self.loop.setup
+        if not set(POINTS) <= set(kept):
+            step = self.loop.method.server_step.name
+            raise FedblendError(f"method.server_step: '{step}' makes no points to look at")
+        row: Row = {"round": state.round, **_aligned(setup, self.aggregate, Points.of(kept))}
+        self.rows.append(row | ({} if record.accuracy is None else {"accuracy": record.accuracy}))
+        if self.on_round:
+            self.on_round(self.rows[-1])
+        return None
 
 
-def _aligned(setup: Any, watched: Watched) -> Row:
-    model = with_weights(setup.model, watched.aggregate)
-    points = Points.of(watched.kept)
+def replay(loop: RoundLoop, rounds: int, on_round: Callable[[Row], None] | None = None) -> list[Row]:
+    """Make a run's rounds once more under an :class:`AlignmentProbe`; returns its rows."""
+    probe = AlignmentProbe(loop, on_round)
+    watched = RoundLoop(loop.setup, loop.engine, [probe])
+    state, _ = watched.start()
+    for _ in range(rounds):
+        state, record = watched.round(state)
+        probe.on_round_end(state, record)
+    return probe.rows
+
+
+def _aligned(setup: Setup, aggregate: Mapping[str, torch.Tensor], points: Points) -> Row:
+    model = with_weights(setup.model, dict(aggregate))
     x = setup.scale.from_unit(points.x)
     real = gradient(model, client_batches(setup))
     new = points.rounds == points.rounds.max()
@@ -81,10 +78,12 @@ def _aligned(setup: Any, watched: Watched) -> Row:
 def replay_run(subject: LoadedRun, on_round: Callable[[Row], None] | None = None) -> list[Row]:
     """Make all rounds of a run once more, in this process and with the engine that it had; see :func:`replay`."""
     setup = subject.setup
-    told = subject.directory.facts().get("engine")
+    earlier = subject.directory.facts().get("engine")
     engines.require_device(setup.experiment.device)
     with one_thread():
-        choice = EnginePlan(**{**told, "ranks": 1}) if told else engines.plan_engine(setup, 1, subject.state.round)
+        choice = (
+            EnginePlan(**{**earlier, "ranks": 1}) if earlier else engines.plan_engine(setup, 1, subject.state.round)
+        )
         engine = engines.make(setup, choice)
         try:
             return replay(RoundLoop(setup, engine), subject.state.round, on_round)

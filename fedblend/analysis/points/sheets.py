@@ -49,10 +49,10 @@ def _sheet(outcome: Outcome, method: str) -> Sheet | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            if not {f"server/{name}" for name in NEEDED} <= set(file.keys()):
+            if not {f"server/server_step/{name}" for name in NEEDED} <= set(file.keys()):
                 return None
-            points = file.get_slice("server/points")
-            labels, rounds = (file.get_tensor(f"server/{name}") for name in NEEDED[1:])
+            points = file.get_slice("server/server_step/points")
+            labels, rounds = (file.get_tensor(f"server/server_step/{name}") for name in NEEDED[1:])
             if list(points.get_shape()[1:]) != list(data["shape"]) or not len(labels):
                 return None
             made_in = [int(round) for round in rounds.unique()]

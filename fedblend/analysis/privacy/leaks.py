@@ -14,7 +14,7 @@ import torch
 from fedblend.analysis.attacks.outcome import attacks_on
 from fedblend.analysis.privacy.rebuilt import RAW, Nearness, by_chance, of_means, of_seeds, of_targets, sizes_of
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RunState
+from fedblend.core.state import RunState
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.sharing.means import HiddenMeans, SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds
@@ -121,7 +121,7 @@ def _base(run: RunDirectory, outcome: Outcome, state: RunState | None, kind: str
         shape = _entries(state.entries.tensors, len(state.entries), senders) if state is not None else ""
     else:
         senders, times = len({client for cohort in cohorts for client in cohort}), sum(map(len, cohorts))
-        shape = _tensors(state.weights if kind == "weights" else state.said) if state is not None else ""
+        shape = _tensors(state.weights if kind == "weights" else state.global_outputs) if state is not None else ""
     evaluated = [record for record in outcome.evaluated if "accuracy" in record]
     accuracy = float(evaluated[-1]["accuracy"]) if evaluated else math.nan
     return Leak(run.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedblend.core.loop import RunState
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
 

@@ -62,12 +62,12 @@ class Classes:
         wanted = np.bincount(label, weights=count, minlength=len(supply)).astype(np.int64)
         if (wanted > supply).any():
             c = int(np.argmax(wanted - supply))
-            has_pool = np.bincount(label, minlength=len(supply))
-            most = int((supply[has_pool > 0] // has_pool[has_pool > 0]).min()) * self.classes_per_client
+            holders = np.bincount(label, minlength=len(supply))
+            most = int((supply[holders > 0] // holders[holders > 0]).min()) * self.classes_per_client
             valid = f"up to {most:,} samples a client" if most else "fewer clients"
             raise FedblendError(
                 f"partition.samples: {self.samples:,} samples a client ask for {wanted[c]:,} of class {c} "
-                f"({has_pool[c]:,} holders), which has {supply[c]:,}; valid: {valid}"
+                f"({holders[c]:,} holders), which has {supply[c]:,}; valid: {valid}"
             )
 
 
@@ -90,16 +90,16 @@ def holdings(clients: int, each: int, classes: int, rng: np.random.Generator) ->
 
 def _shares(label: np.ndarray, supply: np.ndarray) -> np.ndarray:
     """How many samples each holding gets if every class is dealt out evenly among its holders."""
-    has_pool = np.bincount(label, minlength=len(supply))
-    short = np.flatnonzero(has_pool > supply)
+    holders = np.bincount(label, minlength=len(supply))
+    short = np.flatnonzero(holders > supply)
     if len(short):
         c = short[0]
         raise FedblendError(
-            f"partition.clients: {has_pool[c]:,} clients are to hold class {c}, which has {supply[c]:,} "
+            f"partition.clients: {holders[c]:,} clients are to hold class {c}, which has {supply[c]:,} "
             "samples; take fewer clients or fewer classes a client"
         )
     order = stable_order(label)
     grouped = label[order]
     rank = np.empty(len(label), np.int64)
     rank[order] = np.arange(len(label)) - np.searchsorted(grouped, grouped)
-    return supply[label] // has_pool[label] + (rank < supply[label] % has_pool[label])
+    return supply[label] // holders[label] + (rank < supply[label] % holders[label])

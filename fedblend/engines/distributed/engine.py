@@ -15,7 +15,7 @@ from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, Tr
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.trees import by_client, in_order
+from fedblend.core.trees import by_client, in_order, strip_prefix
 from fedblend.engines.distributed.processes import RankProcesses
 from fedblend.engines.distributed.ranks import Ranks, is_about_connection
 from fedblend.engines.distributed.serialization import (
@@ -41,13 +41,13 @@ class DistributedEngine:
     secret_noise = False
 
     def __init__(
-        self, setup: Setup, inner: LoopEngine, ranks: Ranks, choice: dict[str, Any], others: RankProcesses
+        self, setup: Setup, inner: LoopEngine, ranks: Ranks, choice: dict[str, Any], processes: RankProcesses
     ) -> None:
-        self.setup, self.inner, self.ranks, self.others = setup, inner, ranks, others
-        self._told: Pool | None = None
-        self._amid = False
+        self.setup, self.inner, self.ranks, self.processes = setup, inner, ranks, processes
+        self._sent_pool: Pool | None = None
+        self._exchanging = False
         with self._one_rank_may_fail():
-            ranks.tell({"do": "begin", "experiment": as_table(setup.experiment), "choice": choice})
+            ranks.broadcast({"do": "begin", "experiment": as_table(setup.experiment), "choice": choice})
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
@@ -55,10 +55,10 @@ class DistributedEngine:
         """Ask clients to share, each rank its part of them."""
         asked = list(clients)
         with self._one_rank_may_fail():
-            self.ranks.tell({"do": "share", "round": round, "clients": asked}, dict(weights))
+            self.ranks.broadcast({"do": "share", "round": round, "clients": asked}, dict(weights))
             found = dict(self.inner.share(round, weights, asked[:: self.ranks.size], sizes))
             for rank in range(1, self.ranks.size):
-                found |= payloads_of(*self.ranks.hear(rank))
+                found |= payloads_of(*self.ranks.recv_from(rank))
         yield from ((client, found[client]) for client in asked if client in found)
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
@@ -69,9 +69,9 @@ class DistributedEngine:
         """Train the clients, each rank its share, and bring together what the aggregator needs."""
         shares = balance([int(task.sizes[client]) for client in clients], self.ranks.size)
         groups = [[c for c, rank in zip(clients, shares, strict=True) if rank == r] for r in range(self.ranks.size)]
-        new_pool = task.pool is not self._told
+        new_pool = task.pool is not self._sent_pool
         with self._one_rank_may_fail():
-            self.ranks.tell(
+            self.ranks.broadcast(
                 {
                     "do": "collect",
                     "round": task.round,
@@ -81,36 +81,40 @@ class DistributedEngine:
                 },
                 task_tensors(task, new_pool),
             )
-            self._told = task.pool
-            collected = self.inner.collect(task, groups[0], lost)
-            uploads, weight = kept_uploads(collected), 0.0
+            self._sent_pool = task.pool
+            result = self.inner.collect(task, groups[0], lost)
+            uploads, weight = kept_uploads(result), 0.0
             for rank in range(1, self.ranks.size):
-                words, tensors = self.ranks.hear(rank)
-                collected.good += [tuple(one) for one in words["good"]]
-                collected.refused += words["refused"]
-                collected.sent += words["sent"]
+                words, tensors = self.ranks.recv_from(rank)
+                result.good += [tuple(one) for one in words["good"]]
+                result.refused += words["refused"]
+                result.sent += words["sent"]
                 uploads += [(in_order(upload, task.weights), n) for upload, n in uploads_of(words, tensors)]
                 weight += words["weight"]
-                collected.own |= {c: in_order(own, task.weights) for c, own in by_client("own/", tensors).items()}
-            if isinstance(collected.partial, Sums):
-                collected.partial = reduced(self.ranks, collected.partial, weight, task.weights)
-        return _in_order(collected, uploads, clients)
+                result.client_states |= by_client("client/", tensors)
+                result.add_extras(strip_prefix("extras/", tensors))
+                for direction, kind, number in words["extra_bytes"]:
+                    before = result.extra_bytes.get((direction, kind), 0)
+                    result.extra_bytes[direction, kind] = before + number
+            if isinstance(result.partial, Sums):
+                result.partial = reduced(self.ranks, result.partial, weight, task.weights)
+        return _sorted(result, uploads, clients)
 
-    def ask(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
+    def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Put the server step's question to the clients, each rank to its own; answers in order of client."""
         with self._one_rank_may_fail():
-            self.ranks.tell({"do": "ask"}, dict(question))
-            found = dict(self.inner.ask(question))
+            self.ranks.broadcast({"do": "query"}, dict(question))
+            found = dict(self.inner.query(question))
             for rank in range(1, self.ranks.size):
-                found |= payloads_of(*self.ranks.hear(rank))
+                found |= payloads_of(*self.ranks.recv_from(rank))
         yield from sorted(found.items(), key=lambda one: one[0])
 
     def score(self, weights: Tensors, held: bool = False) -> Scores:
         """Score samples, each rank its part of them."""
         with self._one_rank_may_fail():
-            self.ranks.tell({"do": "score", "held": held}, dict(weights))
+            self.ranks.broadcast({"do": "score", "held": held}, dict(weights))
             parts = [score_tensors(self.inner.score(weights, held, (0, self.ranks.size)))]
-            parts += [self.ranks.hear(rank)[1] for rank in range(1, self.ranks.size)]
+            parts += [self.ranks.recv_from(rank)[1] for rank in range(1, self.ranks.size)]
         whole = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
         return Scores(whole["loss"], whole.get("right"), whole["samples"])
 
@@ -120,39 +124,39 @@ class DistributedEngine:
 
     def close(self) -> None:
         """Tell the other ranks to end; where an exchange was broken off, they wait to be heard, and would not hear."""
-        if self._amid:
-            self.others.stop()
-        elif not self.others.failed():
+        if self._exchanging:
+            self.processes.stop()
+        elif not self.processes.failed():
             try:
-                self.ranks.tell({"do": "end"})
+                self.ranks.broadcast({"do": "end"})
             except RuntimeError:
                 # Their connections are closed already, which ends them as well.
-                self.others.stop()
-        self.others.wait()
+                self.processes.stop()
+        self.processes.wait()
         self.ranks.leave()
 
     @contextmanager
     def _one_rank_may_fail(self) -> Iterator[None]:
         """One exchange: turn a closed connection into the message of the rank that closed it."""
-        self._amid = True
+        self._exchanging = True
         try:
             yield
-            self._amid = False
+            self._exchanging = False
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or not is_about_connection(error):
                 raise
-            raise FedblendError(self.others.message()) from None
+            raise FedblendError(self.processes.message()) from None
 
 
-def _in_order(collected: CohortResult, uploads: list[WeightedUpload], clients: Sequence[int]) -> CohortResult:
+def _sorted(result: CohortResult, uploads: list[WeightedUpload], clients: Sequence[int]) -> CohortResult:
     """What all ranks gave, in the order in which the clients were asked for."""
     place = {client: i for i, client in enumerate(clients)}
-    order = sorted(range(len(collected.good)), key=lambda i: place[collected.good[i][0]])
-    collected.good = [collected.good[i] for i in order]
-    collected.refused.sort(key=lambda one: place[one["client"]])
-    if not isinstance(collected.partial, Sums):
-        collected.partial = [uploads[i] for i in order]
-    return collected
+    order = sorted(range(len(result.good)), key=lambda i: place[result.good[i][0]])
+    result.good = [result.good[i] for i in order]
+    result.refused.sort(key=lambda one: place[one["client"]])
+    if not isinstance(result.partial, Sums):
+        result.partial = [uploads[i] for i in order]
+    return result
 
 
 def balance(work: Sequence[int], ranks: int) -> list[int]:

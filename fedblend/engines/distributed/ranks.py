@@ -61,13 +61,13 @@ class Ranks:
         if self not in _met:
             part()
 
-    def tell(self, words: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
+    def broadcast(self, words: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
         """From rank 0 to all others."""
         encoded = _encode(words, tensors or {})
         dist.broadcast(torch.tensor([len(encoded)]), 0)
         dist.broadcast(encoded, 0)
 
-    def listen(self) -> Message:
+    def receive(self) -> Message:
         """What rank 0 tells."""
         length = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(length, 0)
@@ -75,13 +75,13 @@ class Ranks:
         dist.broadcast(encoded, 0)
         return _decode(encoded)
 
-    def report(self, words: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
+    def send(self, words: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
         """From another rank to rank 0."""
         encoded = _encode(words, tensors or {})
         dist.send(torch.tensor([len(encoded)]), 0)
         dist.send(encoded, 0)
 
-    def hear(self, rank: int) -> Message:
+    def recv_from(self, rank: int) -> Message:
         """What a rank reports."""
         length = torch.zeros(1, dtype=torch.int64)
         dist.recv(length, rank)

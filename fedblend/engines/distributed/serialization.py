@@ -10,15 +10,16 @@ import torch
 
 from fedblend.core.aggregator import WeightedUpload
 from fedblend.core.engine import CohortResult, Scores, Tensors, TrainTask
+from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.trees import add_prefix, for_clients, strip_prefix
+from fedblend.core.trees import add_prefix, by_client, for_clients, in_order, strip_prefix
 from fedblend.engines.distributed.ranks import Message, Ranks
 from fedblend.methods.aggregators.mean import Sums
 
 
-def kept_uploads(collected: CohortResult) -> list[WeightedUpload]:
+def kept_uploads(result: CohortResult) -> list[WeightedUpload]:
     """The uploads that a process kept for an aggregator that needs them all."""
-    return [] if isinstance(collected.partial, Sums) else list(collected.partial)
+    return [] if isinstance(result.partial, Sums) else list(result.partial)
 
 
 def upload_tensors(uploads: Sequence[WeightedUpload]) -> dict[str, torch.Tensor]:
@@ -32,9 +33,29 @@ def uploads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[
 
 
 def task_tensors(task: TrainTask, with_pool: bool) -> dict[str, torch.Tensor]:
-    """What clients are told for a round, as tensors by name; the pool only if it is asked for."""
-    pool = pool_tensors(task.pool) if with_pool else {}
-    return add_prefix("weights/", task.weights) | add_prefix("said/", task.said) | for_clients("own/", task.own) | pool
+    """What clients begin a round with, as tensors by name; the pool only if it is asked for."""
+    return (
+        add_prefix("weights/", task.weights)
+        | add_prefix("outputs/", task.global_outputs)
+        | for_clients("client/", task.client_states)
+        | add_prefix("server/", task.server_state)
+        | (pool_tensors(task.pool) if with_pool else {})
+    )
+
+
+def task_of(round: int, tensors: Tensors, pool: Pool | None, setup: Setup) -> TrainTask:
+    """The task that :func:`task_tensors` wrote, with models in the order of the setup's."""
+    model = setup.model.state_dict()
+    first = [f"{prefix}{name}" for prefix in ("weights/", "personal/") for name in model]
+    return TrainTask(
+        round,
+        in_order(strip_prefix("weights/", tensors), model),
+        pool,
+        setup.sizes(round),
+        strip_prefix("outputs/", tensors),
+        {client: in_order(table, first) for client, table in by_client("client/", tensors).items()},
+        strip_prefix("server/", tensors),
+    )
 
 
 def payload_words(payloads: Mapping[int, Payload]) -> Message:

@@ -14,7 +14,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.paths import import_from
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
-from fedblend.core.trees import add_prefix, by_client, for_clients, in_order, strip_prefix
+from fedblend.core.trees import add_prefix, for_clients
 from fedblend.engines.autotune import inner_engine
 from fedblend.engines.distributed.ranks import Ranks, is_about_connection, part
 from fedblend.engines.distributed.serialization import (
@@ -23,6 +23,7 @@ from fedblend.engines.distributed.serialization import (
     pool_of,
     reduced,
     score_tensors,
+    task_of,
     upload_tensors,
 )
 from fedblend.engines.loop import LoopEngine
@@ -76,51 +77,46 @@ def serve_environment() -> None:
 
 def serve(ranks: Ranks) -> None:
     """Follow rank 0's orders for one run, until it says that the run has ended."""
-    words, _ = ranks.listen()
+    words, _ = ranks.receive()
     setup = make_setup(resolve(words["experiment"]))
     # Rank 0 made its own engine, and so knows that the model stacks, before it began.
     inner = inner_engine(setup, words["choice"], tested=True)
     pool: Pool | None = None
     while True:
-        words, tensors = ranks.listen()
+        words, tensors = ranks.receive()
         if words["do"] == "end":
             return
         if words["do"] == "share":
             _share(setup, inner, ranks, words, tensors)
-        elif words["do"] == "ask":
-            ranks.report(*payload_words(dict(inner.ask(tensors))))
+        elif words["do"] == "query":
+            ranks.send(*payload_words(dict(inner.query(tensors))))
         elif words["do"] == "score":
-            ranks.report({}, score_tensors(inner.score(tensors, words["held"], (ranks.rank, ranks.size))))
+            ranks.send({}, score_tensors(inner.score(tensors, words["held"], (ranks.rank, ranks.size))))
         else:
             if words["pool"] != "as before":
                 pool = pool_of(tensors) if words["pool"] else None
-            model = setup.model.state_dict()
-            weights = in_order(strip_prefix("weights/", tensors), model)
-            own = {
-                client: in_order(table, add_prefix("weights/", model))
-                for client, table in by_client("own/", tensors).items()
-            }
-            sizes, said = setup.sizes(words["round"]), strip_prefix("said/", tensors)
-            task = TrainTask(words["round"], weights, pool, sizes, said, own)
+            task = task_of(words["round"], tensors, pool, setup)
             _collect(inner, ranks, words, task)
 
 
 def _share(setup: Setup, inner: LoopEngine, ranks: Ranks, words: dict[str, Any], weights: Tensors) -> None:
     mine = words["clients"][ranks.rank :: ranks.size]
     made = dict(inner.share(words["round"], weights, mine, setup.sizes(words["round"])))
-    ranks.report(*payload_words(made))
+    ranks.send(*payload_words(made))
 
 
 def _collect(inner: LoopEngine, ranks: Ranks, words: dict[str, Any], task: TrainTask) -> None:
-    collected = inner.collect(task, words["groups"][ranks.rank], set(words["lost"]))
-    uploads, sums = kept_uploads(collected), collected.partial
-    said = {
-        "good": collected.good,
-        "refused": collected.refused,
-        "sent": collected.sent,
+    result = inner.collect(task, words["groups"][ranks.rank], set(words["lost"]))
+    uploads, sums = kept_uploads(result), result.partial
+    summary = {
+        "good": result.good,
+        "refused": result.refused,
+        "sent": result.sent,
         "weight": sums.weight if isinstance(sums, Sums) else 0.0,
         "weights": [weight for _, weight in uploads],
+        "extra_bytes": [[direction, kind, number] for (direction, kind), number in result.extra_bytes.items()],
     }
-    ranks.report(said, upload_tensors(uploads) | for_clients("own/", collected.own))
+    states = for_clients("client/", result.client_states)
+    ranks.send(summary, upload_tensors(uploads) | states | add_prefix("extras/", result.extras))
     if isinstance(sums, Sums):
         reduced(ranks, sums, 0.0, task.weights)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedblend._kernels import dropout
+from fedblend.core.engine import TrainTask
 from fedblend.core.random import key
 from fedblend.engines.stacked.layers import CannotStack, MaskedDropout, dropouts
 
@@ -56,10 +57,12 @@ class DropoutMasks:
     would cost more than the step.
     """
 
-    def __init__(self, shapes: Shapes, seed: int, round: int, clients: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, shapes: Shapes, seed: int, task: TrainTask, clients: Sequence[int], device: torch.device
+    ) -> None:
         self.shapes, self.device = shapes, device
         whose = clients if device.type == "cpu" else clients[:1]
-        seeds = [key(seed, "train", round, client, bits=32) for client in whose] if shapes else []
+        seeds = [key(seed, task.purpose("train"), task.round, client, bits=32) for client in whose] if shapes else []
         ours = bool(seeds) and device.type == "cpu" and dropout.are_there()
         self.streams = dropout.Streams(seeds) if ours else None
         self.generators = [] if ours else [torch.Generator(device).manual_seed(seed) for seed in seeds]

@@ -69,9 +69,11 @@ class StackedEngine(LoopEngine):
         # Those of about as many steps together: a stack takes as long as its longest.
         for one in sorted(given, key=lambda one: -len(one.sizes)):
             # Clients that train on different losses cannot stand in one stack.
-            kinds[one.plain, one.pool is task.pool, *task.knows(one.client)].append(one)
-        # Those that begin with weights of their own may differ in what is not trained, which a stack has but once.
-        most = 1 if task.own and self.untrained else self.stack
+            own_model = task.has_own_model(one.client)
+            kinds[one.plain, one.pool is task.pool, own_model, bool(task.outputs_of(one.client))].append(one)
+        # Models of clients' own may differ in what is not trained, which a stack has but once.
+        several = task.personal or any(map(task.has_own_model, task.client_states))
+        most = 1 if several and self.untrained else self.stack
         chunks = [alike[i : i + most] for alike in kinds.values() for i in range(0, len(alike), most)]
         # By assignment, not by client: a trial may train one of them several times.
         done = {
@@ -90,7 +92,7 @@ class StackedEngine(LoopEngine):
             # In the model's order, in which noise is drawn later: a start from a file or another rank has its own.
             weights = {name: made[name] for name in self.state}
             noted = None if outputs is None else outputs[k]
-            results.append(ClientUpdate(one.client, weights, one.samples, losses[k], noted))
+            results.append(self.update(task, one, weights, losses[k], noted))
         return results
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.core.engine import TrainTask
+from fedblend.core.engine import TrainTask, terms_of
 from fedblend.core.trees import add_prefix
 from fedblend.engines.loop import Assignment
 from fedblend.engines.stacked.cuda_graphs import moved
@@ -29,10 +29,8 @@ class Stack:
         experiment = engine.setup.experiment
         self.full = experiment.train.batch_size
         objective = experiment.method.objective
-        self.objective = objective.alone() if clients[0].plain else objective
-        self.masks = DropoutMasks(
-            engine.shapes, experiment.seed, task.round, [one.client for one in clients], self.device
-        )
+        self.objective = objective.fallback() if clients[0].plain else objective
+        self.masks = DropoutMasks(engine.shapes, experiment.seed, task, [one.client for one in clients], self.device)
         self.steps = max((len(one.sizes) for one in clients), default=0)
         self.sizes = _padded([one.sizes for one in clients], self.steps)
         firsts = _padded([one.bounds[:-1] for one in clients], self.steps)
@@ -67,24 +65,32 @@ class Stack:
             else:
                 own.update({name: self._stacked([table[name] for table in tables]) for name in tables[0]})
 
-        begun = engine.setup.experiment.method.terms
-        give([add_prefix("start/", task.start_of(one.client)) if begun else {} for one in clients], not self._apart)
-        give([add_prefix("said/", task.said_to(one.client)) for one in clients], not self._apart)
+        own_models = task.has_own_model(clients[0].client)
+        if terms_of(engine.setup.experiment.method, task):
+            give([add_prefix("start/", task.anchor_of(one.client)) for one in clients], not own_models)
+        give([add_prefix("outputs/", task.outputs_of(one.client)) for one in clients], not own_models)
+        give([add_prefix("client/", _kept_by_parts(task, one.client)) for one in clients], False)
+        give([add_prefix("server/", task.server_state)], True)
         if not clients[0].plain:
             give([add_prefix("pool/", one.pool.tensors) for one in clients], clients[0].pool is task.pool)
-        bench = engine.bench(StackInputs(self.objective, self._starts(), own, shared, clients[0].plain))
+        bench = engine.bench(
+            StackInputs(
+                self.objective,
+                terms_of(engine.setup.experiment.method, task),
+                self._starts(),
+                own,
+                shared,
+                clients[0].plain,
+                task.personal,
+            )
+        )
         bench.optimizer.begin(task.round)
         return bench
-
-    @property
-    def _apart(self) -> bool:
-        """Whether the clients begin from weights of their own."""
-        return self.clients[0].client in self.task.own
 
     def _starts(self) -> list[torch.Tensor]:
         """The weights [K, ...] that each client begins with; the round's own where all have them."""
         names, clients = self.engine.names, self.clients
-        if self._apart:
+        if self.task.personal or self.task.has_own_model(self.clients[0].client):
             starts = [self.task.start_of(one.client) for one in clients]
             return [moved(torch.stack([start[name] for start in starts]), self.device) for name in names]
         weights = (self.task.weights[name] for name in names)
@@ -144,8 +150,18 @@ class Stack:
             # What was drawn for a longer batch does not fit this one: clients that are held take another's.
             whose = moved(torch.from_numpy(np.where(active, np.arange(len(active)), active.argmax())), self.device)
             drawn = {name: values.index_select(0, whose) for name, values in drawn.items()}
-        masks = [self.masks.draw(rows.start, size * self.objective.copies, active) for _ in self.objective.phases()]
+        masks = [
+            self.masks.draw(rows.start, size * self.objective.views_per_sample, active) for _ in self.objective.phases()
+        ]
         self.bench.step(StepBatch(x, y, drawn, masks, held), rows)
+
+
+def _kept_by_parts(task: TrainTask, client: int) -> dict[str, torch.Tensor]:
+    """What parts keep at a client, without models of its own."""
+    if task.personal:
+        return {}
+    models = ("weights/", "outputs/", "personal/")
+    return {name: t for name, t in task.client_states.get(client, {}).items() if not name.startswith(models)}
 
 
 def _width(needed: int, most: int) -> int:

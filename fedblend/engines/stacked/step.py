@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,19 @@ from fedblend._kernels.simplify import changed_in_place, simplify
 from fedblend._kernels.tracing import trace
 from fedblend.core.objective import Batch, Context
 from fedblend.core.trees import strip_prefix
+from fedblend.engines.loop import FunctionalNet
 from fedblend.engines.sgd import Gradient, Precision, computing_in
 from fedblend.engines.stacked.layers import CannotStack, dropouts
 from fedblend.methods.objectives.output_cache import OutputCache
+
+CONTEXT = {
+    "pool": "pool/",
+    "start": "start/",
+    "global_outputs": "outputs/",
+    "client_state": "client/",
+    "server_state": "server/",
+}
+"""Fields of :class:`fedblend.core.objective.Context`, and the prefixes of their tables."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,8 @@ class Inputs:
 
     ``params`` are in the order of the model's names, large ones perhaps as low-rank updates; ``x`` is as stored. What
     an objective may use beside the batch is ``shared`` by all clients, or each client's ``own``: the round's first
-    weights (``start/...``), the pool (``pool/...``), and what the server said (``said/...``).
+    weights (``start/...``), the pool (``pool/...``), mean outputs by label (``outputs/...``), and what parts keep at
+    the client and at the server (``client/...``, ``server/...``).
     """
 
     params: list[_kernels.Weights]
@@ -51,25 +62,6 @@ class Inputs:
         """What a traced step depends on; parameters have the model's shapes."""
         tables = (self.drawn, self.masks, self.own, self.shared)
         return (self.x.shape, *(t.shape for table in tables for t in table.values()))
-
-
-class StackedNet:
-    """One client of a stack as an objective sees it: inside ``torch.vmap``, differentiated by ``torch.func``."""
-
-    def __init__(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-        self.model, self.weights = model, dict(weights)
-
-    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """The model's outputs, or hidden states of a staged model."""
-        inputs = (x,) if start == 0 and stop is None else (x, start, stop)
-        return functional_call(self.model, self.weights, inputs)
-
-    def input_gradient(
-        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """d value / d x, value and aux, all differentiable."""
-        gradient, (value, aux) = torch.func.grad_and_value(scalar, has_aux=True)(x)
-        return gradient, value, aux
 
 
 @dataclass(frozen=True)
@@ -105,21 +97,18 @@ class Step:
         weights = dict(zip(self.names, map(_tensor, inputs.params), strict=True))
         for name, layer in dropouts(self.model).items():
             layer.mask = inputs.masks.get(name)
-        context = Context(
-            self.context.task,
-            self.context.scale,
-            *(
-                strip_prefix(kind, inputs.shared) | strip_prefix(kind, inputs.own)
-                for kind in ("pool/", "start/", "said/")
-            ),
-        )
+        tables: dict[str, Any] = {
+            field: strip_prefix(prefix, inputs.shared) | strip_prefix(prefix, inputs.own)
+            for field, prefix in CONTEXT.items()
+        }
+        context = Context(self.context.task, self.context.scale, **tables)
         batch = Batch(context.scale(inputs.x), inputs.y)
-        net = OutputCache(StackedNet(self.model, weights), batch.x)
+        net = OutputCache(FunctionalNet(self.model, weights), batch.x)
         try:
             with computing_in(self.precision, inputs.x.device):
-                loss = value = self.phase(net, batch, inputs.drawn, context)
-            for term in self.terms:
-                loss = loss + term.loss(weights, net, batch, context)
+                loss = value = self.phase(net, batch, inputs.drawn, context.of_part("objective"))
+            for slot, term in self.terms:
+                loss = loss + term.loss(weights, net, batch, context.of_part(slot))
             noted = (net.distribution(),) if self.watches else ()
         finally:
             for layer in dropouts(self.model).values():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedblend._kernels.lowrank import LowRank, is_worth_it
-from fedblend.core.objective import Context, Objective
+from fedblend.core.objective import Context, Objective, Term
 from fedblend.core.setup import Setup
 from fedblend.core.trees import strip_prefix
 from fedblend.data.scale import OneHot, Scaler
@@ -52,16 +52,23 @@ class StackInputs:
     """
 
     objective: Objective
+    terms: Sequence[tuple[str, Term]]
     params: Sequence[torch.Tensor]
     own: Mapping[str, torch.Tensor]
     shared: Mapping[str, torch.Tensor]
     plain: bool
+    personal: bool = False
+
+    @property
+    def kind_of_loss(self) -> Hashable:
+        """Which loss the stack minimises: programs of one are not another's."""
+        return self.plain, self.personal
 
     @property
     def kind(self) -> Hashable:
         """What stacks that share a bench have in common."""
         own = ((name, tensor.shape[1:]) for name, tensor in self.own.items())
-        return (self.plain, *own, *((name, tensor.shape) for name, tensor in self.shared.items()))
+        return (self.kind_of_loss, *own, *((name, tensor.shape) for name, tensor in self.shared.items()))
 
     def widened(self, rows: int) -> StackInputs:
         """The first client's in as many rows, in place of the stack's own; what is taken along is copied."""
@@ -142,6 +149,7 @@ class StackTrainer:
 
     engine: Owner
     objective: Objective
+    terms: Sequence[tuple[str, Term]]
     kind: Hashable
     members: ClientSlots
     shared: dict[str, torch.Tensor]
@@ -170,7 +178,9 @@ class StackTrainer:
         rate = torch.zeros((), device=device) if recorder or device.type == "cuda" else None
         optimizer = StackedSGD(train, rate)
         shared = dict(brought.shared)
-        return StackTrainer(engine, brought.objective, brought.plain, members, shared, optimizer, means, recorder)
+        return StackTrainer(
+            engine, brought.objective, brought.terms, brought.kind_of_loss, members, shared, optimizer, means, recorder
+        )
 
     def take(self, brought: StackInputs) -> None:
         """Put another stack of K clients on the bench: its first K rows."""
@@ -229,7 +239,7 @@ class StackTrainer:
             last = number == len(phases) - 1
             inputs = Inputs(members.params, given.x, given.y, given.drawn, masks, members.own, self.shared)
             context = Context(engine.setup.task, engine.scale)
-            terms, mu = split_proximal(experiment.method.terms if last else (), experiment.train)
+            terms, mu = split_proximal(self.terms if last else (), experiment.train)
             watches = last and self.means is not None
             step = Step(engine.stacked, engine.names, phase, terms, context, experiment.precision, watches)
             program = engine.program(step, (self.kind, number), inputs)

@@ -7,6 +7,7 @@ from typing import Any
 import pydantic
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.objective import ClientPart
 from fedblend.core.registry import explain
 from fedblend.core.sharing import Sharing
 from fedblend.experiment.fields import Method
@@ -68,6 +69,15 @@ def _of_objective(method: Method) -> str:
         return f"the objective '{objective.name}' makes two steps a batch, and your loop makes one"
     if objective.needs and not method.sharing.active:
         return f"the objective '{objective.name}' needs what no sharing gives: {', '.join(objective.needs)}"
+    if method.personal.active:
+        return f"'{method.personal.name}' trains a second model at each client, and your loop trains one"
+    kept = ("init_client_state", "init_server_state")
+    if any(
+        getattr(type(part), hook) is not getattr(ClientPart, hook)
+        for part in (objective, *method.terms)
+        for hook in kept
+    ):
+        return "a part of its loss keeps something at clients from round to round"
     if any(term.uses_outputs for term in method.terms):
         return "a term of its loss needs mean outputs of all clients"
     return ""

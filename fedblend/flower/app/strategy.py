@@ -63,6 +63,7 @@ class Strategy(FlowerStrategy):
         self.model, self.lr, self.seed, self.min_mean, self.timeout = model, lr, seed, min_mean, timeout
         self.pool: Pool | None = None
         self.state: dict[str, torch.Tensor] = {}
+        self._start: dict[str, torch.Tensor] = {}
         self._mark: str | None = None
         self._places: dict[int, int] = {}
         self._have: set[int] = set()
@@ -87,6 +88,7 @@ class Strategy(FlowerStrategy):
         """The wrapped strategy's messages with the method beside; before the first, nodes are asked to share."""
         # First, since it waits until enough nodes are connected.
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        self._start = tensors_of(arrays)
         if self.method.sharing.active and self.pool is None:
             self._share(grid)
         return [self._with_method(message, server_round) for message in messages]
@@ -191,8 +193,9 @@ class Strategy(FlowerStrategy):
             round=server_round - 1,
             lr=self.lr if self.lr is not None else step.lr,
             rng=stream(self.seed, "server", server_round - 1),
-            ask=lambda question: list(step.answers(uploads, question, ModelSpec(**known)).values()),
+            query=lambda question: list(step.respond(uploads, question, ModelSpec(**known)).values()),
             state=self.state,
+            start=self._start,
         )
         weights, self.state = step.refine(made, server)
         return arrays(weights)

@@ -25,6 +25,9 @@ LOWEST_LOG = -1e4
 """Logarithm that stands for that of a probability of zero: its exponential is zero, and zero times it is too."""
 
 
+LARGE = "large_lambda"
+"""Name of the note whether a batch took the large lambda."""
+
 DRAWN = ("operation", "level", "mix")
 """Names of what the views draw."""
 
@@ -84,9 +87,9 @@ class AugMix(Objective):
         return tuple(self.base.needs)
 
     @property
-    def copies(self) -> int:
+    def views_per_sample(self) -> int:
         """The image and its views go through the model at once."""
-        return max(1 + VIEWS if self.severity else 1, self.base.copies)
+        return max(1 + VIEWS if self.severity else 1, self.base.views_per_sample)
 
     @property
     def layer(self) -> int | None:
@@ -98,7 +101,7 @@ class AugMix(Objective):
         """Whether the base mixes with nothing of the client's own."""
         return bool(getattr(self.base, "exclude_own", False))
 
-    def alone(self) -> Objective:
+    def fallback(self) -> Objective:
         """The same on cross-entropy."""
         return replace(self, base="plain")
 
@@ -139,6 +142,8 @@ class AugMix(Objective):
         # An untrained model's outputs hardly differ, and lambda is large: float32 would round much of that away.
         log_shares = F.log_softmax(outputs.double(), -1).unflatten(0, (1 + VIEWS, size))
         divergence = jensen_shannon(log_shares).to(own.dtype)
+        if context.note is not None:
+            context.note(LARGE, own.detach() > self.threshold * divergence.detach())
         return own + self.weight(own.detach(), divergence.detach()) * divergence
 
     def views(self, x: torch.Tensor, drawn: Tensors, scale: Scale) -> torch.Tensor:

@@ -112,6 +112,15 @@ class Tail:
         """As :meth:`Net.input_gradient`, with respect to the hidden states."""
         return self.net.input_gradient(scalar, x)
 
+    def with_weights(self, weights: Tensors) -> Tail:
+        """The same layers with other weights."""
+        return Tail(self.net.with_weights(weights), self.first)
+
+    @property
+    def layers(self) -> int:
+        """Layers from ``start`` on."""
+        return self.net.layers - self.first
+
 
 @part("objective", "hidden-mix")
 class HiddenMix(MeanMix):

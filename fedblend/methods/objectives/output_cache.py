@@ -1,4 +1,4 @@
-"""A model that remembers what it said of a batch."""
+"""A model whose outputs for one batch are computed once; and mean outputs by label."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from fedblend.core.objective import Net
+from fedblend.core.trees import Tensors
 
 
 class OutputCache:
@@ -32,6 +33,15 @@ class OutputCache:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The net's own."""
         return self.net.input_gradient(scalar, x)
+
+    def with_weights(self, weights: Tensors) -> Net:
+        """The net with other weights, without a cache."""
+        return self.net.with_weights(weights)
+
+    @property
+    def layers(self) -> int:
+        """The net's layers."""
+        return self.net.layers
 
     def distribution(self) -> torch.Tensor:
         """Softmax outputs [B, C] for the input that is watched."""

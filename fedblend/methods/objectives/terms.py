@@ -45,7 +45,7 @@ class Distill(Term):
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """The mean over the batch."""
         outputs = net(batch.x)
-        if "outputs" not in context.said:
+        if "outputs" not in context.global_outputs:
             return 0.0 * outputs.sum()
-        teacher = context.task.encode(batch.y) @ context.said["outputs"]
+        teacher = context.task.encode(batch.y) @ context.global_outputs["outputs"]
         return -self.beta * (teacher * F.log_softmax(outputs, -1)).sum(-1).mean()

@@ -61,15 +61,15 @@ class AggEnhance(Tuning):
         """The round's points [C, ...], from ``begin`` [C, ...]; ``None`` if there is no model to make them of."""
         # Answers may come from clients, who are not trusted: only points of the right form, within the box, and votes
         # of at most 1.
-        made = [a["points"].clamp(0, 1) for a in server.ask({"begin": begin}) if _like(a.get("points"), begin)]
+        made = [a["points"].clamp(0, 1) for a in server.query({"begin": begin}) if _like(a.get("points"), begin)]
         if not made:
             return None
         found = torch.stack(made)
         empty = torch.zeros(found.shape[:2])
-        said = [a["scores"].clamp(0, 1) for a in server.ask({"points": found}) if _like(a.get("scores"), empty)]
+        said = [a["scores"].clamp(0, 1) for a in server.query({"points": found}) if _like(a.get("scores"), empty)]
         return elect(found, sum(said, empty))
 
-    def answers(self, uploads: Mapping[int, Tensors], question: Tensors, known: ModelSpec) -> dict[int, Response]:
+    def respond(self, uploads: Mapping[int, Tensors], question: Tensors, known: ModelSpec) -> dict[int, Response]:
         """Of each model its points [C, ...], or what it says of all models' points [K, C, ...]."""
         if not uploads:
             return {}

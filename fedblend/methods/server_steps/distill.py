@@ -39,7 +39,7 @@ class DistillToModel(ServerStep):
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The server's model after K_s steps; nothing is kept beside it."""
-        if server.pool is None or not len(server.pool) or "outputs" not in server.said:
+        if server.pool is None or not len(server.pool) or "outputs" not in server.global_outputs:
             return dict(weights), {}
         x = server.scale(server.pool.tensors["x"])
         labels = server.pool.tensors["y"]
@@ -47,7 +47,7 @@ class DistillToModel(ServerStep):
             labels = F.one_hot(labels.long(), server.task.outputs).float()
         labels = F.pad(labels, (0, server.task.outputs - labels.shape[1]))
         # CE(F, L) - beta sum G log F is one cross-entropy with the target L + beta G.
-        targets = labels + self.beta * labels @ server.said["outputs"]
+        targets = labels + self.beta * labels @ server.global_outputs["outputs"]
         return self._trained(weights, x, targets, server), {}
 
     def _trained(

@@ -33,15 +33,15 @@ class Devices(Measure):
 
         assert seen.run is not None
         state = checkpoint.read(seen.run)
-        if state is None or not state.own:
+        if state is None or not state.client_states:
             raise FedblendError(
                 'devices keep no weights of their own in this run; give the experiment evaluate_model = "device"'
             )
         with one_thread():
             engine = LoopEngine(make_setup(seen.experiment), "cpu")
             found = []
-            for number, (_, table) in enumerate(sorted(state.own.items())):
-                seen.tick("devices tested", number, len(state.own))
+            for number, (_, table) in enumerate(sorted(state.client_states.items())):
+                seen.tick("devices tested", number, len(state.client_states))
                 right = engine.score(strip_prefix("weights/", table)).right
                 assert right is not None
                 found.append(float(right.mean()))

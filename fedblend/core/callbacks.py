@@ -1,0 +1,36 @@
+"""Callbacks: code that watches a run, and may end it.
+
+Progress, the metrics log, checkpoints, trackers and probes are callbacks. A callback receives the state, the task and
+the cohort's result as they are; it must not change them. Give callbacks to :func:`fedblend.run`, or name them in an
+experiment file by their dotted path: ``callbacks = ["my_module:MyCallback"]``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedblend.core.engine import CohortResult, TrainTask
+from fedblend.core.record import RoundRecord
+from fedblend.core.registry import Part
+from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
+
+
+class Callback(Part):
+    """Base of all callbacks; it does nothing. Override the methods that are needed."""
+
+    def on_run_begin(self, setup: Setup, state: RunState) -> None:
+        """A run begins, or goes on from a checkpoint: ``state.round`` rounds are made."""
+
+    def on_round_begin(self, state: RunState, cohort: np.ndarray) -> None:
+        """A round begins: its cohort, int64 [clients], is drawn and has downloaded what it needs."""
+
+    def on_updates(self, task: TrainTask, result: CohortResult) -> None:
+        """The cohort has trained and its uploads have arrived; they are not aggregated yet."""
+
+    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+        """A round is made and evaluated. Return true to end the run after this round."""
+        return None
+
+    def on_run_end(self, state: RunState) -> None:
+        """The run has ended: all rounds are made, it converged, or a callback ended it."""

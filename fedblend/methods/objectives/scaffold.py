@@ -1,0 +1,77 @@
+"""SCAFFOLD: control variates that correct the drift of clients."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from fedblend.core.objective import Batch, CohortSummary, Context, LocalTraining, ModelSpec, Net, Term
+from fedblend.core.registry import part
+from fedblend.core.trees import Tensors
+
+
+@part("term", "scaffold")
+class Scaffold(Term):
+    """Each local step follows g_k(y) - c_k + c in place of the gradient g_k(y) (Karimireddy et al. 2020, Algorithm 1).
+
+    The client keeps its control variate c_k, the server keeps c; both are 0 at first and have the form of the trained
+    weights. After K steps of learning rate eta from the global model x to y_k, a client sets
+
+    - option II: c_k+ = c_k - c + (x - y_k) / (K eta);
+    - option I: c_k+ = the gradient of its mean loss over all of its samples at x (one more pass over them),
+
+    and sends y_k and c_k+ - c_k, so that an upload is twice as large. The server sets c <- c + (1/N) sum (c_k+ - c_k)
+    over the round's good uploads, N clients in all. The term's loss is <c - c_k, y>, whose gradient is the correction.
+
+    Three mistakes are common elsewhere. The sum is divided by N, not by the size of the cohort. Clients count alike in
+    the paper, in the models' mean (``aggregator.by = "clients"``, the preset's) and in c. The steps K are those that
+    the client made, not epochs. Momentum, weight decay and clipping make y_k move by more than eta times gradients, so
+    that option II would not measure gradients: they are refused.
+    """
+
+    broadcasts = sends = True
+
+    option: Literal["I", "II"] = "II"
+    """How a client's control variate is renewed: from its steps (II), or from a further gradient (I)."""
+
+    def require_possible(self, method: Any, train: Any) -> None:
+        """Refuse local training in which a step is not eta times a gradient."""
+        for field in ("momentum", "weight_decay", "clip_norm"):
+            if self.option == "II" and getattr(train, field):
+                raise ValueError(
+                    f"train.{field}: {getattr(train, field)} makes steps that are no gradients, but 'scaffold' "
+                    'measures gradients by steps; valid: no such field, or option = "I"'
+                )
+
+    def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+        """c = 0."""
+        return {name: torch.zeros_like(weights[name]) for name in spec.trained}
+
+    def init_client_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+        """c_k = 0."""
+        return {name: torch.zeros_like(weights[name]) for name in spec.trained}
+
+    def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        """<c - c_k, y>, summed over all trained weights."""
+        apart = (context.server_state[name] - context.client_state[name] for name in params)
+        return torch.stack([(c * y).sum() for c, y in zip(apart, params.values(), strict=True)]).sum()
+
+    def after_training(
+        self, spec: ModelSpec, training: LocalTraining
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """c_k+, and c_k+ - c_k."""
+        before, server = training.client_state, training.server_state
+        if self.option == "I":
+            renewed = {name: tensor.cpu() for name, tensor in training.gradient().items()}
+        else:
+            scale = 1.0 / (training.steps * training.lr) if training.steps else 0.0
+            moved = {name: (training.start[name] - training.weights[name]).cpu() for name in before}
+            renewed = {name: c - server[name] + scale * moved[name] for name, c in before.items()}
+        return renewed, {name: renewed[name] - before[name] for name in before}
+
+    def after_aggregation(
+        self, weights: Tensors, state: Tensors, summary: CohortSummary
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The same weights, and c + (1/N) sum (c_k+ - c_k)."""
+        return dict(weights), {n: (c + summary.extras[n] / summary.clients).to(c.dtype) for n, c in state.items()}

@@ -1,0 +1,78 @@
+"""Adaptive server optimisers: FedAdagrad, FedAdam and FedYogi take the cohort's mean change as a gradient."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from fedblend.core.objective import ModelSpec
+from fedblend.core.registry import Float, Positive, part
+from fedblend.core.server_step import Refined, ServerContext, ServerStep
+from fedblend.core.trees import Tensors, add_prefix, strip_prefix
+
+Beta = Annotated[Float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Adaptive(ServerStep):
+    """Base of the adaptive ones: m <- beta_1 m + (1 - beta_1) Delta, w <- w_t + lr m / (sqrt(v) + tau).
+
+    Reddi et al. 2021, Algorithm 2: no bias correction; m is 0 and v is tau^2 at first. A method differs in v.
+    """
+
+    lr: Positive = 0.1
+    """Learning rate of the server."""
+    beta_1: Beta = 0.9
+    """Decay of the mean of changes."""
+    beta_2: Beta = 0.99
+    """Decay of the mean of squared changes."""
+    tau: Positive = 1e-3
+    """Adaptivity: what is added to the root of v."""
+
+    def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+        """m = 0, v = tau^2."""
+        zeros = {name: torch.zeros_like(weights[name]) for name in spec.trained}
+        return add_prefix("m/", zeros) | add_prefix("v/", {name: z + self.tau**2 for name, z in zeros.items()})
+
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
+        """The moved weights, with m and v."""
+        change = {name: weights[name] - server.start[name] for name in server.trained}
+        before = strip_prefix("m/", server.state)
+        m = {name: self.beta_1 * before[name] + (1 - self.beta_1) * d for name, d in change.items()}
+        v = {name: self.second(old, change[name].square()) for name, old in strip_prefix("v/", server.state).items()}
+        moved = {name: server.start[name] + self.lr * m[name] / (v[name].sqrt() + self.tau) for name in change}
+        return {**weights, **moved}, add_prefix("m/", m) | add_prefix("v/", v)
+
+    def second(self, v: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
+        """The next v, given the squared change of a tensor."""
+        raise TypeError(f"{type(self).__name__} defines no second")
+
+
+@part("server_step", "fedadagrad")
+class FedAdagrad(Adaptive):
+    """v <- v + Delta^2, so that steps only get shorter (beta_2 plays no part)."""
+
+    def second(self, v: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
+        """v + Delta^2."""
+        return v + squared
+
+
+@part("server_step", "fedadam")
+class FedAdam(Adaptive):
+    """v <- beta_2 v + (1 - beta_2) Delta^2."""
+
+    def second(self, v: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
+        """beta_2 v + (1 - beta_2) Delta^2."""
+        return self.beta_2 * v + (1 - self.beta_2) * squared
+
+
+@part("server_step", "fedyogi")
+class FedYogi(Adaptive):
+    """v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2), which changes more slowly where changes get small."""
+
+    def second(self, v: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
+        """v - (1 - beta_2) Delta^2 sign(v - Delta^2)."""
+        return v - (1 - self.beta_2) * squared * (v - squared).sign()

@@ -1,0 +1,96 @@
+"""Methods whose clients or server keep a state of their own: every engine, every resume, and with mixing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import experiment, run, same_up_to_rounding, setup, without_machine
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.runs import checkpoint
+
+MEAN = {"name": "mean", "by": "clients"}
+METHODS: dict[str, Any] = {
+    name: name for name in ("scaffold", "feddyn", "moon", "ditto", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
+} | {
+    "scaffold, option I": {"name": "scaffold", "terms": [{"name": "scaffold", "option": "I"}]},
+    "scaffold on FedMix": {"name": "fedmix", "terms": ["scaffold"], "aggregator": MEAN},
+    "feddyn on NaiveMix": {"name": "naivemix", "terms": ["feddyn"], "aggregator": MEAN},
+    "moon on FedMix": {"name": "fedmix", "terms": ["moon"]},
+    "ditto on FedMix": {"name": "fedmix", "personal": "ditto"},
+    "Yogi on FedMix": {"name": "fedmix", "server_step": "fedyogi"},
+    "two terms": {"name": "fedavg", "terms": ["scaffold", "moon", "proximal"], "aggregator": MEAN},
+}
+TRAIN = {"cohort": 3}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_stacks_compute_what_the_loop_computes(method: Any) -> None:
+    made = setup(method=method, train=TRAIN)
+
+    (loop, records), (stacked, others) = (
+        run(RoundLoop(made, engine), 3) for engine in (LoopEngine(made), StackedEngine(made, stack=2))
+    )
+
+    for one, other in ((loop.weights, stacked.weights), (loop.server_state, stacked.server_state)):
+        same_up_to_rounding(other, one, steps=1000)
+    assert loop.client_states.keys() == stacked.client_states.keys()
+    for client, table in loop.client_states.items():
+        same_up_to_rounding(stacked.client_states[client], table, steps=1000)
+    costs = ("round", "cohort", "bytes_up", "bytes_down")
+    assert [{k: r.get(k) for k in costs} for r in records] == [{k: r.get(k) for k in costs} for r in others]
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) -> None:
+    made = setup(method=method, train=TRAIN)
+    whole, records = run(RoundLoop(made, LoopEngine(made)), 3)
+
+    half, _ = run(RoundLoop(made, LoopEngine(made)), 1)
+    checkpoint.write(tmp_path, half)
+    kept = checkpoint.read(tmp_path)
+    assert kept is not None
+    again = checkpoint.fitted(kept, made.weights(), len(made.population), tmp_path)
+    ended, rest = run(RoundLoop(made, LoopEngine(made)), 2, again)
+
+    assert without_machine(rest) == without_machine(records[1:])
+    for one, other in ((ended.weights, whole.weights), (ended.server_state, whole.server_state)):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_only_what_is_broadcast_goes_down_and_only_what_is_sent_goes_up() -> None:
+    size = sum(tensor.numel() * 4 for tensor in setup().weights().values())
+
+    costs = {name: run_costs(METHODS[name]) for name in ("scaffold", "feddyn", "moon", "ditto", "fedadam")}
+
+    assert costs["scaffold"] == ({"weights": 3 * size, "extras": 3 * size},) * 2
+    assert all(cost == ({"weights": 3 * size},) * 2 for name, cost in costs.items() if name != "scaffold")
+
+
+def run_costs(method: Any) -> tuple[dict[str, int], dict[str, int]]:
+    made = setup(method=method, train=TRAIN)
+    _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
+    return record["bytes_up"], record["bytes_down"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"protection": "noise"}, "protection: 'noise' changes models only, but 'scaffold' in method.terms sends more"),
+        ({"adversary": "nan"}, "adversary: 'nan' changes models only"),
+        ({"train": {"momentum": 0.9}}, "train.momentum: 0.9 makes steps that are no gradients"),
+        ({"method": {"name": "scaffold", "aggregator": "secure-mean"}}, "'secure-mean' would not mask"),
+        ({"method": {"name": "feddyn", "aggregator": "mean"}}, "no mean in which clients count alike"),
+        ({"method": {"name": "fd", "personal": "ditto"}}, "'ditto' trains beside a global model"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedblendError, match=message):
+        experiment(**{"method": "scaffold", **changes})
