@@ -14,15 +14,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedblend.core.callbacks import Callback
     from fedblend.core.errors import FedblendError
     from fedblend.core.registry import part
     from fedblend.experiment.config import Experiment
     from fedblend.runs.api import Result, load, run, run_study
 
-__all__ = ["Experiment", "FedblendError", "Result", "load", "part", "run", "run_study"]
+__all__ = ["Callback", "Experiment", "FedblendError", "Result", "load", "part", "run", "run_study"]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Callback": "fedblend.core.callbacks",
     "Experiment": "fedblend.experiment.config",
     "FedblendError": "fedblend.core.errors",
     "Result": "fedblend.runs.api",

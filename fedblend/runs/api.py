@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from torch import nn
 
 from fedblend.core import registry
+from fedblend.core.callbacks import Callback
 from fedblend.core.errors import FedblendError
 from fedblend.core.paths import from_file, import_from
 from fedblend.experiment.config import Experiment
@@ -45,14 +46,16 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run one experiment in this process.
 
     ``out`` is the run's folder (default: a new one under ``runs/``); with ``resume`` a run that it holds goes
-    on. ``on_round`` is called with each round's record. Raises :class:`FedblendError`.
+    on. ``on_round`` is called with each round's record as plain data; ``callbacks`` watch the run beside those that the
+    experiment names, and may end it. Raises :class:`FedblendError`.
     """
     path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
-    finished = execute(experiment, path, resume, on_round)
+    finished = execute(experiment, path, resume, on_round, callbacks=callbacks)
     model = finished.setup.model
     model.load_state_dict(finished.state.weights)
     return Result(path, finished.setup.experiment, tidy(finished.directory), model.eval())

@@ -94,8 +94,9 @@ def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: s
     [
         {"name": "aggenhance", "server_step": {"steps": 5, "epochs": 2}},
         {"name": "fd", "terms": [{"name": "distill", "beta": 0.5}]},
+        {"name": "scaffold", "personal": "ditto"},
     ],
-    ids=["aggenhance", "fd"],
+    ids=["aggenhance", "fd", "scaffold and ditto"],
 )
 def test_what_is_asked_of_uploads_and_what_clients_keep_is_the_same_on_two_ranks(method: Any, tmp_path: Path) -> None:
     file = write(

@@ -1,0 +1,95 @@
+"""Callbacks: what they are called with, and how they end a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import experiment, setup
+
+import fedblend
+from fedblend.core.callbacks import Callback
+from fedblend.core.engine import CohortResult, TrainTask
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.record import RoundRecord
+from fedblend.core.setup import Setup
+from fedblend.core.state import RunState
+from fedblend.engines.loop import LoopEngine
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.groups import read
+
+TINY: dict[str, Any] = {"data": "toy", "partition": "natural", "model": {"name": "mlp", "hidden": []}, "rounds": 4}
+TINY |= {"train": {"cohort": 2, "epochs": 1}, "engine": "loop", "ranks": 1, "checkpoint_every": 3}
+
+
+class Diary(Callback):
+    """Notes each call."""
+
+    def __init__(self, stop_after: int = 99) -> None:
+        self.calls: list[Any] = []
+        self.stop_after = stop_after
+
+    def on_run_begin(self, setup: Setup, state: RunState) -> None:
+        self.calls.append(("run begins", state.round, len(setup.population)))
+
+    def on_round_begin(self, state: RunState, cohort: np.ndarray) -> None:
+        self.calls.append(("round begins", state.round, cohort.tolist()))
+
+    def on_updates(self, task: TrainTask, result: CohortResult) -> None:
+        self.calls.append(("updates", task.round, [client for client, _, _ in result.good]))
+
+    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+        self.calls.append(("round ends", state.round, record.cohort))
+        return state.round >= self.stop_after
+
+    def on_run_end(self, state: RunState) -> None:
+        self.calls.append(("run ends", state.round))
+
+
+def test_every_hook_is_called_in_order_with_the_rounds_own_cohort() -> None:
+    made = setup(train={"cohort": 2}, rounds=2)
+    diary = Diary()
+    loop = RoundLoop(made, LoopEngine(made), [diary])
+
+    state = loop.run(*loop.start())
+
+    first, second = (loop.draw_cohort(round).tolist() for round in range(2))
+    assert state.round == 2
+    assert diary.calls == [
+        ("run begins", 0, 4),
+        *[("round begins", 0, first), ("updates", 0, first), ("round ends", 1, first)],
+        *[("round begins", 1, second), ("updates", 1, second), ("round ends", 2, second)],
+        ("run ends", 2),
+    ]
+
+
+def test_a_callback_ends_a_run_which_is_then_done_with_a_checkpoint_and_can_go_on(tmp_path: Path) -> None:
+    made = experiment(**TINY)
+
+    result = fedblend.run(made, tmp_path / "run", callbacks=[Diary(stop_after=2)])
+
+    outcome = read(RunDirectory(tmp_path / "run"))
+    assert result.metrics["round"].tolist() == [0, 1, 2]
+    assert (outcome.state, outcome.status["reason"]) == ("done", "ended by Diary")
+    whole = fedblend.run(made, tmp_path / "whole")
+    again = fedblend.run(made, tmp_path / "run", resume=True)
+    assert again.metrics["accuracy"].tolist() == whole.metrics["accuracy"].tolist()
+
+
+def test_a_file_names_callbacks_by_name_and_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from fedblend import Callback, part\n\n\n@part('callback', 'after')\nclass After(Callback):\n    rounds: int = 1\n"
+        "    def on_round_end(self, state, record):\n        return state.round >= self.rounds\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    stop = [{"name": "stop-at-accuracy", "accuracy": 1.0}, {"name": "mine:After", "rounds": 3}]
+    result = fedblend.run(experiment(**TINY, callbacks=stop), tmp_path / "run")
+
+    assert result.metrics["round"].max() == 3
+    assert RunDirectory(tmp_path / "run").experiment().callbacks == result.experiment.callbacks
+    with pytest.raises(FedblendError, match=r"callbacks\[0\].name: unknown callback 'stopp'"):
+        experiment(**TINY, callbacks=["stopp"])
