@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -255,29 +254,3 @@ def test_layers_that_look_like_pytorchs() -> None:
 
     close(Convolution(like)(x), like(x))
     assert torch.equal(MaxPool()(x), nn.MaxPool2d(2)(x))
-
-
-@pytest.mark.slow
-def test_kernels_are_built_where_the_cache_is_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    build.library.cache_clear()
-    try:
-        assert build.library() is not None
-        (built,) = (tmp_path / "fedblend").iterdir()
-        before = built.stat().st_mtime_ns
-        build.library.cache_clear()
-        assert build.library() is not None
-        assert built.stat().st_mtime_ns == before
-    finally:
-        build.library.cache_clear()
-
-
-def test_without_a_compiler_there_are_no_kernels_but_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", str(tmp_path / "nothing-here"))
-    build.library.cache_clear()
-    try:
-        assert build.library() is None
-        assert "compiler" in build.missing()
-    finally:
-        build.library.cache_clear()

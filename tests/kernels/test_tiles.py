@@ -1,4 +1,4 @@
-"""Convolutions on a processor's matrix units, against PyTorch's in float64; where there are none, only who is asked."""
+"""Convolutions on a processor's matrix units, against PyTorch's in float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 EXACT = 2e-6
 """Error of a sum, as a share of the largest there is. With three products of the six it is 1e-5 and more."""
 
-needs_units = pytest.mark.skipif(tiles.library() is None, reason="this processor or system has no AMX units to lend")
+needs_units = pytest.mark.skipif(not tiles.is_usable(), reason="this processor or system has no AMX units")
 
 
 def close(ours: torch.Tensor, wanted: torch.Tensor, error: float = EXACT) -> None:
@@ -174,6 +174,6 @@ def test_which_layers_run_there() -> None:
 
 
 def test_without_units_the_layers_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "library", lambda: None)
+    monkeypatch.setattr(tiles, "is_usable", lambda: False)
 
     assert isinstance(prepare_model(Row(), CPU)[2], nn.Conv2d)
