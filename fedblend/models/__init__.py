@@ -11,12 +11,10 @@ from torch import nn
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import part
-from fedblend.models.blocks import CNN, CNN1d
-from fedblend.models.digits import Mix2FLDCNN, XorMixFLCNN
-from fedblend.models.images import MLP, FedMixVGG, LeNet5
-from fedblend.models.residual import ResNet18, ResNet50
-from fedblend.models.staged import Staged
-from fedblend.models.text import LSTM
+from fedblend.models.cnn import CNN, MLP, CNN1d, FedMixVGG, LeNet5, Mix2FLDCNN, XorMixFLCNN
+from fedblend.models.layers import Staged
+from fedblend.models.lstm import LSTM
+from fedblend.models.resnet import ResNet18, ResNet50
 from fedblend.models.vgg import VGG16, ConvNet
 
 __all__ = [

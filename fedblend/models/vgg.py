@@ -9,10 +9,8 @@ from pydantic import Field
 from torch import nn
 
 from fedblend.core.registry import Count, Float, part
-from fedblend.models.blocks import head
-from fedblend.models.images import image_shape
-from fedblend.models.norms import Norm, Normed
-from fedblend.models.staged import Staged
+from fedblend.models.cnn import head, image_shape
+from fedblend.models.layers import Norm, Normed, Staged
 
 
 def rows(made: Normed, inputs: int, runs: Sequence[Sequence[int]], pool: int) -> list[nn.Module]:

@@ -37,7 +37,7 @@ def with_nan() -> np.ndarray:
         (arrays(x=np.ones((39, 5))), ("'x'", "[39, 5]", "40 entries")),
         (arrays(x=np.ones((40, 0))), ("'x'", "[40, 0]")),
         (arrays(x=None), ("no array 'x'", "are needed")),
-        (arrays(y=np.arange(40) - 1), ("labels in 'y' reach from -1", "valid: ")),
+        (arrays(y=np.arange(40) - 1), ("labels in 'y' are from -1", "valid: ")),
         (arrays(y=np.ones((40, 2), int)), ("'y'", "[40, 2]", "valid: ")),
         (arrays(split=["train"] * 39 + ["tset"]), ("'split' holds 'tset'", "'test'")),
         (arrays(split=["train"] * 40), ("test half", "empty")),
@@ -61,7 +61,7 @@ def test_an_archive_cut_short(share: float, compressed: bool) -> None:
     (np.savez_compressed if compressed else np.savez)("cut.npz", **arrays())
     raw = Path("cut.npz").read_bytes()
     Path("cut.npz").write_bytes(raw[: int(share * len(raw))])
-    refused_at_once(run({"data": {"name": "npz", "path": "cut.npz"}}), "cut.npz", "not a sound .npz archive")
+    refused_at_once(run({"data": {"name": "npz", "path": "cut.npz"}}), "cut.npz", "no valid .npz archive")
 
 
 def test_an_archive_with_a_flipped_byte() -> None:

@@ -20,7 +20,7 @@ OURS = ("cifar10", "cifar100", "emnist", "femnist", "fer2013", "har", "heart", "
 def test_without_data_the_message_names_files_address_and_place(name, monkeypatch, tmp_path):
     monkeypatch.delenv("FEDBLEND_DATA", raising=False)
     told = refused(r"\$FEDBLEND_DATA is not set", name)
-    assert re.search(r"take them from http\S+", told)
+    assert re.search(r"get them from http\S+", told)
     assert re.search(r"put them into .+/ under the folder that \$FEDBLEND_DATA names", told)
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
     assert str(tmp_path) in refused("they are not in", name)

@@ -47,15 +47,15 @@ def test_emnist_arrangements():
         "balanced": 47, "byclass": 62, "bymerge": 47, "letters": 26, "digits": 10, "mnist": 10,
     }  # fmt: skip
     # The labels that the publisher's mapping gives: 10 is A, 36 is a; of the merged ones 38 is d, 46 is t.
-    assert [emnist.ALL[i] for i in (10, 36)] == ["A", "a"]
+    assert [emnist.CHARACTERS[i] for i in (10, 36)] == ["A", "a"]
     assert [emnist.CLASSES["balanced"][i] for i in (36, 38, 46)] == ["a", "d", "t"]
 
 
 def test_emnist_of_another_arrangement(tmp_path):
     write_emnist(tmp_path, "letters", np.arange(26))
-    refused("holds the label 0; valid: 1 to 26", "emnist", folder=tmp_path, split="letters")
+    refused("has the label 0; valid: 1 to 26", "emnist", folder=tmp_path, split="letters")
     write_emnist(tmp_path, "letters", np.arange(47))
-    refused("holds the label 46; valid: 0 to 26", "emnist", folder=tmp_path, split="letters")
+    refused("has the label 46; valid: 0 to 26", "emnist", folder=tmp_path, split="letters")
     refused("holds no emnist-balanced-train-images-idx3-ubyte", "emnist", folder=tmp_path)
 
 

@@ -59,7 +59,7 @@ def test_har_archive_never_tests_on_a_recording_of_training(tmp_path, motions):
     alone = load("har", path=tmp_path / "h.npz", person=8)
     assert set(alone.train.client.tolist()) == set(alone.test.client.tolist()) == {1}
     assert torch.equal(alone.test.x, data.test.x[torch.from_numpy(data.test.client == 1)])
-    refused(r"data.person: 4 is nobody in .*; valid: \[3, 8\]", "har", path=tmp_path / "h.npz", person=4)
+    refused(r"data.person: 4 is not in .*; valid: \[3, 8\]", "har", path=tmp_path / "h.npz", person=4)
 
 
 def publish(folder: Path, motions: tuple, features: bool = True) -> None:
@@ -94,11 +94,11 @@ def test_har_of_the_publisher(tmp_path, motions):
 @pytest.mark.parametrize(
     ("file", "damage", "told"),
     [
-        ("train/y_train.txt", lambda raw: b"7" + raw[1:], "y_train.txt: holds the label 7.0; valid: 1 to 6"),
-        ("train/y_train.txt", lambda raw: raw[2:], "windows, but .*y_train.txt holds"),
-        ("test/subject_test.txt", lambda raw: raw[:-2] + b"x\n", "holds other than numbers"),
+        ("train/y_train.txt", lambda raw: b"7" + raw[1:], "y_train.txt: has the label 7.0; valid: 1 to 6"),
+        ("train/y_train.txt", lambda raw: raw[2:], "windows, but .*y_train.txt has"),
+        ("test/subject_test.txt", lambda raw: raw[:-2] + b"x\n", "must hold only numbers"),
         ("test/Inertial Signals/total_acc_y_test.txt", lambda raw: raw[:-30], "is truncated or another file"),
-        ("test/Inertial Signals/total_acc_y_test.txt", lambda raw: b"", "holds other than numbers"),
+        ("test/Inertial Signals/total_acc_y_test.txt", lambda raw: b"", "must hold only numbers"),
         ("test/Inertial Signals/total_acc_y_test.txt", lambda raw: b"\xff" + raw, "is no plain text"),
         ("test/X_test.txt", lambda raw: raw[raw.index(b"\n") + 1 :], "but there are .* labels"),
     ],
@@ -118,9 +118,9 @@ def test_har_without_features(tmp_path, motions):
     ("changes", "told"),
     [
         ({"x": np.zeros((4, 6, 128))}, r"'x' is float64 of shape \[4, 6, 128\]; expected floats \[4, 9, 128\]"),
-        ({"y": np.array([1, 2, 3, 6])}, "holds the label 6; valid: 0 to 5"),
+        ({"y": np.array([1, 2, 3, 6])}, "has the label 6; valid: 0 to 5"),
         ({"client": np.zeros(4)}, "'client' is float64"),
-        ({"split": np.array(["train", "test", "train", "valid"])}, "'split' holds other than train and test"),
+        ({"split": np.array(["train", "test", "train", "valid"])}, "'split' must hold only 'train' and 'test'"),
         ({"x": np.full((4, 9, 128), np.nan)}, "NaN or infinity"),
     ],
 )
@@ -190,7 +190,7 @@ def test_heart_one_hospital_has_the_same_test(hospitals):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda raw: raw[:-9], "va.data: line 9 is truncated or of another file: 12 values; expected 14"),
+        (lambda raw: raw[:-9], "va.data: line 9 is truncated, or a line of another file: 12 values; expected 14"),
         (lambda raw: raw.replace(b"63", b"163"), "line 2: age is '163'; valid: 1 to 120"),
         (lambda raw: raw.replace(b"41,0,", b"41,2,", 1), r"line 1: sex is '2'; valid: 0, 1, or \? where missing"),
         (lambda raw: raw.replace(b"172", b"fast", 1), "line 1: thalach is 'fast'"),

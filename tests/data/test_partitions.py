@@ -14,10 +14,9 @@ from fedblend.data import measures
 from fedblend.data.measures import class_counts, mean_divergence, noniid_measures, smoothed
 from fedblend.data.partitions import prepare
 from fedblend.data.partitions.classes import holdings
-from fedblend.data.partitions.deal import stable_order
+from fedblend.data.partitions.deal import apportion, largest, stable_order
 from fedblend.data.partitions.dirichlet import fitted, proportions
-from fedblend.data.partitions.sizes import apportion, largest
-from fedblend.data.picture import draw_split
+from fedblend.data.split_figure import draw_split
 
 LEVEL = np.arange(6000) % 10
 """Labels of 600 samples each of 10 classes."""

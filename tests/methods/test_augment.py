@@ -16,8 +16,7 @@ from PIL.Image import Resampling, Transform
 from sklearn.datasets import load_sample_images
 
 from fedblend._kernels import build
-from fedblend.data.loaders.digits import Digits
-from fedblend.data.loaders.mnist5k import Mnist5k
+from fedblend.data.loaders.small import Digits, Mnist5k
 from fedblend.methods.augment import augmix
 from fedblend.methods.augment.augmix import draw_augmix
 from fedblend.methods.augment.compiled import blend_images

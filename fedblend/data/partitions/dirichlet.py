@@ -10,8 +10,15 @@ import pydantic
 from fedblend.core.dataset import Population
 from fedblend.core.random import stream
 from fedblend.core.registry import Count, Positive, part
-from fedblend.data.partitions.deal import deal_counts, even, require_classes
-from fedblend.data.partitions.sizes import apportion, largest, lognormal_sizes, require_clients
+from fedblend.data.partitions.deal import (
+    apportion,
+    deal_counts,
+    even,
+    largest,
+    lognormal_sizes,
+    require_classes,
+    require_clients,
+)
 
 FITTING_ROUNDS = 100
 """Rounds of proportional fitting; a table still off by then is settled by the rounding."""

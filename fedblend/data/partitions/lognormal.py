@@ -10,9 +10,17 @@ from pydantic import Field
 from fedblend.core.dataset import Population
 from fedblend.core.random import stream
 from fedblend.core.registry import Count, Float, Positive, part
-from fedblend.data.partitions.deal import cut, deal_counts, require_classes
+from fedblend.data.partitions.deal import (
+    BIAS,
+    MU,
+    SIGMA,
+    cut,
+    deal_counts,
+    lognormal_sizes,
+    require_classes,
+    require_clients,
+)
 from fedblend.data.partitions.dirichlet import fitted, proportions
-from fedblend.data.partitions.sizes import BIAS, MU, SIGMA, lognormal_sizes, require_clients
 
 
 @part("partition", "lognormal")
@@ -22,7 +30,7 @@ class Lognormal:
     With ``alpha``, each client's class proportions are drawn too, p_i ~ Dir(alpha q) (equation 17): the
     split of AggEnhance's experiments is ``clients = 100, alpha = 1``. ``sizes``: the draws are
     proportions of the data (``"lognormal-share"``), or the sizes themselves (``"literal"``, about 30
-    samples a client); see :func:`fedblend.data.partitions.sizes.lognormal_sizes`.
+    samples a client); see :func:`fedblend.data.partitions.deal.lognormal_sizes`.
     """
 
     clients: Count = 100

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
-from fedblend.models.staged import Staged
+from fedblend.models.layers import Staged
 
 
 class OneHotEmbedding(nn.Module):

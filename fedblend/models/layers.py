@@ -1,15 +1,34 @@
-"""What may normalise a convolution's outputs, and what is common to networks that offer the choice."""
+"""Models in stages, so that hidden states after k layers can be read and continued from."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import nn
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count
+
+
+class Staged(nn.Module):
+    """A model as a row of layers. ``forward(x, start, stop)`` runs layers ``start`` up to ``stop``.
+
+    ``forward(x)`` runs them all; ``forward(forward(x, 0, k), k)`` gives the same.
+    """
+
+    def __init__(self, *stages: nn.Module) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def forward(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Run layers ``start`` up to (not including) ``stop``."""
+        for stage in list(self.stages)[start:stop]:
+            x = stage(x)
+        return x
+
 
 Norm = Literal["group", "batch", "none"]
 
@@ -46,3 +65,13 @@ class Normed:
                 f"'{self.name}'; valid there: {valid}"
             )
         return [nn.GroupNorm(self.groups, channels)]
+
+
+def same_tensors(model: nn.Module) -> tuple[str, str] | None:
+    """Two names of one tensor, where layers share a weight; ``None`` where every name has its own."""
+    first: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        other = first.setdefault(id(tensor), name)
+        if other != name:
+            return other, name
+    return None

@@ -11,9 +11,8 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from fedblend.core.registry import Count, part
-from fedblend.models.images import image_shape
-from fedblend.models.norms import Normed
-from fedblend.models.staged import Staged
+from fedblend.models.cnn import image_shape
+from fedblend.models.layers import Normed, Staged
 
 
 class Residual(nn.Module):
