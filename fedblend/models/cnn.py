@@ -1,4 +1,4 @@
-"""Convolutional networks for images, and a perceptron for anything flat."""
+"""Small convolutional networks for images and signals, most of them the papers', and a multilayer perceptron."""
 
 from __future__ import annotations
 
@@ -10,30 +10,22 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, Fraction, part
-from fedblend.models.layers import Norm, Normed, Staged
+from fedblend.models.layers import Norm, Normed, Staged, head, image_shape, signal_shape
 
-
-def image_shape(shape: Sequence[int], model: str, least: int) -> tuple[int, int, int]:
-    """(channels, height, width) of an input, or :class:`FedblendError` if it is no image of that size."""
-    if len(shape) != 3 or min(shape[1:]) < least:
-        raise FedblendError(
-            f"model.name: '{model}' takes images of at least {least}x{least} pixels; this data set's samples "
-            f"are of shape {list(shape)}, which 'mlp' takes, as any"
-        )
-    return shape[0], shape[1], shape[2]
+Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
+"""Channels of each block; at least one block."""
 
 
 @part("model", "lenet5")
 class LeNet5:
     """LeNet-5 (LeCun et al. 1998) as FedMix uses it: 5x5 convolutions 6 and 16, max pools, 120-84-outputs.
 
-    Inputs of 28x28 are padded by 2, so that the first dense layer sees 16x5x5 as for 32x32.
+    Inputs of 28x28 are padded by 2, so the first dense layer has inputs of 16x5x5, as for 32x32.
     """
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
-        """The network for inputs of ``shape`` = (channels, height, width), at least 12x12."""
+        """Build the network for inputs of ``shape`` = (channels, height, width), at least 12x12."""
         channels, height, width = image_shape(shape, "lenet5", 12)
         padding = 2 if height < 32 else 0
         side = [((s + 2 * padding - 4) // 2 - 4) // 2 for s in (height, width)]
@@ -58,7 +50,7 @@ class FedMixVGG:
     """Probability of dropout."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
-        """The network for inputs of ``shape`` = (channels, height, width), at least 8x8."""
+        """Build the network for inputs of ``shape`` = (channels, height, width), at least 8x8."""
         channels, height, width = image_shape(shape, "fedmix-vgg", 8)
         widths = (32, 64, 128, 128, 256, 256)
         stages: list[nn.Module] = []
@@ -76,79 +68,27 @@ class FedMixVGG:
         return Staged(*stages)
 
 
-@part("model", "mlp")
-class MLP:
-    """A multilayer perceptron with ReLU; ``hidden = []`` is a linear (softmax regression) model.
-
-    AggEnhance trains one on MNIST (section 4.2) and does not give its widths.
-    """
-
-    hidden: tuple[Count, ...] = (200, 100)
-    """Widths of the hidden layers; none makes a linear model."""
-    dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
-    """Probability of dropout after each hidden layer."""
-
-    def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
-        """The network for inputs of any ``shape``; they are flattened."""
-        widths = [math.prod(shape), *self.hidden]
-        stages: list[nn.Module] = []
-        for a, b in pairwise(widths):
-            layers: list[nn.Module] = [nn.Linear(a, b), nn.ReLU()]
-            if self.dropout:
-                layers.append(nn.Dropout(self.dropout))
-            stages.append(nn.Sequential(*layers))
-        stages.append(nn.Linear(widths[-1], outputs))
-        stages[0] = nn.Sequential(nn.Flatten(), stages[0])
-        return Staged(*stages)
-
-
-Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
-"""Channels of each block, of which there is at least one."""
-
-
-def head(inputs: int, hidden: Sequence[int], outputs: int, dropout: float = 0.0) -> list[nn.Module]:
-    """Dense stages for inputs that are flattened first: ``hidden`` ones with ReLU and dropout, then the outputs."""
-    widths = [inputs, *hidden]
-    stages: list[list[nn.Module]] = []
-    for a, b in pairwise(widths):
-        drop = [nn.Dropout(dropout)] if dropout else []
-        stages.append([nn.Linear(a, b), nn.ReLU(), *drop])
-    stages.append([nn.Linear(widths[-1], outputs)])
-    stages[0].insert(0, nn.Flatten())
-    return [nn.Sequential(*layers) for layers in stages]
-
-
-def signal_shape(shape: Sequence[int], model: str, least: int) -> tuple[int, int]:
-    """(channels, time) of an input, or :class:`FedblendError` if it is no window of signals that long."""
-    if len(shape) != 2 or shape[1] < least:
-        raise FedblendError(
-            f"model.name: '{model}' takes windows of signals (channels x time) of at least {least} time steps; this "
-            f"data set's samples are of shape {list(shape)}, which 'mlp' takes, as any"
-        )
-    return shape[0], shape[1]
-
-
 @part("model", "cnn")
 class CNN(Normed):
     """Blocks of convolution, norm, ReLU and max pool, then dense layers (AggEnhance, section 4.2).
 
     AggEnhance's networks are ``channels = [16, 32, 32]`` for CIFAR-10, ``[16, 64, 256]`` for PASCAL VOC, both
     without norm, and ``[16, 32, 64, 64]`` with ``norm = "group"`` for FER. The paper gives neither sizes of kernels
-    and pools nor dense layers. Ours are convolutions that keep the image's size, 2x2 max pools that halve it,
-    rounded down, and one dense layer.
+    and pools nor dense layers. Here, convolutions keep the image's size, 2x2 max pools halve it, rounded down, and one
+    dense layer follows.
     """
 
     norm: Norm = "none"
-    """What stands between each convolution and its ReLU; "batch" needs the engine "loop"."""
+    """Normalisation between each convolution and its ReLU; "batch" needs the engine "loop"."""
     channels: Widths = (16, 32, 32)
     """Channels of each block; each block halves the image."""
     kernel: Literal[1, 3, 5, 7] = 3
     """Height and width of the kernels in pixels; images are padded to keep their size."""
     hidden: tuple[Count, ...] = ()
-    """Widths of the dense layers before the last; none leaves one dense layer."""
+    """Widths of the hidden dense layers; may be empty."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
-        """The network for inputs of ``shape`` = (channels, height, width), at least 2^blocks in both."""
+        """Build the network for inputs of ``shape`` = (channels, height, width), at least 2^blocks in both."""
         scale = 2 ** len(self.channels)
         inputs, height, width = image_shape(shape, self.name, scale)
         stages: list[nn.Module] = []
@@ -164,20 +104,20 @@ class CNN1d(Normed):
     """A small 1-D network for windows of signals, such as UCI HAR's 9 channels of 128 time steps.
 
     Blocks of a convolution over time that keeps its length, norm, ReLU and a max pool that halves it, rounded
-    down; then dense layers. It is no paper's.
+    down; then dense layers. It is not from a paper.
     """
 
     norm: Norm = "none"
-    """What stands between each convolution and its ReLU; "batch" needs the engine "loop"."""
+    """Normalisation between each convolution and its ReLU; "batch" needs the engine "loop"."""
     channels: Widths = (32, 64)
     """Channels of each block; each block halves the time."""
     kernel: Literal[1, 3, 5, 7, 9] = 5
     """Length of the kernels in time steps; windows are padded to keep their length."""
     hidden: tuple[Count, ...] = (128,)
-    """Widths of the dense layers before the last; none leaves one dense layer."""
+    """Widths of the hidden dense layers; may be empty."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
-        """The network for inputs of ``shape`` = (channels, time), with a time of at least 2^blocks."""
+        """Build the network for inputs of ``shape`` = (channels, time), with a time of at least 2^blocks."""
         scale = 2 ** len(self.channels)
         inputs, time = signal_shape(shape, self.name, scale)
         stages: list[nn.Module] = []
@@ -191,12 +131,12 @@ class CNN1d(Normed):
 class Mix2FLDCNN:
     """Mix2FLD's network (section IV): 3x3 convolutions 12 and 6, one 2x2 max pool, one dense layer.
 
-    The paper gives three layers and N_mod = 12,544, no widths. These give that number for 28x28 images and ten
-    labels, biases among them: (9 + 1) 12 + (108 + 1) 6 + (1176 + 1) 10. So a model is 32 x 12,544 bits.
+    The paper gives three layers and N_mod = 12,544 weights, but no widths. These widths give that number for 28x28
+    images and ten labels, with biases: (9 + 1) 12 + (108 + 1) 6 + (1176 + 1) 10. So a model is 32 x 12,544 bits.
     """
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
-        """The network for inputs of ``shape`` = (channels, height, width), at least 2x2."""
+        """Build the network for inputs of ``shape`` = (channels, height, width), at least 2x2."""
         channels, height, width = image_shape(shape, "mix2fld-cnn", 2)
         return Staged(
             nn.Sequential(nn.Conv2d(channels, 12, 3, padding=1), nn.ReLU()),
@@ -209,22 +149,22 @@ class Mix2FLDCNN:
 class XorMixFLCNN:
     """XorMixFL's network: two convolutions, each with ReLU and a 2x2 max pool, then dense layers.
 
-    The paper describes none. By default 5x5 convolutions of 6 channels and one dense layer: 2,032 weights for digits.
-    The authors' published code has one network for all methods, of 1,135,074: ``channels = 56, kernel = 3,
-    hidden = [784]``.
+    The paper describes no network. The default is 5x5 convolutions of 6 channels and one dense layer: 2,032 weights
+    for digits. The authors' published code has one network of 1,135,074 weights for all methods: ``channels = 56,
+    kernel = 3, hidden = [784]``.
     """
 
     channels: Count = 6
     """Channels of both convolutions."""
     kernel: Literal[3, 5] = 5
-    """Height and width of the kernels in pixels; images are not padded, and so lose kernel - 1."""
+    """Height and width of the kernels in pixels; without padding, each convolution takes kernel - 1 pixels."""
     hidden: tuple[Count, ...] = ()
-    """Widths of the dense layers before the last; none leaves one dense layer."""
+    """Widths of the hidden dense layers; may be empty."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
-        """The network for inputs of ``shape`` = (channels, height, width), at least 10x10, or 16x16 of 5x5 kernels."""
+        """Build the network for inputs of ``shape`` = (channels, height, width), at least 10x10 (kernel 5: 16x16)."""
         lost = self.kernel - 1
-        # The least side that leaves one pixel: the second pool needs two.
+        # The smallest side whose second pool has two pixels.
         inputs, height, width = image_shape(shape, "xormixfl-cnn", 2 * (2 + lost) + lost)
         side = [((s - lost) // 2 - lost) // 2 for s in (height, width)]
         return Staged(
@@ -232,3 +172,29 @@ class XorMixFLCNN:
             nn.Sequential(nn.Conv2d(self.channels, self.channels, self.kernel), nn.ReLU(), nn.MaxPool2d(2)),
             *head(self.channels * side[0] * side[1], self.hidden, outputs),
         )
+
+
+@part("model", "mlp")
+class MLP:
+    """A multilayer perceptron with ReLU; ``hidden = []`` is a linear (softmax regression) model.
+
+    AggEnhance trains one on MNIST (section 4.2) and does not give its widths.
+    """
+
+    hidden: tuple[Count, ...] = (200, 100)
+    """Widths of the hidden layers; an empty list is a linear model."""
+    dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
+    """Probability of dropout after each hidden layer."""
+
+    def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
+        """Build the network for inputs of any ``shape``, which are flattened."""
+        widths = [math.prod(shape), *self.hidden]
+        stages: list[nn.Module] = []
+        for a, b in pairwise(widths):
+            layers: list[nn.Module] = [nn.Linear(a, b), nn.ReLU()]
+            if self.dropout:
+                layers.append(nn.Dropout(self.dropout))
+            stages.append(nn.Sequential(*layers))
+        stages.append(nn.Linear(widths[-1], outputs))
+        stages[0] = nn.Sequential(nn.Flatten(), stages[0])
+        return Staged(*stages)

@@ -143,7 +143,7 @@ def test_voc_of_one_list_draws_pictures_not_objects(pictures):
         (
             "Annotations/000001.xml",
             lambda raw: raw.replace(b"<xmin>3", b"<xmin>11"),
-            "each maximum at least its minimum",
+            "each maximum at least its min",
         ),
         ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmax>10", b"<xmax>41"), "has 40 x 30 pixels, but"),
         ("Annotations/000001.xml", lambda raw: raw.replace(b"000001", b"000002"), "describes the image '000002.jpg'"),

@@ -13,9 +13,9 @@ from fedblend.core.registry import build, known
 from fedblend.data import measures
 from fedblend.data.measures import class_counts, mean_divergence, noniid_measures, smoothed
 from fedblend.data.partitions import prepare
-from fedblend.data.partitions.classes import holdings
+from fedblend.data.partitions.classes import draw_classes
 from fedblend.data.partitions.deal import apportion, largest, stable_order
-from fedblend.data.partitions.dirichlet import fitted, proportions
+from fedblend.data.partitions.dirichlet import draw_proportions, fit_counts
 from fedblend.data.split_figure import draw_split
 
 LEVEL = np.arange(6000) % 10
@@ -130,14 +130,14 @@ def test_classes_of_fedmix():
 @given(st.integers(1, 60), st.integers(1, 12), st.data())
 def test_holdings_are_distinct_level_and_cover(clients, classes, data):
     each = data.draw(st.integers(1, classes))
-    held = holdings(clients, each, classes, np.random.default_rng(data.draw(st.integers(0, 9))))
+    held = draw_classes(clients, each, classes, np.random.default_rng(data.draw(st.integers(0, 9))))
     assert all(len(set(row)) == each for row in held.tolist())
     times = np.bincount(held.ravel(), minlength=classes)
     assert times.max() - times.min() <= 1
 
 
 def test_holdings_pair_all_classes():
-    held = holdings(2000, 2, 10, np.random.default_rng(0))
+    held = draw_classes(2000, 2, 10, np.random.default_rng(0))
     pairs = {tuple(sorted(row)) for row in held.tolist()}
     assert len(pairs) == 45
 
@@ -157,25 +157,25 @@ def test_classes_that_no_sample_has_are_not_dealt():
         ),
         ({"name": "iid", "clients": 10, "samples": 601}, "partition.samples: .* valid: 1 to 600"),
         ({"name": "classes", "classes_per_client": 11}, "classes_per_client: 11 is more than the 10 .* valid: 1 to 10"),
-        ({"name": "classes", "samples": 1}, "partition.samples: 1 cannot come from 2 classes; valid: 2 or more"),
+        ({"name": "classes", "samples": 1}, "partition.samples: 1 samples cannot be of 2 classes; valid: 2 or more"),
         ({"name": "classes", "samples": 102}, "which has 600; valid: up to 100 samples a client"),
-        ({"name": "classes", "clients": 3001}, "partition.clients: 601 clients are to hold class"),
+        ({"name": "classes", "clients": 3001}, "partition.clients: 601 clients need class"),
         ({"name": "classes", "clients": 3001, "samples": 2}, "valid: fewer clients"),
         ({"name": "dirichlet", "clients": 601, "min_samples": 10}, "need 6,010, but there are 6,000; valid: up to 600"),
         ({"name": "dirichlet", "alpha": 0}, "partition.alpha: 0 is not valid"),
         (
             {"name": "dirichlet", "form": "class", "sizes": "equal"},
-            "partition: sizes = 'equal' goes with form = 'client'",
+            "partition: sizes = 'equal' needs form = 'client'",
         ),
-        ({"name": "lognormal", "sizes": "literal", "clients": 1000}, "'literal' draws for 1,000 clients come to"),
-        ({"name": "natural"}, "no clients of its own"),
+        ({"name": "lognormal", "sizes": "literal", "clients": 1000}, "'literal' draws for 1,000 clients need"),
+        ({"name": "natural"}, "the data set has no clients"),
         ({"name": "counts", "counts": []}, "partition.counts: is empty"),
         ({"name": "counts", "counts": [[1, 2]]}, r"row 0 is \[1, 2\]; valid: 10 numbers from 0 up"),
         ({"name": "counts", "counts": [[1] * 9 + [-1]]}, "row 0 is"),
-        ({"name": "counts", "counts": [[601] + [0] * 9]}, "asks for 601 samples of class 0, which has 600"),
+        ({"name": "counts", "counts": [[601] + [0] * 9]}, "needs 601 samples of class 0, which has 600"),
         ({"name": "mix2fld", "samples": 501}, "partition.samples: 501 do not leave .* such as 500"),
         ({"name": "mix2fld", "scarce_labels": 10}, "partition.scarce_labels: 10 of 2 samples; valid: 1 to 9"),
-        ({"name": "mix2fld", "clients": 50}, "partition.samples: asks for"),
+        ({"name": "mix2fld", "clients": 50}, "partition.samples: needs"),
         ({"name": "xormixfl", "targets": [10]}, r"partition.targets: \[10\] is not valid: labels from 0 to 9"),
     ],
 )
@@ -220,8 +220,8 @@ def test_dirichlet_by_class_divides_each_class():
 
 def test_fitted_keeps_the_proportions_where_they_add_up():
     p = np.array([[0.8, 0.2], [0.2, 0.8]])
-    assert fitted(p, np.array([10, 10]), np.array([10, 10])).tolist() == [[8, 2], [2, 8]]
-    assert fitted(np.eye(2), np.array([4, 8]), np.array([6, 6])).tolist() == [[4, 0], [2, 6]]
+    assert fit_counts(p, np.array([10, 10]), np.array([10, 10])).tolist() == [[8, 2], [2, 8]]
+    assert fit_counts(np.eye(2), np.array([4, 8]), np.array([6, 6])).tolist() == [[4, 0], [2, 6]]
 
 
 def test_lognormal_shares_have_a_long_tail():
@@ -272,7 +272,7 @@ def test_natural_clients():
     some = split({"name": "natural", "min_samples": 2, "clients": 1, "choose": "first"}, labels, 1, natural=natural)
     assert some.natural.tolist() == [5]
     assert some.order.tolist() == [0, 2]
-    with pytest.raises(FedblendError, match="3 clients wanted, but 2 hold min_samples = 2"):
+    with pytest.raises(FedblendError, match="3 clients are needed, but 2 have min_samples = 2"):
         split({"name": "natural", "min_samples": 2, "clients": 3}, labels, 1, natural=natural)
     chosen = {tuple(split({"name": "natural", "clients": 2}, labels, 1, s, natural).natural) for s in range(20)}
     assert len(chosen) > 2
@@ -340,7 +340,7 @@ def test_a_million_clients_take_seconds():
 
 @pytest.mark.parametrize("alpha", [1e-300, 1.0, 1.7e308])
 def test_proportions_add_up_where_a_draw_underflows_or_overflows(alpha):
-    drawn = proportions(50, np.full(5, 20), alpha, np.random.default_rng(0))
+    drawn = draw_proportions(50, np.full(5, 20), alpha, np.random.default_rng(0))
     assert drawn.sum(1) == pytest.approx(np.ones(50))
     assert (drawn >= 0).all()
 

@@ -77,7 +77,7 @@ def test_groups_that_do_not_divide_the_channels_are_refused(name: str) -> None:
     spec, shape = SMALL[name]
 
     with pytest.raises(
-        FedblendError, match=f"model.groups: 3 does not divide the 4 channels .*'{name}'; valid there: 1, 2, 4$"
+        FedblendError, match=f"model.groups: 3 does not divide the 4 channels .*'{name}'; valid: 1, 2, 4$"
     ):
         registry.build("model", {**spec, "norm": "group", "groups": 3}).build(shape, 3)
 
