@@ -187,7 +187,7 @@ def test_errors_name_field_value_and_what_is_valid(spec, told):
 def test_numbers_to_predict_cannot_be_split_by_class():
     data = data_of(np.linspace(0, 1, 100), classes=0)
     for name in ("classes", "dirichlet", "mix2fld", "xormixfl"):
-        with pytest.raises(FedblendError, match=f"partition '{name}': divides by class"):
+        with pytest.raises(FedblendError, match=f"partition '{name}': needs classes"):
             prepare(build("partition", name), data, 0)
     for name in ("iid", "lognormal"):
         assert prepare(build("partition", {"name": name, "clients": 5}), data, 0).sizes.sum() == 100
