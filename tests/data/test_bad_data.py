@@ -1,4 +1,4 @@
-"""Data files that are damaged, of a wrong form or not there end in one message."""
+"""Damaged, wrong and missing data files give one message."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_arrays_of_a_wrong_shape_or_content(given: dict[str, Any], words: tuple[
 
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.99])
-def test_an_archive_cut_short(share: float, compressed: bool) -> None:
+def test_a_truncated_archive(share: float, compressed: bool) -> None:
     (np.savez_compressed if compressed else np.savez)("cut.npz", **arrays())
     raw = Path("cut.npz").read_bytes()
     Path("cut.npz").write_bytes(raw[: int(share * len(raw))])
@@ -72,7 +72,7 @@ def test_an_archive_with_a_flipped_byte() -> None:
     refused_at_once(run({"data": {"name": "npz", "path": "flipped.npz"}}), "flipped.npz")
 
 
-def test_files_that_are_not_there() -> None:
+def test_missing_files() -> None:
     refused_at_once(run({"data": {"name": "npz", "path": "nowhere.npz"}}), "data.path: ", "/nowhere.npz'", "existing")
     refused_at_once(run({"data": "npz"}), "path", "missing")
     refused_at_once(run({"data": {"name": "npz", "path": "."}}), "path", "folder")
@@ -99,7 +99,7 @@ def idx(*shape: int) -> bytes:
         ("t10k-labels-idx1-ubyte", lambda raw: idx(20, 28, 28), ("0x00000801",)),
     ],
 )
-def test_an_idx_file_cut_short_or_mixed_up(name: str, damage: Callable[[bytes], bytes], words: tuple[str, ...]) -> None:
+def test_a_truncated_or_wrong_idx_file(name: str, damage: Callable[[bytes], bytes], words: tuple[str, ...]) -> None:
     folder = Path("mnist")
     folder.mkdir()
     for half in ("train", "t10k"):

@@ -29,7 +29,7 @@ def test_cifar100_has_two_kinds_of_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "damage", "told"),
+    ("file", "damage", "message"),
     [
         ("data_batch_3.bin", lambda raw: raw[:-1], "data_batch_3.bin: is truncated or another file: 61459 bytes"),
         ("test_batch.bin", lambda raw: b"", "test_batch.bin: is truncated or another file: 0 bytes"),
@@ -40,13 +40,13 @@ def test_cifar100_has_two_kinds_of_labels(tmp_path):
         ),
     ],
 )
-def test_cifar10_damaged(tmp_path, file, damage, told):
+def test_cifar10_damaged(tmp_path, file, damage, message):
     cifar(tmp_path)
     change(tmp_path / file, damage)
-    refused(told, "cifar10", folder=tmp_path)
+    refused(message, "cifar10", folder=tmp_path)
 
 
-def test_cifar_cut_between_two_records(tmp_path):
+def test_cifar_truncated_between_two_records(tmp_path):
     cifar(tmp_path / "10")
     change(tmp_path / "10" / "data_batch_3.bin", lambda raw: raw[: 10 * 3073])
     refused("data_batch_3.bin: is truncated: it has 10 images, others 20", "cifar10", folder=tmp_path / "10")

@@ -85,7 +85,7 @@ def test_idx_folder(tmp_path, pack, suffix):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda raw: raw[:-1], r"is truncated: its header has shape \[30, 28, 28\], which needs 23536 bytes"),
         (lambda raw: raw + b"\0", "is too long"),
@@ -98,11 +98,11 @@ def test_idx_folder(tmp_path, pack, suffix):
         (lambda raw: idx(np.zeros((29, 28, 28))), "has 29 images but .* has 30 labels"),
     ],
 )
-def test_damaged_idx_images_name_the_file(tmp_path, damage, told):
+def test_damaged_idx_images_name_the_file(tmp_path, damage, message):
     write_mnist(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(FedblendError, match=told) as caught:
+    with pytest.raises(FedblendError, match=message) as caught:
         build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
     assert str(path) in str(caught.value)
 
@@ -123,7 +123,7 @@ def test_idx_folder_without_a_file(tmp_path):
         build("dataset", {"name": "mnist", "folder": str(tmp_path / "nowhere")}).load()
 
 
-def test_mnist_is_found_by_the_environment(tmp_path, monkeypatch):
+def test_mnist_from_the_data_folder(tmp_path, monkeypatch):
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     write_mnist(tmp_path / "MNIST" / "raw", n=20)
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
@@ -131,7 +131,7 @@ def test_mnist_is_found_by_the_environment(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed")
-def test_fashion_mnist_from_the_system(monkeypatch):
+def test_fashion_mnist_from_the_debian_package(monkeypatch):
     monkeypatch.delenv("FEDBLEND_DATA", raising=False)
     data = build("dataset", "fashion-mnist").load()
     assert (len(data.train), len(data.test)) == (60_000, 10_000)
@@ -139,7 +139,7 @@ def test_fashion_mnist_from_the_system(monkeypatch):
     assert data.classes[9] == "Ankle boot"
 
 
-def test_without_internet_the_message_says_where_to_put_the_files(tmp_path, monkeypatch):
+def test_without_internet_the_message_names_the_folder(tmp_path, monkeypatch):
     import requests
 
     def offline(*args, **kwargs):
@@ -156,7 +156,7 @@ def test_without_internet_the_message_says_where_to_put_the_files(tmp_path, monk
         assert word in str(caught.value)
 
 
-def test_download_is_checked_and_kept(tmp_path, monkeypatch):
+def test_download_is_verified_and_cached(tmp_path, monkeypatch):
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *args):
             pass
@@ -180,7 +180,7 @@ def test_download_is_checked_and_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["sends the rest", "sends everything"])
-def test_download_goes_on_where_it_broke_off(tmp_path, monkeypatch, ranges):
+def test_download_resumes(tmp_path, monkeypatch, ranges):
     whole = bytes(range(256)) * 2000
     asked = []
 
@@ -262,7 +262,7 @@ def test_npz_clients_split_and_names(tmp_path):
     assert data.test.x[0, 0].numpy().tolist() == X[1].tolist()
 
 
-def test_npz_words_as_clients_and_classes(tmp_path):
+def test_npz_text_as_clients_and_classes(tmp_path):
     y = np.array(["dog", "cat"] * 10)
     data = load_npz(npz(tmp_path / "a.npz", x=X, y=y, client=np.array(["b", "a"] * 10), split=Y == 3))
     assert (data.classes, data.client_names) == (("cat", "dog"), ("a", "b"))
@@ -271,14 +271,14 @@ def test_npz_words_as_clients_and_classes(tmp_path):
     assert data.train.y.tolist()[:2] == [0, 2]
 
 
-def test_npz_drawn_test_half_is_the_same_each_time_and_of_every_client(tmp_path):
+def test_npz_test_half_is_fixed_and_has_every_client(tmp_path):
     path = npz(tmp_path / "a.npz", x=X, y=Y, client=np.repeat([0, 1], 10))
     first, second = load_npz(path), load_npz(path)
     assert torch.equal(first.test.x, second.test.x)
     assert np.bincount(first.test.client).tolist() == [2, 2]
 
 
-def test_npz_halves_apart(tmp_path):
+def test_npz_separate_halves(tmp_path):
     names = np.array(["a", "b"])
     path = npz(tmp_path / "a.npz", x_train=X, y_train=Y, writer_train=Y // 2, x_test=X[:5], y_test=Y[:5],
                writer_test=Y[:5] // 2, writer_names=names)  # fmt: skip
@@ -287,7 +287,7 @@ def test_npz_halves_apart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "told"),
+    ("arrays", "message"),
     [
         ({"x": X}, "holds no array 'y'"),
         ({"x": X[:19], "y": Y}, r"'x' has shape \[19, 3, 3\] but 'y' has 20 entries"),
@@ -326,13 +326,13 @@ def test_npz_halves_apart(tmp_path):
         ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "needs both 'x_train' and 'x_test'"),
     ],
 )
-def test_npz_errors_name_the_file(tmp_path, arrays, told):
-    with pytest.raises(FedblendError, match=told) as caught:
+def test_npz_errors_name_the_file(tmp_path, arrays, message):
+    with pytest.raises(FedblendError, match=message) as caught:
         load_npz(npz(tmp_path / "wrong.npz", **arrays))
     assert "wrong" in str(caught.value)
 
 
-def test_npz_leaves_arrays_of_other_names_alone(tmp_path):
+def test_npz_ignores_other_arrays(tmp_path):
     data = load_npz(npz(tmp_path / "a.npz", x=X, y=Y, sizes=Y, weights=Y, mean=X[0], users=Y))
     assert data.train.client is None
     # Half of the classes may well be missing, and all but one where they have names.
@@ -340,7 +340,7 @@ def test_npz_leaves_arrays_of_other_names_alone(tmp_path):
     assert load_npz(npz(tmp_path / "c.npz", x=X, y=Y * 0, classes=np.array(list("abc")))).outputs == 3
 
 
-def test_npz_damaged_or_absent(tmp_path):
+def test_npz_damaged_or_missing(tmp_path):
     path = npz(tmp_path / "a.npz", x=X, y=Y)
     path.write_bytes(path.read_bytes()[:-200])
     for damaged in (path, tmp_path / "b.npz", tmp_path / "c.npz"):
@@ -377,7 +377,7 @@ def test_femnist_and_har():
         assert load_npz(har).train.x.shape[1:] == (9, 128)
 
 
-def test_drawn_test_half_leaves_every_group_a_training_sample():
+def test_every_group_keeps_a_training_sample():
     groups = np.array([0] * 10 + [1] * 3 + [2])
     test = draw_test_half(groups, 0.5, "some")
     assert [int(test[groups == g].sum()) for g in range(3)] == [5, 2, 0]
@@ -486,12 +486,12 @@ def test_shakespeare_windows_never_cross_roles_or_halves():
     mine = data.train.client == 0
     text = "".join(CHARACTERS[c] for c in [*data.train.x[0].tolist(), *data.train.y[torch.from_numpy(mine)].tolist()])
     first_test = "".join(CHARACTERS[c] for c in data.test.x[0].tolist())
-    whole = "".join(CHARACTERS[c] for c in spoken_first())
+    whole = "".join(CHARACTERS[c] for c in codes_of_first_role())
     assert whole.startswith(text)
     assert whole[len(text) :].startswith(first_test)
 
 
-def spoken_first() -> np.ndarray:
+def codes_of_first_role() -> np.ndarray:
     from fedblend.data.loaders.shakespeare import _plays
 
     return read_roles(_plays()[0])[0].codes

@@ -70,7 +70,7 @@ specs = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(specs, st.lists(st.integers(0, 4), min_size=1, max_size=200), st.integers(0, 3))
-def test_any_split_gives_a_sample_once_or_says_why_not(spec, labels, seed):
+def test_a_sample_goes_to_one_client_or_an_error_is_raised(spec, labels, seed):
     labels = np.array(labels)
     natural = labels * 3 + np.arange(len(labels)) % 2
     try:
@@ -91,7 +91,7 @@ def test_any_split_gives_a_sample_once_or_says_why_not(spec, labels, seed):
     assert np.array_equal(again.offsets, population.offsets)
 
 
-def test_another_seed_is_another_split():
+def test_another_seed_gives_another_partition():
     for spec in ("iid", "classes", "dirichlet", "lognormal", {"name": "mix2fld", "clients": 5}):
         assert not np.array_equal(split(spec, seed=1).order, split(spec, seed=2).order)
 
@@ -103,7 +103,7 @@ def test_iid_is_even():
 
 @pytest.mark.parametrize("samples", [None, 60, 61])
 @pytest.mark.parametrize("each", [1, 2, 3, 10])
-def test_classes_are_exact_and_level(samples, each):
+def test_classes_are_exact_and_balanced(samples, each):
     if samples == 61 and each == 10:
         samples = 65
     counts = table({"name": "classes", "clients": 23, "classes_per_client": each, "samples": samples})
@@ -119,7 +119,7 @@ def test_classes_are_exact_and_level(samples, each):
 
 
 def test_classes_of_fedmix():
-    """60 clients with 2 classes and 300 samples each: 12 holders a class, 150 samples a holding."""
+    """60 clients with 2 classes and 300 samples each: 12 clients a class, 150 samples of each."""
     labels = np.arange(60_000) % 10
     counts = table({"name": "classes", "clients": 60, "classes_per_client": 2, "samples": 300}, labels)
     assert sorted(set(counts.ravel())) == [0, 150]
@@ -128,7 +128,7 @@ def test_classes_of_fedmix():
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 12), st.data())
-def test_holdings_are_distinct_level_and_cover(clients, classes, data):
+def test_drawn_classes_are_distinct_and_balanced(clients, classes, data):
     each = data.draw(st.integers(1, classes))
     held = draw_classes(clients, each, classes, np.random.default_rng(data.draw(st.integers(0, 9))))
     assert all(len(set(row)) == each for row in held.tolist())
@@ -136,20 +136,20 @@ def test_holdings_are_distinct_level_and_cover(clients, classes, data):
     assert times.max() - times.min() <= 1
 
 
-def test_holdings_pair_all_classes():
+def test_drawn_classes_include_all_pairs():
     held = draw_classes(2000, 2, 10, np.random.default_rng(0))
     pairs = {tuple(sorted(row)) for row in held.tolist()}
     assert len(pairs) == 45
 
 
-def test_classes_that_no_sample_has_are_not_dealt():
+def test_classes_without_samples_are_not_drawn():
     counts = table({"name": "classes", "clients": 2, "classes_per_client": 2}, np.array([0, 0, 0, 2, 2]), 5)
     assert np.sort(counts[:, [0, 2]].ravel()).tolist() == [1, 1, 1, 2]
     assert counts.sum() == 5
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         (
             {"name": "iid", "clients": 6001},
@@ -179,12 +179,12 @@ def test_classes_that_no_sample_has_are_not_dealt():
         ({"name": "xormixfl", "targets": [10]}, r"partition.targets: \[10\] is not valid: labels from 0 to 9"),
     ],
 )
-def test_errors_name_field_value_and_what_is_valid(spec, told):
-    with pytest.raises(FedblendError, match=told):
+def test_errors_name_field_value_and_what_is_valid(spec, message):
+    with pytest.raises(FedblendError, match=message):
         split(spec)
 
 
-def test_numbers_to_predict_cannot_be_split_by_class():
+def test_regression_has_no_partition_by_class():
     data = data_of(np.linspace(0, 1, 100), classes=0)
     for name in ("classes", "dirichlet", "mix2fld", "xormixfl"):
         with pytest.raises(FedblendError, match=f"partition '{name}': needs classes"):
@@ -317,14 +317,14 @@ def test_fraction_and_holdout_have_ranges(field, value):
 
 
 @pytest.mark.parametrize(
-    ("group", "told"), [([1, 1], "gives sample 1 2 times"), ([6000], "sample 6000; valid: 0 to 5999")]
+    ("group", "message"), [([1, 1], "gives sample 1 2 times"), ([6000], "sample 6000; valid: 0 to 5999")]
 )
-def test_a_partition_of_ones_own_is_checked(group, told):
+def test_a_user_partition_is_checked(group, message):
     class Own:
         def split(self, labels, classes, seed, natural):
             return Population.of([np.array(group)])
 
-    with pytest.raises(FedblendError, match=told):
+    with pytest.raises(FedblendError, match=message):
         prepare(Own(), data_of(LEVEL), 0)
 
 
@@ -345,7 +345,7 @@ def test_proportions_add_up_where_a_draw_underflows_or_overflows(alpha):
     assert (drawn >= 0).all()
 
 
-def test_shares_of_a_class_need_no_table_of_clients_by_clients():
+def test_even_shares_need_no_square_memory():
     population = split(
         {"name": "dirichlet", "clients": 60_000, "form": "class", "alpha": 0.05}, np.arange(300_000) % 3, 3
     )
@@ -355,7 +355,7 @@ def test_shares_of_a_class_need_no_table_of_clients_by_clients():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.5, 2.0]), max_size=30), st.integers(-1, 31))
-def test_the_largest_are_those_that_a_stable_sort_puts_first(values, number):
+def test_largest_equals_a_stable_sort(values, number):
     found = largest(np.array(values), number)
     assert sorted(found) == sorted(np.argsort(-np.array(values), kind="stable")[: max(0, number)])
 
@@ -367,7 +367,7 @@ def test_stable_order_is_numpys(most):
     assert len(stable_order(numbers[:0])) == 0
 
 
-def test_clients_looked_at_some_after_others_give_the_same(monkeypatch):
+def test_blocks_of_clients_change_nothing(monkeypatch):
     labels = np.random.default_rng(0).integers(0, 7, 5000)
     population = split({"name": "dirichlet", "clients": 100, "alpha": 0.1}, labels, 7)
     counts = class_counts(population, labels, 7)
@@ -414,7 +414,7 @@ def test_measures_by_hand():
     assert noniid_measures(counts[2:]) == {}
 
 
-def test_measures_of_one_split_into_likes_are_zero():
+def test_measures_of_equal_clients_are_zero():
     found = noniid_measures(np.full((5, 3), 7))
     assert found["divergence"] == pytest.approx(0, abs=1e-12)
     assert found["distance"] == 0
