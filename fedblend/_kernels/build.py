@@ -56,7 +56,7 @@ TYPES: dict[str, Any] = {
 def function(source: Path, name: str, types: str) -> Callable[..., int]:
     """A C function of a source file; ``types`` has one letter of :data:`TYPES` for each argument.
 
-    Tensors must be contiguous, unless the function takes their strides. Only for files whose :func:`library` is there.
+    Tensors must be contiguous, unless the function takes their strides. :func:`library` must not be ``None``.
     """
     found = getattr(library(source), name)
     found.argtypes = [TYPES[letter] for letter in types]

@@ -53,7 +53,7 @@ TINY = 1e-12
 class TracedFunction:
     """A function of tensors as a flat program, traced at the first call with tensors of these shapes and types.
 
-    A function whose operations depend on values cannot be traced, and is called directly. Tracing detects not all such
+    A function whose operations depend on values cannot be traced, and is called directly. Tracing misses some such
     functions, so the first two results of a program are compared with those of the function.
     """
 

@@ -31,7 +31,7 @@ FILES = DataFiles(
     folders=("VOCdevkit/VOC2007", "VOC2007"),
     address=(
         "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/VOCtrainval_06-Nov-2007.tar and "
-        "VOCtest_06-Nov-2007.tar beside it"
+        "VOCtest_06-Nov-2007.tar in the same folder"
     ),
 )
 
