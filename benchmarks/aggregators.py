@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from fedblend._kernels import build
 from fedblend.core.aggregator import Aggregator
 from fedblend.methods.aggregators import compiled as ways
 from fedblend.methods.aggregators.krum import Krum, MultiKrum
@@ -75,7 +76,7 @@ def contestants(given: list[Any]) -> dict[tuple[str, str], Callable[[], object]]
     }
     made: dict[tuple[str, str], Callable[[], object]] = {("copy", ""): copy}
     for name, aggregator in aggregators.items():
-        for way in ("kernel", "plain") if ways.library() is not None else ("plain",):
+        for way in ("kernel", "plain") if build.library(ways.SOURCE) is not None else ("plain",):
             made[name, way] = aggregate(aggregator)
     return made
 

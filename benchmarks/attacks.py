@@ -26,7 +26,7 @@ from fedblend.analysis.attacks.victim import Steps, Victim
 from fedblend.core.objective import Context, Task
 from fedblend.core.random import lent_generator, stream
 from fedblend.data.scale import Scaler
-from fedblend.models.images import LeNet5
+from fedblend.models.cnn import LeNet5
 
 SHAPE, CLASSES, ITERATIONS = (1, 28, 28), 10, 10
 

@@ -28,8 +28,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedblend._kernels import build
 from fedblend.core.random import stream
-from fedblend.methods.sharing import xor_kernels
 from fedblend.methods.sharing.xor import decode, encode
 
 SIDE = 28
@@ -69,7 +69,7 @@ def contestants(samples: int) -> dict[str, Contestant]:
 
 
 def _plain(x: torch.Tensor, a: np.ndarray, b: np.ndarray) -> torch.Tensor:
-    with mock.patch.object(xor_kernels, "library", return_value=None):
+    with mock.patch.object(build, "library", return_value=None):
         return encode(x, a, b, ALPHA)
 
 

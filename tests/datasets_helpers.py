@@ -1,4 +1,4 @@
-"""What several tests of datasets take."""
+"""Helpers for tests of data sets."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def real(path: str) -> Path:
 
 
 def load(name: str, **options):
-    """A data set of a name, with options."""
+    """Load a data set by name, with options."""
     return build(
         "dataset", {"name": name, **{k: str(v) if isinstance(v, Path) else v for k, v in options.items()}}
     ).load()
 
 
-def refused(told: str, name: str, **options) -> str:
-    """The one message with which a data set is refused."""
-    with pytest.raises(FedblendError, match=told) as caught:
+def refused(message: str, name: str, **options) -> str:
+    """The message of the error that loading a data set raises."""
+    with pytest.raises(FedblendError, match=message) as caught:
         load(name, **options)
     return str(caught.value)
 
@@ -42,7 +42,7 @@ def change(path: Path, damage: Callable[[bytes], bytes]) -> None:
 
 
 def cifar(folder: Path, hundred: bool = False) -> np.ndarray:
-    """Small files in the binary form; the pictures of the first file."""
+    """Write small files of the binary version; return the images of the first file."""
     folder.mkdir(parents=True, exist_ok=True)
     rng, first = np.random.default_rng(0), None
     names = ["train.bin", "test.bin"] if hundred else [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]

@@ -23,7 +23,7 @@ from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.loop import EagerNet, LoopEngine
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.setup import make_setup
-from fedblend.models.text import LSTMLayer
+from fedblend.models.lstm import LSTMLayer
 
 # Networks here are so small that threads only get into each other's way.
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Layers of many clients at once on CPUs, as operators that PyTorch can differentiate and stack."""
+"""C++ kernels for the layers of many clients on CPUs, as operators that PyTorch can differentiate and stack."""
 
 from fedblend._kernels.dense import add_product, use_dense
 from fedblend._kernels.lowrank import LowRank, Rows, Weights, is_worth_it, lerp_towards, use_low_rank

@@ -1,7 +1,9 @@
-"""Building the C++ kernels once a machine, and calling them.
+"""Compile the C++ kernels once for each kind of processor, and load their functions with ctypes.
 
-PyTorch's convolutions of few channels on batches of ten leave most of a processor idle (benchmarks/kernels.py), and a
-convolution whose weights differ from sample to sample has to be a grouped one there, which is slower still.
+PyTorch's convolutions with few channels use a small part of a processor on batches of ten samples
+(benchmarks/kernels.py). A convolution with other weights for each sample is a grouped one there, and slower still.
+
+``torch.utils.cpp_extension`` is not used, because it needs ninja and PyTorch's headers.
 """
 
 from __future__ import annotations
@@ -14,67 +16,131 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-Wno-psabi")
+CPUINFO = Path("/proc/cpuinfo")
 TIMEOUT = 300
-"""Seconds after which a compiler is taken to hang; it needs about two."""
+"""Seconds after which the compiler is stopped; it needs about two."""
+
+
+class Pointer:
+    """An argument that is an address: a tensor, a ctypes array, an integer, or None for a null pointer."""
+
+    @classmethod
+    def from_param(cls, value: Any) -> Any:
+        """Convert an argument, as ctypes does for each type of ``argtypes``."""
+        if isinstance(value, torch.Tensor):
+            return ctypes.c_void_p(value.data_ptr())
+        return ctypes.c_void_p.from_param(value)
+
+
+TYPES: dict[str, Any] = {
+    "i": ctypes.c_int32,
+    "I": ctypes.c_uint32,
+    "q": ctypes.c_int64,
+    "Q": ctypes.c_uint64,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+    "P": Pointer,
+}
+"""Types of arguments by their letter in :mod:`struct`."""
 
 
 @functools.cache
+def function(source: Path, name: str, types: str) -> Callable[..., int]:
+    """A C function of a source file; ``types`` has one letter of :data:`TYPES` for each argument.
+
+    Tensors must be contiguous, unless the function takes their strides. :func:`library` must not be ``None``.
+    """
+    found = getattr(library(source), name)
+    found.argtypes = [TYPES[letter] for letter in types]
+    called: Callable[..., int] = found
+    return called
+
+
 def library(source: Path = SOURCE) -> ctypes.CDLL | None:
-    """The kernels of a file, built if need be; ``None`` where there is no compiler (:func:`missing` says why)."""
+    """The compiled functions of a source file; ``None`` if they are unusable (:func:`missing` gives the reason)."""
+    loaded = _load(source)
+    return loaded if isinstance(loaded, ctypes.CDLL) else None
+
+
+def missing(source: Path = SOURCE) -> str:
+    """The reason why the kernels of a source file cannot be used; empty where they can."""
+    loaded = _load(source)
+    return loaded if isinstance(loaded, str) else ""
+
+
+@functools.cache
+def _load(source: Path) -> ctypes.CDLL | str:
+    """The compiled functions of a source file, or the reason why there are none."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        return None
-    built = _cache() / f"kernels-{_fingerprint(compiler, source)}.so"
+        return "no C++ compiler was found (install g++, or name one in CXX)"
     try:
-        if not built.exists():
-            _build(compiler, source, built)
-        return ctypes.CDLL(str(built))
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def missing() -> str:
-    """Why there are no kernels, or nothing where there are."""
-    return "" if library() is not None else "no C++ compiler is usable (install g++, or name one in CXX)"
+        processor = CPUINFO.read_text()
+    except OSError as error:
+        return f"{CPUINFO}, which identifies the processor, cannot be read ({error.strerror})"
+    try:
+        path = _cache() / f"kernels-{_fingerprint(compiler, source, processor)}.so"
+    except RuntimeError:
+        return "the home directory is unknown (set HOME, or a cache folder in XDG_CACHE_HOME)"
+    try:
+        if not path.exists():
+            _compile(compiler, source, path)
+        owner = path.stat().st_uid
+        if hasattr(os, "getuid") and owner != os.getuid():
+            return f"{path} is owned by another user, {owner} (delete it, or set another folder in XDG_CACHE_HOME)"
+        return ctypes.CDLL(str(path))
+    except subprocess.CalledProcessError as error:
+        return f"the C++ compiler '{compiler}' failed with exit code {error.returncode} (name another one in CXX)"
+    except subprocess.TimeoutExpired:
+        return f"the C++ compiler '{compiler}' took longer than {TIMEOUT} s (name another one in CXX)"
+    except OSError as error:
+        if error.filename == compiler:
+            return f"the C++ compiler '{compiler}' cannot be run ({error.strerror}; install g++, or name one in CXX)"
+        return f"kernels cannot be stored in or loaded from {path.parent} ({error}; XDG_CACHE_HOME sets another folder)"
 
 
 def _cache() -> Path:
-    """The folder that keeps what was built, by XDG's rule."""
+    """The folder of compiled kernels, by XDG's rule. Raises :class:`RuntimeError` where there is no home directory."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "fedblend"
 
 
-def _fingerprint(compiler: str, source: Path) -> str:
-    """Everything the machine code depends on: a shared home may be used by processors of several kinds."""
-    info = Path("/proc/cpuinfo")
-    processor = [line for line in info.read_text().splitlines() if line.startswith(("flags", "Features", "model name"))]
+def _fingerprint(compiler: str, source: Path, processor: str) -> str:
+    """A hash of everything that the machine code depends on: processors of several kinds may share a home directory."""
+    kinds = [line for line in processor.splitlines() if line.startswith(("flags", "Features", "model name"))]
     included = (header.read_bytes() for header in sorted(source.parent.glob("*.h")))
-    parts = (source.read_bytes(), *included, repr((compiler, FLAGS, platform.machine(), processor[:2])).encode())
+    parts = (source.read_bytes(), *included, repr((compiler, FLAGS, platform.machine(), kinds[:2])).encode())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
-def _build(compiler: str, source: Path, built: Path) -> None:
-    built.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-        made = Path(folder) / built.name
-        command = [compiler, *FLAGS, "-o", str(made), str(source)]
+def _compile(compiler: str, source: Path, path: Path) -> None:
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    # Code from this folder is run, so only its owner may write to it.
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        unfinished = Path(folder) / path.name
+        command = [compiler, *FLAGS, "-o", str(unfinished), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
         # Renamed, so that another process never loads half a file.
-        os.replace(made, built)
+        os.replace(unfinished, path)
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_memory() -> None:
-    """Have the C library keep memory that tensors give back, where it is glibc's.
+    """Make glibc keep the memory of freed tensors for later ones; without effect on other C libraries.
 
-    A step makes and frees tensors of megabytes. By default each goes back to the system at once, and every page of
-    the next one is then cleared and mapped anew.
+    A training step allocates and frees tensors of megabytes. By default, glibc returns each to the system, which
+    clears and maps every page of the next one anew.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

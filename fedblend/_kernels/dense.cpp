@@ -1,8 +1,8 @@
-// Dense layers on a few samples: products of a few rows with a large matrix, and a step of SGD on it, in one pass each.
+// Dense layers on a few samples: products of a few rows with a large matrix, and SGD steps on it, each in one pass.
 //
-// All tensors are float32 and contiguous; a stack of K clients with B samples each comes as x [K, B, I], w [K, O, I],
-// y and g [K, B, O]. A matrix of megabytes does not stay in the cache from one step to the next, so that its way from
-// memory is most of what a layer costs.
+// All tensors are float32 and contiguous; K clients with B samples each have x [K, B, I], w [K, O, I],
+// y and g [K, B, O]. A matrix of megabytes does not stay in the cache from one step to the next, so reading it from
+// memory takes most of a layer's time.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace {
 
-// Columns of w that are worked on at once: so many that those of all samples stay in the first caches.
+// Columns of w per block: the columns of all samples fit into the first-level cache.
 int block_of(int B) { return std::max(10240 / B / LANES, 4) * LANES; }
 
-// Numbers of a row that are fetched ahead: rows lie far apart, so that a processor does not expect the next.
+// Numbers of a row that are prefetched: rows are far apart in memory, so the processor does not predict the next.
 constexpr int AHEAD = 256;
 
-// Columns [first, first + some) of rows `apart`, with zeros up to whole vectors, `pitch` from row to row.
+// Copy columns [first, first + some) of rows with stride `apart` to rows with stride `pitch`, zeros up to a vector.
 void gather(int B, const float* x, int64_t apart, int some, int pitch, float* out) {
     for (int b = 0; b < B; b++, x += apart, out += pitch) {
         copy_row(out, x, some);
@@ -58,7 +58,7 @@ void dots_of(const float* x, int pitch, const float* w, int64_t I, int some, flo
     for (; o < O; o++) dots<N, 1>(x, pitch, w + o * I, I, some, y + o, O);
 }
 
-// N samples' rows x, each times a number for each of M rows of w, added to those.
+// Add multiples of N samples' rows x to M rows of w, with one factor for each pair.
 template <int N, int M>
 void add_products(float factor, const float* g, int O, const float* x, int pitch, float* w, int64_t I, int some) {
     float scaled[M][N];
@@ -89,7 +89,7 @@ void add_products_of(float factor, const float* g, int O, const float* x, int pi
     for (; o < O; o++) add_products<N, 1>(factor, g + o, O, x, pitch, w + o * I, I, some);
 }
 
-// Columns of a made matrix that are worked on at once: those of all samples stay in the second cache.
+// Columns of the result per block: the columns of all samples fit into the second-level cache.
 constexpr int MADE = 480;
 
 // M rows and V vectors of columns of w = from + g^T x.
@@ -160,7 +160,7 @@ void dense_update(int K, int B, int I, int O, float factor, const float* g, cons
         }
 }
 
-// w = from + g^T x for one `from` [O, I], where a client's g [B, O] and x [B, I] are the first of `room` rows.
+// w = from + g^T x for one `from` [O, I]; a client's g [B, O] and x [B, I] are the first B of `room` rows.
 void dense_make(int K, int B, int I, int O, int room, const float* g, const float* x, const float* from, float* w) {
     std::vector<float> rows(int64_t(B) * MADE);
     for (int first = 0; first < I; first += MADE)

@@ -1,10 +1,8 @@
-"""Dense layers on a few samples: their outputs, and steps of SGD on their weights; dense.cpp says how."""
+"""Dense layers on a few samples: outputs, and steps of SGD on weights (dense.cpp describes the algorithms)."""
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -14,7 +12,7 @@ from fedblend._kernels import build
 SOURCE = Path(__file__).with_name("dense.cpp")
 
 MOST_SAMPLES = 16
-"""Samples up to which these kernels are the faster ones; a library's are made for more."""
+"""Samples up to which these kernels are faster than PyTorch's, which are made for more."""
 
 
 def run_dense(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -23,59 +21,55 @@ def run_dense(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.bmm(x, w)
     x = x.contiguous()
     y = x.new_empty(*x.shape[:2], w.shape[2])
-    _call("dense", (*x.shape, w.shape[2]), x, w, y)
+    build.function(SOURCE, "dense", "iiiiPPP")(*x.shape, w.shape[2], x, w, y)
     return y
 
 
 def add_product(w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float) -> None:
     """w [K, O, I] += factor a b, in place, for a [K, O, B] and b [K, B, I]."""
     few = b.shape[1] <= MOST_SAMPLES and w.is_contiguous() and b.is_contiguous() and _is_transposed(a)
-    if few and all(_is_plain(t) for t in (w, a, b)) and build.library(SOURCE) is not None:
-        _call("dense_update", (*b.shape, w.shape[1], ctypes.c_float(factor)), a, b, w)
+    if few and all(_is_cpu_float(t) for t in (w, a, b)) and build.library(SOURCE) is not None:
+        build.function(SOURCE, "dense_update", "iiiifPPP")(*b.shape, w.shape[1], factor, a, b, w)
     else:
         w.baddbmm_(a, b, alpha=factor)
 
 
-def made_of(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Each client's base [O, I] + a^T b as [K, O, I], for a [K, B, O] and b [K, B, I].
+def base_plus_product(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """base [O, I] + a^T b of each client, [K, O, I], for a [K, B, O] and b [K, B, I].
 
-    These may be the first rows of longer ones.
+    ``a`` and ``b`` may be the first rows of longer contiguous tensors.
     """
     clients, samples, inputs = b.shape
     outputs = a.shape[2]
     room = b.stride(0) // inputs
-    rows = (room * outputs, outputs, 1), (room * inputs, inputs, 1)
-    plain = base.is_contiguous() and all(_is_plain(t) for t in (base, a, b))
-    if not plain or (a.stride(), b.stride()) != rows or build.library(SOURCE) is None:
+    strides = (room * outputs, outputs, 1), (room * inputs, inputs, 1)
+    suited = base.is_contiguous() and all(_is_cpu_float(t) for t in (base, a, b))
+    if not suited or (a.stride(), b.stride()) != strides or build.library(SOURCE) is None:
         return base.expand(clients, outputs, inputs).baddbmm(a.transpose(1, 2), b)
-    made = base.new_empty(clients, outputs, inputs)
-    _call("dense_make", (clients, samples, inputs, outputs, room), a, b, base, made)
-    return made
+    weights = base.new_empty(clients, outputs, inputs)
+    build.function(SOURCE, "dense_make", "iiiiiPPPP")(clients, samples, inputs, outputs, room, a, b, base, weights)
+    return weights
 
 
 def use_dense(graph: Graph, node: Node) -> None:
-    """In a traced step, let products of a few rows with transposed weights be made by :func:`run_dense`."""
+    """In a traced step, compute products of a few rows with transposed weights by :func:`run_dense`."""
     if node.target is torch.ops.aten.bmm.default:
         x, w = (argument.meta.get("val") for argument in node.args if isinstance(argument, Node))
-        if x is not None and w is not None and takes(x, w):
+        if x is not None and w is not None and supports(x, w):
             node.target = run_dense
 
 
-def takes(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether :func:`run_dense` is there for such tensors."""
-    few = x.shape[1] <= MOST_SAMPLES and _is_plain(x) and _is_plain(w)
+def supports(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether the kernel of :func:`run_dense` can be used for tensors of these shapes, strides and types."""
+    few = x.shape[1] <= MOST_SAMPLES and _is_cpu_float(x) and _is_cpu_float(w)
     return few and _is_transposed(w) and x.is_contiguous() and build.library(SOURCE) is not None
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_cpu_float(tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 def _is_transposed(matrices: torch.Tensor) -> bool:
     _, rows, columns = matrices.shape
-    steps = zip(matrices.shape, matrices.stride(), (rows * columns, 1, rows), strict=True)
-    return all(size == 1 or step == wanted for size, step, wanted in steps)
-
-
-def _call(name: str, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> None:
-    getattr(build.library(SOURCE), name)(*numbers, *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
+    strides = zip(matrices.shape, matrices.stride(), (rows * columns, 1, rows), strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in strides)

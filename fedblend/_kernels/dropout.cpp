@@ -1,4 +1,4 @@
-// Masks of dropout from streams of random numbers that are PyTorch's own: MT19937, two words a number.
+// Dropout masks from the random numbers of PyTorch's generator: MT19937, two words for each number.
 
 #include <cstdint>
 
@@ -6,7 +6,7 @@ namespace {
 
 constexpr int WORDS = 624, AHEAD = 397;
 
-// A stream as it is kept between calls: its words, and how many of them have been used.
+// The state of a stream between calls: its words, and the number of used words.
 struct Stream {
     uint32_t words[WORDS];
     uint32_t used;
@@ -17,11 +17,11 @@ inline uint32_t twisted(uint32_t word, uint32_t next, uint32_t ahead) {
     return ahead ^ (mixed >> 1) ^ ((next & 1u) ? 0x9908b0dfu : 0u);
 }
 
-// The next 624 words in place of the last.
+// Replace the 624 words by the next ones.
 void renew(uint32_t* words) {
 #pragma GCC ivdep
     for (int i = 0; i < WORDS - AHEAD; i++) words[i] = twisted(words[i], words[i + 1], words[i + AHEAD]);
-    // What is read has been renewed 227 words before.
+    // The words that are read here were replaced 227 words before.
 #pragma GCC ivdep
     for (int i = WORDS - AHEAD; i < WORDS - 1; i++)
         words[i] = twisted(words[i], words[i + 1], words[i + AHEAD - WORDS]);
@@ -50,7 +50,7 @@ void begin(uint32_t seed, Stream* stream) {
     stream->used = WORDS;
 }
 
-// mask[i] = kept where a number of 53 random bits is below `limit`, else 0.
+// mask[i] = kept if a random number of 53 bits is below `limit`, otherwise 0.
 void draw(int64_t count, uint64_t limit, float kept, Stream* stream, float* mask) {
     while (count > 0) {
         if (stream->used == WORDS) {

@@ -1,4 +1,4 @@
-"""Masks of dropout, the same numbers that PyTorch's generators give; dropout.cpp says how."""
+"""Dropout masks equal to those of PyTorch's generators on the CPU (dropout.cpp describes the algorithm)."""
 
 from __future__ import annotations
 
@@ -15,47 +15,45 @@ from fedblend._kernels import build
 SOURCE = Path(__file__).with_name("dropout.cpp")
 
 BITS = 53
-"""Random bits of a number in [0, 1), as PyTorch makes it on CPUs."""
+"""Random bits of a number in [0, 1), as PyTorch draws it on CPUs."""
 
 
 class Streams:
-    """What :class:`torch.Generator` s with these seeds would draw, on the CPU; seeds have 32 bits."""
+    """Several CPU :class:`torch.Generator` objects with these seeds of 32 bits; each draws the same numbers as one."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
-        library = build.library(SOURCE)
-        assert library is not None
-        self._draw = library.draw
-        self.size = library.stream_bytes()
+        self.size = build.function(SOURCE, "stream_bytes", "")()
         self.states = ctypes.create_string_buffer(max(1, self.size * len(seeds)))
+        self._draw = build.function(SOURCE, "draw", "qQfPP")
         for k, seed in enumerate(seeds):
-            library.begin(ctypes.c_uint32(seed), self._state(k))
+            build.function(SOURCE, "begin", "IP")(seed, self._state(k))
 
     def draw(self, k: int, mask: torch.Tensor, p: float) -> None:
-        """Fill a contiguous float32 mask from stream k: 0 with probability p < 1, and 1 / (1 - p) else."""
-        limit = ctypes.c_uint64(math.ceil((1 - p) * 2**BITS))
-        place = ctypes.c_void_p(mask.data_ptr())
-        self._draw(ctypes.c_int64(mask.numel()), limit, ctypes.c_float(_kept(p)), self._state(k), place)
+        """Fill a contiguous float32 mask from stream k: 0 with probability p < 1, otherwise 1 / (1 - p)."""
+        limit = math.ceil((1 - p) * 2**BITS)
+        self._draw(mask.numel(), limit, _inverse_of_kept(p), self._state(k), mask)
 
-    def _state(self, k: int) -> ctypes.c_void_p:
-        return ctypes.c_void_p(ctypes.addressof(self.states) + k * self.size)
+    def _state(self, k: int) -> int:
+        return ctypes.addressof(self.states) + k * self.size
 
 
-def are_there() -> bool:
-    """Whether :class:`Streams` can be used, and give what this PyTorch's generators give."""
-    return build.library(SOURCE) is not None and _agree()
+def is_usable() -> bool:
+    """Whether :class:`Streams` can be used, and draws the same numbers as this PyTorch's generators."""
+    return build.library(SOURCE) is not None and _agrees_with_pytorch()
 
 
 @functools.cache
-def _agree() -> bool:
+def _agrees_with_pytorch() -> bool:
     seed, p = 20_210_503, 0.3
     streams, generator = Streams([seed]), torch.Generator().manual_seed(seed)
-    ours, theirs = torch.empty(2, 500), torch.empty(2, 500)
-    for mine, other in zip(ours, theirs, strict=True):
-        streams.draw(0, mine, p)
-        other.bernoulli_(1 - p, generator=generator).div_(1 - p)
-    return torch.equal(ours, theirs)
+    ours, expected = torch.empty(2, 500), torch.empty(2, 500)
+    for our_mask, expected_mask in zip(ours, expected, strict=True):
+        streams.draw(0, our_mask, p)
+        expected_mask.bernoulli_(1 - p, generator=generator).div_(1 - p)
+    return torch.equal(ours, expected)
 
 
 @functools.cache
-def _kept(p: float) -> float:
+def _inverse_of_kept(p: float) -> float:
+    """1 / (1 - p), rounded as float32's division rounds it."""
     return float(torch.ones(1).div_(1 - p))

@@ -1,11 +1,11 @@
-// Convolutions and max pools of many clients at once: every client has weights of its own.
+// Convolutions and max pools of many clients together; every client has its own weights.
 //
-// All tensors are float32 and contiguous; a stack of K clients with B samples each comes as x [K, B, C, H, W],
+// All tensors are float32 and contiguous; K clients with B samples each have x [K, B, C, H, W],
 // w [K, O, C, kh, kw], y [K, B, O, h, w]; the stride is 1 and p is the padding, so h = H + 2p - kh + 1.
 //
-// Each sample is copied once into a padded scratch image whose rows are W + 2p wide. Seen as one flat row, output q
-// is then  y[o, q] = sum_{c, i, j} w[o, c, i, j] x[c, q + i (W + 2p) + j],  so that every load is contiguous
-// whatever the width of the image; the last kw - 1 columns of a row are computed for nothing and left out.
+// Each sample is copied once into a padded scratch image with rows of W + 2p. In the flat image, output q is
+// y[o, q] = sum_{c, i, j} w[o, c, i, j] x[c, q + i (W + 2p) + j],  so every load is contiguous for any width of the
+// image. The last kw - 1 columns of each row are computed, but not used.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// Floats of images and gradients that are worked on at once, so that the second cache holds them.
+// Floats of images and gradients per block, which fit into the second-level cache.
 constexpr int READ_AT_ONCE = 1 << 16;
 
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
@@ -29,7 +29,7 @@ struct Shape {
     int h() const { return height() - kh + 1; }
     int w() const { return width() - kw + 1; }
     int taps() const { return kh * kw; }
-    // Flat outputs, and the room that a plane of the scratch images needs for reads beyond its end.
+    // Flat outputs, and the size of a plane of the scratch image with room for reads beyond its end.
     int flat() const { return h() * width(); }
     int plane() const { return up(flat(), 4 * LANES) + (kh - 1) * width() + kw + LANES; }
     int gradient_plane() const { return up(flat(), 4 * LANES); }
@@ -46,13 +46,13 @@ void crop_image(const Shape& s, const float* padded, float* x) {
         for (int i = 0; i < s.H; i++) copy_row(x + i * s.W, padded + (i + s.p) * s.width() + s.p, s.W);
 }
 
-// One sample's outputs with rows as wide as the padded image's; zeros between them.
+// One sample's outputs in rows of the padded image's width, with zeros between the rows.
 void widen(const Shape& s, const float* g, float* out) {
     for (int o = 0; o < s.O; o++, out += s.gradient_plane())
         for (int i = 0; i < s.h(); i++, g += s.w()) copy_row(out + i * s.width(), g, s.w());
 }
 
-// The gradients of outputs, sample by sample; where `which` is given, they are those of the outputs' max pool.
+// The gradients of outputs, sample by sample; with `which`, the gradients of the outputs' max pool.
 struct Gradients {
     const Shape& s;
     const float* g;
@@ -70,7 +70,7 @@ struct Gradients {
     }
 };
 
-// Outputs [first, first + N) of one sample at flat places [q, q + V vectors).
+// Outputs [first, first + N) of one sample at flat positions [q, q + V vectors).
 template <int N, int V>
 void forward_tile(const Shape& s, const float* x, const float* w, int first, int q, float* out, int stride) {
     Vector sum[N][V] = {};
@@ -91,8 +91,8 @@ void forward_tile(const Shape& s, const float* x, const float* w, int first, int
         for (int v = 0; v < V; v++) store(out + (first + n) * stride + q + v * LANES, sum[n][v]);
 }
 
-// Gradients of channels [first, first + N) at flat places [q, q + V vectors), added for each tap; T taps of a row of
-// the kernel are worked on at once, since few channels alone would leave most of the time to loading gradients.
+// Gradients of channels [first, first + N) at flat positions [q, q + V vectors), added for each tap. T taps of a row
+// of the kernel are processed together, since for few channels loading gradients takes most of the time.
 template <int N, int T, int V>
 void input_tile(const Shape& s, const float* g, const float* w, int first, int i, int j, int q, float* out) {
     const int row = s.C * s.taps();
@@ -116,7 +116,7 @@ void input_tile(const Shape& s, const float* g, const float* w, int first, int i
 }
 
 // Weight gradients of outputs [first, first + N), channel c, row i of the kernel, columns [j, j + T), of some samples
-// of one client, added to those of the samples before.
+// of one client, added to the sums of earlier samples.
 template <int N, int T>
 void weight_tile(const Shape& s, int B, const float* x, const float* g, int first, int c, int i, int j, float* out) {
     Vector sum[N][T] = {};
@@ -176,7 +176,7 @@ void weight_row(const Shape& s, int B, const float* x, const float* g, int first
 
 extern "C" {
 
-// With `which` the outputs go through a max pool: y are the maxima.
+// With `which`, y is the max pool of the outputs.
 void conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* w, float* y,
           uint8_t* which) {
     const Shape s{C, H, W, O, kh, kw, p};
@@ -249,7 +249,7 @@ void pool(int64_t planes, int H, int W, const float* x, float* y, uint8_t* which
     pool_planes(p, x, y, which, p.outputs());
 }
 
-// The values that `which` points at: the derivative of the pool in a direction x.
+// The values of x at the positions in `which`: the derivative of the pool in direction x.
 void pool_pick(int64_t planes, int H, int W, const float* x, const uint8_t* which, float* y) {
     const Planes p = dense(planes, H, W);
     each_run(p, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
@@ -262,7 +262,7 @@ void pool_pick(int64_t planes, int H, int W, const float* x, const uint8_t* whic
     });
 }
 
-// The adjoint of pool_pick: each gradient goes back to the place it came from.
+// The adjoint of pool_pick: each gradient is written to the position of its maximum.
 void pool_spread(int64_t planes, int H, int W, const float* g, const uint8_t* which, float* x) {
     if (H % 2 || W % 2) std::fill(x, x + planes * H * W, 0.0f);
     spread_planes(dense(planes, H, W), g, which, x);

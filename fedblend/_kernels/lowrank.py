@@ -1,12 +1,13 @@
-"""Weights of large dense layers in training: where they began, and a low-rank update.
+"""Weights of large dense layers in training, kept as their first value and a low-rank update.
 
-A step of SGD on B samples adds to the weights [O, I] of a dense layer a matrix of rank B: lr g^T x, of the gradients
-g [B, O] of its outputs and its inputs x [B, I]. So long as a client has seen few samples, those factors are much less
-than the weights, which need not be written, nor read, once for each client and step: with W = W_0 + A^T X,
+A step of SGD on B samples adds a matrix of rank B to the weights [O, I] of a dense layer: lr g^T x, for the gradients
+g [B, O] of the layer's outputs and its inputs x [B, I]. After few samples, these factors are much smaller than the
+weights. With W = W_0 + A^T X,
 
     x W^T = x W_0^T + (x X^T) A        and        g W = g W_0 + (g A^T) X,
 
-and all clients of a stack that begin with the same W_0 read it together. These are the same sums in another order.
+so the weights are not written or read for each client and step. All clients of a stack with the same W_0 read W_0
+together. These are the same sums in another order.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from fedblend._kernels.dense import made_of, run_dense, takes
+from fedblend._kernels.dense import base_plus_product, run_dense, supports
 
 aten = torch.ops.aten
 
 LEAST = 1 << 18
-"""Numbers of a matrix from which on it is kept so; smaller ones stay in the cache."""
+"""Numbers of a matrix from which on it is kept as a low-rank update; smaller ones fit into the cache."""
 
 
 class LowRank:
-    """Weights [K, O, I] of K clients as a ``base`` and factors that are added up: base + a^T x.
+    """Weights [K, O, I] of K clients as a base and factors: base + a^T x.
 
-    ``base`` may be one matrix, expanded, and is not written to. There is room for factors of half the weights' size;
-    when it is used up, the weights are made, and are the base from then on.
+    ``base`` may be one matrix, expanded, and is not written to. The factors take at most half the weights' size. When
+    this room is full, base + a^T x is computed and becomes the new base.
     """
 
     def __init__(self, base: torch.Tensor) -> None:
         clients, outputs, inputs = base.shape
-        self.base, self.own = base, False
-        self.most = room(outputs, inputs)
-        self.a, self.x = base.new_empty(clients, self.most, outputs), base.new_empty(clients, self.most, inputs)
+        self.base, self.owns_base = base, False
+        self.capacity = _capacity(outputs, inputs)
+        self.a, self.x = base.new_empty(clients, self.capacity, outputs), base.new_empty(clients, self.capacity, inputs)
         self.used = 0
 
     def __getitem__(self, rows: slice) -> Rows:
-        """Some clients' weights, which stay part of these."""
+        """The weights of some clients, which are still stored here."""
         return Rows(self, rows)
 
     def __len__(self) -> int:
@@ -47,38 +48,38 @@ class LowRank:
 
     @property
     def shape(self) -> torch.Size:
-        """[K, O, I]."""
+        """The shape [K, O, I]."""
         return self.base.shape
 
     def make(self) -> torch.Tensor:
-        """The weights themselves, of which later steps are made: a tensor that may be written to."""
+        """Compute the weights [K, O, I], which become the base; the tensor may be written to."""
         if self.used:
             a, x = self.a[:, : self.used], self.x[:, : self.used]
-            if self.own:
+            if self.owns_base:
                 self.base.baddbmm_(a.transpose(1, 2), x)
             elif self.base.stride(0) == 0:
-                self.base = made_of(self.base[0], a, x)
+                self.base = base_plus_product(self.base[0], a, x)
             else:
                 self.base = self.base.baddbmm(a.transpose(1, 2), x)
-        elif not self.own:
+        elif not self.owns_base:
             self.base = self.base.clone(memory_format=torch.contiguous_format)
-        self.own, self.used = True, 0
+        self.owns_base, self.used = True, 0
         return self.base
 
     def lerp_towards(self, rows: slice, toward: torch.Tensor, share: float, active: torch.Tensor | None) -> None:
-        """:func:`lerp_towards` for some clients, toward the weights that they began with."""
+        """Apply :func:`lerp_towards` to some clients; ``toward`` must be their first weights."""
         a = self.a[rows, : self.used]
         lerp_towards(a, a.new_zeros(()), share, active)
-        # Until it is the stack's own, the base is where they began.
-        if self.own:
+        # Before the first computed base, the base is ``toward`` itself.
+        if self.owns_base:
             lerp_towards(self.base[rows], toward, share, active)
 
     def add(self, rows: slice, a: torch.Tensor, x: torch.Tensor, factor: float) -> None:
         """Add factor a x for a [k, O, B] and x [k, B, I] to some clients' weights."""
         samples = x.shape[1]
-        if self.used + samples > self.most:
+        if self.used + samples > self.capacity:
             self.make()
-        if samples > self.most:
+        if samples > self.capacity:
             self.base[rows].baddbmm_(a, x, alpha=factor)
             return
         new = slice(self.used, self.used + samples)
@@ -91,17 +92,17 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Rows:
-    """The weights of some of the clients whose weights ``whole`` keeps."""
+    """The weights of some of the clients of ``whole``."""
 
     whole: LowRank
     rows: slice
 
     def tensor(self) -> torch.Tensor:
-        """These weights themselves, which may be written to."""
+        """Compute these weights [k, O, I]; the tensor may be written to."""
         return self.whole.make()[self.rows]
 
     def lerp_towards(self, toward: torch.Tensor, share: float, active: torch.Tensor | None) -> None:
-        """:func:`lerp_towards` toward the weights that these clients began with."""
+        """Apply :func:`lerp_towards`; ``toward`` must be the first weights of these clients."""
         self.whole.lerp_towards(self.rows, toward, share, active)
 
     def add(self, a: torch.Tensor, x: torch.Tensor, factor: float) -> None:
@@ -109,15 +110,15 @@ class Rows:
         self.whole.add(self.rows, a, x, factor)
 
     def times(self, rows: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """Rows [k, B, I] by the transposed weights, or rows [k, B, O] by the weights."""
+        """Multiply rows [k, B, I] by the transposed weights, or rows [k, B, O] by the weights."""
         whole, used = self.whole, self.whole.used
         base = whole.base[self.rows]
-        made = _shared(rows, base, transposed) if base.stride(0) == 0 else _times(rows, base, transposed)
+        product = _times_shared(rows, base, transposed) if base.stride(0) == 0 else _times(rows, base, transposed)
         if not used:
-            return made
+            return product
         a, x = whole.a[self.rows, :used], whole.x[self.rows, :used]
         first, second = (x, a) if transposed else (a, x)
-        return made.baddbmm_(torch.bmm(rows, first.transpose(1, 2)), second)
+        return product.baddbmm_(torch.bmm(rows, first.transpose(1, 2)), second)
 
 
 Weights = torch.Tensor | Rows
@@ -126,7 +127,10 @@ Weights = torch.Tensor | Rows
 def lerp_towards(
     weights: torch.Tensor, toward: torch.Tensor, share: float | torch.Tensor, active: torch.Tensor | None
 ) -> None:
-    """Move weights [K, ...] a share of their way toward others, in place; all, or where ``active`` bool [K] is true."""
+    """Compute weights + share (toward - weights) in place, for weights [K, ...].
+
+    With ``active`` bool [K], only the weights of active clients change.
+    """
     if active is None:
         weights.lerp_(toward, share)
     else:
@@ -134,14 +138,14 @@ def lerp_towards(
         weights.copy_(torch.where(chosen, weights.lerp(toward, share), weights))
 
 
-def room(outputs: int, inputs: int) -> int:
-    """Samples for whose factors there is room."""
+def _capacity(outputs: int, inputs: int) -> int:
+    """The number of samples whose factors take half the weights' size."""
     return outputs * inputs // (2 * (outputs + inputs))
 
 
 def is_worth_it(shape: torch.Size, samples: int) -> bool:
-    """Whether weights [K, O, I] should be kept so, for steps on so many samples."""
-    return len(shape) == 3 and shape[1] * shape[2] >= LEAST and 2 * samples <= room(shape[1], shape[2])
+    """Whether a low-rank update is faster than weights [K, O, I], for steps on this number of samples."""
+    return len(shape) == 3 and shape[1] * shape[2] >= LEAST and 2 * samples <= _capacity(shape[1], shape[2])
 
 
 def run_times_transposed(x: torch.Tensor, w: Weights) -> torch.Tensor:
@@ -155,15 +159,15 @@ def run_times(g: torch.Tensor, w: Weights) -> torch.Tensor:
 
 
 def use_low_rank(weights: Node) -> bool:
-    """In a traced step that gives a weight's gradient as factors, let that weight come in as :class:`Rows`.
+    """In a traced step that gives a weight's gradient as factors, take that weight as :class:`Rows`.
 
-    Only where every use of it is a product with some rows; says whether it is.
+    Returns False, and changes nothing, if the weight is small or has a use that is no product with rows.
     """
-    shown = weights.meta.get("val")
-    if weights.op != "placeholder" or shown is None or len(shown.shape) != 3 or shown.shape[1:].numel() < LEAST:
+    value = weights.meta.get("val")
+    if weights.op != "placeholder" or value is None or len(value.shape) != 3 or value.shape[1:].numel() < LEAST:
         return False
-    turned = [user for user in weights.users if user.target is aten.transpose.int and user.args[1:] == (1, 2)]
-    products = [(node, factor) for factor in (weights, *turned) for node in factor.users if node not in turned]
+    transposes = [user for user in weights.users if user.target is aten.transpose.int and user.args[1:] == (1, 2)]
+    products = [(node, factor) for factor in (weights, *transposes) for node in factor.users if node not in transposes]
     if not all(_is_product(node, factor) for node, factor in products):
         return False
     for node, factor in products:
@@ -173,21 +177,21 @@ def use_low_rank(weights: Node) -> bool:
 
 
 def _is_product(node: Node, factor: Node) -> bool:
-    """Whether a node is some rows times that factor."""
-    is_one = node.target in (aten.bmm.default, run_dense)
-    return is_one and node.args[1] is factor and node.args[0] is not factor
+    """Whether a node is the product of some rows and the factor."""
+    multiplies = node.target in (aten.bmm.default, run_dense)
+    return multiplies and node.args[1] is factor and node.args[0] is not factor
 
 
 def _times(rows: torch.Tensor, w: torch.Tensor, transposed: bool) -> torch.Tensor:
     if not transposed:
         return torch.bmm(rows, w)
-    turned = w.transpose(1, 2)
-    return run_dense(rows, turned) if takes(rows, turned) else torch.bmm(rows, turned)
+    transpose = w.transpose(1, 2)
+    return run_dense(rows, transpose) if supports(rows, transpose) else torch.bmm(rows, transpose)
 
 
-def _shared(rows: torch.Tensor, base: torch.Tensor, transposed: bool) -> torch.Tensor:
-    """Rows of all clients by one matrix."""
+def _times_shared(rows: torch.Tensor, base: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """Rows [K, B, n] of all clients by the one matrix that ``base`` expands."""
     flat = rows.reshape(-1, rows.shape[2])
     # Few rows of a long matrix are faster as columns.
-    made = torch.mm(base[0], flat.t()).t().contiguous() if transposed else torch.mm(flat, base[0])
-    return made.view(*rows.shape[:2], -1)
+    product = torch.mm(base[0], flat.t()).t().contiguous() if transposed else torch.mm(flat, base[0])
+    return product.view(*rows.shape[:2], -1)

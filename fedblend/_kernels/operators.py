@@ -2,12 +2,11 @@
 
 A convolution is bilinear in image and weights, so its two derivatives are bilinear forms of the same kind, and the
 three of them are closed under differentiation: second derivatives (FedMix's Taylor term) cost no further kernel.
-The derivative of a max pool picks the places of the maxima, and the adjoint of that spreads to them.
+The derivative of a max pool picks the values at the maxima, and its adjoint spreads gradients to those places.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import operator
 from collections.abc import Collection
@@ -17,22 +16,21 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from fedblend._kernels import tiles
-from fedblend._kernels.build import library
+from fedblend._kernels import build, tiles
 from fedblend._kernels.tracing import opaque
-
-
-def _call(name: str, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> None:
-    getattr(library(), name)(*numbers, *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
 
 
 def _call_conv(name: str, x_shape: Any, w_shape: Any, padding: int, *tensors: torch.Tensor | None) -> None:
     """Run a form of a convolution in the kernels that are fastest for its channels."""
     _, outputs, channels, *kernel = w_shape
     on_tiles = tiles.take(channels, outputs, kernel, padding)
-    made, name = (tiles.library(), f"tiles_{name}") if on_tiles else (library(), name)
-    places = (ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors)
-    getattr(made, name)(*x_shape, outputs, *kernel, padding, *places)
+    source, name = (tiles.SOURCE, f"tiles_{name}") if on_tiles else (build.SOURCE, name)
+    build.function(source, name, "iiiiiiiiiPPPP")(*x_shape, outputs, *kernel, padding, *tensors)
+
+
+def _call_pool(name: str, height: int, width: int, outputs: torch.Tensor, *tensors: torch.Tensor) -> None:
+    """Run a form of a max pool on planes of ``height`` x ``width``."""
+    build.function(build.SOURCE, name, "qiiPPP")(math.prod(outputs.shape[:-2]), height, width, *tensors)
 
 
 def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
@@ -44,7 +42,7 @@ def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
 
 
 def run_conv_pool(x: torch.Tensor, w: torch.Tensor, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`run_pool` of :func:`run_conv`, sample by sample, so that what is pooled never leaves the cache."""
+    """:func:`run_pool` of :func:`run_conv`, sample by sample, so that the pooled numbers stay in the cache."""
     x, w = x.contiguous(), w.contiguous()
     y = x.new_empty(*x.shape[:2], w.shape[1], *(side // 2 for side in _size_after(x, w, padding)))
     which = torch.empty_like(y, dtype=torch.uint8)
@@ -60,7 +58,7 @@ def _size_after(x: torch.Tensor, w: torch.Tensor, padding: int) -> tuple[int, in
 def run_conv_input(
     g: torch.Tensor, w: torch.Tensor, padding: int, height: int, width: int, which: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """d <g, conv(x, w)> / d x for x of ``height`` x ``width``; with ``which`` g are gradients of its max pool."""
+    """d <g, conv(x, w)> / d x for x of ``height`` x ``width``; with ``which``, g are gradients of its max pool."""
     g, w = g.contiguous(), w.contiguous()
     x = g.new_empty(g.shape[0], g.shape[1], w.shape[2], height, width)
     if not g.numel():
@@ -72,7 +70,7 @@ def run_conv_input(
 def run_conv_weight(
     x: torch.Tensor, g: torch.Tensor, padding: int, height: int, width: int, which: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """d <g, conv(x, w)> / d w for w of ``height`` x ``width``; with ``which`` g are gradients of its max pool."""
+    """d <g, conv(x, w)> / d w for w of ``height`` x ``width``; with ``which``, g are gradients of its max pool."""
     x, g = x.contiguous(), g.contiguous()
     w = x.new_empty(x.shape[0], g.shape[2], x.shape[2], height, width)
     if not g.numel():
@@ -81,32 +79,28 @@ def run_conv_weight(
     return w
 
 
-def _pool_numbers(height: int, width: int, outputs: torch.Tensor) -> tuple[Any, ...]:
-    return (ctypes.c_int64(math.prod(outputs.shape[:-2])), height, width)
-
-
 def run_pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """2x2 max pool: values, and which of the four was the first largest (uint8)."""
     x = x.contiguous()
     y = x.new_empty(*x.shape[:-2], x.shape[-2] // 2, x.shape[-1] // 2)
     which = torch.empty_like(y, dtype=torch.uint8)
-    _call("pool", _pool_numbers(x.shape[-2], x.shape[-1], y), x, y, which)
+    _call_pool("pool", *x.shape[-2:], y, x, y, which)
     return y, which
 
 
 def run_pick(x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-    """The values of x that ``which`` points at."""
+    """The values of x at the places that ``which`` gives."""
     x, which = x.contiguous(), which.contiguous()
     y = torch.empty_like(which, dtype=x.dtype)
-    _call("pool_pick", _pool_numbers(x.shape[-2], x.shape[-1], which), x, which, y)
+    _call_pool("pool_pick", *x.shape[-2:], which, x, which, y)
     return y
 
 
 def run_spread(g: torch.Tensor, which: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Each gradient at the place it came from, zeros elsewhere."""
+    """Each gradient at the place of its maximum, zeros elsewhere."""
     g, which = g.contiguous(), which.contiguous()
     x = g.new_empty(*g.shape[:-2], height, width)
-    _call("pool_spread", _pool_numbers(height, width, which), g, which, x)
+    _call_pool("pool_spread", height, width, which, g, which, x)
     return x
 
 
@@ -125,12 +119,14 @@ RAW: dict[Any, Any] = {
     _pick: run_pick,
     _spread: run_spread,
 }
-"""Operator -> the function behind it, which a traced step calls without the dispatcher's detour."""
+"""Operator -> its function, which a traced step calls without PyTorch's dispatcher."""
 
 
 def join_pools(graph: Graph, node: Node) -> None:
-    """In a traced step, make one call of a convolution and the max pool that alone reads it, and of each derivative of
-    a convolution and the spreading of gradients that it reads."""
+    """In a traced step, fuse a max pool into the convolution that only the pool reads.
+
+    The spreading of gradients is likewise fused into the derivatives of a convolution that read it.
+    """
     first = node.args[0] if node.args else None
     if node.target is _pool and isinstance(first, Node) and _is_read_by(first, _conv, {_pool}):
         node.target, node.args = run_conv_pool, first.args
@@ -145,19 +141,19 @@ GRADIENTS = {_conv_input: 0, _conv_weight: 1}
 
 
 def _reads_as_gradient(reader: Node, node: Node) -> bool:
-    """Whether a derivative of a convolution reads a node as its outputs' gradient, and as nothing else."""
+    """Whether a derivative of a convolution reads a node only as its outputs' gradient."""
     return [GRADIENTS.get(reader.target)] == [i for i, argument in enumerate(reader.args) if argument is node]
 
 
 def makes(node: Node) -> bool:
-    """Whether a node of a traced step is a tensor that one of the operators made."""
+    """Whether a node of a traced step is a tensor that one of the operators allocated."""
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and node.args[0].target in (_pool, run_conv_pool)
     return node.target in RAW
 
 
 def _is_read_by(node: Node, target: Any, readers: Collection[Any]) -> bool:
-    """Whether a node calls ``target``, and only ``readers`` read what it gives."""
+    """Whether a node calls ``target``, and only ``readers`` read its result."""
     return node.target is target and all(user.target in readers for user in node.users)
 
 
@@ -168,7 +164,7 @@ def _stack(tensor: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
 
 
 class _Bilinear(torch.autograd.Function):
-    """What the three forms have in common: no state but their two arguments, and stacking by a longer stack."""
+    """Base of the three forms: each saves its two arguments, and vmap makes their stacks longer."""
 
     generate_vmap_rule = False
 
@@ -181,12 +177,12 @@ class _Bilinear(torch.autograd.Function):
 
 def _vmap_of(function: Any, tensors: int) -> Any:
     def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        given, sizes = arguments[:tensors], arguments[tensors:]
-        stacked = [_stack(t, d, info.batch_size) for t, d in zip(given, in_dims[:tensors], strict=True)]
-        made = function().apply(*stacked, *sizes)
-        if isinstance(made, tuple):
-            return tuple(t.unflatten(0, (info.batch_size, -1)) for t in made), (0,) * len(made)
-        return made.unflatten(0, (info.batch_size, -1)), 0
+        unstacked, sizes = arguments[:tensors], arguments[tensors:]
+        stacked = [_stack(t, d, info.batch_size) for t, d in zip(unstacked, in_dims[:tensors], strict=True)]
+        result = function().apply(*stacked, *sizes)
+        if isinstance(result, tuple):
+            return tuple(t.unflatten(0, (info.batch_size, -1)) for t in result), (0,) * len(result)
+        return result.unflatten(0, (info.batch_size, -1)), 0
 
     return staticmethod(rule)
 
@@ -310,8 +306,8 @@ class _Pick(torch.autograd.Function):
 
 def conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
     """Convolution with stride 1 of x [B, C, H, W] with w [O, C, kh, kw]; stacks under ``torch.vmap``."""
-    # squeeze, since the derivative of an index would fill a tensor with zeros first.
-    # In float32 whatever the precision of the layers around: there are no other kernels.
+    # Not indexed by 0, since the derivative of an index fills a tensor with zeros first.
+    # In float32 at any precision of the other layers: the kernels take no other type.
     return _Conv.apply(x.float().unsqueeze(0), w.float().unsqueeze(0), padding).squeeze(0)
 
 
@@ -323,8 +319,8 @@ def max_pool(x: torch.Tensor) -> torch.Tensor:
 class Convolution(nn.Module):
     """A :class:`torch.nn.Conv2d` with stride 1 and zero padding, computed by the kernels.
 
-    Called with ``pooled``, a ReLU and a 2x2 max pool follow it, in either order, and are part of it: adding the bias
-    and the ReLU keep the order of numbers, so the maxima may be taken first, which leaves a quarter of the work.
+    With ``pooled``, the call includes the ReLU and the 2x2 max pool that follow in either order. A bias and a ReLU
+    keep the order of numbers, so the maxima are taken first, which leaves a quarter of the work.
     """
 
     def __init__(self, like: nn.Conv2d) -> None:

@@ -1,7 +1,7 @@
 // 2x2 max pools with stride 2, and their adjoint, of planes [H, W].
 //
-// Rows are worked on 16 outputs at a time, also where fewer are left: what is written beyond a row's end is overwritten
-// by the next row, and the last rows go through a buffer.
+// Rows are processed in runs of 16 outputs, even if fewer are left. Values beyond a row's end are overwritten by the
+// next row, and the last rows use a buffer.
 
 #pragma once
 
@@ -35,7 +35,7 @@ inline Blocks load_blocks(const float* upper, const float* lower, int left, int6
              __builtin_shuffle(c, d, ODD)}};
 }
 
-// Planes of one size in a buffer of `size` floats: `apart` from one to the next, `pitch` from row to row.
+// Planes of one size in a buffer of `size` floats: `apart` is the stride of planes, `pitch` that of rows.
 struct Planes {
     int64_t number;
     int H, W, pitch;
@@ -46,7 +46,7 @@ struct Planes {
 inline Planes dense(int64_t number, int H, int W) { return {number, H, W, W, int64_t(H) * W, number * H * W}; }
 
 // Run `work(upper, lower, place, left, room)` on runs of up to 16 blocks: `place` counts outputs, `left` those of
-// the row, `room` the floats of the buffer that lie beyond the start of the lower run.
+// the row, `room` the floats of the buffer after the start of the lower run.
 template <class Work>
 void each_run(const Planes& p, Work work) {
     const int h = p.H / 2, w = p.W / 2;
@@ -66,10 +66,10 @@ inline void store_run(T* to, V value, int left, int64_t room) {
         std::memcpy(to, &value, left * sizeof(T));
 }
 
-// Whether to take b: as PyTorch's, a maximum is NaN where one of its numbers is.
+// Whether b is the maximum: as in PyTorch, a maximum is NaN if one of its numbers is NaN.
 inline Mask exceeds(Vector b, Vector a) { return (b > a) | (b != b); }
 
-// Values, and which of the four was the (first) largest; `outputs` is the room behind y and which.
+// Maxima, and which of the four values is the first maximum; y and which have room for `outputs` numbers.
 inline void pool_planes(const Planes& p, const float* x, float* y, uint8_t* which, int64_t outputs) {
     each_run(p, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
         const auto [v] = load_blocks(x + upper, x + lower, left, room);
@@ -82,7 +82,7 @@ inline void pool_planes(const Planes& p, const float* x, float* y, uint8_t* whic
     });
 }
 
-// Each gradient at the place it came from, zeros at the other three. What no block covers stays as it is.
+// Each gradient at the position of its maximum, zeros at the other three. Numbers outside of blocks do not change.
 inline void spread_planes(const Planes& p, const float* g, const uint8_t* which, float* x) {
     each_run(p, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
         Bytes bytes = {};
@@ -97,7 +97,7 @@ inline void spread_planes(const Planes& p, const float* g, const uint8_t* which,
             const Vector pair[2] = {__builtin_shuffle(run[2 * row], run[2 * row + 1], LOW),
                                     __builtin_shuffle(run[2 * row], run[2 * row + 1], HIGH)};
             float* to = x + (row ? lower : upper);
-            // Zeros beyond the row's end are overwritten by the rows after it, where each row is one run.
+            // Zeros beyond the row's end are overwritten by later rows, if each row is one run.
             if (p.W / 2 <= LANES && room >= 2 * p.pitch + 2 * LANES)
                 std::memcpy(to, pair, sizeof pair);
             else

@@ -1,7 +1,7 @@
-"""A traced step with nothing in it that computes nothing, and gradients that the optimizer can add at once.
+"""Simplify a traced step: remove operations without effect, and give gradients as factors for the optimizer.
 
-vmap and autograd leave, around each operation, a dozen that only look at the same numbers in another shape,
-and on batches of ten the time that each call takes counts (benchmarks/profile_step.py).
+vmap and autograd add about a dozen views to each operation. On batches of ten samples the time of each call counts
+(benchmarks/profile_step.py).
 """
 
 from __future__ import annotations
@@ -31,31 +31,30 @@ VIEWS = {
     aten.expand.default,
     aten.detach.default,
 }
-"""Operations that give their input's numbers in another shape."""
+"""Operations whose result has their input's numbers in another shape."""
 
 IN_PLACE = {
     aten.add.Tensor: aten.add_.Tensor,
     aten.relu.default: aten.relu_.default,
     aten.threshold_backward.default: aten.threshold_backward.grad_input,
 }
-"""Elementwise operations, and what does the same to their first argument itself."""
-
+"""Elementwise operations, and the operation that overwrites their first argument with the same result."""
 
 COMPARED = 2
-"""Results of a program that are compared with its function's own."""
+"""First results of a program that are compared with those of its function."""
 
 NEAR = 1e-2
-"""Share of its norm by which a result may differ: kernels round otherwise, and a maximum may be a tie."""
+"""Relative difference of norms that is allowed: kernels round in another order, and a maximum may be a tie."""
 
 TINY = 1e-12
-"""What a result may differ by at least."""
+"""Absolute difference of norms that is always allowed."""
 
 
 class TracedFunction:
-    """A function of tensors as a flat program, which is traced when it is first called with tensors of such shapes.
+    """A function of tensors as a flat program, traced at the first call with tensors of these shapes and types.
 
-    A function that asks for numbers of tensors cannot be traced, and is called itself. Not all of that can be seen:
-    the first two results of a program, of other numbers as a rule, are compared with the function's own.
+    A function whose operations depend on values cannot be traced, and is called directly. Tracing misses some such
+    functions, so the first two results of a program are compared with those of the function.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -64,38 +63,38 @@ class TracedFunction:
         self.compared: dict[Any, int] = {}
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """What the function gives, without a derivative; several results as a flat list."""
+        """Compute the function's result without a derivative; several results are a flat list."""
         kind = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
         if kind not in self.programs:
-            self.programs[kind] = self._traced(tensors)
+            self.programs[kind] = self._trace(tensors)
         times = self.compared.get(kind, 0)
         with torch.no_grad():
             if times == COMPARED or self.programs[kind] is self.function:
                 return self.programs[kind](*tensors)
             self.compared[kind] = times + 1
-            return self._compared(kind, tensors)
+            return self._compare(kind, tensors)
 
-    def _compared(self, kind: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
-        """What the program gives if that is what the function gives; else the function's from now on."""
-        own = self.function(*tensors)
+    def _compare(self, kind: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
+        """Return the program's result if it is close to the function's; otherwise drop the program."""
+        expected = self.function(*tensors)
         try:
-            made = self.programs[kind](*tensors)
-            if alike(made, own):
-                return made
+            result = self.programs[kind](*tensors)
+            if are_close(result, expected):
+                return result
         except RuntimeError:
-            # An operation that cannot be called as it was noted, such as those of fused recurrent layers.
+            # Some recorded operations cannot be called again, such as those of fused recurrent layers.
             pass
         self.programs[kind] = self.function
-        return own
+        return expected
 
-    def _traced(self, tensors: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
-        # Of copies, since the function is called meanwhile, and may change what it is given.
+    def _trace(self, tensors: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+        # With copies, since tracing calls the function, and the function may change its arguments.
         copies = [tensor.clone() for tensor in tensors]
         same = all(copy.stride() == tensor.stride() for copy, tensor in zip(copies, tensors, strict=True))
         try:
             graph = trace(self.function, *(copies if same else tensors))
         except RuntimeError:
-            # Where the function itself is at fault it says so when it is called.
+            # An error of the function itself is raised again at its call.
             return self.function
         if changed_in_place(graph.graph):
             return self.function
@@ -103,47 +102,48 @@ class TracedFunction:
         return graph
 
 
-def alike(made: Any, wanted: Any) -> bool:
-    """Whether results are the same tensors but for rounding: each within a hundredth of its norm."""
-    pairs = list(zip(tree_leaves(made), tree_leaves(wanted), strict=True))
+def are_close(result: Any, expected: Any) -> bool:
+    """Whether trees of tensors have equal shapes and types, and each tensor differs by at most 1 % of its norm."""
+    pairs = list(zip(tree_leaves(result), tree_leaves(expected), strict=True))
     if any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
         return False
-    return all(_are_near(a, b) for a, b in pairs if a.is_floating_point())
+    return all(_is_close(a, b) for a, b in pairs if a.is_floating_point())
 
 
-def _are_near(made: torch.Tensor, wanted: torch.Tensor) -> bool:
-    both = torch.stack([made.flatten(), wanted.flatten()]).double()
+def _is_close(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    both = torch.stack([result.flatten(), expected.flatten()]).double()
     if not bool(both.isfinite().all()):
         return torch.equal(both[0].isfinite(), both[1].isfinite())
     return bool((both[0] - both[1]).norm() <= NEAR * both[1].norm() + TINY)
 
 
 def simplify(graph: GraphModule, factors: bool = True) -> set[int]:
-    """Rewrite a traced step in place; its results stay the same numbers, some gradients as ``factors`` if so asked.
+    """Rewrite a traced step in place without a change of its results.
 
-    Gives the places of the weights that it takes as low-rank updates.
+    With ``factors``, gradients that are matrix products are returned as their factors. Returns the positions of the
+    weights that the step then takes as low-rank updates.
     """
-    _without_repeats(graph.graph)
-    rules = (_remove_identities, _with_direct_views, _kernels.join_pools)
-    for rule in (*rules, *([_with_products_apart] if factors else []), _kernels.use_dense):
+    _merge_repeats(graph.graph)
+    rules = (_remove_identities, _shorten_views, _kernels.join_pools)
+    for rule in (*rules, *([_factor_gradients] if factors else []), _kernels.use_dense):
         for node in list(graph.graph.nodes):
             rule(graph.graph, node)
         graph.graph.eliminate_dead_code()
-    low_rank = _with_low_rank(graph.graph) if factors else set()
+    low_rank = _use_low_rank(graph.graph) if factors else set()
     for node in list(graph.graph.nodes):
-        _in_its_place(graph.graph, node)
+        _overwrite_input(graph.graph, node)
     for node in graph.graph.nodes:
         if node.op == "call_function":
-            # Our kernels without the dispatcher's detour.
+            # The kernels are called without PyTorch's dispatcher.
             node.target = _kernels.RAW.get(node.target, node.target)
-    # Inputs and outputs come and go as flat lists.
+    # Inputs and outputs are flat lists.
     graph.graph.set_codegen(CodeGen())
     graph.recompile()
     return low_rank
 
 
-def _without_repeats(graph: Graph) -> None:
-    """Let what the same operation makes of the same arguments be made once, where no operation changes a tensor."""
+def _merge_repeats(graph: Graph) -> None:
+    """Merge equal operations with equal arguments, in a graph where no operation changes a tensor."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     if any(_changes(node) for node in calls):
         return
@@ -165,16 +165,16 @@ def _is_changed(node: Node) -> bool:
     return any(_changes(user) or (_is_view(user) and _is_changed(user)) for user in node.users)
 
 
-def _may_be_one(node: Node, other: Node) -> bool:
-    """Whether two tensors of the same numbers may be one: neither is changed, so that the other would be."""
+def _can_merge(node: Node, other: Node) -> bool:
+    """Whether two tensors with the same numbers may share memory: no operation changes either."""
     return not _is_changed(node) and not _is_changed(_base(other))
 
 
 def _is_view(node: Node) -> bool:
-    """Whether what a node gives shares its numbers with an argument, as far as its operation tells."""
+    """Whether a node's result shares memory with an argument, by its operation's schema."""
     schema = getattr(node.target, "_schema", None)
-    told = schema is not None and any(value.alias_info is not None for value in schema.returns)
-    return told or node.target in VIEWS or node.target is operator.getitem
+    has_alias = schema is not None and any(value.alias_info is not None for value in schema.returns)
+    return has_alias or node.target in VIEWS or node.target is operator.getitem
 
 
 def _is_random(node: Node) -> bool:
@@ -182,26 +182,26 @@ def _is_random(node: Node) -> bool:
 
 
 def _remove_identities(graph: Graph, node: Node) -> None:
-    """Take out factors of one, and zeros that are added, where nothing changes either afterwards."""
-    if node.target is aten.mul.Scalar and node.args[1] == 1 and _may_be_one(node, cast(Node, node.args[0])):
+    """Remove products with one and sums with zeros, where no later operation changes either tensor."""
+    if node.target is aten.mul.Scalar and node.args[1] == 1 and _can_merge(node, cast(Node, node.args[0])):
         node.replace_all_uses_with(cast(Node, node.args[0]))
     if node.target is aten.add.Tensor and not node.kwargs:
         for zeros, other in (node.args, node.args[::-1]):
-            is_nothing = isinstance(zeros, Node) and zeros.target is aten.zeros_like.default and len(zeros.users) == 1
-            if is_nothing and isinstance(other, Node) and _layout(other) == _layout(node) and _may_be_one(node, other):
+            is_zero = isinstance(zeros, Node) and zeros.target is aten.zeros_like.default and len(zeros.users) == 1
+            if is_zero and isinstance(other, Node) and _layout(other) == _layout(node) and _can_merge(node, other):
                 node.replace_all_uses_with(other)
                 return
 
 
-def _in_its_place(graph: Graph, node: Node) -> None:
-    """Let an elementwise operation overwrite a tensor that nothing else reads, while it is still in the cache."""
+def _overwrite_input(graph: Graph, node: Node) -> None:
+    """Run an elementwise operation in place if only it reads its input, which is still in the cache."""
     if node.target not in IN_PLACE or node.kwargs:
         return
     first = node.args[0]
     if not isinstance(first, Node) or len(first.users) > 1 or not _is_fresh(first):
         return
-    made, given = node.meta.get("val"), first.meta.get("val")
-    if made is None or given is None or made.dtype != given.dtype or _layout(node) != _layout(first):
+    output, value = node.meta.get("val"), first.meta.get("val")
+    if output is None or value is None or output.dtype != value.dtype or _layout(node) != _layout(first):
         return
     if node.target is aten.threshold_backward.default:
         node.kwargs = {"grad_input": first}
@@ -210,23 +210,23 @@ def _in_its_place(graph: Graph, node: Node) -> None:
 
 
 def _is_fresh(node: Node) -> bool:
-    """Whether a node makes a tensor of its own, of which no other is a view."""
+    """Whether a node allocates the memory of its result."""
     if node.meta.get("fresh") or _kernels.makes(node):
         return True
     return getattr(node.target, "_schema", None) is not None and not _is_view(node)
 
 
 def _layout(node: Node) -> tuple[object, ...] | None:
-    """Shape and strides of what a node gives, where that is one tensor; no step is ever made along a single one."""
-    made = node.meta.get("val")
-    if not isinstance(made, torch.Tensor):
+    """Shape, strides and offset of a node's result, if it is one tensor; strides of axes of size 1 count as 0."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
         return None
-    strides = tuple(stride if size > 1 else 0 for size, stride in zip(made.shape, made.stride(), strict=True))
-    return (made.shape, strides, made.storage_offset())
+    strides = tuple(stride if size > 1 else 0 for size, stride in zip(value.shape, value.stride(), strict=True))
+    return (value.shape, strides, value.storage_offset())
 
 
 def _base(node: Node, views: Callable[[Node], bool] = lambda node: node.target in VIEWS) -> Node:
-    """The node whose numbers this one shows, through any number of views."""
+    """The node of which this one is a view, through any number of views."""
     while node.args and views(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
@@ -240,17 +240,17 @@ def changed_in_place(graph: Graph) -> set[Node]:
 
 
 def _written(node: Node) -> list[Node]:
-    """The arguments that an operation changes: what its schema says, all where it has none."""
+    """The arguments that an operation changes, by its schema; all arguments if it has none."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return node.all_input_nodes
-    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    written = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    arguments = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    written = [arguments.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return [one for one in tree_leaves(written) if isinstance(one, Node)]
 
 
-def _with_direct_views(graph: Graph, node: Node) -> None:
-    """Replace a view by an earlier one of the same layout, or by one view of the tensor itself."""
+def _shorten_views(graph: Graph, node: Node) -> None:
+    """Replace a view of a view by an earlier one of the same layout, or by one view of the base tensor."""
     if node.target not in VIEWS:
         return
     other = node.args[0]
@@ -262,29 +262,29 @@ def _with_direct_views(graph: Graph, node: Node) -> None:
             break
         other = other.args[0]
     base = _base(node)
-    shown, seen = base.meta.get("val"), node.meta["val"]
-    if not isinstance(shown, torch.Tensor) or node.args[0] is base:
+    value, viewed = base.meta.get("val"), node.meta["val"]
+    if not isinstance(value, torch.Tensor) or node.args[0] is base:
         return
-    if shown.is_contiguous() and seen.is_contiguous() and shown.numel() == seen.numel():
+    if value.is_contiguous() and viewed.is_contiguous() and value.numel() == viewed.numel():
         with graph.inserting_before(node):
-            view = graph.call_function(aten.view.default, (base, list(seen.shape)))
+            view = graph.call_function(aten.view.default, (base, list(viewed.shape)))
         view.meta = dict(node.meta)
         node.replace_all_uses_with(view)
 
 
-def _with_products_apart(graph: Graph, node: Node) -> None:
-    """Give a gradient that is a matrix product, or a sum of some, as their factors.
+def _factor_gradients(graph: Graph, node: Node) -> None:
+    """Return a gradient that is a matrix product, or a sum of matrix products, as the factors.
 
-    The optimizer then adds the products to the weights in one go; the gradient of a large layer, which is ten
-    samples wide, is never written to memory, nor read across the grain where it is a transposed one.
+    The optimizer then adds the products to the weights in one call. The gradient of a large layer, whose rank is the
+    batch size, is never written to memory.
     """
     if node.op == "output":
         *gradients, values = cast(list[Any], node.args[0])
         node.args = ([*(_products(graph, node, g) or g for g in gradients), values],)
 
 
-def _with_low_rank(graph: Graph) -> set[int]:
-    """Let large weights whose gradients are factors come in as a low-rank update of what they were."""
+def _use_low_rank(graph: Graph) -> set[int]:
+    """Take large weights whose gradients are factors as low-rank updates, and return their positions."""
     nodes = list(graph.nodes)
     *gradients, _ = cast(list[Any], nodes[-1].args[0])
     factored = [i for i, gradient in enumerate(gradients) if isinstance(gradient, tuple)]
@@ -294,7 +294,7 @@ def _with_low_rank(graph: Graph) -> set[int]:
 
 
 def _products(graph: Graph, before: Node, node: Any) -> tuple[tuple[Node, Node], ...]:
-    """The factors (a, b) of the matrix products whose sum a node is; none where it is something else."""
+    """The factors (a, b) of the matrix products whose sum a node is; empty for any other node."""
     if not isinstance(node, Node):
         return ()
     if node.target is aten.bmm.default:
@@ -309,7 +309,7 @@ def _products(graph: Graph, before: Node, node: Any) -> tuple[tuple[Node, Node],
 
 
 def _transposed(graph: Graph, before: Node, node: Node) -> Node:
-    """A stack of matrices, each transposed; what is a transpose already is taken back."""
+    """A node of the transposed matrices [K, n, m] of ``node``; for a transpose, its input."""
     if node.target is aten.transpose.int and node.args[1:] == (1, 2):
         return cast(Node, node.args[0])
     with graph.inserting_before(before):

@@ -1,10 +1,10 @@
 // Convolutions on the matrix units of x86 processors (AMX), in float32.
 //
-// The units multiply bfloat16 numbers, of 8 bits, exactly, and add up in float32. A float32 number, of 24 bits, is the
-// sum of three of them: a = a1 + a2 + a3. Of the nine products in (a1 + a2 + a3)(b1 + b2 + b3) three are below
-// float32's last bit; the other six make a product as exact as float32's own, in less than half of its time.
+// The units multiply bfloat16 numbers (8 bits of precision) exactly, and add in float32. A float32 number (24 bits) is
+// the sum of three bfloat16 numbers: a = a1 + a2 + a3. Of the nine products in (a1 + a2 + a3)(b1 + b2 + b3), three are
+// below float32's last bit. The other six give a product as exact as float32's, in less than half of its time.
 //
-// All tensors are float32 and contiguous; a stack of K clients with B samples each comes as x [K, B, C, H, W],
+// All tensors are float32 and contiguous; K clients with B samples each have x [K, B, C, H, W],
 // w [K, O, C, kh, kw], y [K, B, O, h, w]; the stride is 1 and p < kh, kw the padding.
 
 #if defined(__linux__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
@@ -29,8 +29,8 @@ constexpr int DEPTH = 32;         // terms of a product of tiles
 constexpr int TILE = SIDE * SIDE; // dwords of a tile: float32 numbers or pairs of bfloat16
 constexpr int PARTS = 3;
 
-// What is worked on at once, so that caches hold it: bytes of what is read, places of a sum, and blocks of those whose
-// products for all places of the kernel are made in a row.
+// Sizes of blocks that fit into caches: bytes of input, positions of a sum, and blocks of positions whose products for
+// all taps of the kernel are computed in a row.
 constexpr size_t READ_AT_ONCE = 1 << 20;
 constexpr int SUMMED_AT_ONCE = 512;
 constexpr int NEAR = 2;
@@ -38,10 +38,10 @@ constexpr int NEAR = 2;
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
 inline int blocks(int n, int of) { return (n + of - 1) / of; }
 
-// Samples in each of as few groups of at most `most` as there must be, all about as large.
+// Samples per group, for the fewest groups of at most `most` samples and about equal sizes.
 inline int chunk_of(int samples, int most) { return blocks(samples, blocks(samples, std::max(most, 1))); }
 
-// Memory that a thread keeps from call to call, since fresh pages cost as much as the work.
+// Memory that a thread keeps between calls, since new pages take as much time as the computation.
 template <int PURPOSE>
 uint32_t* scratch(size_t dwords) {
     struct Kept {
@@ -62,7 +62,7 @@ uint32_t* scratch(size_t dwords) {
     return kept.memory;
 }
 
-// The instructions, with the number of the tile; compilers' own names for them do not take it from a template.
+// The instructions by the number of the tile; compilers' intrinsics do not accept a template's constant.
 template <int NUMBER>
 inline __attribute__((always_inline)) void load_tile(const void* from, size_t step) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(step), "i"(NUMBER) : "memory");
@@ -80,7 +80,7 @@ inline __attribute__((always_inline)) void clear_tile() {
     asm volatile("tilezero %%tmm%c0" : : "i"(NUMBER));
 }
 
-// All tiles at full size while it lives; the settings of whoever calls come back after it.
+// Configure all tiles at full size, and restore the caller's configuration in the destructor.
 class Tiles {
     struct alignas(64) Settings {
         uint8_t palette, start_row, none[14];
@@ -99,7 +99,7 @@ class Tiles {
     ~Tiles() { asm volatile("ldtilecfg %0" : : "m"(before)); }
 };
 
-// Two times 16 numbers as three parts each, every dword a pair of them: low half first, or low[i] with high[i].
+// Two times 16 numbers as three parts each; every dword is a pair: the low half first, or low[i] with high[i].
 template <bool INTERLEAVED>
 inline void split(__m512 low, __m512 high, __m512i parts[PARTS]) {
     alignas(64) static const uint16_t order[32] = {0,  16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -123,10 +123,10 @@ inline void split(__m512 low, __m512 high, __m512i parts[PARTS]) {
 
 inline __mmask16 first16(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1; }
 
-// What a convolution reads, ph rows and pw columns of zeros around it, as one run of numbers: the zeros to the right of
-// a row are those to the left of the next. Output (i, j) stands at place i * pitch + j of a run of places, and kernel
-// row i, column j reads what is i * pitch + j later; the places between the outputs' rows are computed for nothing.
-// All channels of a place lie in one cache line, so that tiles are loaded in whole lines from wherever they begin.
+// The input of a convolution with a border of ph rows and pw columns of zeros, as one run of numbers: the zeros at the
+// right of a row are also the zeros at the left of the next row. Output (i, j) is at position i * pitch + j of a run.
+// Row i, column j of the kernel reads the position i * pitch + j later. Positions between the outputs' rows are
+// computed, but not used. All channels of a position are in one cache line, so tiles are loaded in whole lines.
 struct Geometry {
     int C, H, W, kh, kw, ph, pw;
     int h() const { return H + 2 * ph - kh + 1; }
@@ -136,10 +136,10 @@ struct Geometry {
     int deep() const { return blocks(C, DEPTH); }
     int pitch() const { return W + pw; }
     int places() const { return h() * pitch(); }
-    // From a sample to the next, where several stand in one run: the zeros below one are those above the other.
+    // Positions from one sample to the next in one run: the zeros below a sample are also those above the next.
     int below() const { return (H + ph) * pitch(); }
-    // Numbers of a run that are read for `places` in blocks, in an odd number of cache lines, since runs that are a
-    // power of two apart would share one place in the cache.
+    // Numbers of a run that are read for `places` in blocks. The number of cache lines is odd, since runs at a distance
+    // of a power of two share one cache set.
     int run(int places, int block) const {
         return (blocks(up(places, block) + (kh - 1) * pitch() + kw, SIDE) | 1) * SIDE;
     }
@@ -151,11 +151,11 @@ inline void copy_some(float* to, const float* from, int n) {
         _mm512_mask_storeu_ps(to + t, first16(n - t), _mm512_maskz_loadu_ps(first16(n - t), from + t));
 }
 
-// Gradients [samples, O, h, w], which are given as they are, or as those of a max pool of the outputs.
+// Gradients [samples, O, h, w], either of the outputs or of a max pool of the outputs.
 struct Gradients {
     const float* g;
     const uint8_t* which;
-    // Those of some samples from one on; they lie there until the next are asked for.
+    // The gradients of some samples, valid until the next call.
     const float* of(int O, int h, int w, int sample, int samples) const {
         if (!which) return g + size_t(sample) * O * h * w;
         const Planes planes = dense(int64_t(samples) * O, h, w);
@@ -171,7 +171,7 @@ struct Gradients {
     }
 };
 
-// A channel's rows at their places in a run of zeros.
+// Copy a channel's rows to their positions in a run of zeros.
 inline void lay(const Geometry& s, const float* x, float* run) {
     run += s.ph * s.pitch() + s.pw;
     for (int y = 0; y < s.H; y++) copy_some(run + y * s.pitch(), x + y * s.W, s.W);
@@ -194,20 +194,20 @@ void transpose(__m512i r[SIDE]) {
     }
 }
 
-// Sixteen numbers of each of sixteen runs, turned around.
+// Load sixteen numbers of each of sixteen runs, transposed.
 inline void load_turned(const float* runs, int run, __m512i rows[SIDE]) {
     for (int r = 0; r < SIDE; r++) rows[r] = _mm512_load_si512(runs + size_t(r) * run);
     transpose(rows);
 }
 
-// Runs for 32 channels, with zeros wherever nothing is laid.
+// Runs for 32 channels, filled with zeros.
 float* empty_runs(int run) {
     float* runs = reinterpret_cast<float*>(scratch<0>(size_t(DEPTH) * run));
     std::fill(runs, runs + size_t(DEPTH) * run, 0.0f);
     return runs;
 }
 
-// One sample place by place: [part][channels / 32][place][32 channels in bfloat16]. `runs` is room for 32 channels.
+// One sample by positions: [part][channels / 32][position][32 channels in bfloat16]. `runs` has room for 32 channels.
 void places_of(const Geometry& s, int run, const float* x, float* runs, uint32_t* out) {
     const size_t part_size = size_t(s.deep()) * run * SIDE;
     for (int c = 0; c < s.C; c += DEPTH) {
@@ -229,7 +229,7 @@ void places_of(const Geometry& s, int run, const float* x, float* runs, uint32_t
     }
 }
 
-// The places of some samples as runs: each sample one of its own, or all of them in one, whichever has fewer blocks.
+// The positions of some samples as runs: one run for each sample or one for all, by the smaller number of blocks.
 struct Runs {
     int number, samples, blocks_of_places, run;
     Runs(const Geometry& s, int some) {
@@ -242,7 +242,7 @@ struct Runs {
     size_t part(const Geometry& s) const { return size_t(blocks(s.C, SIDE)) * run * SIDE; }
 };
 
-// A run's samples by pairs of places: [part][channels / 16][place][16 channels, here and at the next place].
+// A run's samples by pairs of positions: [part][channels / 16][position][16 channels, here and at the next one].
 void pairs_of_places(const Geometry& s, const Runs& all, const float* x, uint32_t* out) {
     const int run = all.run;
     float* runs = empty_runs(run);
@@ -266,7 +266,7 @@ void pairs_of_places(const Geometry& s, const Runs& all, const float* x, uint32_
     }
 }
 
-// A run's gradients [samples, O, h, w] as tiles of 16 outputs by 32 places: [part][outputs / 16][places / 32][tile].
+// A run's gradients [samples, O, h, w] as tiles of 16 outputs by 32 positions: [part][outputs/16][positions/32][tile].
 void gradient_tiles(const Geometry& s, const Runs& all, int O, const float* g, uint32_t* out, size_t part_size) {
     const int run = all.run;
     float* runs = empty_runs(run);
@@ -287,8 +287,8 @@ void gradient_tiles(const Geometry& s, const Runs& all, int O, const float* g, u
 }
 
 // A client's weights, M outputs of a product over `depth` inputs, as tiles of 32 inputs by 16 outputs:
-// [M / 32][inputs / 32][tap][part][up to 2][tile]. `along` and `down` are the steps from an input and an output to
-// the next.
+// [M / 32][inputs / 32][tap][part][up to 2][tile]. `along` and `down` are the strides of inputs
+// and outputs.
 void weight_tiles(int M, int depth, int taps, size_t down, size_t along, bool flipped, const float* w, uint32_t* out) {
     const __m512i steps = _mm512_mullo_epi32(_mm512_set1_epi32(int(along)),
                                              _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
@@ -342,14 +342,14 @@ inline __attribute__((always_inline)) void clear_sums() {
     clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
 }
 
-// Sixteen places of a sample: what is read there, and where in y those of them go that are outputs.
+// Sixteen positions of a sample: the address of their inputs, and the positions in y of those that are outputs.
 struct Place {
     const uint32_t* from;
     float* to;
     __mmask16 outputs;
 };
 
-// The sixteen places from q on, of a sample whose outputs go to y.
+// The sixteen positions from q on, of a sample with the outputs y.
 Place place_of(const Geometry& s, const uint32_t* image, float* y, int q) {
     Place place{image + size_t(q) * SIDE, y + q / s.pitch() * s.w() + std::min(q % s.pitch(), s.w()), 0};
     for (int lane = 0; lane < SIDE; lane++)
@@ -357,7 +357,7 @@ Place place_of(const Geometry& s, const uint32_t* image, float* y, int q) {
     return place;
 }
 
-// A tile of sums [place][output], to `outputs` rows of y.
+// Write a tile of sums [position][output] to `outputs` rows of y.
 template <int NUMBER>
 inline void put(const Place& place, int n, int first, int outputs) {
     alignas(64) uint32_t tile[TILE];
@@ -371,7 +371,7 @@ inline void put(const Place& place, int n, int first, int outputs) {
         _mm512_mask_storeu_epi32(y, some, _mm512_maskz_compress_epi32(place.outputs, rows[r]));
 }
 
-// Up to 16 WIDE outputs at TALL times 16 places.
+// Up to 16 WIDE outputs at TALL times 16 positions.
 template <int TALL, int WIDE>
 void output_block(const Geometry& s, int run, const Place* places, const uint32_t* weights, int outputs) {
     const size_t part_size = size_t(s.deep()) * run * SIDE;
@@ -397,7 +397,7 @@ void output_block(const Geometry& s, int run, const Place* places, const uint32_
     if (TALL == 2 && WIDE == 2) put<3>(places[1], s.n(), SIDE, outputs);
 }
 
-// y [B, M, h, w] of x [B, C, H, W] and weights as tiles; with `which` its max pool, for which there is `room`.
+// y [B, M, h, w] of x [B, C, H, W] and weights as tiles; with `which`, y is the max pool and has `room`.
 void products_at_places(const Geometry& s, int B, int M, const Gradients& x, const uint32_t* weights, float* y,
                         uint8_t* which = nullptr, int64_t room = 0) {
     const int run = s.run(s.places(), SIDE);
@@ -433,13 +433,13 @@ void products_at_places(const Geometry& s, int B, int M, const Gradients& x, con
     }
 }
 
-// Where the two sides of products over places lie: tiles of gradients, and pairs of places.
+// Addresses of the two factors of products over positions: tiles of gradients, and pairs of positions.
 struct Sides {
     const uint32_t *g, *x;
     size_t g_next, g_part, x_next, x_part;
 };
 
-// Sums over `some` blocks of places, for 16 TALL outputs and 16 WIDE channels, added to `sums`.
+// Sums over `some` blocks of positions, for 16 TALL outputs and 16 WIDE channels, added to `sums`.
 template <int TALL, int WIDE>
 void sum_block(Sides at, int some, float* sums) {
     load_tile<0>(sums, 64);
@@ -452,7 +452,7 @@ void sum_block(Sides at, int some, float* sums) {
                 load_tile<4>(at.g + part * at.g_part, 64);
                 if (TALL == 2) load_tile<5>(at.g + part * at.g_part + at.g_next, 64);
             },
-            // Every second place: the one between is the other half of its pair.
+            // Every second position, since a pair includes the next one.
             [&](int part) __attribute__((always_inline)) {
                 load_tile<6>(at.x + part * at.x_part, 128);
                 if (WIDE == 2) load_tile<7>(at.x + part * at.x_part + at.x_next, 128);
@@ -463,7 +463,7 @@ void sum_block(Sides at, int some, float* sums) {
     if (TALL == 2 && WIDE == 2) store_tile<3>(sums + 3 * TILE, 64);
 }
 
-// A run's products, added to sums [channels / 32][outputs / 32][tap][4 tiles].
+// Add a run's products to sums [channels / 32][outputs / 32][tap][4 tiles].
 void add_run(const Geometry& s, const Runs& all, int O, const Sides& sides, float* sums) {
     for (int c = 0; c < s.C; c += 2 * SIDE)
         for (int o = 0; o < O; o += 2 * SIDE, sums += size_t(s.taps()) * 4 * TILE) {
@@ -481,7 +481,7 @@ void add_run(const Geometry& s, const Runs& all, int O, const Sides& sides, floa
         }
 }
 
-// Sums to w [O, C, kh, kw].
+// Write sums to w [O, C, kh, kw].
 void put_sums(const Geometry& s, int O, const float* sums, float* w) {
     const int taps = s.taps();
     const __m512i steps = _mm512_mullo_epi32(_mm512_set1_epi32(taps),
@@ -522,10 +522,10 @@ constexpr int ASK_FOR_PERMISSION = 0x1023, TILE_DATA = 18;
 
 extern "C" {
 
-// Whether the system lets this process use the units.
+// Whether the system permits this process to use the units.
 int tiles_usable() { return syscall(SYS_arch_prctl, ASK_FOR_PERMISSION, TILE_DATA) == 0; }
 
-// With `which` the outputs go through a max pool: y are the maxima.
+// With `which`, y is the max pool of the outputs.
 void tiles_conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* w,
                 float* y, uint8_t* which) {
     const Geometry s{C, H, W, kh, kw, p, p};
@@ -538,10 +538,10 @@ void tiles_conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p,
     }
 }
 
-// With `which` the gradients are those of the outputs' max pool, here and below.
+// With `which`, the gradients are those of the outputs' max pool, here and below.
 void tiles_conv_input(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* g, const float* w,
                       float* x, const uint8_t* which) {
-    // A convolution of the gradients with the kernels turned around.
+    // A convolution of the gradients with the rotated kernels.
     const Geometry s{O, H + 2 * p - kh + 1, W + 2 * p - kw + 1, kh, kw, kh - 1 - p, kw - 1 - p};
     uint32_t* weights = scratch<4>(weight_room(C, O, s.taps()));
     const Tiles tiles;

@@ -44,15 +44,15 @@ Data = Annotated[
     typer.Option(
         "--data",
         help="Folder in which data sets are looked for, instead of $FEDBLEND_DATA.",
-        callback=lambda folder: _look_in(folder),
+        callback=lambda folder: _set_data_folder(folder),
     ),
 ]
 
 
-def _look_in(folder: Path | None) -> Path | None:
-    from fedblend.data.loaders.files import look_in
+def _set_data_folder(folder: Path | None) -> Path | None:
+    from fedblend.data.loaders.files import set_data_folder
 
-    return look_in(folder) if folder else None
+    return set_data_folder(folder) if folder else None
 
 
 @app.command(

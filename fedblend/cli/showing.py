@@ -155,7 +155,7 @@ def show_data(file: Path, changes: Sequence[tuple[str, Any]], out: Path) -> None
     """Draw the split of a file's first experiment and print its measures; of regression, the clients' sizes."""
     from fedblend.data.measures import class_counts, noniid_measures
     from fedblend.data.partitions import prepare
-    from fedblend.data.picture import draw_sizes, draw_split
+    from fedblend.data.split_figure import draw_sizes, draw_split
 
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     data = experiment.data.load()

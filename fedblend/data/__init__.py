@@ -1,1 +1,1 @@
-"""Data: what a data set is, how it is loaded, scaled, and split over clients."""
+"""Data sets: loaders, scales, partitions over clients, and measures of a partition."""

@@ -1,4 +1,4 @@
-"""How unlike the clients' data are: the measures of AggEnhance, section 4.3, and two beside them."""
+"""Measures of a partition: how much the clients' data differ (AggEnhance, section 4.3, and others)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from fedblend.core.dataset import Population
 
 BLOCK = 1 << 16
-"""Clients that are looked at in one go, so that a million take no more memory than these."""
+"""Clients that are processed together, which bounds the memory for a million clients."""
 
 
 def class_counts(population: Population, labels: np.ndarray, classes: int) -> np.ndarray:
-    """How many samples of each class each client trains on, int64 [clients, classes]; ``labels`` int [n]."""
+    """Training samples of each class at each client, int64 [clients, classes]; ``labels`` int [n]."""
     counts = np.empty((len(population), classes), np.int64)
     for rows in _blocks(len(population)):
         offsets = population.offsets[rows.start : rows.stop + 1]
@@ -24,15 +24,15 @@ def class_counts(population: Population, labels: np.ndarray, classes: int) -> np
 
 
 def noniid_measures(counts: np.ndarray) -> dict[str, float]:
-    """The measures of a split from its counts [clients, classes]; clients without samples are left out.
+    """The measures of a partition from its counts [clients, classes]; clients without samples are left out.
 
-    - ``classes_mean``, ``classes_deviation``: mean and deviation of the number of classes a client
-      holds (AggEnhance, section 4.3, Figure 3a). Fewer is less IID.
+    - ``classes_mean``, ``classes_deviation``: mean and deviation of a client's number of
+      classes (AggEnhance, section 4.3, Figure 3a). Fewer is less IID.
     - ``divergence``: the mean Kullback-Leibler divergence between two clients in nats (equation 18,
       Figure 3b), on smoothed probabilities: see :func:`smoothed` and :func:`mean_divergence`.
-    - ``distance``: the mean over clients of sum_c |p_i(c) - p(c)|, from 0 (all as the whole) to 2,
+    - ``distance``: the mean over clients of sum_c |p_i(c) - p(c)|, from 0 (all clients as the whole data set) to 2,
       the measure of Zhao et al. 2018 ("Federated Learning with Non-IID Data", section 3.1).
-    - ``size_mean``, ``size_median``, ``size_min``, ``size_max``, ``size_deviation``: samples a client.
+    - ``size_mean``, ``size_median``, ``size_min``, ``size_max``, ``size_deviation``: samples of a client.
     """
     counts = np.asarray(counts)
     sizes = counts.sum(1, dtype=np.float64)
@@ -42,13 +42,13 @@ def noniid_measures(counts: np.ndarray) -> dict[str, float]:
         return {}
     total = counts.sum(0, dtype=np.float64)
     whole = total / total.sum()
-    held, distance = np.empty(len(counts)), np.empty(len(counts))
+    class_number, distance = np.empty(len(counts)), np.empty(len(counts))
     for rows in _blocks(len(counts)):
-        held[rows] = (counts[rows] > 0).sum(1)
+        class_number[rows] = (counts[rows] > 0).sum(1)
         distance[rows] = np.abs(counts[rows] / sizes[rows, None] - whole).sum(1)
     return {
-        "classes_mean": float(held.mean()),
-        "classes_deviation": float(held.std()),
+        "classes_mean": float(class_number.mean()),
+        "classes_deviation": float(class_number.std()),
         "divergence": _divergence(smoothed(counts[rows], total) for rows in _blocks(len(counts))),
         "distance": float(distance.mean()),
         "size_mean": float(sizes.mean()),
@@ -60,12 +60,11 @@ def noniid_measures(counts: np.ndarray) -> dict[str, float]:
 
 
 def smoothed(counts: np.ndarray, total: np.ndarray | None = None) -> np.ndarray:
-    """Class probabilities that are nowhere 0, float64 [clients, classes]: p_i = (n_i + q) / (|D_i| + 1).
+    """Positive class probabilities, float64 [clients, classes]: p_i = (n_i + q) / (|D_i| + 1).
 
-    Equation 18 divides by zero where a client lacks a class. So every client is lent one sample,
-    spread over the classes as the whole data are (q, the prior of equation 17). Classes that nobody
-    holds are left out: they add nothing. ``total`` [classes] are the counts of the whole data, where it has
-    more clients than these.
+    Equation 18 divides by zero for a client without samples of a class. So every client gets one more sample, divided
+    among the classes as in the whole data set (q, the prior of equation 17). Classes without samples are left out;
+    their term is 0. ``total`` [classes] are the counts of the whole data set; the default is their sum here.
     """
     total = counts.sum(0) if total is None else total
     counts = counts[:, total > 0].astype(np.float64)
@@ -77,14 +76,14 @@ def mean_divergence(p: np.ndarray) -> float:
     """Equation 18 of AggEnhance: the mean of KL(p_i || p_j) over ordered pairs i != j, in nats.
 
     Div = 1 / (N (N - 1)) sum_{i != j} sum_c p_i(c) (log p_i(c) - log p_j(c)), for positive
-    probabilities [clients, classes]; 0 for a single client. Summed without visiting the pairs:
+    probabilities [clients, classes]; 0 for a single client. Computed without a loop over pairs:
     sum_ij KL = N sum_i sum_c p_i log p_i - sum_c (sum_i p_i) (sum_j log p_j).
     """
     return _divergence(p[rows] for rows in _blocks(len(p)))
 
 
 def _divergence(blocks: Iterable[np.ndarray]) -> float:
-    """:func:`mean_divergence` of some clients after others."""
+    """:func:`mean_divergence` of blocks of clients."""
     n, own, p_sum, log_sum = 0, 0.0, np.zeros(1), np.zeros(1)
     for p in blocks:
         logs = np.log(p)
@@ -95,5 +94,5 @@ def _divergence(blocks: Iterable[np.ndarray]) -> float:
 
 
 def _blocks(clients: int) -> Iterator[slice]:
-    """All clients, some after others."""
+    """All clients, in blocks."""
     return (slice(start, min(start + BLOCK, clients)) for start in range(0, clients, BLOCK))

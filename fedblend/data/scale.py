@@ -1,11 +1,11 @@
-"""Scales: what a stored value becomes on its way into a model, always value * factor + offset.
+"""Scales of a model's inputs: stored value * factor + offset.
 
-No paper states its scale, and it decides: FedMix's (1 - lambda) x shrinks inputs towards the scale's
-zero, and with white paper as 1 the same settings that reach 52 % reach 9 %. So the scale is a part of
-its own, told in every run's record. Means, mixtures and encodings are shared on this same scale.
+No paper states its scale, but the scale changes results: FedMix's (1 - lambda) x moves inputs towards the scale's zero.
+With white paper as 1, settings that reach 52 % reach 9 %. So the scale is a part of its own, and each run records it.
+Means, mixtures and encodings are shared on the same scale.
 
-Each scale goes by way of the *unit* scale, [0, 1] with ink as 1 (:meth:`Scaler.to_unit`): pixels / 255,
-turned over where paper is white; features from their smallest to their largest training value.
+Each scale is defined on the *unit* scale, [0, 1] with ink as 1 (:meth:`Scaler.to_unit`): pixels / 255, inverted where
+paper is white; features from their smallest to their largest training value.
 """
 
 from __future__ import annotations
@@ -22,90 +22,97 @@ from fedblend.core.dataset import Dataset
 from fedblend.core.registry import part
 
 Invert = bool | Literal["auto"]
-"""Whether to turn images over, so that ink is 1. "auto": those of one channel whose median is above 127."""
+"""Whether to invert images, so ink is 1. "auto": images of one channel whose median is above 127."""
 
 CHUNK = 1 << 22
-"""Numbers looked at in one go, so that no second copy of the training half is ever made."""
+"""Numbers that are processed together, so the training half is not copied."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scaler:
-    """The affine map x -> x * factor + offset, and the way back to pictures.
+    """The affine map x -> x * factor + offset, and the map back to images.
 
-    ``factor`` and ``offset`` are float32 [C, 1, ...], one number a channel or feature (axis 1 of the
-    stored data), so that they broadcast over any leading axes. ``unit_factor`` and ``unit_offset`` do
-    the same for the way from stored values to the unit scale.
+    All tensors are float32 [C, 1, ...], one number for each channel or feature (axis 1 of the stored data), and
+    broadcast over leading axes.
     """
 
     name: str
+    """The scale's name."""
     inverted: bool
+    """Whether images are inverted."""
     factor: Tensor
+    """From stored values to this scale."""
     offset: Tensor
+    """From stored values to this scale."""
     unit_factor: Tensor
+    """From stored values to the unit scale."""
     unit_offset: Tensor
+    """From stored values to the unit scale."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Stored values [..., C, ...] on this scale, float32."""
-        # Not in place, so that a traced step has no change of a tensor in it and can be simplified further.
+        """Scale stored values [..., C, ...], float32."""
+        # Not in place, since a traced step without in-place operations can be simplified further.
         return x * self.factor + self.offset
 
     def to_unit(self, scaled: Tensor) -> Tensor:
-        """Scaled values as pictures: ink as 1, clipped to [0, 1]."""
+        """Convert scaled values to the unit scale (ink as 1), clipped to [0, 1]."""
         return ((scaled - self.offset) / self.factor * self.unit_factor + self.unit_offset).clamp(0, 1)
 
     def from_unit(self, unit: Tensor) -> Tensor:
-        """Values of the unit scale (ink as 1) on this scale: the inverse of :meth:`to_unit`, not clipped."""
+        """Convert values of the unit scale (ink as 1) to this scale: the inverse of :meth:`to_unit`, not clipped."""
         return (unit - self.unit_offset) / self.unit_factor * self.factor + self.offset
 
     def diameter(self, shape: Sequence[int]) -> float:
-        """The L2 distance of two samples of ``shape`` on this scale, at most, where both are in [0, 1] as pictures."""
+        """The largest L2 distance on this scale of two samples of ``shape`` in [0, 1] on the unit scale."""
         widths = (self.factor / self.unit_factor).double().square().flatten()
         return math.sqrt(float(widths.sum()) * math.prod(shape[1:]))
 
     def to(self, device: torch.device | str) -> Scaler:
-        """The same scale with its numbers on ``device``."""
+        """The same scale with its tensors on ``device``."""
         moved = [t.to(device) for t in (self.factor, self.offset, self.unit_factor, self.unit_offset)]
         return Scaler(self.name, self.inverted, *moved)
 
     def describe(self) -> dict[str, Any]:
-        """The scale in plain numbers, for the run's record."""
+        """The scale as plain numbers, for the run's record."""
         numbers = {"factor": self.factor.flatten().tolist(), "offset": self.offset.flatten().tolist()}
         return {"name": self.name, "inverted": self.inverted, **numbers}
 
 
 @dataclass(frozen=True)
 class OneHot:
-    """Text: each code as the unit vector of its character, codes [..., T] -> float32 [..., T, V].
+    """One-hot vectors of text: codes [..., T] -> float32 [..., T, V].
 
-    An embedding is linear in one-hot vectors (embedding of c = one-hot(c) @ E). So a mixture or a mean
-    of one-hot vectors *is* the mixture or mean of embeddings, whatever E is, and needs sharing only once.
+    An embedding is linear in one-hot vectors (embedding of c = one-hot(c) @ E). So a mixture or a mean of one-hot
+    vectors gives the mixture or mean of embeddings for every E, and needs to be shared only once.
     """
 
     vocabulary: int
+    """Number of characters V."""
     name: str = "one-hot"
+    """The scale's name."""
 
     def __call__(self, codes: Tensor) -> Tensor:
-        """One-hot vectors, float32 [..., T, V]."""
+        """Convert codes [..., T] to one-hot vectors, float32 [..., T, V]."""
         return (codes.unsqueeze(-1) == torch.arange(self.vocabulary, device=codes.device)).to(torch.float32)
 
     def to_unit(self, scaled: Tensor) -> Tensor:
-        """One-hot vectors and their mixtures lie in [0, 1] already."""
+        """Clip to [0, 1]; one-hot vectors and their mixtures are in this range."""
         return scaled.clamp(0, 1)
 
     def from_unit(self, unit: Tensor) -> Tensor:
-        """The same."""
+        """Return ``unit``: both scales are the same."""
         return unit
 
     def diameter(self, shape: Sequence[int]) -> float:
-        """The L2 distance of two texts [T], at most: sqrt 2 for each character."""
+        """The largest L2 distance of two texts [T]: sqrt(2 T)."""
         return math.sqrt(2 * math.prod(shape))
 
     def to(self, device: torch.device | str) -> OneHot:
-        """The same: it holds no tensors."""
+        """Return this scale, which has no tensors."""
         return self
 
     def describe(self) -> dict[str, Any]:
-        """The scale in plain numbers, for the run's record."""
+        """The scale as plain numbers, for the run's record."""
         return {"name": self.name, "vocabulary": self.vocabulary}
 
 
@@ -113,14 +120,14 @@ class OneHot:
 class Standard:
     """Mean 0 and deviation 1 over the training half, per channel or feature, ink as 1: the default.
 
-    A feature that never varies keeps deviation 1.
+    The deviation of a constant feature is taken as 1.
     """
 
     invert: Invert = "auto"
-    """Whether to turn images over, so that ink is 1; "auto": those of one channel whose median is above 127."""
+    """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
 
     def fit(self, data: Dataset) -> Scaler | OneHot:
-        """The scale for this data set."""
+        """Fit the scale to the training half."""
 
         def standard(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
             spread = torch.where(deviation > 0, deviation, 1.0)
@@ -134,10 +141,10 @@ class Unit:
     """[0, 1], ink as 1; features from their smallest to their largest training value."""
 
     invert: Invert = "auto"
-    """Whether to turn images over, so that ink is 1; "auto": those of one channel whose median is above 127."""
+    """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
 
     def fit(self, data: Dataset) -> Scaler | OneHot:
-        """The scale for this data set."""
+        """Fit the scale to the training half."""
         return _fit(data, "unit", self.invert, lambda mean, _: (torch.ones_like(mean), 0 * mean))
 
 
@@ -146,20 +153,20 @@ class Symmetric:
     """[-1, 1], ink as 1; features from their smallest to their largest training value."""
 
     invert: Invert = "auto"
-    """Whether to turn images over, so that ink is 1; "auto": those of one channel whose median is above 127."""
+    """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
 
     def fit(self, data: Dataset) -> Scaler | OneHot:
-        """The scale for this data set."""
+        """Fit the scale to the training half."""
         ones = torch.ones_like
         return _fit(data, "symmetric", self.invert, lambda mean, _: (2 * ones(mean), -ones(mean)))
 
 
 @part("scale", "none")
 class Unscaled:
-    """Values as they are stored, as floats: pixels 0 to 255, not turned over."""
+    """Stored values as floats: pixels 0 to 255, not inverted."""
 
     def fit(self, data: Dataset) -> Scaler | OneHot:
-        """The scale for this data set."""
+        """Fit the scale to the training half."""
         return _fit(data, "none", False, None)
 
 
@@ -169,14 +176,14 @@ def _fit(
     invert: Invert,
     from_unit: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
 ) -> Scaler | OneHot:
-    """A scale from what it does to the unit scale, given that scale's mean and deviation [C]."""
+    """Fit a scale. ``from_unit`` gives factor and offset from the unit scale's mean and deviation [C]."""
     if data.kind == "text":
         return OneHot(data.vocabulary)
     x = data.train.x
     inverted = False
     if x.dtype == torch.uint8:
         counts = _histogram(x)
-        inverted = _inverts(counts) if invert == "auto" else bool(invert)
+        inverted = _is_white_paper(counts) if invert == "auto" else bool(invert)
         sign = -1.0 if inverted else 1.0
         unit_factor = torch.full((x.shape[1],), sign / 255, dtype=torch.float64)
         unit_offset = torch.full_like(unit_factor, float(inverted))
@@ -201,7 +208,7 @@ def _all_but_1(x: Tensor) -> tuple[int, ...]:
 
 
 def _histogram(x: Tensor) -> Tensor:
-    """How often each of the 256 values occurs in each channel, int64 [C, 256]."""
+    """Counts of the 256 values in each channel, int64 [C, 256]."""
     channels = [torch.zeros(256, dtype=torch.int64) for _ in range(x.shape[1])]
     step = max(1, CHUNK // max(1, x[0, 0].numel()))
     for start in range(0, len(x), step):
@@ -210,15 +217,15 @@ def _histogram(x: Tensor) -> Tensor:
     return torch.stack(channels)
 
 
-def _inverts(counts: Tensor) -> bool:
-    """Whether these are drawings on white paper: one channel whose median is above 127."""
+def _is_white_paper(counts: Tensor) -> bool:
+    """Whether images have one channel and a median above 127."""
     if len(counts) != 1:
         return False
     return int(torch.searchsorted(counts[0].cumsum(0), (int(counts[0].sum()) + 1) // 2)) > 127
 
 
 def _moments_of_histogram(counts: Tensor, factor: float, offset: float) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [C] of value * factor + offset, exact to double precision."""
+    """Mean and deviation [C] of value * factor + offset, in double precision."""
     values = torch.arange(256, dtype=torch.float64) * factor + offset
     weights = counts.double() / counts.sum(1, keepdim=True)
     mean = weights @ values
@@ -232,11 +239,11 @@ def _moments(x: Tensor, factor: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]
     count = x.numel() // x.shape[1]
     step = max(1, CHUNK // max(1, x[0].numel()))
 
-    def total(of: Callable[[Tensor], Tensor]) -> Tensor:
+    def total(function: Callable[[Tensor], Tensor]) -> Tensor:
         chunks = (x[i : i + step].double() * factor + offset for i in range(0, len(x), step))
         zero = torch.zeros(x.shape[1], dtype=torch.float64)
-        return sum((of(c).sum(dim=_all_but_1(x)) for c in chunks), zero)
+        return sum((function(c).sum(dim=_all_but_1(x)) for c in chunks), zero)
 
     mean = total(lambda c: c) / count
-    # Two passes: the one-pass formula loses the deviation of features that hardly vary.
+    # Two passes, because the one-pass formula is inexact for features with a small deviation.
     return mean, (total(lambda c: (c - mean.reshape(shape)).square()) / count).sqrt()

@@ -23,7 +23,7 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.layers import CannotStack
-from fedblend.models.names import same_tensors
+from fedblend.models.layers import same_tensors
 
 SHORT = 20.0
 """Seconds of a run below which finding the fastest way costs more than it saves."""

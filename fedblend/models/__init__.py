@@ -1,4 +1,4 @@
-"""Models: the papers' networks, and any ``nn.Module`` by its dotted path."""
+"""Models: the papers' networks, common ones, and any ``nn.Module`` by its path."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from torch import nn
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import part
-from fedblend.models.blocks import CNN, CNN1d
-from fedblend.models.digits import Mix2FLDCNN, XorMixFLCNN
-from fedblend.models.images import MLP, FedMixVGG, LeNet5
-from fedblend.models.residual import ResNet18, ResNet50
-from fedblend.models.staged import Staged
-from fedblend.models.text import LSTM
+from fedblend.models.cnn import CNN, MLP, CNN1d, FedMixVGG, LeNet5, Mix2FLDCNN, XorMixFLCNN
+from fedblend.models.layers import Staged
+from fedblend.models.lstm import LSTM
+from fedblend.models.resnet import ResNet18, ResNet50
 from fedblend.models.vgg import VGG16, ConvNet
 
 __all__ = [
@@ -41,23 +39,23 @@ __all__ = [
 class UserModule:
     """Any ``nn.Module``, as ``path = "package.module:Class"`` with ``arguments`` for its constructor.
 
-    It must take a batch of inputs and give one row of outputs a sample.
+    The module must take a batch of inputs and return one row of outputs for each sample.
     """
 
     path: str
-    """The class, as `package.module:Class`; a module beside the experiment file is found."""
+    """The class, as `package.module:Class`; the module may be in the experiment file's folder."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Arguments for its constructor, by name."""
+    """Arguments of the constructor, by name."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Import the class and call it with the arguments."""
         cls = registry.import_path(self.path, "model.path")
         try:
-            made = cls(**self.arguments)
+            module = cls(**self.arguments)
         except TypeError as error:
             raise FedblendError(f"model.arguments: {self.arguments!r} do not fit {self.path}: {error}") from None
-        if not isinstance(made, nn.Module):
+        if not isinstance(module, nn.Module):
             raise FedblendError(
-                f"model.path: '{self.path}' makes a {type(made).__name__}; it must make a torch nn.Module"
+                f"model.path: '{self.path}' returns a {type(module).__name__}; it must return a torch nn.Module"
             )
-        return made
+        return module

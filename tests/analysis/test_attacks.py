@@ -25,7 +25,7 @@ from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Context, StepPlan, Task
 from fedblend.core.sharing import gather
-from fedblend.data.loaders.digits import Digits
+from fedblend.data.loaders.small import Digits
 from fedblend.data.scale import Scaler
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import SGD

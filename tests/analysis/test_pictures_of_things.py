@@ -45,16 +45,16 @@ def test_fer2013_with_columns_in_another_order(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda raw: raw[:-300], r"line 6 is truncated or damaged: it must hold three columns"),
-        (lambda raw: raw.replace(b"\n1,", b"\n1,7 "), "line 3 .* holds 2305 pixels; expected 2304"),
-        (lambda raw: raw.replace(b"\n1,", b"\n1,x"), "line 3 .* holds other than numbers"),
+        (lambda raw: raw[:-300], r"line 6 is truncated or damaged: it must have three columns"),
+        (lambda raw: raw.replace(b"\n1,", b"\n1,7 "), "line 3 .* has 2305 pixels; expected 2304"),
+        (lambda raw: raw.replace(b"\n1,", b"\n1,x"), "line 3 .* has words that are no numbers"),
         (
             lambda raw: re.sub(rb"\n1,\d+", b"\n1,256", raw),
-            "line 3 holds pixels that are no whole numbers from 0 to 255",
+            "line 3 has pixels that are no whole numbers from 0 to 255",
         ),
-        (lambda raw: re.sub(rb"\n1,\d+", b"\n1,1.5", raw), "line 3 holds pixels that are no whole"),
+        (lambda raw: re.sub(rb"\n1,\d+", b"\n1,1.5", raw), "line 3 has pixels that are no whole"),
         (lambda raw: re.sub(rb"\n1,\d+", b"\n1,nan", raw), "line 3 "),
-        (lambda raw: raw.replace(b"\n1,", b"\n7,"), "line 3 holds the emotion '7'; valid: 0 to 6"),
+        (lambda raw: raw.replace(b"\n1,", b"\n7,"), "line 3 has the emotion '7'; valid: 0 to 6"),
         (lambda raw: raw.replace(b"Usage", b"Use"), "has the columns emotion, pixels, use; expected"),
         (lambda raw: raw.replace(b"PublicTest", b"Public"), "line 5 is truncated or damaged"),
         (lambda raw: raw[: raw.index(b"\n4,")].replace(b"PublicTest", b"Training"), "holds no samples of the kind"),
@@ -140,13 +140,17 @@ def test_voc_of_one_list_draws_pictures_not_objects(pictures):
         ),
         ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmin>3", b"<xmin>"), "four numbers are expected"),
         ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmin>3", b"<xmin>nan"), "four numbers are expected"),
-        ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmin>3", b"<xmin>11"), "no maximum below its minimum"),
-        ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmax>10", b"<xmax>41"), "is of 40 x 30 pixels, but"),
-        ("Annotations/000001.xml", lambda raw: raw.replace(b"000001", b"000002"), "tells of the picture '000002.jpg'"),
+        (
+            "Annotations/000001.xml",
+            lambda raw: raw.replace(b"<xmin>3", b"<xmin>11"),
+            "each maximum at least its min",
+        ),
+        ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmax>10", b"<xmax>41"), "has 40 x 30 pixels, but"),
+        ("Annotations/000001.xml", lambda raw: raw.replace(b"000001", b"000002"), "describes the image '000002.jpg'"),
         ("Annotations/000001.xml", lambda raw: b'<!DOCTYPE a [<!ENTITY b "c">]>' + raw, "holds a declaration"),
-        ("JPEGImages/000001.jpg", lambda raw: raw[:200], "000001.jpg: is damaged or no picture"),
+        ("JPEGImages/000001.jpg", lambda raw: raw[:200], "000001.jpg: is damaged or no image"),
         ("ImageSets/Main/test.txt", lambda raw: b"000001\n", "'000001' is in trainval.txt and in test.txt"),
-        ("ImageSets/Main/test.txt", lambda raw: b"../secret\n", "which is no picture's name"),
+        ("ImageSets/Main/test.txt", lambda raw: b"../secret\n", "which is no image's name"),
         ("ImageSets/Main/test.txt", lambda raw: b"000009\n", "000009.xml: is missing"),
     ],
 )
@@ -159,7 +163,7 @@ def test_voc_damaged(pictures, file, damage, told):
 def test_real_voc():
     folder = real("VOCdevkit/VOC2007")
     data = load("voc2007", folder=folder)
-    things = [one for path in sorted((folder / "Annotations").glob("*.xml")) for one in voc.read_things(path, False)]
+    things = [one for path in sorted((folder / "Annotations").glob("*.xml")) for one in voc.read_objects(path, False)]
     counts = torch.bincount(torch.cat([data.train.y, data.test.y]), minlength=20)
     assert len(data.train) + len(data.test) == len(things) == 53
     assert counts.tolist() == np.bincount([one.label for one in things], minlength=20).tolist()

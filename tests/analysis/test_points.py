@@ -35,7 +35,7 @@ from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.state import RunState
-from fedblend.data.loaders.toy import Toy
+from fedblend.data.loaders.small import Toy
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint

@@ -20,7 +20,7 @@ from fedblend.experiment.config import resolve
 from fedblend.methods.objectives.fedmix import FedMix
 from fedblend.methods.objectives.mixup import LocalMix
 from fedblend.methods.sharing.means import SharedMeans
-from fedblend.models.images import MLP
+from fedblend.models.cnn import MLP
 
 REQUIRED = {
     ("dataset", "npz"): {"path": "some.npz"},

@@ -1,4 +1,4 @@
-"""Data files that are damaged, of a wrong form or not there end in one message."""
+"""Damaged, wrong and missing data files give one message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_nan() -> np.ndarray:
         (arrays(x=np.ones((39, 5))), ("'x'", "[39, 5]", "40 entries")),
         (arrays(x=np.ones((40, 0))), ("'x'", "[40, 0]")),
         (arrays(x=None), ("no array 'x'", "are needed")),
-        (arrays(y=np.arange(40) - 1), ("labels in 'y' reach from -1", "valid: ")),
+        (arrays(y=np.arange(40) - 1), ("labels in 'y' are from -1", "valid: ")),
         (arrays(y=np.ones((40, 2), int)), ("'y'", "[40, 2]", "valid: ")),
         (arrays(split=["train"] * 39 + ["tset"]), ("'split' holds 'tset'", "'test'")),
         (arrays(split=["train"] * 40), ("test half", "empty")),
@@ -57,11 +57,11 @@ def test_arrays_of_a_wrong_shape_or_content(given: dict[str, Any], words: tuple[
 
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.99])
-def test_an_archive_cut_short(share: float, compressed: bool) -> None:
+def test_a_truncated_archive(share: float, compressed: bool) -> None:
     (np.savez_compressed if compressed else np.savez)("cut.npz", **arrays())
     raw = Path("cut.npz").read_bytes()
     Path("cut.npz").write_bytes(raw[: int(share * len(raw))])
-    refused_at_once(run({"data": {"name": "npz", "path": "cut.npz"}}), "cut.npz", "not a sound .npz archive")
+    refused_at_once(run({"data": {"name": "npz", "path": "cut.npz"}}), "cut.npz", "no valid .npz archive")
 
 
 def test_an_archive_with_a_flipped_byte() -> None:
@@ -72,7 +72,7 @@ def test_an_archive_with_a_flipped_byte() -> None:
     refused_at_once(run({"data": {"name": "npz", "path": "flipped.npz"}}), "flipped.npz")
 
 
-def test_files_that_are_not_there() -> None:
+def test_missing_files() -> None:
     refused_at_once(run({"data": {"name": "npz", "path": "nowhere.npz"}}), "data.path: ", "/nowhere.npz'", "existing")
     refused_at_once(run({"data": "npz"}), "path", "missing")
     refused_at_once(run({"data": {"name": "npz", "path": "."}}), "path", "folder")
@@ -99,7 +99,7 @@ def idx(*shape: int) -> bytes:
         ("t10k-labels-idx1-ubyte", lambda raw: idx(20, 28, 28), ("0x00000801",)),
     ],
 )
-def test_an_idx_file_cut_short_or_mixed_up(name: str, damage: Callable[[bytes], bytes], words: tuple[str, ...]) -> None:
+def test_a_truncated_or_wrong_idx_file(name: str, damage: Callable[[bytes], bytes], words: tuple[str, ...]) -> None:
     folder = Path("mnist")
     folder.mkdir()
     for half in ("train", "t10k"):

@@ -1,4 +1,4 @@
-"""What all data sets in their publishers' formats have in common."""
+"""Tests of all data sets in their publishers' formats."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OURS = ("cifar10", "cifar100", "emnist", "femnist", "fer2013", "har", "heart", "
 @pytest.mark.parametrize("name", OURS)
 def test_without_data_the_message_names_files_address_and_place(name, monkeypatch, tmp_path):
     monkeypatch.delenv("FEDBLEND_DATA", raising=False)
-    told = refused(r"\$FEDBLEND_DATA is not set", name)
-    assert re.search(r"take them from http\S+", told)
-    assert re.search(r"put them into .+/ under the folder that \$FEDBLEND_DATA names", told)
+    message = refused(r"\$FEDBLEND_DATA is not set", name)
+    assert re.search(r"get them from http\S+", message)
+    assert re.search(r"put them into .+/ under the folder that \$FEDBLEND_DATA names", message)
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
     assert str(tmp_path) in refused("they are not in", name)
 

@@ -1,4 +1,4 @@
-"""EMNIST: its arrangements, upright."""
+"""EMNIST: its splits, and the transposed images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def write_emnist(folder: Path, split: str, labels: np.ndarray, ending: str = "") -> np.ndarray:
-    """Files as the publisher has them; the pictures as they should be read, upright."""
+    """Files in the publisher's format; returns the images as they should be loaded."""
     pictures = np.random.default_rng(0).integers(0, 256, (len(labels), 28, 28), np.uint8)
     pack = gzip.compress if ending else bytes
     for half in ("train", "test"):
@@ -33,7 +33,7 @@ def write_emnist(folder: Path, split: str, labels: np.ndarray, ending: str = "")
 
 
 @pytest.mark.parametrize(("ending", "split", "first"), [("", "balanced", 0), (".gz", "letters", 1)])
-def test_emnist_stands_upright(tmp_path, ending, split, first):
+def test_emnist_is_transposed(tmp_path, ending, split, first):
     classes = len(emnist.CLASSES[split])
     pictures = write_emnist(tmp_path, split, np.arange(classes) + first, ending)
     data = load("emnist", folder=tmp_path, split=split)
@@ -42,20 +42,20 @@ def test_emnist_stands_upright(tmp_path, ending, split, first):
     assert (data.name, data.outputs) == (f"emnist-{split}", classes)
 
 
-def test_emnist_arrangements():
+def test_emnist_classes():
     assert {name: len(classes) for name, classes in emnist.CLASSES.items()} == {
         "balanced": 47, "byclass": 62, "bymerge": 47, "letters": 26, "digits": 10, "mnist": 10,
     }  # fmt: skip
     # The labels that the publisher's mapping gives: 10 is A, 36 is a; of the merged ones 38 is d, 46 is t.
-    assert [emnist.ALL[i] for i in (10, 36)] == ["A", "a"]
+    assert [emnist.CHARACTERS[i] for i in (10, 36)] == ["A", "a"]
     assert [emnist.CLASSES["balanced"][i] for i in (36, 38, 46)] == ["a", "d", "t"]
 
 
-def test_emnist_of_another_arrangement(tmp_path):
+def test_emnist_of_another_split(tmp_path):
     write_emnist(tmp_path, "letters", np.arange(26))
-    refused("holds the label 0; valid: 1 to 26", "emnist", folder=tmp_path, split="letters")
+    refused("has the label 0; valid: 1 to 26", "emnist", folder=tmp_path, split="letters")
     write_emnist(tmp_path, "letters", np.arange(47))
-    refused("holds the label 46; valid: 0 to 26", "emnist", folder=tmp_path, split="letters")
+    refused("has the label 46; valid: 0 to 26", "emnist", folder=tmp_path, split="letters")
     refused("holds no emnist-balanced-train-images-idx3-ubyte", "emnist", folder=tmp_path)
 
 

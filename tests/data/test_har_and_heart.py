@@ -33,7 +33,7 @@ def motions():
     return x[order], y, who, split, of[order]
 
 
-def test_har_recordings_are_found_whatever_the_order(motions):
+def test_har_recordings_in_any_order(motions):
     x, _, _, _, of = motions
     found = har.recordings(x)
     assert len(np.unique(found)) == 16
@@ -59,7 +59,7 @@ def test_har_archive_never_tests_on_a_recording_of_training(tmp_path, motions):
     alone = load("har", path=tmp_path / "h.npz", person=8)
     assert set(alone.train.client.tolist()) == set(alone.test.client.tolist()) == {1}
     assert torch.equal(alone.test.x, data.test.x[torch.from_numpy(data.test.client == 1)])
-    refused(r"data.person: 4 is nobody in .*; valid: \[3, 8\]", "har", path=tmp_path / "h.npz", person=4)
+    refused(r"data.person: 4 is not in .*; valid: \[3, 8\]", "har", path=tmp_path / "h.npz", person=4)
 
 
 def publish(folder: Path, motions: tuple, features: bool = True) -> None:
@@ -92,21 +92,21 @@ def test_har_of_the_publisher(tmp_path, motions):
 
 
 @pytest.mark.parametrize(
-    ("file", "damage", "told"),
+    ("file", "damage", "message"),
     [
-        ("train/y_train.txt", lambda raw: b"7" + raw[1:], "y_train.txt: holds the label 7.0; valid: 1 to 6"),
-        ("train/y_train.txt", lambda raw: raw[2:], "windows, but .*y_train.txt holds"),
-        ("test/subject_test.txt", lambda raw: raw[:-2] + b"x\n", "holds other than numbers"),
+        ("train/y_train.txt", lambda raw: b"7" + raw[1:], "y_train.txt: has the label 7.0; valid: 1 to 6"),
+        ("train/y_train.txt", lambda raw: raw[2:], "windows, but .*y_train.txt has"),
+        ("test/subject_test.txt", lambda raw: raw[:-2] + b"x\n", "must hold only numbers"),
         ("test/Inertial Signals/total_acc_y_test.txt", lambda raw: raw[:-30], "is truncated or another file"),
-        ("test/Inertial Signals/total_acc_y_test.txt", lambda raw: b"", "holds other than numbers"),
+        ("test/Inertial Signals/total_acc_y_test.txt", lambda raw: b"", "must hold only numbers"),
         ("test/Inertial Signals/total_acc_y_test.txt", lambda raw: b"\xff" + raw, "is no plain text"),
         ("test/X_test.txt", lambda raw: raw[raw.index(b"\n") + 1 :], "but there are .* labels"),
     ],
 )
-def test_har_damaged(tmp_path, motions, file, damage, told):
+def test_har_damaged(tmp_path, motions, file, damage, message):
     publish(tmp_path, motions)
     change(tmp_path / file, damage)
-    refused(told, "har", path=tmp_path)
+    refused(message, "har", path=tmp_path)
 
 
 def test_har_without_features(tmp_path, motions):
@@ -115,20 +115,20 @@ def test_har_without_features(tmp_path, motions):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"x": np.zeros((4, 6, 128))}, r"'x' is float64 of shape \[4, 6, 128\]; expected floats \[4, 9, 128\]"),
-        ({"y": np.array([1, 2, 3, 6])}, "holds the label 6; valid: 0 to 5"),
+        ({"y": np.array([1, 2, 3, 6])}, "has the label 6; valid: 0 to 5"),
         ({"client": np.zeros(4)}, "'client' is float64"),
-        ({"split": np.array(["train", "test", "train", "valid"])}, "'split' holds other than train and test"),
+        ({"split": np.array(["train", "test", "train", "valid"])}, "'split' must hold only 'train' and 'test'"),
         ({"x": np.full((4, 9, 128), np.nan)}, "NaN or infinity"),
     ],
 )
-def test_har_archive_damaged(tmp_path, changes, told):
+def test_har_archive_damaged(tmp_path, changes, message):
     good = {"x": np.random.default_rng(0).random((4, 9, 128)), "y": np.zeros(4, int), "client": np.ones(4, int),
             "split": np.array(["train", "test"] * 2)}  # fmt: skip
     np.savez(tmp_path / "h.npz", **{**good, **changes})
-    refused(told, "har", path=tmp_path / "h.npz")
+    refused(message, "har", path=tmp_path / "h.npz")
 
 
 def test_real_har():
@@ -181,16 +181,16 @@ def test_heart_means_are_of_training_patients_only():
     assert x[:, names.index("age")].tolist() == [0, 0, 0]  # nobody has it
 
 
-def test_heart_one_hospital_has_the_same_test(hospitals):
+def test_one_hospital_has_the_same_test_patients(hospitals):
     data, va = load("heart", folder=hospitals), load("heart", folder=hospitals, hospital="va")
     assert torch.equal(va.test.x, data.test.x[torch.from_numpy(data.test.client == 3)])
     assert set(va.train.client.tolist()) == {3}
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
-        (lambda raw: raw[:-9], "va.data: line 9 is truncated or of another file: 12 values; expected 14"),
+        (lambda raw: raw[:-9], "va.data: line 9 is truncated, or a line of another file: 12 values; expected 14"),
         (lambda raw: raw.replace(b"63", b"163"), "line 2: age is '163'; valid: 1 to 120"),
         (lambda raw: raw.replace(b"41,0,", b"41,2,", 1), r"line 1: sex is '2'; valid: 0, 1, or \? where missing"),
         (lambda raw: raw.replace(b"172", b"fast", 1), "line 1: thalach is 'fast'"),
@@ -201,9 +201,9 @@ def test_heart_one_hospital_has_the_same_test(hospitals):
         (lambda raw: raw.replace(b"63", b"62", 4), "processed.va.data: is the same file as processed.switzerland.data"),
     ],
 )
-def test_heart_damaged(hospitals, damage, told):
+def test_heart_damaged(hospitals, damage, message):
     change(hospitals / "processed.va.data", damage)
-    refused(told, "heart", folder=hospitals)
+    refused(message, "heart", folder=hospitals)
 
 
 def test_real_heart():

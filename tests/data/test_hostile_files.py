@@ -1,4 +1,4 @@
-"""Data files made to do harm, or damaged in ways that readers do not foresee, end in one message."""
+"""Malicious and unusually damaged data files give one message."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from PIL import Image
 from fedblend.core.errors import FedblendError
 from fedblend.data.loaders import voc
 from fedblend.data.loaders.image_folder import FORMATS, ImageFolder
-from fedblend.data.loaders.plain_pickle import read_plain
 
 # Archives --------------------------------------------------------------------------------------------------
 
 X, Y = np.arange(20 * 9, dtype=np.uint8).reshape(20, 3, 3), np.arange(20) % 4
 
 
-def told_of(path: Path, words: str) -> str:
-    """The message, of one line, with which an archive is refused."""
-    told = refused(words, "npz", path=path)
-    assert told.startswith(f"{path}: ")
-    assert "\n" not in told
-    return told
+def message_of(path: Path, words: str) -> str:
+    """The error message for an archive, which must be one line."""
+    message = refused(words, "npz", path=path)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message
 
 
 def npy(header: str) -> bytes:
@@ -37,7 +36,7 @@ def npy(header: str) -> bytes:
 
 
 def with_member(path: Path, raw: bytes) -> Path:
-    """An archive whose x is ``raw``; its y is sound."""
+    """An archive whose x is ``raw``, with a valid y."""
     sound = io.BytesIO()
     np.save(sound, Y)
     with zipfile.ZipFile(path, "w") as archive:
@@ -50,28 +49,28 @@ def with_member(path: Path, raw: bytes) -> Path:
     ("raw", "words"),
     [
         (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000000,)}"), "1000000000000000000,"),
-        (npy(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({10**30},)}}"), "not a sound .npz archive"),
+        (npy(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({10**30},)}}"), "no valid .npz archive"),
         (npy("(("), "multi-line statement"),
-        (npy("if 1:\n  a\n b"), "not a sound .npz archive"),
+        (npy("if 1:\n  a\n b"), "no valid .npz archive"),
         (npy("x" * 20_000), "Header info length"),
         (npy("{'descr': 'O', 'fortran_order': False, 'shape': (20,)}"), "holds objects; save plain numbers or text"),
         (b"no array at all", "'x' is no array"),
-        (b"", "not a sound .npz archive"),
+        (b"", "no valid .npz archive"),
     ],
     ids=["huge", "beyond all numbers", "no Python", "no Python either", "long", "objects", "other bytes", "empty"],
 )
-def test_a_member_that_is_no_sound_array(tmp_path: Path, raw: bytes, words: str) -> None:
-    told_of(with_member(tmp_path / "a.npz", raw), words)
+def test_an_invalid_member(tmp_path: Path, raw: bytes, words: str) -> None:
+    message_of(with_member(tmp_path / "a.npz", raw), words)
 
 
-def test_half_of_an_archive_that_is_no_array(tmp_path: Path) -> None:
+def test_a_half_that_is_no_array(tmp_path: Path) -> None:
     sound = io.BytesIO()
     np.save(sound, Y)
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         for name in ("x_train", "x_test", "y_train"):
             archive.writestr(f"{name}.npy", sound.getvalue())
         archive.writestr("y_test.npy", b"no array at all")
-    told_of(tmp_path / "a.npz", "'y_test' is no array")
+    message_of(tmp_path / "a.npz", "'y_test' is no array")
 
 
 @pytest.mark.parametrize(
@@ -88,13 +87,13 @@ def test_members_that_zipfile_cannot_read(tmp_path: Path, local: int, central: i
             raw[at + offset] = value
             at = raw.find(sign, at + 4)
     (tmp_path / "a.npz").write_bytes(raw)
-    told_of(tmp_path / "a.npz", words)
+    message_of(tmp_path / "a.npz", words)
 
 
-def test_an_array_whose_name_is_of_two_lines(tmp_path: Path) -> None:
+def test_an_array_name_with_a_line_break(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("clien\nt.npy", b"")
-    told_of(tmp_path / "a.npz", r"'clien\\nt' is unknown")
+    message_of(tmp_path / "a.npz", r"'clien\\nt' is unknown")
 
 
 @pytest.mark.parametrize(
@@ -108,53 +107,10 @@ def test_an_array_whose_name_is_of_two_lines(tmp_path: Path) -> None:
         ("split", np.array([b"\xff"] * 20), "'split' is .*; valid: 0 or 'train'"),
     ],
 )
-def test_names_that_are_no_row_of_text(tmp_path: Path, name: str, array: np.ndarray, words: str) -> None:
+def test_names_that_are_no_list_of_text(tmp_path: Path, name: str, array: np.ndarray, words: str) -> None:
     for y in (Y, np.array(list("abcd") * 5)):
         np.savez(tmp_path / "a.npz", **{"x": X, "y": y, "client": Y, name: array})
-        told_of(tmp_path / "a.npz", words)
-
-
-# Pickles ---------------------------------------------------------------------------------------------------
-
-
-def doubled(times: int, pair: bytes = b"h%ch%c\x86") -> bytes:
-    """Opcodes that make a tuple of one thing twice, a tuple of this twice, and so on: so many times."""
-    return b"K\x01q\x00" + b"".join(pair % (i, i) + b"q%c" % (i + 1) for i in range(times))
-
-
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [
-        (doubled(12) + b".", "over and over, to more than the file's own size"),
-        (b"]q\x20" + doubled(12, b"](h%ch%ce") + b".", "over and over"),
-        (doubled(12) + b"}h\x0cK\x01s.", "a tuple as a key"),
-        (doubled(12) + b"(h\x0cK\x01d.", "a tuple as a key"),
-        (doubled(12) + b"\x8c\x01a\x93.", "a tuple where a text should be"),
-        (doubled(12) + b"cnumpy\ndtype\nh\x0c\x85R.", "a tuple where a text should be"),
-        (
-            b"X\x64\x00\x00\x00" + b"a" * 100 + b"q\x00" + b"c_codecs\nencode\nq\x01" + b"h\x01h\x00\x85R" * 12 + b".",
-            "over and over",
-        ),
-        (b"]q\x00h\x00a.", "is damaged or no pickle"),
-    ],
-    ids=["tuples", "lists", "key", "key at once", "name", "type", "bytes", "a list in itself"],
-)
-def test_a_pickle_that_tells_the_same_over_and_over(tmp_path: Path, raw: bytes, words: str) -> None:
-    (tmp_path / "some").write_bytes(b"\x80\x04" + raw)
-    with pytest.raises(FedblendError, match=words):
-        read_plain(tmp_path / "some")
-
-
-def test_a_pickle_that_names_what_is_of_two_lines(tmp_path: Path) -> None:
-    (tmp_path / "some").write_bytes(b"\x80\x04\x8c\x03o\ns\x8c\x05mkdir\x93.")
-    with pytest.raises(FedblendError) as caught:
-        read_plain(tmp_path / "some")
-    assert r"it asks for 'o\ns.mkdir', which" in str(caught.value)
-
-
-def test_what_a_pickle_tells_twice_is_read_twice(tmp_path: Path) -> None:
-    (tmp_path / "some").write_bytes(b"\x80\x02](K\x01K\x02eq\x00h\x00\x86.")
-    assert read_plain(tmp_path / "some") == ([1, 2], [1, 2])
+        message_of(tmp_path / "a.npz", words)
 
 
 # Annotations -----------------------------------------------------------------------------------------------
@@ -173,25 +129,25 @@ ENTITY = '<!DOCTYPE a [<!ENTITY b "000001">]><annotation><filename>&b;.jpg</file
     ],
     ids=["plain", "utf-16", "utf-16 declared", "utf-8 with a mark", "from elsewhere"],
 )
-def test_an_annotation_that_declares_is_refused_in_every_encoding(tmp_path: Path, raw: bytes) -> None:
+def test_a_document_type_is_an_error_in_every_encoding(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "000001.xml").write_bytes(raw)
     with pytest.raises(FedblendError, match="holds a declaration"):
-        voc.read_things(tmp_path / "000001.xml", difficult=False)
+        voc.read_objects(tmp_path / "000001.xml", difficult=False)
 
 
-def test_nothing_is_read_of_what_is_declared(tmp_path: Path) -> None:
+def test_a_document_type_is_not_read(tmp_path: Path) -> None:
     # What follows the beginning of the document type is no XML at all, which a parser that went on would find.
     (tmp_path / "000001.xml").write_bytes(b"<!DOCTYPE a [ & <<< ]>")
     with pytest.raises(FedblendError, match="holds a declaration"):
-        voc.read_things(tmp_path / "000001.xml", difficult=False)
+        voc.read_objects(tmp_path / "000001.xml", difficult=False)
 
 
 @pytest.mark.parametrize("encoding", ["utf-7", "nothing", "cp037"])
-def test_an_annotation_in_an_encoding_that_cannot_be_read(tmp_path: Path, encoding: str) -> None:
+def test_an_annotation_in_an_unreadable_encoding(tmp_path: Path, encoding: str) -> None:
     text = "<annotation><filename>000001.jpg</filename></annotation>"
     (tmp_path / "000001.xml").write_text(f'<?xml version="1.0" encoding="{encoding}"?>{text}')
     with pytest.raises(FedblendError, match="is truncated or no XML"):
-        voc.read_things(tmp_path / "000001.xml", difficult=False)
+        voc.read_objects(tmp_path / "000001.xml", difficult=False)
 
 
 # Pictures --------------------------------------------------------------------------------------------------
@@ -207,7 +163,7 @@ def picture(path: Path, kind: str) -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The EPS files that are handed to Ghostscript; none is run."""
+    """The EPS files passed to Ghostscript, which is not run."""
     from PIL import EpsImagePlugin
 
     handed: list[str] = []
@@ -220,23 +176,23 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return handed
 
 
-def test_a_folder_gives_no_eps_to_ghostscript(tmp_path: Path, seen: list[str]) -> None:
+def test_image_folder_does_not_run_ghostscript(tmp_path: Path, seen: list[str]) -> None:
     picture(tmp_path / "a" / "0.jpg", "JPEG")
     picture(tmp_path / "a" / "1.jpg", "EPS")
-    with pytest.raises(FedblendError, match=r"1.jpg: is damaged or no picture \(valid: PNG, JPEG, .*\); mend it"):
+    with pytest.raises(FedblendError, match=r"1.jpg: is damaged or no image \(valid: PNG, JPEG, .*\); repair"):
         ImageFolder(path=str(tmp_path)).load()
     assert not seen
 
 
-def test_voc_gives_no_eps_to_ghostscript(tmp_path: Path, seen: list[str]) -> None:
+def test_voc_does_not_run_ghostscript(tmp_path: Path, seen: list[str]) -> None:
     picture(tmp_path / "0.jpg", "EPS")
-    with pytest.raises(FedblendError, match=r"0.jpg: is damaged or no picture \(valid: JPEG, PNG\); fetch it anew"):
-        voc.Voc2007()._cut(tmp_path / "0.jpg", [])
+    with pytest.raises(FedblendError, match=r"0.jpg: is damaged or no image \(valid: JPEG, PNG\); download it again"):
+        voc.Voc2007()._cut_out(tmp_path / "0.jpg", [])
     assert not seen
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_folder_reads_all_formats_of_its_endings(tmp_path: Path, kind: str) -> None:
+def test_image_folder_reads_all_formats_of_its_suffixes(tmp_path: Path, kind: str) -> None:
     for name in ("0", "1"):
         # A format goes by the file, not by its name.
         picture(tmp_path / "a" / f"{name}.png", kind)
@@ -248,8 +204,8 @@ def test_a_folder_reads_all_formats_of_its_endings(tmp_path: Path, kind: str) ->
 @pytest.mark.filterwarnings("ignore:Truncated File Read")
 @pytest.mark.parametrize("damage", [lambda raw: raw[:60], lambda raw: raw[:-30], lambda raw: b""])
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
-def test_a_picture_cut_short(tmp_path: Path, kind: str, damage: Callable[[bytes], bytes]) -> None:
+def test_a_truncated_image(tmp_path: Path, kind: str, damage: Callable[[bytes], bytes]) -> None:
     picture(tmp_path / "a" / "0.png", kind)
     change(tmp_path / "a" / "0.png", damage)
-    with pytest.raises(FedblendError, match=r"0.png: is damaged or no picture"):
+    with pytest.raises(FedblendError, match=r"0.png: is damaged or no image"):
         ImageFolder(path=str(tmp_path)).load()

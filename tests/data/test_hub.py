@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "set"
 
 
-def test_pictures_labels_and_writers(folder):
+def test_images_labels_and_writers(folder):
     data = load(folder, client="writer")
     for half, samples in (("train", data.train), ("test", data.test)):
         assert np.array_equal(samples.x[:, 0].numpy(), np.load(folder.parent / f"{half}.npy"))
@@ -50,14 +50,14 @@ def test_pictures_labels_and_writers(folder):
     assert (data.classes, data.client_names, data.kind) == (("nought", "one"), ("a", "b", "c"), "image")
 
 
-def test_a_folder_named_in_a_file_lies_beside_it(folder):
+def test_a_folder_is_relative_to_the_experiment_file(folder):
     named = FromFile.of(folder.name, str(folder.parent))
 
     assert build("dataset", {"name": "hub", "dataset": named}).dataset == str(folder)
     assert build("dataset", {"name": "hub", "dataset": FromFile.of("a/name", "/")}).dataset == "a/name"
 
 
-def test_without_a_split_to_test_on_a_half_is_drawn(folder):
+def test_without_a_test_split_a_half_is_drawn(folder):
     data = load(folder, client="writer", test="", test_share=0.5)
     assert [len(data.train), len(data.test)] == [6, 6]
     assert np.bincount(data.test.client).tolist() == [2, 2, 2]
@@ -65,20 +65,20 @@ def test_without_a_split_to_test_on_a_half_is_drawn(folder):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"client": "writers"}, r"data.client: there is no column 'writers' \(did you mean 'writer'\?\)"),
         ({"label": "writer2"}, "data.label: there is no column"),
-        ({"test": "validation"}, "cannot have the splits train, validation"),
-        ({"subset": "other"}, "cannot have the splits train, test"),
+        ({"test": "validation"}, "cannot load the splits train, validation"),
+        ({"subset": "other"}, "cannot load the splits train, test"),
     ],
 )
-def test_what_is_not_there(folder, options, told):
-    with pytest.raises(FedblendError, match=told):
+def test_unknown_columns_splits_and_subsets(folder, options, message):
+    with pytest.raises(FedblendError, match=message):
         load(folder, **options)
 
 
-def test_nothing_there_and_nothing_installed(tmp_path, monkeypatch):
+def test_without_flwr_datasets(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with pytest.raises(FedblendError, match=r'pip install "fedblend\[hub\]"'):
         load(tmp_path)

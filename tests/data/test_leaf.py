@@ -27,7 +27,7 @@ def scanned(n: int, seed: int) -> tuple[np.ndarray, list, list]:
     return pictures, (pictures.reshape(n, -1) / 255).round(6).tolist(), list(range(seed, seed + n))
 
 
-def test_femnist_of_leaf_keeps_pixels_and_writers(tmp_path):
+def test_leaf_femnist_keeps_pixels_and_writers(tmp_path):
     (a, ax, ay), (b, bx, by) = scanned(3, 0), scanned(2, 50)
     leaf(tmp_path, "train", {"f0002_01": (ax, ay)})
     leaf(tmp_path, "train", {"f0001_40": (bx, by)}, number=1)
@@ -42,7 +42,7 @@ def test_femnist_of_leaf_keeps_pixels_and_writers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda p, x, y: leaf(p, "train", {"w": (x, y)}, num_samples=[4]), "user 'w' has 4 samples by num_samples"),
         (lambda p, x, y: leaf(p, "train", {"w": (x, y)}, users=["v"]), "they must be the same users"),
@@ -50,18 +50,18 @@ def test_femnist_of_leaf_keeps_pixels_and_writers(tmp_path):
         (lambda p, x, y: leaf(p, "train", {"w": ([v[:-1] for v in x], y)}), "no lists of 784 numbers"),
         (lambda p, x, y: leaf(p, "train", {"w": ([[255 * n for n in v] for v in x], y)}), "pixels are from 0 to 1"),
         (lambda p, x, y: leaf(p, "train", {"w": ([[float("nan")] * 784] * 3, y)}), "pixels are from 0 to 1"),
-        (lambda p, x, y: leaf(p, "train", {"w": (x, [60, 61, 62])}), "other than labels 0 to 61"),
+        (lambda p, x, y: leaf(p, "train", {"w": (x, [60, 61, 62])}), "y must hold labels from 0 to 61 only"),
         (lambda p, x, y: leaf(p, "train", {"w": (["speech"] * 3, y)}), "another data set's file"),
-        (lambda p, x, y: leaf(p, "train", {"w": (x[:2], y[:2])}, number=1), "of whom another file told"),
+        (lambda p, x, y: leaf(p, "train", {"w": (x[:2], y[:2])}, number=1), "who is in another file too"),
         (lambda p, x, y: leaf(p, "test", {"w": (x, y)}), "is the same file as train"),
     ],
 )
-def test_femnist_of_leaf_damaged(tmp_path, spoil, told):
+def test_leaf_femnist_damaged(tmp_path, spoil, message):
     _, x, y = scanned(3, 0)
     leaf(tmp_path, "train", {"w": (x, y)})
     leaf(tmp_path, "test", {"w": (x[:1], y[:1])})
     spoil(tmp_path, x, y)
-    assert str(tmp_path) in refused(told, "femnist", path=tmp_path)
+    assert str(tmp_path) in refused(message, "femnist", path=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,17 +79,17 @@ def test_leaf_truncated(tmp_path, damage):
 def test_femnist_archive(tmp_path):
     pictures, _, _ = scanned(6, 0)
     good = {"x": pictures[:, 0], "y": np.array([0, 61, 2, 3, 4, 5]), "client": np.array([0, 0, 0, 1, 1, 1]),
-            "split": np.array(["train", "train", "test"] * 2), "classes": np.array(emnist.ALL)}  # fmt: skip
+            "split": np.array(["train", "train", "test"] * 2), "classes": np.array(emnist.CHARACTERS)}  # fmt: skip
     np.savez(tmp_path / "femnist.npz", **good)
     data = load("femnist", path=tmp_path / "femnist.npz")
-    assert (data.name, data.train.y.tolist(), data.classes) == ("femnist", [0, 61, 3, 4], emnist.ALL)
+    assert (data.name, data.train.y.tolist(), data.classes) == ("femnist", [0, 61, 3, 4], emnist.CHARACTERS)
     np.savez(tmp_path / "a.npz", **{k: v for k, v in good.items() if k != "client"})
     refused("holds no array 'client'", "femnist", path=tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", **{**good, "x": pictures[:, 0, :27]})
     refused(r"is not FEMNIST: samples of shape \[1, 27, 28\]", "femnist", path=tmp_path / "b.npz")
 
 
-def test_real_femnist_is_the_same_in_both_forms():
+def test_real_femnist_is_equal_in_both_formats():
     archive, folder = load("femnist", path=real("femnist.npz")), load("femnist", path=real("leaf/femnist"))
     assert (len(archive.train), len(archive.test), len(archive.client_names)) == (14_708, 1_685, 105)
     assert len(folder.client_names) == 10
@@ -102,7 +102,7 @@ def test_real_femnist_is_the_same_in_both_forms():
             assert torch.equal(one.y[rows], other.y[same])
 
 
-def test_shakespeare_of_leaf(tmp_path):
+def test_leaf_shakespeare(tmp_path):
     text = "The quality of mercy is not strain'd, It droppeth as the gentle rain from heaven upon the place"
     x, y = [text[i : i + 80] for i in range(4)], [text[i + 80] for i in range(4)]
     leaf(tmp_path, "train", {"THE_MERCHANT_PORTIA": (x[:3], y[:3]), "A_ROLE": (x[:1], y[:1])})
@@ -112,11 +112,11 @@ def test_shakespeare_of_leaf(tmp_path):
     assert "".join(CHARACTERS[c] for c in data.train.x[1].tolist()) == text[1:81]
     assert [CHARACTERS[c] for c in data.train.y.tolist()] == [*y[:3], y[0]]
     assert data.train.client.tolist() == [1, 1, 1, 0]
-    for bad, told in (
+    for bad, message in (
         ((["short"], ["a"]), "x holds 'short', not a text of 80"),
         ((x[:1], ["ab"]), "y holds 'ab', not a text of 1"),
         ((["é" + x[0][1:]], y[:1]), "x holds 'é', which is none of LEAF's 80"),
         (([[0.5] * 784], [3]), "x holds list, not a text"),
     ):
         leaf(tmp_path, "train", {"ROLE": bad})
-        refused(told, "leaf-shakespeare", folder=tmp_path)
+        refused(message, "leaf-shakespeare", folder=tmp_path)

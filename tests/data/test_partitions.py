@@ -13,11 +13,10 @@ from fedblend.core.registry import build, known
 from fedblend.data import measures
 from fedblend.data.measures import class_counts, mean_divergence, noniid_measures, smoothed
 from fedblend.data.partitions import prepare
-from fedblend.data.partitions.classes import holdings
-from fedblend.data.partitions.deal import stable_order
-from fedblend.data.partitions.dirichlet import fitted, proportions
-from fedblend.data.partitions.sizes import apportion, largest
-from fedblend.data.picture import draw_split
+from fedblend.data.partitions.classes import draw_classes
+from fedblend.data.partitions.deal import apportion, largest, stable_order
+from fedblend.data.partitions.dirichlet import draw_proportions, fit_counts
+from fedblend.data.split_figure import draw_split
 
 LEVEL = np.arange(6000) % 10
 """Labels of 600 samples each of 10 classes."""
@@ -71,7 +70,7 @@ specs = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(specs, st.lists(st.integers(0, 4), min_size=1, max_size=200), st.integers(0, 3))
-def test_any_split_gives_a_sample_once_or_says_why_not(spec, labels, seed):
+def test_a_sample_goes_to_one_client_or_an_error_is_raised(spec, labels, seed):
     labels = np.array(labels)
     natural = labels * 3 + np.arange(len(labels)) % 2
     try:
@@ -92,7 +91,7 @@ def test_any_split_gives_a_sample_once_or_says_why_not(spec, labels, seed):
     assert np.array_equal(again.offsets, population.offsets)
 
 
-def test_another_seed_is_another_split():
+def test_another_seed_gives_another_partition():
     for spec in ("iid", "classes", "dirichlet", "lognormal", {"name": "mix2fld", "clients": 5}):
         assert not np.array_equal(split(spec, seed=1).order, split(spec, seed=2).order)
 
@@ -104,7 +103,7 @@ def test_iid_is_even():
 
 @pytest.mark.parametrize("samples", [None, 60, 61])
 @pytest.mark.parametrize("each", [1, 2, 3, 10])
-def test_classes_are_exact_and_level(samples, each):
+def test_classes_are_exact_and_balanced(samples, each):
     if samples == 61 and each == 10:
         samples = 65
     counts = table({"name": "classes", "clients": 23, "classes_per_client": each, "samples": samples})
@@ -120,7 +119,7 @@ def test_classes_are_exact_and_level(samples, each):
 
 
 def test_classes_of_fedmix():
-    """60 clients with 2 classes and 300 samples each: 12 holders a class, 150 samples a holding."""
+    """60 clients with 2 classes and 300 samples each: 12 clients a class, 150 samples of each."""
     labels = np.arange(60_000) % 10
     counts = table({"name": "classes", "clients": 60, "classes_per_client": 2, "samples": 300}, labels)
     assert sorted(set(counts.ravel())) == [0, 150]
@@ -129,28 +128,28 @@ def test_classes_of_fedmix():
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 12), st.data())
-def test_holdings_are_distinct_level_and_cover(clients, classes, data):
+def test_drawn_classes_are_distinct_and_balanced(clients, classes, data):
     each = data.draw(st.integers(1, classes))
-    held = holdings(clients, each, classes, np.random.default_rng(data.draw(st.integers(0, 9))))
+    held = draw_classes(clients, each, classes, np.random.default_rng(data.draw(st.integers(0, 9))))
     assert all(len(set(row)) == each for row in held.tolist())
     times = np.bincount(held.ravel(), minlength=classes)
     assert times.max() - times.min() <= 1
 
 
-def test_holdings_pair_all_classes():
-    held = holdings(2000, 2, 10, np.random.default_rng(0))
+def test_drawn_classes_include_all_pairs():
+    held = draw_classes(2000, 2, 10, np.random.default_rng(0))
     pairs = {tuple(sorted(row)) for row in held.tolist()}
     assert len(pairs) == 45
 
 
-def test_classes_that_no_sample_has_are_not_dealt():
+def test_classes_without_samples_are_not_drawn():
     counts = table({"name": "classes", "clients": 2, "classes_per_client": 2}, np.array([0, 0, 0, 2, 2]), 5)
     assert np.sort(counts[:, [0, 2]].ravel()).tolist() == [1, 1, 1, 2]
     assert counts.sum() == 5
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         (
             {"name": "iid", "clients": 6001},
@@ -158,37 +157,37 @@ def test_classes_that_no_sample_has_are_not_dealt():
         ),
         ({"name": "iid", "clients": 10, "samples": 601}, "partition.samples: .* valid: 1 to 600"),
         ({"name": "classes", "classes_per_client": 11}, "classes_per_client: 11 is more than the 10 .* valid: 1 to 10"),
-        ({"name": "classes", "samples": 1}, "partition.samples: 1 cannot come from 2 classes; valid: 2 or more"),
+        ({"name": "classes", "samples": 1}, "partition.samples: 1 samples cannot be of 2 classes; valid: 2 or more"),
         ({"name": "classes", "samples": 102}, "which has 600; valid: up to 100 samples a client"),
-        ({"name": "classes", "clients": 3001}, "partition.clients: 601 clients are to hold class"),
+        ({"name": "classes", "clients": 3001}, "partition.clients: 601 clients need class"),
         ({"name": "classes", "clients": 3001, "samples": 2}, "valid: fewer clients"),
         ({"name": "dirichlet", "clients": 601, "min_samples": 10}, "need 6,010, but there are 6,000; valid: up to 600"),
         ({"name": "dirichlet", "alpha": 0}, "partition.alpha: 0 is not valid"),
         (
             {"name": "dirichlet", "form": "class", "sizes": "equal"},
-            "partition: sizes = 'equal' goes with form = 'client'",
+            "partition: sizes = 'equal' needs form = 'client'",
         ),
-        ({"name": "lognormal", "sizes": "literal", "clients": 1000}, "'literal' draws for 1,000 clients come to"),
-        ({"name": "natural"}, "no clients of its own"),
+        ({"name": "lognormal", "sizes": "literal", "clients": 1000}, "'literal' draws for 1,000 clients need"),
+        ({"name": "natural"}, "the data set has no clients"),
         ({"name": "counts", "counts": []}, "partition.counts: is empty"),
         ({"name": "counts", "counts": [[1, 2]]}, r"row 0 is \[1, 2\]; valid: 10 numbers from 0 up"),
         ({"name": "counts", "counts": [[1] * 9 + [-1]]}, "row 0 is"),
-        ({"name": "counts", "counts": [[601] + [0] * 9]}, "asks for 601 samples of class 0, which has 600"),
+        ({"name": "counts", "counts": [[601] + [0] * 9]}, "needs 601 samples of class 0, which has 600"),
         ({"name": "mix2fld", "samples": 501}, "partition.samples: 501 do not leave .* such as 500"),
         ({"name": "mix2fld", "scarce_labels": 10}, "partition.scarce_labels: 10 of 2 samples; valid: 1 to 9"),
-        ({"name": "mix2fld", "clients": 50}, "partition.samples: asks for"),
+        ({"name": "mix2fld", "clients": 50}, "partition.samples: needs"),
         ({"name": "xormixfl", "targets": [10]}, r"partition.targets: \[10\] is not valid: labels from 0 to 9"),
     ],
 )
-def test_errors_name_field_value_and_what_is_valid(spec, told):
-    with pytest.raises(FedblendError, match=told):
+def test_errors_name_field_value_and_what_is_valid(spec, message):
+    with pytest.raises(FedblendError, match=message):
         split(spec)
 
 
-def test_numbers_to_predict_cannot_be_split_by_class():
+def test_regression_has_no_partition_by_class():
     data = data_of(np.linspace(0, 1, 100), classes=0)
     for name in ("classes", "dirichlet", "mix2fld", "xormixfl"):
-        with pytest.raises(FedblendError, match=f"partition '{name}': divides by class"):
+        with pytest.raises(FedblendError, match=f"partition '{name}': needs classes"):
             prepare(build("partition", name), data, 0)
     for name in ("iid", "lognormal"):
         assert prepare(build("partition", {"name": name, "clients": 5}), data, 0).sizes.sum() == 100
@@ -221,8 +220,8 @@ def test_dirichlet_by_class_divides_each_class():
 
 def test_fitted_keeps_the_proportions_where_they_add_up():
     p = np.array([[0.8, 0.2], [0.2, 0.8]])
-    assert fitted(p, np.array([10, 10]), np.array([10, 10])).tolist() == [[8, 2], [2, 8]]
-    assert fitted(np.eye(2), np.array([4, 8]), np.array([6, 6])).tolist() == [[4, 0], [2, 6]]
+    assert fit_counts(p, np.array([10, 10]), np.array([10, 10])).tolist() == [[8, 2], [2, 8]]
+    assert fit_counts(np.eye(2), np.array([4, 8]), np.array([6, 6])).tolist() == [[4, 0], [2, 6]]
 
 
 def test_lognormal_shares_have_a_long_tail():
@@ -273,7 +272,7 @@ def test_natural_clients():
     some = split({"name": "natural", "min_samples": 2, "clients": 1, "choose": "first"}, labels, 1, natural=natural)
     assert some.natural.tolist() == [5]
     assert some.order.tolist() == [0, 2]
-    with pytest.raises(FedblendError, match="3 clients wanted, but 2 hold min_samples = 2"):
+    with pytest.raises(FedblendError, match="3 clients are needed, but 2 have min_samples = 2"):
         split({"name": "natural", "min_samples": 2, "clients": 3}, labels, 1, natural=natural)
     chosen = {tuple(split({"name": "natural", "clients": 2}, labels, 1, s, natural).natural) for s in range(20)}
     assert len(chosen) > 2
@@ -318,14 +317,14 @@ def test_fraction_and_holdout_have_ranges(field, value):
 
 
 @pytest.mark.parametrize(
-    ("group", "told"), [([1, 1], "gives sample 1 2 times"), ([6000], "sample 6000; valid: 0 to 5999")]
+    ("group", "message"), [([1, 1], "gives sample 1 2 times"), ([6000], "sample 6000; valid: 0 to 5999")]
 )
-def test_a_partition_of_ones_own_is_checked(group, told):
+def test_a_user_partition_is_checked(group, message):
     class Own:
         def split(self, labels, classes, seed, natural):
             return Population.of([np.array(group)])
 
-    with pytest.raises(FedblendError, match=told):
+    with pytest.raises(FedblendError, match=message):
         prepare(Own(), data_of(LEVEL), 0)
 
 
@@ -341,12 +340,12 @@ def test_a_million_clients_take_seconds():
 
 @pytest.mark.parametrize("alpha", [1e-300, 1.0, 1.7e308])
 def test_proportions_add_up_where_a_draw_underflows_or_overflows(alpha):
-    drawn = proportions(50, np.full(5, 20), alpha, np.random.default_rng(0))
+    drawn = draw_proportions(50, np.full(5, 20), alpha, np.random.default_rng(0))
     assert drawn.sum(1) == pytest.approx(np.ones(50))
     assert (drawn >= 0).all()
 
 
-def test_shares_of_a_class_need_no_table_of_clients_by_clients():
+def test_even_shares_need_no_square_memory():
     population = split(
         {"name": "dirichlet", "clients": 60_000, "form": "class", "alpha": 0.05}, np.arange(300_000) % 3, 3
     )
@@ -356,7 +355,7 @@ def test_shares_of_a_class_need_no_table_of_clients_by_clients():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.5, 2.0]), max_size=30), st.integers(-1, 31))
-def test_the_largest_are_those_that_a_stable_sort_puts_first(values, number):
+def test_largest_equals_a_stable_sort(values, number):
     found = largest(np.array(values), number)
     assert sorted(found) == sorted(np.argsort(-np.array(values), kind="stable")[: max(0, number)])
 
@@ -368,7 +367,7 @@ def test_stable_order_is_numpys(most):
     assert len(stable_order(numbers[:0])) == 0
 
 
-def test_clients_looked_at_some_after_others_give_the_same(monkeypatch):
+def test_blocks_of_clients_change_nothing(monkeypatch):
     labels = np.random.default_rng(0).integers(0, 7, 5000)
     population = split({"name": "dirichlet", "clients": 100, "alpha": 0.1}, labels, 7)
     counts = class_counts(population, labels, 7)
@@ -415,7 +414,7 @@ def test_measures_by_hand():
     assert noniid_measures(counts[2:]) == {}
 
 
-def test_measures_of_one_split_into_likes_are_zero():
+def test_measures_of_equal_clients_are_zero():
     found = noniid_measures(np.full((5, 3), 7))
     assert found["divergence"] == pytest.approx(0, abs=1e-12)
     assert found["distance"] == 0

@@ -30,7 +30,7 @@ NUMBERS = torch.randn(50, 4, generator=RNG) * torch.tensor([1.0, 10.0, 0.1, 0.0]
 
 
 @pytest.mark.parametrize("x", [INK, COLOUR], ids=["one channel", "three channels"])
-def test_standard_is_of_mean_0_and_deviation_1_for_each_channel(x):
+def test_standard_has_mean_0_and_deviation_1_in_each_channel(x):
     scaled = fit("standard", images(x))(x)
     assert scaled.dtype == torch.float32
     assert torch.allclose(scaled.mean((0, 2, 3)), torch.zeros(x.shape[1]), atol=1e-5)
@@ -44,7 +44,7 @@ def test_standard_by_hand():
     assert torch.allclose(scaled(torch.tensor([0, 0, 0, 51]).reshape(4, 1, 1, 1)).flatten(), expected)
 
 
-def test_white_paper_is_turned_over_only_for_one_channel():
+def test_only_images_of_one_channel_are_inverted():
     assert fit("unit", images(255 - INK)).inverted
     assert not fit("unit", images(INK)).inverted
     assert not fit("unit", images(255 - COLOUR // 3)).inverted
@@ -53,7 +53,7 @@ def test_white_paper_is_turned_over_only_for_one_channel():
     assert torch.allclose(fit("unit", images(255 - INK))(255 - INK), fit("unit", images(INK))(INK), atol=1e-6)
 
 
-def test_median_is_the_border_of_turning_over():
+def test_the_median_decides_about_inversion():
     def inverted(*values: int) -> bool:
         return fit("unit", images(torch.tensor(values, dtype=torch.uint8).reshape(-1, 1, 1, 1))).inverted
 
@@ -61,7 +61,7 @@ def test_median_is_the_border_of_turning_over():
     assert inverted(0, 128, 255)
 
 
-def test_ranges_of_pictures():
+def test_ranges_of_images():
     x = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
     assert fit("unit", images(x))(x).flatten().tolist() == [0, 1]
     assert fit("symmetric", images(x))(x).flatten().tolist() == [-1, 1]
@@ -69,7 +69,7 @@ def test_ranges_of_pictures():
 
 
 @pytest.mark.parametrize("name", ["standard", "unit", "symmetric"])
-def test_features_each_for_itself(name):
+def test_features_are_scaled_separately(name):
     scaled = fit(name, features(NUMBERS))(NUMBERS)
     assert torch.isfinite(scaled).all()
     if name == "standard":
@@ -90,7 +90,7 @@ def test_windows_of_channels_are_scaled_by_channel():
 
 @pytest.mark.parametrize("name", list(known("scale")))
 @pytest.mark.parametrize("data", [images(INK), images(255 - INK), images(COLOUR), features(NUMBERS)])
-def test_there_and_back(name, data):
+def test_to_unit_and_back(name, data):
     scale = fit(name, data)
     scaled = scale(data.train.x)
     unit = scale.to_unit(scaled)
@@ -102,7 +102,7 @@ def test_there_and_back(name, data):
         assert torch.allclose(unit, 1 - paper if scale.inverted else paper, atol=1e-5)
 
 
-def test_scaling_leaves_its_input_alone_and_takes_any_leading_axes():
+def test_scaling_copies_and_takes_any_leading_axes():
     x = NUMBERS.clone()
     fit("standard", features(NUMBERS))(x)
     assert torch.equal(x, NUMBERS)
@@ -110,7 +110,7 @@ def test_scaling_leaves_its_input_alone_and_takes_any_leading_axes():
     assert torch.equal(scale(COLOUR.reshape(5, 10, 3, 6, 6)).reshape(COLOUR.shape), scale(COLOUR))
 
 
-def test_large_sets_are_counted_in_chunks(monkeypatch):
+def test_chunks_change_nothing(monkeypatch):
     whole = fit("standard", images(COLOUR)).describe()
     numbers = fit("standard", features(NUMBERS)).describe()
     monkeypatch.setattr("fedblend.data.scale.CHUNK", 100)
@@ -118,7 +118,7 @@ def test_large_sets_are_counted_in_chunks(monkeypatch):
     assert np.allclose(fit("standard", features(NUMBERS)).describe()["factor"], numbers["factor"])
 
 
-def test_text_becomes_one_hot_whatever_the_scale():
+def test_text_becomes_one_hot_at_every_scale():
     codes = torch.tensor([[0, 2], [1, 1]], dtype=torch.uint8)
     samples = Samples(codes, torch.zeros(2, dtype=torch.int64))
     data = Dataset("some", "text", samples, samples, ("a", "b", "c"), vocabulary=3)
@@ -135,7 +135,7 @@ def test_text_becomes_one_hot_whatever_the_scale():
 
 
 def test_description_is_plain():
-    told = fit("standard", images(255 - INK)).to("cpu").describe()
-    assert told["name"] == "standard"
-    assert told["inverted"] is True
-    assert isinstance(told["factor"][0], float)
+    message = fit("standard", images(255 - INK)).to("cpu").describe()
+    assert message["name"] == "standard"
+    assert message["inverted"] is True
+    assert isinstance(message["factor"][0], float)

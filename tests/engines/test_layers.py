@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedblend.core import registry
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
-from fedblend.models.staged import Staged
+from fedblend.models.layers import Staged
 
 STAGES = {
     "cnn": 3,

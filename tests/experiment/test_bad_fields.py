@@ -140,7 +140,7 @@ def test_numbers_out_of_range(changes: dict[str, Any], words: tuple[str, ...]) -
         ),
         ({"partition": {"name": "counts", "counts": [[1, 2]]}}, ("partition.counts", "[1, 2]", "10 numbers")),
         ({"partition": {"name": "counts", "counts": []}}, ("partition.counts", "empty")),
-        ({"partition": "natural"}, ("partition", "natural", "no clients of its own")),
+        ({"partition": "natural"}, ("partition", "natural", "the data set has no clients")),
         ({"train": {"cohort": 5}}, ("train.cohort: 5", "valid: 1 to 4")),
     ],
 )

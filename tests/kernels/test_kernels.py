@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Equal but for the order in which float32 sums are made."""
+    """Equal up to the order of float32 sums."""
     torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5 * float(b.detach().abs().max()) + 1e-7)
 
 
@@ -61,7 +60,7 @@ def test_the_three_forms_of_a_convolution(
     ties=st.booleans(),
 )
 @examples(80)
-def test_max_pools_and_where_their_gradients_go(planes: int, height: int, width: int, ties: bool) -> None:
+def test_max_pools_and_their_gradients(planes: int, height: int, width: int, ties: bool) -> None:
     x = draw(1, planes, height, width, seed=height)
     x = x.round() if ties else x
     reference = x.clone().requires_grad_()
@@ -83,7 +82,7 @@ def test_max_pools_and_where_their_gradients_go(planes: int, height: int, width:
 )
 @example(shape=(1, 1, 2, 26, 4), outputs=5, kernel=(2, 4), padding=0)  # of which no pool is left
 @examples(60)
-def test_pools_inside_convolutions_are_those_after_them(
+def test_fused_pools_equal_separate_pools(
     shape: tuple[int, int, int, int, int], outputs: int, kernel: tuple[int, int], padding: int
 ) -> None:
     pools_inside_equal_pools_after(shape, outputs, kernel, padding)
@@ -117,7 +116,7 @@ def test_dense_layers_on_a_few_samples(few: int, shape: tuple[int, int, int], fa
     shared=st.booleans(),
 )
 @examples(60)
-def test_low_rank_updates_are_the_weights_they_stand_for(
+def test_low_rank_updates_equal_the_weights(
     data: st.DataObject, clients: int, shape: tuple[int, int], shared: bool
 ) -> None:
     outputs, inputs = shape
@@ -157,7 +156,7 @@ def test_masks_are_those_of_pytorchs_generators(seed: int, sizes: list[int], p: 
         assert torch.equal(ours, theirs.div_(1 - p))
 
 
-def test_a_traced_step_makes_joined_calls_with_the_same_numbers() -> None:
+def test_a_traced_step_fuses_calls() -> None:
     x, w, v = draw(2, 3, 2, 9, 8), draw(2, 4, 2, 3, 3, seed=1), draw(2, 5, 4 * 4 * 4, seed=2)
 
     def step(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
@@ -175,7 +174,7 @@ def test_a_traced_step_makes_joined_calls_with_the_same_numbers() -> None:
         close(ours, wanted)
 
 
-def test_what_somebody_else_reads_is_not_joined() -> None:
+def test_a_convolution_with_other_readers_is_not_fused() -> None:
     x, w = draw(2, 3, 2, 9, 8), draw(2, 4, 2, 3, 3, seed=1)
 
     def read_twice(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
@@ -189,7 +188,7 @@ def test_what_somebody_else_reads_is_not_joined() -> None:
         assert torch.equal(ours, wanted)
 
 
-def test_what_is_spread_for_a_convolution_to_read_as_its_image_is_not_joined() -> None:
+def test_a_spread_that_is_a_convolutions_input_is_not_fused() -> None:
     small, g = draw(1, 2, 3, 4, 4), draw(1, 2, 5, 6, 6, seed=1)
     which = torch.randint(0, 4, small.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
 
@@ -249,35 +248,9 @@ def test_a_maximum_is_nan_where_one_of_its_numbers_is() -> None:
     assert torch.equal(operators.run_pool(x)[0].nan_to_num(99), F.max_pool2d(x, 2).nan_to_num(99))
 
 
-def test_layers_that_look_like_pytorchs() -> None:
+def test_layers_equal_pytorchs() -> None:
     like = nn.Conv2d(2, 3, 3, padding=1, bias=False)
     x = draw(4, 2, 6, 6)
 
     close(Convolution(like)(x), like(x))
     assert torch.equal(MaxPool()(x), nn.MaxPool2d(2)(x))
-
-
-@pytest.mark.slow
-def test_kernels_are_built_where_the_cache_is_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    build.library.cache_clear()
-    try:
-        assert build.library() is not None
-        (built,) = (tmp_path / "fedblend").iterdir()
-        before = built.stat().st_mtime_ns
-        build.library.cache_clear()
-        assert build.library() is not None
-        assert built.stat().st_mtime_ns == before
-    finally:
-        build.library.cache_clear()
-
-
-def test_without_a_compiler_there_are_no_kernels_but_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", str(tmp_path / "nothing-here"))
-    build.library.cache_clear()
-    try:
-        assert build.library() is None
-        assert "compiler" in build.missing()
-    finally:
-        build.library.cache_clear()

@@ -1,4 +1,4 @@
-"""Convolutions on a processor's matrix units, against PyTorch's in float64; where there are none, only who is asked."""
+"""Convolutions on a processor's matrix units, against PyTorch's in float64."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CPU = torch.device("cpu")
 EXACT = 2e-6
 """Error of a sum, as a share of the largest there is. With three products of the six it is 1e-5 and more."""
 
-needs_units = pytest.mark.skipif(tiles.library() is None, reason="this processor or system has no AMX units to lend")
+needs_units = pytest.mark.skipif(not tiles.is_usable(), reason="this processor or system has no AMX units")
 
 
 def close(ours: torch.Tensor, wanted: torch.Tensor, error: float = EXACT) -> None:
-    """Equal to the float64 numbers but for float32's own rounding."""
+    """Equal to the float64 numbers up to float32 rounding."""
     assert ours.dtype == torch.float32
     ours, wanted = ours.detach(), wanted.detach()
     assert float((ours - wanted).abs().max()) <= error * float(wanted.abs().max())
@@ -71,7 +71,7 @@ def test_the_three_forms_are_as_exact_as_float32(
     padding=st.integers(0, 1),
 )
 @examples(30)
-def test_pools_inside_convolutions_are_those_after_them(
+def test_fused_pools_equal_separate_pools(
     shape: tuple[int, int, int, int, int], outputs: int, kernel: tuple[int, int], padding: int
 ) -> None:
     with patch.object(tiles, "FILLED", 0.0):
@@ -79,7 +79,7 @@ def test_pools_inside_convolutions_are_those_after_them(
 
 
 @needs_units
-def test_a_single_product_is_right_to_float32s_last_bits_at_any_size() -> None:
+def test_a_single_product_has_float32s_precision() -> None:
     # One channel that is not zero: every output is one product of numbers between 1e-12 and 1e12.
     x, w = torch.zeros(1, 2, 32, 5, 5), torch.zeros(1, 32, 32, 1, 1)
     x[0, :, 7], w[0, :, 7] = draw(2, 5, 5) * 10 ** (4 * draw(2, 5, 5, seed=3)), draw(32, 1, 1, seed=1)
@@ -91,7 +91,7 @@ def test_a_single_product_is_right_to_float32s_last_bits_at_any_size() -> None:
 
 
 @needs_units
-def test_no_client_or_sample_sees_anothers_numbers() -> None:
+def test_clients_and_samples_are_independent() -> None:
     x, w, g = draw(3, 4, 27, 7, 7), draw(3, 28, 27, 3, 3, seed=1), draw(3, 4, 28, 7, 7, seed=2)
 
     def forms() -> list[torch.Tensor]:
@@ -131,7 +131,7 @@ def test_second_derivatives_of_a_stack() -> None:
 
 
 @needs_units
-def test_pytorchs_own_use_of_the_units_goes_on() -> None:
+def test_pytorch_can_still_use_the_units() -> None:
     a, b = draw(64, 96).bfloat16(), draw(96, 80, seed=1).bfloat16()
     before = a @ b
     operators.run_conv(draw(1, 1, 32, 5, 5), draw(1, 32, 32, 3, 3), 0)
@@ -139,7 +139,7 @@ def test_pytorchs_own_use_of_the_units_goes_on() -> None:
 
 
 class Row(nn.Sequential):
-    """Layers of enough channels, one with a ReLU and a pool behind it."""
+    """Layers with many channels; a ReLU and a pool follow one of them."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -163,7 +163,7 @@ def test_a_stack_gives_the_loops_weights(method: str) -> None:
 
 
 @needs_units
-def test_which_layers_run_there() -> None:
+def test_which_layers_use_the_units() -> None:
     assert [type(layer) for layer in prepare_model(Row(), CPU)][2:5] == [Convolution, nn.ReLU, MaxPool]
     # The processor's bfloat16 is faster still, for those that ask for it.
     assert isinstance(prepare_model(Row(), CPU, "bfloat16")[2], nn.Conv2d)
@@ -174,6 +174,6 @@ def test_which_layers_run_there() -> None:
 
 
 def test_without_units_the_layers_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "library", lambda: None)
+    monkeypatch.setattr(tiles, "is_usable", lambda: False)
 
     assert isinstance(prepare_model(Row(), CPU)[2], nn.Conv2d)

@@ -1,4 +1,4 @@
-"""A trace makes the operations of a function again, for other numbers."""
+"""A trace repeats the operations of a function for other values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend._kernels.tracing import outline, trace
+from fedblend._kernels.tracing import trace, without_memory
 
 
-def test_an_argument_that_is_given_twice_may_be_two_another_time() -> None:
+def test_one_argument_given_twice_may_later_be_two() -> None:
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 7.0])
 
     graph = trace(lambda a, b: a - b, x, x)
@@ -22,7 +22,7 @@ def test_an_argument_that_is_given_twice_may_be_two_another_time() -> None:
     assert torch.equal(graph(x, y), x - y)
 
 
-def test_trees_come_and_go_as_flat_lists() -> None:
+def test_inputs_and_outputs_are_flat_lists() -> None:
     x, y = torch.ones(2), torch.full((2,), 3.0)
 
     graph = trace(lambda pair, table: [pair[0] + table["y"], None, (table["y"] * 2,)], (x, y), {"y": y})
@@ -46,7 +46,7 @@ def test_operations_of_several_results_and_constants_from_outside() -> None:
         assert torch.equal(got, wanted)
 
 
-def test_what_is_changed_in_place_is_changed_again() -> None:
+def test_in_place_operations_are_repeated() -> None:
     def summed(x: torch.Tensor) -> torch.Tensor:
         total = torch.zeros(3)
         view = total[1:]
@@ -74,12 +74,12 @@ def test_a_second_derivative_of_a_model_with_tensors_of_its_own() -> None:
     torch.testing.assert_close(graph(x), slope(x))
 
 
-def test_a_number_of_a_tensor_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="asks for a number of a tensor"):
+def test_operations_that_need_values_are_errors() -> None:
+    with pytest.raises(RuntimeError, match="needs the values of a tensor"):
         trace(lambda x: x * 2 if x.sum() > 0 else x, torch.ones(2))
 
 
-def test_casts_of_an_earlier_step_are_not_taken_over() -> None:
+def test_casts_of_an_earlier_step_are_not_reused() -> None:
     weights, x = torch.randn(4, 4, requires_grad=True), torch.randn(2, 4)
     with torch.autocast("cpu", torch.bfloat16):
         (x @ weights).sum().backward()  # which keeps the weights as bfloat16
@@ -89,10 +89,10 @@ def test_casts_of_an_earlier_step_are_not_taken_over() -> None:
     assert torch.equal(graph(x, 2 * weights), 2 * graph(x, weights))
 
 
-def test_an_outline_has_a_tensors_shape_and_no_memory() -> None:
+def test_a_tensor_without_memory_keeps_its_shape() -> None:
     tensor = torch.zeros(1 << 20, dtype=torch.float64).view(4, 2, -1)[1:].transpose(0, 2)
 
-    made = outline(tensor)
+    made = without_memory(tensor)
 
     for fact in ("shape", "dtype", "device"):
         assert getattr(made, fact) == getattr(tensor, fact)

@@ -15,9 +15,9 @@ from PIL import Image, ImageOps
 from PIL.Image import Resampling, Transform
 from sklearn.datasets import load_sample_images
 
-from fedblend.data.loaders.digits import Digits
-from fedblend.data.loaders.mnist5k import Mnist5k
-from fedblend.methods.augment import augmix, compiled
+from fedblend._kernels import build
+from fedblend.data.loaders.small import Digits, Mnist5k
+from fedblend.methods.augment import augmix
 from fedblend.methods.augment.augmix import draw_augmix
 from fedblend.methods.augment.compiled import blend_images
 from fedblend.methods.augment.operations import NOTHING, OPERATIONS, apply, blended
@@ -192,7 +192,7 @@ def test_without_a_compiler_the_views_are_the_same(monkeypatch: pytest.MonkeyPat
     unit, drawn = pictures("mnist")[:5] / 255, drawn_for((5,))
     wanted = augmix(unit, drawn)
 
-    monkeypatch.setattr(compiled, "library", lambda: None)
+    monkeypatch.setattr(build, "library", lambda source: None)
 
     torch.testing.assert_close(augmix(unit, drawn), wanted, atol=1e-6, rtol=0)
 

@@ -192,9 +192,7 @@ def test_moon() -> None:
             for _ in range(STEPS):
                 local = [p.detach().requires_grad_() for p in local]
                 z = hidden(local, x)
-                near_, far = (
-                    (F.cosine_similarity(z, hidden(other, x)) / 0.7).exp() for other in (w, previous[k])
-                )
+                near_, far = ((F.cosine_similarity(z, hidden(other, x)) / 0.7).exp() for other in (w, previous[k]))
                 loss = F.cross_entropy(z @ local[2].T + local[3], y) - 2.0 * (near_ / (near_ + far)).log().mean()
                 local = [p - LR * g for p, g in zip(local, torch.autograd.grad(loss, local), strict=True)]
             previous[k] = [p.detach() for p in local]

@@ -15,8 +15,8 @@ from fedblend.core.sharing import Pool
 from fedblend.data.scale import OneHot
 from fedblend.engines.loop import EagerNet
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
-from fedblend.models.staged import Staged
-from fedblend.models.text import LSTM
+from fedblend.models.layers import Staged
+from fedblend.models.lstm import LSTM
 
 # Hidden states (appendix E) -------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from xormixfl_helpers import pixels, rng
 
+from fedblend._kernels import build
 from fedblend.core.errors import FedblendError
 from fedblend.methods.sharing import xor as xor_module
 from fedblend.methods.sharing import xor_kernels
@@ -21,8 +22,8 @@ from fedblend.methods.sharing.xor_seeds import XorSeeds
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With the kernel, and as it is done where there is no compiler."""
     if request.param == "without":
-        monkeypatch.setattr(xor_kernels, "library", lambda: None)
-    elif xor_kernels.library() is None:
+        monkeypatch.setattr(build, "library", lambda source: None)
+    elif build.library(xor_kernels.SOURCE) is None:
         pytest.skip("no C++ compiler")
     return request.param
 
@@ -116,8 +117,8 @@ def test_the_kernel_and_plain_pytorch_agree_on_samples_of_any_size(monkeypatch: 
         x, noise = (torch.from_numpy(rng(s).integers(0, 256, (6, *shape), np.uint8)) for s in (0, 1))
         a, b = (draw_within(np.arange(6) % 2, rng(s).integers(2, size=6), 4, rng(s)) for s in (2, 3))
         ways = []
-        for library in (xor_kernels.library, lambda: None):
-            monkeypatch.setattr(xor_kernels, "library", library)
+        for library in (build.library, lambda source: None):
+            monkeypatch.setattr(build, "library", library)
             ways.append([made for alpha in (0.95, 0.123) for made in _all(x, a, b, noise, alpha)])
         assert all(map(torch.equal, *ways))
         turned = x.transpose(0, -1).contiguous().transpose(0, -1)
@@ -171,7 +172,7 @@ def test_pixels_that_are_worked_on_at_a_time_change_nothing(monkeypatch: pytest.
     mixed = superpose(x, [a, b], [0.3, 0.7], 0.95)
     for module in (xor_kernels, xor_module):
         monkeypatch.setattr(module, "CHUNK", 100)
-    monkeypatch.setattr(xor_kernels, "library", lambda: None)
+    monkeypatch.setattr(build, "library", lambda source: None)
     assert all(map(torch.equal, whole, (encode(x, a, b, 0.95, noise), decode(noise, x, b, 0.95), blend(x, a, 0.95))))
     assert torch.equal(mixed, superpose(x, [a, b], [0.3, 0.7], 0.95))
 

@@ -26,7 +26,7 @@ from fedblend.experiment import presets
 from fedblend.methods.server_steps.seeds import TrainOnSeeds
 from fedblend.methods.sharing.xor import blend, shortages
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
-from fedblend.models.staged import Staged
+from fedblend.models.layers import Staged
 from fedblend.runs import checkpoint
 
 LINEAR = {"name": "mlp", "hidden": []}

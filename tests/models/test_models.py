@@ -1,4 +1,4 @@
-"""The papers' networks: what every engine asks of them."""
+"""The papers' networks in every engine."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_norms_follow_every_convolution_or_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NORMED)
-def test_other_samples_of_a_batch_matter_to_batch_norm_alone(name: str) -> None:
+def test_only_batch_norm_depends_on_other_samples(name: str) -> None:
     spec, shape = SMALL[name]
     x = samples(shape, 4)
     for choice in ("group", "batch", "none"):
@@ -77,7 +77,7 @@ def test_groups_that_do_not_divide_the_channels_are_refused(name: str) -> None:
     spec, shape = SMALL[name]
 
     with pytest.raises(
-        FedblendError, match=f"model.groups: 3 does not divide the 4 channels .*'{name}'; valid there: 1, 2, 4$"
+        FedblendError, match=f"model.groups: 3 does not divide the 4 channels .*'{name}'; valid: 1, 2, 4$"
     ):
         registry.build("model", {**spec, "norm": "group", "groups": 3}).build(shape, 3)
 
@@ -86,11 +86,11 @@ def test_groups_that_do_not_divide_the_channels_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "least"), LEAST.items())
-def test_inputs_too_small_or_of_another_rank_are_refused_in_one_message(name: str, least: tuple[int, ...]) -> None:
+def test_inputs_too_small_or_of_another_rank_are_errors(name: str, least: tuple[int, ...]) -> None:
     spec, _ = SMALL[name]
     side = least[-1]
     wrong = [(5,), (*least[:-1], side - 1), (1, 2, 3, 64, 64), (64, 64) if len(least) == 3 else (3, 64, 64)]
-    told = f"{side}x{side} pixels" if len(least) == 3 else f"{side} time steps"
+    needed = f"{side}x{side} pixels" if len(least) == 3 else f"{side} time steps"
 
     assert built(spec, least)(samples(least)).shape == (3, 3)
     for shape in wrong:
@@ -98,7 +98,7 @@ def test_inputs_too_small_or_of_another_rank_are_refused_in_one_message(name: st
             registry.build("model", spec).build(shape, 3)
         message = str(caught.value)
         assert message.startswith(f"model.name: '{name}' takes ")
-        assert all(word in message for word in (told, str(list(shape)), "'mlp'"))
+        assert all(word in message for word in (needed, str(list(shape)), "'mlp'"))
 
 
 def test_five_by_five_kernels_of_xormixfl_need_sixteen_pixels() -> None:
@@ -114,7 +114,7 @@ def test_five_by_five_kernels_of_xormixfl_need_sixteen_pixels() -> None:
 
 @small
 @pytest.mark.parametrize("training", [True, False])
-def test_stacked_gradients_are_each_models_own(spec: Spec, shape: tuple[int, ...], training: bool) -> None:
+def test_stacked_gradients_equal_single_gradients(spec: Spec, shape: tuple[int, ...], training: bool) -> None:
     model = built(spec, shape).train(training)
     draw = torch.Generator().manual_seed(2)
     stacked = {
@@ -212,7 +212,7 @@ def test_batch_norm_is_left_to_the_loop() -> None:
 # Reference ------------------------------------------------------------------------------------------------
 
 
-def test_the_list_of_models_tells_each_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_models_has_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     shown = succeeded(here("list", "models")).out
 

@@ -1,4 +1,4 @@
-"""Models of the user's own: stacks compute what the loop does, or refuse; so do programs at the server."""
+"""Users' models: stacks and programs at the server equal the loop, or refuse the model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 @pytest.mark.parametrize("train", [{}, HARD], ids=["plain", "hard"])
 @pytest.mark.parametrize("model", [*AGREE, *ALSO])
-def test_a_stack_trains_and_scores_as_the_loop(model: str, train: dict[str, Any]) -> None:
+def test_a_stack_equals_the_loop(model: str, train: dict[str, Any]) -> None:
     made = world_of(model, train)
     assert unstackable(made) == ""
     stacked = StackedEngine(made, stack=3)
@@ -80,15 +80,15 @@ def test_a_model_that_a_stack_would_train_otherwise_is_left_to_the_loop(model: s
     assert all(bool(tensor.isfinite().all()) for tensor in state.weights.values())
 
 
-def test_whatever_else_differs_between_a_stack_and_the_loop_is_found_in_a_trial(
+def test_a_trial_finds_differences_between_stack_and_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = _kernels.Convolution.forward
     monkeypatch.setattr(_kernels.Convolution, "forward", lambda *given, **named: 1.1 * right(*given, **named))
 
-    told = unstackable(world_of("InBlocks"))
+    message = unstackable(world_of("InBlocks"))
 
-    assert told == "" if not _has_kernels() else "would train otherwise than alone, by its 'row.0.weight'" in told
+    assert message == "" if not _has_kernels() else "would train otherwise than alone, by its 'row.0.weight'" in message
 
 
 def _has_kernels() -> bool:
@@ -96,7 +96,7 @@ def _has_kernels() -> bool:
 
 
 @pytest.mark.parametrize("model", ["Frozen", "Buffered"])
-def test_what_is_not_trained_is_the_rounds_own(model: str) -> None:
+def test_untrained_tensors_are_the_rounds(model: str) -> None:
     made = world_of(model)
     weights = {name: 1.7 * tensor for name, tensor in made.weights().items()}
     task = TrainTask(0, weights, None, made.sizes(0))
@@ -108,7 +108,7 @@ def test_what_is_not_trained_is_the_rounds_own(model: str) -> None:
         assert apart(one.weights, other.weights) < 1e-5
 
 
-def test_clients_that_begin_with_frozen_weights_of_their_own_keep_them() -> None:
+def test_clients_keep_their_own_frozen_weights() -> None:
     made = world_of("Frozen")
     own = {k: {f"weights/{name}": (1 + 0.2 * k) * tensor for name, tensor in made.weights().items()} for k in (0, 2)}
     task = TrainTask(0, made.weights(), None, made.sizes(0), client_states=own)
@@ -138,9 +138,7 @@ AT_THE_SERVER = [(model, step) for model in ("ReadTwice", "WrittenZeros", "Unrea
 
 
 @pytest.mark.parametrize(("model", "step"), [*AT_THE_SERVER, ("Recurrent", "prior-samples"), ("Recurrent", "mix2fld")])
-def test_programs_at_the_server_compute_what_the_model_does(
-    model: str, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_at_the_server_equal_the_model(model: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     short = {"aggenhance": {"steps": 3}, "prior-samples": {}, "mix2fld": {"steps": 20}}[step]
     method: dict[str, Any] = {"name": step} if step == "mix2fld" else {"name": "fedavg"}
     name = "distill-to-model" if step == "mix2fld" else step
@@ -161,7 +159,7 @@ def test_programs_at_the_server_compute_what_the_model_does(
         ("Recurrent", "aggenhance", "a fused LSTM"),
     ],
 )
-def test_models_that_the_server_cannot_work_with_are_refused(model: str, step: str, words: str) -> None:
+def test_models_that_the_server_cannot_use_are_errors(model: str, step: str, words: str) -> None:
     made = world_of(model, method={"name": "fedavg", "server_step": step}, unsafe=True)
 
     with pytest.raises(FedblendError, match=words):

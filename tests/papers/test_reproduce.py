@@ -15,7 +15,6 @@ from reproduce_helpers import RUN
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.data.loaders import cifar
-from fedblend.data.loaders.places import Home
 from fedblend.experiment.config import Experiment
 from fedblend.papers import pages, running
 from fedblend.papers.data import absent
@@ -277,8 +276,8 @@ def test_data_that_cannot_be_fetched_end_an_item_before_its_work(
         raise FedblendError("mnist: cannot fetch it")
 
     monkeypatch.delenv("FEDBLEND_DATA", raising=False)
-    monkeypatch.setattr(mnist, "at_hand", lambda *asked: None)
-    monkeypatch.setattr(mnist, "_fetch", no_net)
+    monkeypatch.setattr(mnist, "local_files", lambda *asked: None)
+    monkeypatch.setattr(mnist, "_download", no_net)
 
     with pytest.raises(FedblendError, match="fed-augmix/table-3: mnist: cannot fetch it"):
         running.run(plan("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
@@ -383,15 +382,14 @@ def test_the_list_has_every_item_its_data_times_and_results(
 # Data -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", [cifar.TEN, cifar.TEN_PYTHON])
-def test_either_form_of_a_data_set_will_do(form: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_with_all_its_files_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
     data = registry.build("dataset", "cifar10", "data")
     assert absent(data).startswith("data: 'cifar10' needs data_batch_1.bin")
 
-    place = tmp_path / form.folders[0]
+    place = tmp_path / cifar.CIFAR10.folders[0]
     place.mkdir(parents=True)
-    for name in form.files:
+    for name in cifar.CIFAR10.files:
         (place / name).touch()
 
     assert absent(data) == ""

@@ -1,41 +1,35 @@
-"""Data sets: one module a format; importing this package registers them all."""
+"""Data sets, one module for each format or source; importing this package registers all of them."""
 
 from __future__ import annotations
 
 from fedblend.data.loaders import (
     cifar,
-    digits,
     emnist,
-    femnist,
     fer2013,
     har,
     heart,
     hub,
     image_folder,
-    leaf_shakespeare,
+    leaf,
     mnist,
-    mnist5k,
     npz,
     shakespeare,
-    toy,
+    small,
     voc,
 )
 
 __all__ = [
     "cifar",
-    "digits",
     "emnist",
-    "femnist",
     "fer2013",
     "har",
     "heart",
     "hub",
     "image_folder",
-    "leaf_shakespeare",
+    "leaf",
     "mnist",
-    "mnist5k",
     "npz",
     "shakespeare",
-    "toy",
+    "small",
     "voc",
 ]

@@ -1,4 +1,4 @@
-"""Fetching a file once, with progress, going on where it was broken off, checked against its SHA-256."""
+"""Download a file once, with progress, resume after a break, and check its SHA-256."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from urllib.parse import urlsplit
 
 from fedblend.core.errors import FedblendError
 
-PATIENCE_S = 30
-"""Seconds without an answer after which a download is given up."""
-
+TIMEOUT_S = 30
+"""Seconds without a response after which a download fails."""
 
 BLOCK = 1 << 16
-"""Bytes written at once."""
+"""Bytes that are written at a time."""
 
 
 class Progress:
-    """A bar in the terminal while a file comes: ``there`` bytes of ``total`` to begin with, if that is known."""
+    """A progress bar of a download that starts at ``done`` bytes of ``total``, if ``total`` is known."""
 
-    def __init__(self, name: str, there: int, total: int | None) -> None:
+    def __init__(self, name: str, done: int, total: int | None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
         from rich.progress import Progress as Bar
 
-        label = TextColumn("fetching {task.description}")
+        label = TextColumn("downloading {task.description}")
         columns = (label, BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task(name, completed=there, total=total)
+        self._task = self._bar.add_task(name, completed=done, total=total)
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -39,65 +38,66 @@ class Progress:
         self._bar.stop()
 
     def update(self, count: int) -> None:
-        """Tell of ``count`` further bytes."""
+        """Add ``count`` bytes."""
         self._bar.update(self._task, advance=count)
 
 
 @dataclass
-class Resuming:
-    """A downloader for pooch that keeps what came in ``part`` until all is there, and asks for the rest only.
+class ResumingDownloader:
+    """A downloader for pooch that stores received bytes in ``part``, and requests only the remaining bytes.
 
-    A server that cannot send a rest sends everything, and the part begins anew. What was put together from several
-    tries is checked against its SHA-256 like everything else.
+    If the server ignores the range and sends the whole file, ``part`` is overwritten. pooch checks the SHA-256 of the
+    complete file.
     """
 
     part: Path
 
     def __call__(self, url: str, output_file: str, pooch: Any) -> None:
-        """Fetch ``url`` into ``output_file``. Raises what ``requests`` raises."""
+        """Download ``url`` into ``output_file``. Raises the errors of ``requests``."""
         import requests
 
-        there = self.part.stat().st_size if self.part.exists() else 0
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={there}-"} if there else {})
-        with requests.get(url, headers=headers, stream=True, timeout=PATIENCE_S) as answer:
-            if answer.status_code == requests.codes.requested_range_not_satisfiable:
-                # The part is as long as the whole: nothing is left to fetch, or it was another file's.
+        done = self.part.stat().st_size if self.part.exists() else 0
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+            if response.status_code == requests.codes.requested_range_not_satisfiable:
+                # The part is as long as the file: it is complete, or a part of another file.
                 os.replace(self.part, output_file)
                 return
-            answer.raise_for_status()
-            goes_on = answer.status_code == requests.codes.partial_content
-            length = answer.headers.get("Content-Length")
+            response.raise_for_status()
+            is_partial = response.status_code == requests.codes.partial_content
+            length = response.headers.get("Content-Length")
             self.part.parent.mkdir(parents=True, exist_ok=True)
-            there = there if goes_on else 0
-            total = there + int(length) if length else None
-            with open(self.part, "ab" if goes_on else "wb") as file, Progress(self.part.stem, there, total) as bar:
-                for block in answer.iter_content(BLOCK):
+            done = done if is_partial else 0
+            total = done + int(length) if length else None
+            with open(self.part, "ab" if is_partial else "wb") as file, Progress(self.part.stem, done, total) as bar:
+                for block in response.iter_content(BLOCK):
                     file.write(block)
                     bar.update(len(block))
         if total is not None and self.part.stat().st_size < total:
-            raise requests.ConnectionError("the connection broke off; the next try goes on from here")
+            raise requests.ConnectionError("the connection was lost; the next attempt resumes here")
         os.replace(self.part, output_file)
 
 
-def fetch(url: str, sha256: str, folder: str, remedy: str) -> Path:
-    """The file at ``url`` in the user's cache, fetched there unless it is there already.
+def download(url: str, sha256: str, folder: str, remedy: str) -> Path:
+    """Download ``url`` into the user's cache, unless it is there, and return its path.
 
-    Raises :class:`FedblendError` with the file, its address and ``remedy`` if it cannot be had or
-    is not what its SHA-256 says.
+    Raises :class:`FedblendError` with the file, its address and ``remedy`` if the download fails or the file has
+    another SHA-256.
     """
     import pooch
     import requests
 
     name = url.rsplit("/", 1)[-1]
-    place = Path(pooch.os_cache("fedblend")) / folder
+    cache = Path(pooch.os_cache("fedblend")) / folder
     try:
         pooch.get_logger().setLevel("WARNING")
-        downloader = Resuming(place / f"{name}.part")
-        return Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=place, downloader=downloader))
+        downloader = ResumingDownloader(cache / f"{name}.part")
+        return Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=cache, downloader=downloader))
     except (requests.RequestException, OSError, ValueError) as error:
         cause = getattr(error.args[0], "reason", None) if error.args else None
         if cause is not None and isinstance(error, requests.ConnectionError):
-            reason = f"no connection to {urlsplit(url).netloc}"  # the library's own words run over lines
+            # The message of requests has several lines.
+            reason = f"no connection to {urlsplit(url).netloc}"
         else:
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise FedblendError(f"{folder}: cannot fetch {name} from {url} ({reason}); {remedy}") from None
+        raise FedblendError(f"{folder}: cannot download {name} from {url} ({reason}); {remedy}") from None

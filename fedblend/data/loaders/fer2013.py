@@ -1,4 +1,4 @@
-"""FER2013: faces and their expressions, from one CSV file."""
+"""FER2013: facial expressions, from one CSV file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import torch
 from fedblend.core.dataset import Dataset, Samples, check
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.numbers import parse_numbers
-from fedblend.data.loaders.places import Home, fingerprints
+from fedblend.data.loaders.files import DataFiles, fingerprints, parse_numbers
 
 SIDE = 48
 CLASSES = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
 COLUMNS = ("emotion", "pixels", "usage")
 USAGES = {"Training": "train", "PublicTest": "public", "PrivateTest": "private"}
 
-HOME = Home(
+FILES = DataFiles(
     name="fer2013",
     files=("fer2013.csv",),
     folders=("fer2013", "FER2013"),
@@ -31,48 +30,48 @@ HOME = Home(
 
 @part("dataset", "fer2013")
 class Fer2013:
-    """FER2013: grey pictures of faces, 48 x 48, 7 expressions, in one CSV file (Goodfellow et al. 2013).
+    """FER2013: grey images of faces, 48 x 48, 7 expressions, in one CSV file (Goodfellow et al. 2013).
 
-    ``folder`` holds ``fer2013.csv`` with the columns emotion (0 to 6), pixels (2,304 numbers) and Usage. Without it it
-    is looked for in ``$FEDBLEND_DATA/fer2013``. The whole file has 28,709 training samples and twice 3,589 to test on;
-    AggEnhance trains on these faces and does not tell on which half it tests. Raises :class:`FedblendError` that names
-    the file and the line for what is missing or damaged.
+    ``folder`` holds ``fer2013.csv`` with the columns emotion (0 to 6), pixels (2,304 numbers) and Usage. The default
+    is ``$FEDBLEND_DATA/fer2013``. The complete file has 28,709 training samples and two test sets of 3,589 samples.
+    AggEnhance trains on these faces and does not name its test set. Raises :class:`FedblendError` with the file and
+    the line for missing or damaged data.
     """
 
     folder: FilePath | None = None
-    """The folder with fer2013.csv; without it it is looked for under $FEDBLEND_DATA."""
+    """The folder with fer2013.csv; by default it is searched under $FEDBLEND_DATA."""
     test: Literal["both", "public", "private"] = "both"
-    """Which test samples to take: those marked PublicTest, PrivateTest, or both."""
+    """The test samples: those marked PublicTest, PrivateTest, or both."""
 
     def load(self) -> Dataset:
-        """The data set: x uint8 [n, 1, 48, 48], y int64 [n]."""
-        place = HOME.find(self.folder)
-        path = place / HOME.files[0]
-        pictures: dict[str, list[np.ndarray]] = {"train": [], "test": []}
+        """Load x uint8 [n, 1, 48, 48] and y int64 [n]."""
+        root = FILES.find(self.folder)
+        path = root / FILES.files[0]
+        images: dict[str, list[np.ndarray]] = {"train": [], "test": []}
         labels: dict[str, list[int]] = {"train": [], "test": []}
         for where, label, pixels, usage in _rows(path):
             half = "train" if usage == "train" else "test"
             if half == "test" and self.test not in ("both", usage):
                 continue
-            pictures[half].append(_picture(pixels, where))
+            images[half].append(_parse_image(pixels, where))
             labels[half].append(label)
         halves = []
         for half in ("train", "test"):
             if not labels[half]:
-                usage = "Training" if half == "train" else "of the kind that data.test asks for"
-                raise FedblendError(f"{path}: holds no samples {usage}; is it cut short?")
-            x = np.stack(pictures[half]).reshape(-1, 1, SIDE, SIDE)
+                usage = "Training" if half == "train" else "of the kind in data.test"
+                raise FedblendError(f"{path}: holds no samples {usage}; is it truncated?")
+            x = np.stack(images[half]).reshape(-1, 1, SIDE, SIDE)
             halves.append(Samples(torch.from_numpy(x), torch.tensor(labels[half])))
         facts: dict[str, Any] = {
             "source": "Goodfellow et al. 2013: FER2013 (research use)",
-            "files": fingerprints([path], place),
+            "files": fingerprints([path], root),
             "notes": f"the publisher's own split; test: {self.test}",
         }
         return check(Dataset("fer2013", "image", halves[0], halves[1], CLASSES, facts=facts))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, int, str, str]]:
-    """Where a row stands, its label, its pixels as text, and "train", "public" or "private"."""
+    """For each row: file and line, the label, the pixels as text, and "train", "public" or "private"."""
     try:
         with open(path, encoding="ascii", newline="") as file:
             reader = csv.reader(file)
@@ -84,22 +83,22 @@ def _rows(path: Path) -> Iterator[tuple[str, int, str, str]]:
                 where = f"{path}: line {reader.line_num}"
                 if len(row) != len(COLUMNS) or row[usage].strip() not in USAGES:
                     raise FedblendError(
-                        f"{where} is truncated or damaged: it must hold three columns, with Usage one of "
+                        f"{where} is truncated or damaged: it must have three columns, with Usage one of "
                         f"{', '.join(USAGES)}"
                     )
                 if row[emotion].strip() not in map(str, range(len(CLASSES))):
-                    raise FedblendError(f"{where} holds the emotion {row[emotion]!r}; valid: 0 to {len(CLASSES) - 1}")
+                    raise FedblendError(f"{where} has the emotion {row[emotion]!r}; valid: 0 to {len(CLASSES) - 1}")
                 yield where, int(row[emotion]), row[pixels], USAGES[row[usage].strip()]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise FedblendError(f"{path}: is damaged or no CSV file ({str(error)[:100]}); fetch it anew") from None
+        raise FedblendError(f"{path}: is damaged or no CSV file ({str(error)[:100]}); download it again") from None
 
 
-def _picture(text: str, where: str) -> np.ndarray:
-    """A picture's 2,304 pixels, uint8."""
+def _parse_image(text: str, where: str) -> np.ndarray:
+    """An image's 2,304 pixels, uint8."""
     numbers = parse_numbers(text)
     if numbers is None or len(numbers) != SIDE * SIDE:
-        found = "other than numbers" if numbers is None else f"{len(numbers)} pixels"
-        raise FedblendError(f"{where} is truncated or damaged: it holds {found}; expected {SIDE * SIDE} pixels")
+        found = "words that are no numbers" if numbers is None else f"{len(numbers)} pixels"
+        raise FedblendError(f"{where} is truncated or damaged: it has {found}; expected {SIDE * SIDE} pixels")
     if not np.isin(numbers, np.arange(256)).all():
-        raise FedblendError(f"{where} holds pixels that are no whole numbers from 0 to 255")
+        raise FedblendError(f"{where} has pixels that are no whole numbers from 0 to 255")
     return numbers.astype(np.uint8)

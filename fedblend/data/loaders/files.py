@@ -1,27 +1,38 @@
-"""What every loader needs: paths, fingerprints of what was read, and a fixed rule for a test half."""
+"""Files of data sets: find and fingerprint them, read numbers and images, draw a fixed test half."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import struct
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, legible, listed
 from fedblend.core.random import stream
 from fedblend.core.registry import Float
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 TestShare = Annotated[Float, Field(gt=0, lt=1)]
-"""Share of the samples that becomes the test half where the data comes without one."""
+"""Share of the samples that becomes the test half of data without a test half."""
 
-READ_AT_ONCE = 1 << 20
+BLOCK = 1 << 20
+"""Bytes of a file that are read at a time."""
 
 
-def existing(path: str, field: str) -> Path:
-    """The path of the option ``field``. Raises if nothing is there."""
+# Finding files --------------------------------------------------------------------------------------------
+
+
+def existing_path(path: str, field: str) -> Path:
+    """The path given in the option ``field``. Raises :class:`FedblendError` if there is no such file or folder."""
     found = Path(path)
     if not found.exists():
         raise FedblendError(
@@ -30,10 +41,10 @@ def existing(path: str, field: str) -> Path:
     return found
 
 
-def look_in(folder: Path) -> Path:
-    """Look for data sets in ``folder``, here and in every process begun from here.
+def set_data_folder(folder: Path) -> Path:
+    """Set $FEDBLEND_DATA to ``folder`` for this process and its child processes.
 
-    Raises :class:`FedblendError` if it is no folder.
+    Raises :class:`FedblendError` if ``folder`` is no folder.
     """
     if not folder.is_dir():
         raise FedblendError(f"--data {folder}: there is no such folder; give the one that holds your data sets")
@@ -42,32 +53,165 @@ def look_in(folder: Path) -> Path:
 
 
 def data_folder() -> Path | None:
-    """The folder named by the environment variable ``FEDBLEND_DATA``, or ``None`` if it is not set."""
-    named = os.environ.get("FEDBLEND_DATA")
-    return Path(named).expanduser() if named else None
+    """The folder named by the environment variable ``FEDBLEND_DATA``, or ``None`` if the variable is not set."""
+    value = os.environ.get("FEDBLEND_DATA")
+    return Path(value).expanduser() if value else None
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """The files of a data set that fedblend does not download.
+
+    No SHA-256 of the files at ``address`` is known, so a download could not be verified.
+    """
+
+    name: str
+    """The data set's name."""
+    files: tuple[str, ...]
+    """Paths of all files, relative to their folder; "*" stands for any number of characters."""
+    folders: tuple[str, ...]
+    """Usual folders, relative to ``$FEDBLEND_DATA``, in the order of the search."""
+    address: str
+    """Where the publisher offers the files."""
+    option: str = "folder"
+    """The data set's option for the folder."""
+
+    def find(self, folder: str | None) -> Path:
+        """Find the folder with all files: ``folder``, or the first usual folder that has all files.
+
+        Raises :class:`FedblendError` with the missing file, its address, and the folder for it.
+        """
+        if folder is not None:
+            root = existing_path(folder, f"data.{self.option}")
+            missing = [name for name in self.files if not any(root.glob(name))]
+            if missing:
+                raise FedblendError(
+                    f"data.{self.option}: '{root}' holds no {missing[0]}; the data set '{self.name}' needs "
+                    f"{listed(self.files)} (from {self.address})"
+                )
+            return root
+        found = self.find_usual()
+        if found is None:
+            raise self.missing_error()
+        return found
+
+    def find_usual(self) -> Path | None:
+        """The first usual folder that has all files, or ``None``."""
+        base = data_folder()
+        for root in [base / folder for folder in self.folders] if base else []:
+            if all(any(root.glob(name)) for name in self.files):
+                return root
+        return None
+
+    def missing_error(self) -> FedblendError:
+        """The error for files that are in no usual folder."""
+        base = data_folder()
+        if base is None:
+            searched = "$FEDBLEND_DATA is not set, so there is no folder to search"
+        else:
+            searched = f"they are not in {' nor in '.join(str(base / folder) for folder in self.folders)}"
+        return FedblendError(
+            f"data: '{self.name}' needs {listed(self.files)}, but {searched}. fedblend does not download them: get "
+            f"them from {self.address} and put them into {self.folders[0]}/ under the folder that $FEDBLEND_DATA "
+            f"names, or give their folder as data.{self.option}"
+        )
+
+
+# Fingerprints ---------------------------------------------------------------------------------------------
 
 
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(READ_AT_ONCE):
+        while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
 
 
 def sha256_array(array: np.ndarray) -> str:
-    """SHA-256 of an array's type, shape and bytes in row order, for data that has no file of its own."""
+    """SHA-256 of an array's type, shape and bytes in row order, for data without a file of its own."""
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
-def draw_test_half(groups: np.ndarray, share: float, name: str) -> np.ndarray:
-    """Which samples are test, bool [n]: of each group of n_g samples, round(share n_g) by a fixed draw.
+def fingerprints(paths: Sequence[Path], root: Path) -> dict[str, str]:
+    """SHA-256 of files by their path relative to ``root``.
 
-    The draw is keyed by the data set's ``name`` and by nothing else, so that every run, whatever its
-    seed, is judged on the same test half. A group of one sample stays in training.
+    Raises :class:`FedblendError` if two files are equal, since one of the two then has a wrong name.
+    """
+    hashes = {path.relative_to(root).as_posix(): sha256_file(path) for path in paths}
+    first: dict[str, str] = {}
+    for name, sha256 in hashes.items():
+        other = first.setdefault(sha256, name)
+        if other != name:
+            raise FedblendError(f"{root / name}: is the same file as {other}; one of the two has a wrong name")
+    return hashes
+
+
+# Reading --------------------------------------------------------------------------------------------------
+
+
+def parse_numbers(text: str) -> np.ndarray | None:
+    """Parse numbers separated by blanks, float64 [n]; ``None`` if the text holds anything else."""
+    with warnings.catch_warnings():
+        # NumPy only warns about text that is no number, and returns the numbers before it.
+        warnings.simplefilter("error")
+        try:
+            return np.fromstring(text, np.float64, sep=" ")
+        except (DeprecationWarning, ValueError):
+            return None
+
+
+def read_table(path: Path, columns: int) -> np.ndarray:
+    """Read a text file with ``columns`` numbers in each line, float64 [n, columns].
+
+    Raises :class:`FedblendError` with the file for any other content.
+    """
+    try:
+        text = path.read_text(encoding="ascii")
+    except UnicodeDecodeError:
+        raise FedblendError(f"{path}: is no plain text; download it again") from None
+    lines = text.count("\n") + (not text.endswith("\n"))
+    numbers = parse_numbers(text)
+    if numbers is None or not len(numbers):
+        raise FedblendError(f"{path}: must hold only numbers separated by blanks; download it again")
+    if len(numbers) != lines * columns:
+        raise FedblendError(
+            f"{path}: is truncated or another file: {len(numbers)} numbers in {lines} lines; expected {columns} a line"
+        )
+    return numbers.reshape(-1, columns)
+
+
+def read_image(path: Path, formats: tuple[str, ...], mode: str, remedy: str) -> Image:
+    """Read an image file in one of Pillow's modes, such as "RGB".
+
+    ``formats`` are Pillow's names of the formats that are read, whatever the file's name. Without them Pillow chooses
+    the format by the file's first bytes, and runs Ghostscript on an EPS file. Raises :class:`FedblendError` with
+    ``remedy`` for a damaged file or another format.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    # Decoders of several formats raise different errors for a damaged file.
+    damaged = (OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
+    try:
+        with Image.open(path, formats=formats) as image:
+            return image.convert(mode)
+    except UnidentifiedImageError:
+        raise FedblendError(f"{path}: is damaged or no image (valid: {', '.join(formats)}); {remedy}") from None
+    except (*damaged, struct.error, Image.DecompressionBombError) as error:
+        raise FedblendError(f"{path}: is damaged or no image ({legible(error)}); {remedy}") from None
+
+
+# Test half ------------------------------------------------------------------------------------------------
+
+
+def draw_test_half(groups: np.ndarray, share: float, name: str) -> np.ndarray:
+    """Draw the test samples, bool [n]: round(share n_g) samples of each group of n_g.
+
+    The draw depends only on the data set's ``name``, so all runs and seeds have the same test half. A group of one
+    sample stays in training.
     """
     n = len(groups)
     shuffled = stream(0, f"test half of {name}").permutation(n)

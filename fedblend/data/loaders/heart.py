@@ -12,8 +12,7 @@ import torch
 from fedblend.core.dataset import Dataset, Samples, check
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import TestShare, draw_test_half
-from fedblend.data.loaders.places import Home, fingerprints
+from fedblend.data.loaders.files import DataFiles, TestShare, draw_test_half, fingerprints
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 CLASSES = ("healthy", "disease")
@@ -21,16 +20,18 @@ CLASSES = ("healthy", "disease")
 
 @dataclass(frozen=True)
 class Column:
-    """One of the publisher's columns: a number within bounds, or one of some codes.
-
-    ``zero_is_missing`` where a 0 stands for what was not measured: nobody has no blood pressure.
-    """
+    """One of the publisher's columns: a number within bounds, or a code."""
 
     name: str
+    """The publisher's name."""
     low: float = 0.0
+    """Smallest valid number."""
     high: float = 0.0
+    """Largest valid number."""
     codes: tuple[int, ...] = ()
+    """Valid codes; empty for a column of numbers."""
     zero_is_missing: bool = False
+    """Whether 0 stands for a missing measurement, such as of the blood pressure."""
 
 
 COLUMNS = (
@@ -51,7 +52,7 @@ COLUMNS = (
 )
 """The 14 columns of a file, in order; the last is the diagnosis."""
 
-HOME = Home(
+FILES = DataFiles(
     name="heart",
     files=tuple(f"processed.{name}.data" for name in HOSPITALS),
     folders=("heart-disease", "heart_disease", "heart"),
@@ -63,28 +64,27 @@ HOME = Home(
 class Heart:
     """UCI Heart Disease: 920 patients of four hospitals, disease or none (Detrano et al. 1989; CC BY 4.0).
 
-    ``folder`` holds ``processed.{cleveland,hungarian,switzerland,va}.data``; without it they are looked for in
+    ``folder`` holds ``processed.{cleveland,hungarian,switzerland,va}.data``; the default is
     ``$FEDBLEND_DATA/heart-disease``. Each hospital is a client. Disease is a diagnosis (``num``) above 0.
 
-    A column of codes becomes one feature a code (all 0 where it is missing), a number stays one feature: where it is
-    missing, its mean over all hospitals' training patients that have it. A further feature a column, ``... missing``,
-    is 1 where it was. Blood pressure and cholesterol of 0, which stand for no measurement (all of Switzerland's
-    cholesterol), are missing as well. Test are ``test_share`` of the patients of each hospital with and without
-    disease, drawn by the data set's name. Raises :class:`FedblendError` that names file, line and column for values
-    that cannot be.
+    A column of codes becomes one feature for each code; all are 0 for a missing code. A column of numbers becomes one
+    feature; a missing number is replaced by the mean over the training patients of all hospitals. One more feature for
+    each column, ``... missing``, is 1 for a missing value. Blood pressure and cholesterol of 0 are missing values too
+    (all of Switzerland's cholesterol). ``test_share`` of the patients of each hospital with and without disease are
+    test, drawn by the data set's name. Raises :class:`FedblendError` with file, line and column for invalid values.
     """
 
     folder: FilePath | None = None
-    """The folder with the four files; without it it is looked for under $FEDBLEND_DATA."""
+    """The folder with the four files; by default it is searched under $FEDBLEND_DATA."""
     hospital: Literal["all", "cleveland", "hungarian", "switzerland", "va"] = "all"
-    """One hospital, as if alone: its patients only, also for the means that stand for missing values."""
+    """One hospital only, also in the means that replace missing values."""
     test_share: TestShare = 0.25
     """Share of each hospital's patients that is test."""
 
     def load(self) -> Dataset:
-        """The data set: x float32 [n, 38], y int64 [n], ``client`` the hospital; ``facts`` names the features."""
-        place = HOME.find(self.folder)
-        paths = [place / name for name in HOME.files]
+        """Load x float32 [n, 38], y int64 [n], and the hospitals as ``client``; ``facts`` has the features' names."""
+        root = FILES.find(self.folder)
+        paths = [root / name for name in FILES.files]
         tables = [read_patients(path) for path in paths]
         values = np.concatenate(tables)
         client = np.repeat(np.arange(len(HOSPITALS)), [len(table) for table in tables])
@@ -97,7 +97,7 @@ class Heart:
         halves = [Samples(torch.from_numpy(x[rows]), torch.from_numpy(y[rows]), client[rows]) for rows in (~test, test)]
         facts: dict[str, Any] = {
             "source": "Detrano et al. 1989: Heart Disease (UCI; CC BY 4.0)",
-            "files": fingerprints(paths, place),
+            "files": fingerprints(paths, root),
             "notes": f"test: {self.test_share:g} of each hospital's patients with and without disease, drawn by name",
             "features": names,
         }
@@ -105,26 +105,28 @@ class Heart:
 
 
 def read_patients(path: Path) -> np.ndarray:
-    """A hospital's patients, float64 [n, 14], missing values as NaN."""
+    """Read a hospital's patients, float64 [n, 14], missing values as NaN."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except UnicodeDecodeError:
-        raise FedblendError(f"{path}: is no plain text; fetch it anew") from None
-    rows = [_patient(line, f"{path}: line {i}") for i, line in enumerate(lines, 1) if line.strip()]
+        raise FedblendError(f"{path}: is no plain text; download it again") from None
+    rows = [_parse_patient(line, f"{path}: line {i}") for i, line in enumerate(lines, 1) if line.strip()]
     if not rows:
-        raise FedblendError(f"{path}: holds no patients; fetch it anew")
+        raise FedblendError(f"{path}: holds no patients; download it again")
     return np.array(rows)
 
 
-def _patient(line: str, where: str) -> list[float]:
-    """A line's 14 values. Raises for another number of them, and for values that cannot be."""
+def _parse_patient(line: str, where: str) -> list[float]:
+    """A line's 14 values. Raises for another number of values, and for invalid values."""
     words = [word.strip() for word in line.split(",")]
     if len(words) != len(COLUMNS):
-        raise FedblendError(f"{where} is truncated or of another file: {len(words)} values; expected {len(COLUMNS)}")
-    return [_value(word, column, where) for word, column in zip(words, COLUMNS, strict=True)]
+        raise FedblendError(
+            f"{where} is truncated, or a line of another file: {len(words)} values; expected {len(COLUMNS)}"
+        )
+    return [_parse_value(word, column, where) for word, column in zip(words, COLUMNS, strict=True)]
 
 
-def _value(word: str, column: Column, where: str) -> float:
+def _parse_value(word: str, column: Column, where: str) -> float:
     if word == "?" and column.name != "num":
         return np.nan
     try:
@@ -142,21 +144,21 @@ def _value(word: str, column: Column, where: str) -> float:
 
 
 def features(values: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """What a model gets of 13 columns [n, 13] with NaN where missing: float32 [n, d], and the features' names.
+    """A model's features float32 [n, d] from 13 columns [n, 13] with NaN for missing values, and their names.
 
-    Means that stand for missing numbers are over the rows of ``train``; 0 where none of them has the number.
+    A missing number is replaced by the mean over the rows of ``train``, or by 0 if no such row has the number.
     """
-    made: list[np.ndarray] = []
+    columns: list[np.ndarray] = []
     names: list[str] = []
     for column, column_values in zip(COLUMNS[:-1], values.T, strict=True):
         missing = np.isnan(column_values)
         if column.codes:
-            made += [column_values == code for code in column.codes]
+            columns += [column_values == code for code in column.codes]
             names += [f"{column.name} = {code}" for code in column.codes]
         else:
-            seen = column_values[train & ~missing]
-            made.append(np.where(missing, seen.mean() if len(seen) else 0.0, column_values))
+            known = column_values[train & ~missing]
+            columns.append(np.where(missing, known.mean() if len(known) else 0.0, column_values))
             names.append(column.name)
-        made.append(missing)
+        columns.append(missing)
         names.append(f"{column.name} missing")
-    return np.stack(made, axis=1).astype(np.float32), names
+    return np.stack(columns, axis=1).astype(np.float32), names

@@ -1,4 +1,4 @@
-"""Pictures in folders, one folder a class."""
+"""Images in folders, one folder for each class."""
 
 from __future__ import annotations
 
@@ -11,78 +11,80 @@ import torch
 from fedblend.core.dataset import Dataset, Samples, check
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, FilePath, part
-from fedblend.data.loaders.files import TestShare, draw_test_half, existing
-from fedblend.data.loaders.pictures import read_picture
+from fedblend.data.loaders.files import TestShare, draw_test_half, existing_path, read_image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-"""The formats of files with these endings, by Pillow's names; one with another's ending is read as well."""
+"""Pillow's names of the formats with these suffixes; each format is read under each suffix."""
 
 
 @part("dataset", "image-folder")
 class ImageFolder:
-    """Pictures under ``path``: ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or only ``CLASS/*.png``.
+    """Images under ``path``: ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or only ``CLASS/*.png``.
 
-    Classes are the folders' names in alphabetical order. Without ``train`` and ``test``,
-    ``test_share`` of each class is test, by a draw that depends on nothing but the folder's name.
-    Raises :class:`FedblendError` that names the file for what is no picture, is damaged, or is of another
-    size.
+    Classes are the folders' names in alphabetical order. Without ``train`` and ``test``, ``test_share`` of each class
+    is test, by a draw that depends only on the folder's name. Raises :class:`FedblendError` with the file for damaged
+    images, other files, and images of another size.
     """
 
     path: FilePath
     """The folder; in an experiment file relative to that file."""
     size: Count | None = None
-    """Height and width in pixels to which pictures are resized (bilinear); without it all must be of one size."""
+    """Height and width in pixels to which images are resized (bilinear); by default all must have one size."""
     grey: bool = False
     """One channel instead of red, green and blue."""
     test_share: TestShare = 0.2
-    """Share of each class that is test, where there are no folders `train` and `test`."""
+    """Share of each class that is test, without folders `train` and `test`."""
 
     def load(self) -> Dataset:
-        """The data set: x uint8 [n, 1 or 3, H, W], y int64 [n]."""
-        root = existing(self.path, "data.path")
+        """Load x uint8 [n, 1 or 3, H, W] and y int64 [n]."""
+        root = existing_path(self.path, "data.path")
         if not root.is_dir():
-            raise FedblendError(f"data.path: '{root}' is a file; it must name a folder with a folder for each class")
+            raise FedblendError(f"data.path: '{root}' is a file; it must be a folder with a folder for each class")
         halves = [root / "train", root / "test"]
-        own = all(half.is_dir() for half in halves)
-        classes = _classes(halves[0] if own else root)
-        listed = [_listed(half, classes) for half in (halves if own else [root])]
+        has_halves = all(half.is_dir() for half in halves)
+        classes = _classes(halves[0] if has_halves else root)
+        files = [_labelled_files(half, classes) for half in (halves if has_halves else [root])]
         digest = hashlib.sha256()
-        read = [(self._read([file for file, _ in files], root, digest), _labels(files)) for files in listed]
-        if not own:
-            ((x, y),) = read
+        arrays = []
+        for half in files:
+            x = self._read([path for path, _ in half], root, digest)
+            arrays.append((x, np.array([label for _, label in half], np.int64)))
+        if not has_halves:
+            ((x, y),) = arrays
             test = draw_test_half(y, self.test_share, root.name)
-            read = [(x[~test], y[~test]), (x[test], y[test])]
-        count = sum(len(files) for files in listed)
+            arrays = [(x[~test], y[~test]), (x[test], y[test])]
+        count = sum(map(len, files))
+        rule = "the folder's own split" if has_halves else f"test: {self.test_share:g} of each class, drawn by name"
         facts = {
             "source": str(root),
             "files": {f"{count} pictures, paths and contents": digest.hexdigest()},
-            "notes": "the folder's own split" if own else f"test: {self.test_share:g} of each class, drawn by name",
+            "notes": rule,
         }
-        train, test_half = (Samples(torch.from_numpy(x), torch.from_numpy(y)) for x, y in read)
+        train, test_half = (Samples(torch.from_numpy(x), torch.from_numpy(y)) for x, y in arrays)
         return check(Dataset(root.name, "image", train, test_half, classes, facts=facts))
 
     def _read(self, files: list[Path], root: Path, digest: hashlib._Hash) -> np.ndarray:
-        """The pictures as uint8 [n, C, H, W]; each one's path and bytes go into ``digest``."""
+        """Read images as uint8 [n, C, H, W], and add their paths and bytes to ``digest``."""
         from PIL import Image
 
-        pictures: list[np.ndarray] = []
+        images: list[np.ndarray] = []
         for file in files:
             raw = file.read_bytes()
             digest.update(file.relative_to(root).as_posix().encode() + b"\0" + raw)
-            picture = read_picture(file, FORMATS, "L" if self.grey else "RGB", "mend it or take it away")
+            image = read_image(file, FORMATS, "L" if self.grey else "RGB", "repair or remove it")
             if self.size:
-                picture = picture.resize((self.size, self.size), Image.Resampling.BILINEAR)
-            pixels = np.asarray(picture, np.uint8)
-            if pictures and pixels.shape != pictures[0].shape:
-                this, first = ("{1} x {0}".format(*p.shape) for p in (pixels, pictures[0]))
+                image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+            pixels = np.asarray(image, np.uint8)
+            if images and pixels.shape != images[0].shape:
+                this, first = ("{1} x {0}".format(*p.shape) for p in (pixels, images[0]))
                 raise FedblendError(
-                    f"{file}: is of {this} pixels (width x height), {files[0].name} of {first}; "
-                    "give data.size to bring all to one size"
+                    f"{file}: has {this} pixels (width x height), {files[0].name} has {first}; "
+                    "give data.size to resize all images"
                 )
-            pictures.append(pixels)
-        stacked = np.stack(pictures)
+            images.append(pixels)
+        stacked = np.stack(images)
         return stacked[:, None] if self.grey else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
 
 
@@ -90,25 +92,21 @@ def _classes(folder: Path) -> tuple[str, ...]:
     """The names of the folders in ``folder``, in alphabetical order. Raises if there are none."""
     names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
     if not names:
-        raise FedblendError(f"{folder}: holds no folders; one folder of pictures for each class is needed")
+        raise FedblendError(f"{folder}: holds no folders; one folder of images for each class is needed")
     return tuple(names)
 
 
-def _listed(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    """Every picture under ``folder`` with its class, class by class, in alphabetical order."""
+def _labelled_files(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    """Each image file under ``folder`` with its label, class by class, in alphabetical order."""
     extra = sorted(set(_classes(folder)) - set(classes))
     if extra:
         raise FedblendError(f"{folder / extra[0]}: is no class of the training half; valid: {', '.join(classes)}")
-    listed = []
+    labelled: list[tuple[Path, int]] = []
     for label, name in enumerate(classes):
-        place = folder / name
-        inside = sorted(place.iterdir()) if place.is_dir() else []
-        files = [f for f in inside if f.suffix.lower() in SUFFIXES and not f.name.startswith(".")]
+        root = folder / name
+        entries = sorted(root.iterdir()) if root.is_dir() else []
+        files = [f for f in entries if f.suffix.lower() in SUFFIXES and not f.name.startswith(".")]
         if not files:
-            raise FedblendError(f"{place}: holds no pictures; valid: {', '.join(SUFFIXES)}")
-        listed += [(f, label) for f in files]
-    return listed
-
-
-def _labels(files: list[tuple[Path, int]]) -> np.ndarray:
-    return np.array([label for _, label in files], np.int64)
+            raise FedblendError(f"{root}: holds no images; valid: {', '.join(SUFFIXES)}")
+        labelled += [(f, label) for f in files]
+    return labelled

@@ -1,7 +1,11 @@
-"""MNIST and Fashion-MNIST: four idx files, from a folder, a package of the system, or the net."""
+"""MNIST and Fashion-MNIST: four idx files from a folder, a Debian package, or a download."""
 
 from __future__ import annotations
 
+import gzip
+import math
+import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +16,7 @@ import torch
 from fedblend.core.dataset import Dataset, Samples, check
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import data_folder, existing, sha256_file
-from fedblend.data.loaders.idx import read_pair
+from fedblend.data.loaders.files import data_folder, existing_path, sha256_file
 
 SIDE = 28
 """Height and width of the images in pixels."""
@@ -26,7 +29,7 @@ FILES = {
 
 @dataclass(frozen=True)
 class Source:
-    """Where the four files of one data set may come from."""
+    """Where the four files of a data set are searched, and their download."""
 
     name: str
     origin: str
@@ -38,7 +41,7 @@ class Source:
 
     @property
     def system_folder(self) -> Path | None:
-        """Where the Debian package, if there is one, puts the files."""
+        """The folder of the Debian package's files, or ``None`` without a package."""
         return Path("/usr/share/datasets") / self.debian.removeprefix("dataset-") if self.debian else None
 
 
@@ -79,16 +82,16 @@ FASHION_MNIST = Source(
 class Mnist:
     """MNIST: 60,000 training and 10,000 test images of digits, 28 x 28, ink as 255; CC BY-SA 3.0.
 
-    ``folder`` holds the four idx files, gzipped or not. Without it they are looked for in
-    ``$FEDBLEND_DATA/mnist`` and ``$FEDBLEND_DATA/MNIST/raw``, and else fetched once (11 MB, checked
-    against their SHA-256). Raises :class:`FedblendError` for files that are missing or damaged.
+    ``folder`` holds the four idx files, gzipped or not. By default they are searched in ``$FEDBLEND_DATA/mnist`` and
+    ``$FEDBLEND_DATA/MNIST/raw``, and otherwise downloaded once (11 MB, checked against their SHA-256).
+    Raises :class:`FedblendError` for files that are missing or damaged.
     """
 
     folder: FilePath | None = None
-    """The folder with the four idx files, gzipped or not; without it they are looked for, else fetched."""
+    """The folder with the four idx files, gzipped or not; by default they are searched, otherwise downloaded."""
 
     def load(self) -> Dataset:
-        """The data set: x uint8 [n, 1, 28, 28], y int64 [n]."""
+        """Load x uint8 [n, 1, 28, 28] and y int64 [n]."""
         return load_idx(MNIST, self.folder)
 
 
@@ -96,27 +99,27 @@ class Mnist:
 class FashionMnist:
     """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 28 x 28, 10 classes; MIT.
 
-    ``folder`` holds the four idx files, gzipped or not. Without it they are looked for in
-    ``$FEDBLEND_DATA/fashion-mnist``, then where Debian's package ``dataset-fashion-mnist`` puts them,
-    and else fetched once (31 MB, checked against their SHA-256). Raises :class:`FedblendError` for
-    files that are missing or damaged.
+    ``folder`` holds the four idx files, gzipped or not. By default they are searched in
+    ``$FEDBLEND_DATA/fashion-mnist``, then in the folder of Debian's package ``dataset-fashion-mnist``, and otherwise
+    downloaded once (31 MB, checked against their SHA-256). Raises :class:`FedblendError` for files that are missing or
+    damaged.
     """
 
     folder: FilePath | None = None
-    """The folder with the four idx files, gzipped or not; without it they are looked for, else fetched."""
+    """The folder with the four idx files, gzipped or not; by default they are searched, otherwise downloaded."""
 
     def load(self) -> Dataset:
-        """The data set: x uint8 [n, 1, 28, 28], y int64 [n]."""
+        """Load x uint8 [n, 1, 28, 28] and y int64 [n]."""
         return load_idx(FASHION_MNIST, self.folder)
 
 
 def load_idx(source: Source, folder: str | None) -> Dataset:
-    """Read the four files of ``source`` as one data set with its publisher's split."""
-    paths = find(source, folder)
+    """Read the four files of ``source`` as one data set with its publisher's split; download them if need be."""
+    paths = local_files(source, folder) or {name: _download(source, name) for name in source.sha256}
     halves = {}
     for half, (images, labels) in FILES.items():
         x, y = read_pair(paths[images], paths[labels], SIDE, len(source.classes))
-        # One copy: an array over the bytes of a file is read-only, which tensors cannot be.
+        # A copy, because an array over the bytes of a file is read-only, and tensors must be writable.
         halves[half] = Samples(torch.from_numpy(np.array(x)), torch.from_numpy(y))
     facts: dict[str, Any] = {
         "source": source.origin,
@@ -126,36 +129,31 @@ def load_idx(source: Source, folder: str | None) -> Dataset:
     return check(Dataset(source.name, "image", halves["train"], halves["test"], source.classes, facts=facts))
 
 
-def find(source: Source, folder: str | None) -> dict[str, Path]:
-    """The path of each of the four files: in ``folder``, in the usual places, or fetched from the net."""
-    return at_hand(source, folder) or {name: _fetch(source, name) for name in source.sha256}
-
-
-def at_hand(source: Source, folder: str | None = None) -> dict[str, Path]:
-    """The path of each of the four files in ``folder``, or in the usual places; nothing where they must be fetched."""
+def local_files(source: Source, folder: str | None = None) -> dict[str, Path]:
+    """The path of each of the four files in ``folder`` or a usual folder; empty if they must be downloaded."""
     if folder is not None:
-        place = existing(folder, "data.folder")
-        paths = _files_in(place)
+        root = existing_path(folder, "data.folder")
+        paths = _files_in(root)
         missing = [name for name in source.sha256 if name not in paths]
         if missing:
             raise FedblendError(
-                f"data.folder: '{place}' holds no {missing[0]} (nor {missing[0]}.gz); the data set "
+                f"data.folder: '{root}' holds no {missing[0]} (nor {missing[0]}.gz); the data set "
                 f"'{source.name}' needs {', '.join(source.sha256)}, gzipped or not"
             )
         return paths
     base = data_folder()
-    places = [base / sub for sub in source.folders] if base else []
+    roots = [base / folder for folder in source.folders] if base else []
     if source.system_folder:
-        places.append(source.system_folder)
-    for place in places:
-        paths = _files_in(place)
+        roots.append(source.system_folder)
+    for root in roots:
+        paths = _files_in(root)
         if len(paths) == len(source.sha256):
             return paths
     return {}
 
 
 def _files_in(folder: Path) -> dict[str, Path]:
-    """Those of the four files that ``folder`` holds, gzipped or not."""
+    """The paths of those of the four files that are in ``folder``, gzipped or not."""
     paths = {}
     for name in (*FILES["train"], *FILES["test"]):
         for path in (folder / f"{name}.gz", folder / name):
@@ -165,13 +163,75 @@ def _files_in(folder: Path) -> dict[str, Path]:
     return paths
 
 
-def _fetch(source: Source, name: str) -> Path:
-    """Fetch one file into the user's cache, or take it from there, checked against its SHA-256."""
-    from fedblend.data.loaders.download import fetch
+def _download(source: Source, name: str) -> Path:
+    """Download one file into the user's cache, unless it is there, and check its SHA-256."""
+    from fedblend.data.loaders.download import download
 
     package = f", or install Debian's package {source.debian}" if source.debian else ""
     remedy = (
         f"put the four files {', '.join(f'{n}.gz' for n in source.sha256)} into a folder and give "
         f"data.folder, or into {source.folders[0]}/ under the folder that $FEDBLEND_DATA names{package}"
     )
-    return fetch(f"{source.address}{name}.gz", source.sha256[name], source.name, remedy)
+    return download(f"{source.address}{name}.gz", source.sha256[name], source.name, remedy)
+
+
+# The idx format -------------------------------------------------------------------------------------------
+
+UNSIGNED_BYTE = 0x08
+"""Third byte of the magic number for elements that are unsigned bytes, the only type of these data sets."""
+
+KINDS = {1: "labels", 3: "images"}
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Read an idx file, gzipped or not, with an array of ``dimensions`` axes, uint8.
+
+    Images have 3 axes ([n, H, W], magic number 0x00000803), labels 1 ([n], 0x00000801). Raises :class:`FedblendError`
+    with the file if it cannot be unpacked, has another magic number, or is not as long as its header's shape requires.
+    """
+    raw = _bytes(path)
+    kind = KINDS.get(dimensions, f"arrays of {dimensions} axes")
+    magic = struct.pack(">BBBB", 0, 0, UNSIGNED_BYTE, dimensions)
+    if raw[:4] != magic:
+        raise FedblendError(
+            f"{path}: begins with 0x{raw[:4].hex() or '(nothing)'}; idx {kind} begin with 0x{magic.hex()}. "
+            "Is it another file under this name?"
+        )
+    header = 4 + 4 * dimensions
+    if len(raw) < header:
+        raise FedblendError(f"{path}: is truncated: {len(raw)} bytes, less than its header of {header}")
+    shape = struct.unpack(f">{dimensions}I", raw[4:header])
+    expected = header + math.prod(shape)
+    if len(raw) != expected:
+        fault = "is truncated" if len(raw) < expected else "is too long"
+        raise FedblendError(
+            f"{path}: {fault}: its header has shape {list(shape)}, which needs {expected} bytes, "
+            f"but the file has {len(raw)}; download it again"
+        )
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+
+
+def read_pair(images: Path, labels: Path, size: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read images uint8 [n, 1, size, size] and labels int64 [n]. Raises :class:`FedblendError` if they do not match."""
+    x, y = read_idx(images, 3), read_idx(labels, 1)
+    if x.shape[1:] != (size, size):
+        found = f"{x.shape[1]} x {x.shape[2]}"
+        raise FedblendError(f"{images}: images have {found} pixels; expected {size} x {size}")
+    if len(x) != len(y):
+        raise FedblendError(
+            f"{images} has {len(x)} images but {labels} has {len(y)} labels; the two must be of one half"
+        )
+    if len(y) and y.max() >= classes:
+        raise FedblendError(f"{labels}: has the label {y.max()}; valid: 0 to {classes - 1}")
+    return x[:, None], y.astype(np.int64)
+
+
+def _bytes(path: Path) -> bytes:
+    """The file's content, unpacked if it is gzipped (by its first bytes, not its name)."""
+    raw = path.read_bytes()
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (EOFError, OSError, zlib.error) as error:
+        raise FedblendError(f"{path}: truncated or damaged, cannot be unpacked ({error}); download it again") from None

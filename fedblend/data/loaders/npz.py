@@ -1,4 +1,4 @@
-"""Any data set as one NumPy archive: x, y and, where there are, clients and a split."""
+"""A data set in one NumPy archive: the arrays x and y, and optionally clients, a split and names."""
 
 from __future__ import annotations
 
@@ -8,31 +8,35 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from fedblend.core.dataset import Dataset
+from fedblend.core.dataset import Dataset, Samples, check
 from fedblend.core.errors import FedblendError, did_you_mean, legible, listed
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.arrays import dataset_of
-from fedblend.data.loaders.files import TestShare, existing, sha256_file
+from fedblend.data.loaders.files import TestShare, draw_test_half, existing_path, sha256_file
 
-KNOWN = ("x", "y", "client", "split", "client_names", "classes")
-"""The arrays that are read; others in the file are left alone, unless one seems meant."""
+# The archive ----------------------------------------------------------------------------------------------
+
+ARRAYS = ("x", "y", "client", "split", "client_names", "classes")
+"""The arrays that are read; other arrays are ignored, unless their names are similar to one of these."""
 
 HALVES = tuple(f"{name}_{half}" for name in ("x", "y", "client", "writer") for half in ("train", "test"))
-"""The arrays of a file that holds its halves apart."""
+"""The arrays of a file with separate halves."""
 
-ALIKE = 0.75
-"""How like a known name (as difflib has it) an unknown one must be to seem meant: ``client_id`` is, ``sizes`` not."""
+SIMILARITY = 0.75
+"""Similarity (of difflib) to a valid name at which an unknown name is an error: ``client_id`` is, ``sizes`` is not."""
 
 DAMAGED = (
     OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError,
     SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip
-"""What NumPy and ``zipfile`` end in at a damaged archive: also where a header is no Python (TokenError) or tells of a
-shape beyond all memory (MemoryError), or a member is encrypted (RuntimeError) or packed in an unknown way."""
+"""The errors of NumPy and ``zipfile`` for a damaged archive.
+
+TokenError: a header is no Python. MemoryError: a header's shape is larger than the memory. RuntimeError: a member is
+encrypted, or has an unknown compression."""
 
 
 @part("dataset", "npz")
@@ -42,82 +46,81 @@ class Npz:
     - ``x``: uint8 [n, H, W], [n, C, H, W] or [n, H, W, C] (C 1 or 3) are images; numbers [n, d] or
       floats [n, channels, ...] are features.
     - ``y``: whole numbers 0 to classes - 1, or text: classes; floats [n] or [n, q]: regression. Whole numbers
-      that do not begin at 0, or of which most never occur, are refused, unless ``classes`` names them.
-    - ``client`` (if there are clients): a whole number or a text for each sample.
-    - ``split`` (if there is one): 0 or "train", 1 or "test" for each sample. Without it,
-      ``test_share`` of each client's samples (else of each class's) is test, by a draw that depends
-      on nothing but the file's name.
-    - ``client_names``: the name of client number i at place i; ``classes``: the names of the classes.
+      that do not begin at 0, or most of which never occur, are errors, unless ``classes`` names them.
+    - ``client`` (optional): a whole number or a text for each sample.
+    - ``split`` (optional): 0 or "train", 1 or "test" for each sample. Without it, ``test_share`` of each client's
+      samples (without clients: of each class's) is test, by a draw that depends only on the file's name.
+    - ``client_names``: the name of client number i at position i; ``classes``: the names of the classes.
 
-    Instead of a ``split``, the file may hold the halves apart: ``x_train``, ``y_train``, ``x_test``,
+    Instead of a ``split``, the file may hold separate halves: ``x_train``, ``y_train``, ``x_test``,
     ``y_test`` (as Keras does), and ``client_train``, ``client_test`` or ``writer_train``, ... .
 
-    Clients are numbered anew, 0 to K - 1, in the order of their numbers or texts. Raises
-    :class:`FedblendError` that names the file and the array for anything else, also for a name that is nearly
-    one of these; arrays of other names are left alone.
+    Clients are renumbered, 0 to K - 1, in the order of their numbers or texts. Raises :class:`FedblendError` with the
+    file and the array for anything else, and for an unknown name that is similar to one of these. Arrays of other
+    names are ignored.
     """
 
     path: FilePath
     """The file; in an experiment file relative to that file."""
     test_share: TestShare = 0.2
-    """Share of each client's samples (else of each class's) that is test, where the file has no split."""
+    """Share of each client's samples (without clients: of each class's) that is test, for a file without a split."""
 
     def load(self) -> Dataset:
-        """The data set: x uint8 [n, C, H, W] or float32 [n, ...]; y int64 [n] or float32 [n, q]."""
-        path = existing(self.path, "data.path")
+        """Load x uint8 [n, C, H, W] or float32 [n, ...], and y int64 [n] or float32 [n, q]."""
+        path = existing_path(self.path, "data.path")
         arrays = read_arrays(path)
         return dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file. Raises :class:`FedblendError` if it is none, damaged, or pickled."""
+    """Read the arrays of an ``.npz`` file. Raises :class:`FedblendError` for damaged, pickled or other files."""
     if path.is_dir():
         raise FedblendError(f"data.path: '{path}' is a folder; it must name an .npz file")
     if not zipfile.is_zipfile(path):
-        raise FedblendError(f"{path}: is not a sound .npz archive, or is cut short; numpy.savez writes one")
+        raise FedblendError(f"{path}: is no valid .npz archive, or is truncated; numpy.savez writes one")
     try:
-        # Never allow pickles: unpickling a file from elsewhere runs whatever code it brings.
+        # Never allow pickles: unpickling a file runs any code that the file names.
         with np.load(path, allow_pickle=False) as archive:
             if "x_train" in archive.files:
                 _require_clear_names(archive.files, (*HALVES, "client_names", "writer_names", "classes"), path)
-                return _joined(archive, path)
-            _require_clear_names(archive.files, KNOWN, path)
-            _require_named(archive.files, path)
-            return {name: _array(archive, name) for name in archive.files if name in KNOWN}
+                return _join_halves(archive, path)
+            _require_clear_names(archive.files, ARRAYS, path)
+            _require_x_and_y(archive.files, path)
+            return {name: _array(archive, name) for name in archive.files if name in ARRAYS}
     except DAMAGED as error:
         pickled = str(error).startswith("Object arrays")
         reason = "holds objects; save plain numbers or text" if pickled else legible(error) or type(error).__name__
-        raise FedblendError(f"{path}: is not a sound .npz archive of arrays: {reason}") from None
+        raise FedblendError(f"{path}: is no valid .npz archive of arrays: {reason}") from None
 
 
 def _array(archive: Any, name: str) -> np.ndarray:
-    """An array of the archive. Raises :class:`ValueError` for a member that is none, which NumPy gives as bytes."""
+    """An array of the archive. Raises :class:`ValueError` for other members, which NumPy returns as bytes."""
     array = archive[name]
     if not isinstance(array, np.ndarray):
         raise ValueError(f"'{name}' is no array")
     return array
 
 
-def _require_clear_names(names: Sequence[str], known: Sequence[str], path: Path) -> None:
-    """Raise :class:`FedblendError` for an array that would be passed over though its name is nearly a known one."""
+def _require_clear_names(names: Sequence[str], valid: Sequence[str], path: Path) -> None:
+    """Raise :class:`FedblendError` for an array with an unknown name that is similar to a valid one."""
     for name in names:
-        near = did_you_mean(name, known, ALIKE)
-        if name not in known and near:
+        suggestion = did_you_mean(name, valid, SIMILARITY)
+        if name not in valid and suggestion:
             raise FedblendError(
-                f"{path}: the array {name!r} is unknown{near}; valid: {', '.join(known)} (give it a name unlike these "
-                "if it is none of them)"
+                f"{path}: the array {name!r} is unknown{suggestion}; valid: {', '.join(valid)} (rename it if it is "
+                "none of these)"
             )
 
 
-def _joined(archive: Any, path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file that holds its halves apart, as one array each and a split."""
+def _join_halves(archive: Any, path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file with separate halves, joined, and a split."""
     arrays = {}
     for name in ("x", "y", "client", "writer"):
         halves = [_array(archive, f"{name}_{half}") for half in ("train", "test") if f"{name}_{half}" in archive.files]
         if not halves and name in ("client", "writer"):
             continue
         if len(halves) != 2 or halves[0].ndim == 0 or halves[0].shape[1:] != halves[1].shape[1:]:
-            raise FedblendError(f"{path}: '{name}_train' and '{name}_test' must both be there, of one shape a sample")
+            raise FedblendError(f"{path}: needs both '{name}_train' and '{name}_test', with samples of one shape")
         arrays["client" if name == "writer" else name] = np.concatenate(halves)
         arrays["split"] = np.repeat(["train", "test"], [len(half) for half in halves])
     for name in ("client_names", "writer_names", "classes"):
@@ -126,11 +129,155 @@ def _joined(archive: Any, path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _require_named(names: Sequence[str], path: Path) -> None:
-    """Raise :class:`FedblendError` unless arrays x and y are among those of a file."""
+def _require_x_and_y(names: Sequence[str], path: Path) -> None:
+    """Raise :class:`FedblendError` unless a file has the arrays x and y."""
     for needed in ("x", "y"):
         if needed not in names:
             raise FedblendError(
                 f"{path}: holds no array '{needed}' (but {listed(names) or 'nothing'}); 'x' and 'y' are needed, "
-                f"{', '.join(KNOWN[2:])} are optional"
+                f"{', '.join(ARRAYS[2:])} are optional"
             )
+
+
+# A data set from arrays -----------------------------------------------------------------------------------
+
+
+def dataset_of(
+    arrays: dict[str, np.ndarray], name: str, source: Path, test_share: float, files: dict[str, str]
+) -> Dataset:
+    """Make a data set of the arrays x, y, client, split, client_names and classes (see :class:`Npz`).
+
+    Messages name ``source``; the draw of the test half depends on its last part. ``files`` has SHA-256 by name. Raises
+    :class:`FedblendError` with the source and the invalid array.
+    """
+    _require_lengths(arrays, source)
+    kind, x = _inputs(arrays["x"], source)
+    y, classes = _targets(arrays["y"], arrays.get("classes"), source)
+    client, names = _clients(arrays, source)
+    if "split" in arrays:
+        test, rule = _split(arrays["split"], source), "the file's own split"
+    else:
+        groups = client if client is not None else y if classes else np.zeros(len(y), np.int64)
+        test = draw_test_half(groups, test_share, source.name)
+        group = "client" if client is not None else "class"
+        rule = f"test: {test_share:g} of each {group}, drawn by the file's name"
+    train_half, test_half = (
+        Samples(torch.from_numpy(x[rows]), torch.from_numpy(y[rows]), None if client is None else client[rows])
+        for rows in (~test, test)
+    )
+    facts: dict[str, Any] = {"source": str(source), "files": files, "notes": rule}
+    return check(Dataset(name, kind, train_half, test_half, classes, names, facts=facts))
+
+
+def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Raise :class:`FedblendError` unless there are samples, with one entry in each array, and 1-D arrays of names."""
+    n = len(np.atleast_1d(arrays["y"]))
+    if n == 0:
+        raise FedblendError(f"{path}: 'y' holds no samples; at least two are needed, one to train and one to test on")
+    for name in ("x", "y", "client", "split"):
+        if name in arrays and (arrays[name].ndim == 0 or len(arrays[name]) != n):
+            raise FedblendError(
+                f"{path}: '{name}' has shape {list(arrays[name].shape)} but 'y' has {n} entries; "
+                "each needs one entry for each sample"
+            )
+    for name in ("client_names", "classes"):
+        if name in arrays and (arrays[name].ndim != 1 or not _is_text(arrays[name])):
+            raise FedblendError(
+                f"{path}: '{name}' is {arrays[name].dtype} of shape {list(arrays[name].shape)}; valid: names as text "
+                "(or numbers) [n]"
+            )
+
+
+def _inputs(x: np.ndarray, path: Path) -> tuple[Literal["image", "features"], np.ndarray]:
+    """Images as uint8 [n, C, H, W], or features as float32 in their shape."""
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        if x.ndim == 3:
+            x = x[:, None]
+        elif x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+            x = x.transpose(0, 3, 1, 2)
+        if x.shape[1] in (1, 3) and x.size:
+            return "image", np.ascontiguousarray(x)
+    elif x.size and ((x.dtype.kind == "f" and x.ndim >= 2) or (x.dtype.kind in "iub" and x.ndim == 2)):
+        # Overflow of float32 gives infinity, for which the check of the data set raises an error.
+        with np.errstate(over="ignore"):
+            return "features", x.astype(np.float32)
+    raise FedblendError(
+        f"{path}: 'x' is {x.dtype} of shape {list(x.shape)}; valid: images uint8 [n, H, W], [n, C, H, W] or "
+        "[n, H, W, C] with C 1 or 3; features as numbers [n, d] or floats [n, channels, ...]"
+    )
+
+
+def _targets(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as int64 [n] with the names of the classes, or numbers as float32 [n, q] without names."""
+    if y.dtype.kind == "f" and y.ndim in (1, 2) and names is None:
+        return y.astype(np.float32).reshape(len(y), -1), ()
+    if y.dtype.kind not in "iubU" or y.ndim != 1:
+        with_names = " with names of classes" if names is not None else ""
+        raise FedblendError(
+            f"{path}: 'y' is {y.dtype} of shape {list(y.shape)}{with_names}; valid: whole numbers or text [n] "
+            "(classes), or floats [n] or [n, q] (regression)"
+        )
+    if y.dtype.kind == "U":
+        classes = np.unique(y) if names is None else names.astype(str)
+        unknown = np.setdiff1d(y, classes)
+        if len(unknown):
+            raise FedblendError(f"{path}: 'y' holds '{unknown[0]}'; valid, by 'classes': {', '.join(classes)}")
+        order = np.argsort(classes)
+        return order[np.searchsorted(classes, y, sorter=order)].astype(np.int64), tuple(map(str, classes))
+    y = y.astype(np.int64)
+    low, high = (int(y.min()), int(y.max())) if len(y) else (0, 0)
+    # With more classes than samples, y holds identifiers, or numbers to predict.
+    count = len(names) if names is not None else high + 1 if high < max(len(y), 2) else 0
+    if low < 0 or high >= count:
+        valid = f"0 to {count - 1}" if names is not None else "0 to classes - 1 (floats for regression)"
+        raise FedblendError(f"{path}: labels in 'y' are from {low} to {high}; valid: {valid}")
+    used = np.unique(y)
+    if names is None and low > 0:
+        raise FedblendError(
+            f"{path}: labels in 'y' begin at {low}, so {'class 0' if low == 1 else f'classes 0 to {low - 1}'} would "
+            "have no sample; number them from 0, or name all classes in 'classes'"
+        )
+    if names is None and 2 * len(used) < count:
+        raise FedblendError(
+            f"{path}: labels in 'y' reach to {high}, but only {len(used)} of these {count} classes have a sample "
+            f"({listed(used.tolist())}); number them 0 to {len(used) - 1}, or name all classes in 'classes'"
+        )
+    return y, tuple(map(str, range(count) if names is None else names))
+
+
+def _clients(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The client of each sample, int64 0 to K - 1 or ``None``, and the clients' names."""
+    if "client" not in arrays:
+        return None, ()
+    client, names = arrays["client"], arrays.get("client_names")
+    if client.ndim != 1 or client.dtype.kind not in "iuU":
+        raise FedblendError(
+            f"{path}: 'client' is {client.dtype} of shape {list(client.shape)}; valid: numbers [n] or text"
+        )
+    ids, codes = np.unique(client, return_inverse=True)
+    if names is None or client.dtype.kind == "U":
+        return codes.astype(np.int64), tuple(map(str, ids))
+    if len(ids) and (ids[0] < 0 or ids[-1] >= len(names)):
+        raise FedblendError(
+            f"{path}: clients are from {ids[0]} to {ids[-1]} but 'client_names' has {len(names)} names; "
+            f"valid: 0 to {len(names) - 1}"
+        )
+    return codes.astype(np.int64), tuple(map(str, names[ids]))
+
+
+def _split(split: np.ndarray, path: Path) -> np.ndarray:
+    """The test samples, bool [n]."""
+    if not _is_text(split):
+        raise FedblendError(f"{path}: 'split' is {split.dtype}; valid: 0 or 'train', 1 or 'test' for each sample")
+    halves = split.astype(str)
+    bad = ~np.isin(halves, ["0", "1", "train", "test", "False", "True"])
+    if split.ndim != 1 or bad.any():
+        found = f"holds '{halves[bad][0]}'" if bad.any() else f"has shape {list(split.shape)}"
+        raise FedblendError(f"{path}: 'split' {found}; valid: 0 or 'train', 1 or 'test' for each sample")
+    return np.isin(halves, ["1", "test", "True"])
+
+
+def _is_text(array: np.ndarray) -> bool:
+    """Whether entries are text or can be converted to text: numbers, and ASCII bytes."""
+    kind = array.dtype.kind
+    return kind in "Ubiuf" or (kind == "S" and all(entry.isascii() for entry in array.ravel().tolist()))

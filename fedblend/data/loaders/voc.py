@@ -1,4 +1,4 @@
-"""PASCAL VOC 2007 as a classification set: each annotated object cut out of its picture."""
+"""PASCAL VOC 2007 as a classification data set: each annotated object is cut out of its image."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ import torch
 from fedblend.core.dataset import Dataset, Samples, check
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.registry import Count, FilePath, part
-from fedblend.data.loaders.files import TestShare, draw_test_half
-from fedblend.data.loaders.pictures import read_picture
-from fedblend.data.loaders.places import Home
+from fedblend.data.loaders.files import DataFiles, TestShare, draw_test_half, read_image
 
 CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -25,60 +23,62 @@ CLASSES = (
 )  # fmt: skip
 
 FORMATS = ("JPEG", "PNG")
-"""The formats of pictures, whatever their names end in: the publisher's, and one without losses."""
+"""Formats of the images, under any suffix: the publisher's, and a lossless one."""
 
-HOME = Home(
+FILES = DataFiles(
     name="voc2007",
     files=("Annotations", "JPEGImages", "ImageSets/Main/test.txt"),
     folders=("VOCdevkit/VOC2007", "VOC2007"),
     address=(
         "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/VOCtrainval_06-Nov-2007.tar and "
-        "VOCtest_06-Nov-2007.tar beside it"
+        "VOCtest_06-Nov-2007.tar in the same folder"
     ),
 )
 
 
 @dataclass(frozen=True)
-class Thing:
-    """An object of a picture: its class, and its box (left, top, right, bottom) in pixels, the right and lower open."""
+class AnnotatedObject:
+    """An object of an image."""
 
     label: int
+    """Its class, 0 to 19."""
     box: tuple[int, int, int, int]
+    """(left, top, right, bottom) in pixels from 0; right and bottom are outside."""
 
 
 @part("dataset", "voc2007")
 class Voc2007:
-    """PASCAL VOC 2007 as classification: objects cut out of their pictures, resized to 32 x 32, 20 classes.
+    """PASCAL VOC 2007 as classification: objects cut out of their images, resized to 32 x 32, 20 classes.
 
-    After AggEnhance (section 4.1), which derives such a set and tells no more than its numbers: 8,243 to train and
-    5,000 to test on. Here every annotated object is a sample, cut out by its box and resized (bilinear, its sides
-    scaled each for itself). Boxes of one picture may overlap, but no picture is in both halves: the training half is
-    the publisher's list "trainval" and the test half "test"; where only one list is there, ``test_share`` of its
-    pictures, drawn by name, are test. ``folder`` holds Annotations, JPEGImages and ImageSets; without it it is looked
-    for in ``$FEDBLEND_DATA/VOCdevkit/VOC2007``. Raises :class:`FedblendError` that names the file for what is missing,
-    damaged, of another class, or has a box outside of its picture.
+    After AggEnhance (section 4.1), which derives such a data set and gives only its sizes: 8,243 samples to train and
+    5,000 to test on. Here every annotated object is a sample, cut out by its box and resized (bilinear, width and
+    height scaled separately). Boxes of one image may overlap, but no image is in both halves: the training half is the
+    publisher's list "trainval" and the test half "test". With only one list, ``test_share`` of its images, drawn by
+    name, are test. ``folder`` holds Annotations, JPEGImages and ImageSets; the default is
+    ``$FEDBLEND_DATA/VOCdevkit/VOC2007``. Raises :class:`FedblendError` with the file for missing or damaged files,
+    unknown classes, and boxes outside of their images.
     """
 
     folder: FilePath | None = None
-    """The folder VOC2007; without it it is looked for under $FEDBLEND_DATA."""
+    """The folder VOC2007; by default it is searched under $FEDBLEND_DATA."""
     size: Count = 32
     """Height and width in pixels to which objects are resized."""
     difficult: bool = False
-    """Whether to take objects that are marked as difficult to recognise, which the publisher does not count."""
+    """Whether to include objects marked as difficult to recognise, which the publisher does not count."""
     min_side: Count = 1
     """Height and width in pixels, before resizing, below which an object is left out."""
     test_share: TestShare = 0.2
-    """Share of the pictures that is test, where only one of the lists "trainval" and "test" is there."""
+    """Share of the images that is test, with only one of the lists "trainval" and "test"."""
 
     def load(self) -> Dataset:
-        """The data set: x uint8 [n, 3, size, size], y int64 [n]."""
-        place = HOME.find(self.folder)
-        train, test, rule = self._lists(place / "ImageSets" / "Main")
+        """Load x uint8 [n, 3, size, size] and y int64 [n]."""
+        root = FILES.find(self.folder)
+        train, test, rule = self._lists(root / "ImageSets" / "Main")
         digest = hashlib.sha256()
-        halves = [self._objects(place, names, digest) for names in (train, test)]
+        halves = [self._objects(root, names, digest) for names in (train, test)]
         count = len(train) + len(test)
         facts: dict[str, Any] = {
-            "source": "Everingham et al. 2010: PASCAL VOC 2007 (pictures of flickr, research use)",
+            "source": "Everingham et al. 2010: PASCAL VOC 2007 (images of flickr, research use)",
             "files": {f"{count} pictures and annotations, names and contents": digest.hexdigest()},
             "notes": f"{len(halves[0])} objects of {len(train)} pictures to train, {len(halves[1])} of {len(test)} to "
             f"test on; {rule}",
@@ -86,116 +86,117 @@ class Voc2007:
         return check(Dataset("voc2007", "image", halves[0], halves[1], CLASSES, facts=facts))
 
     def _lists(self, folder: Path) -> tuple[list[str], list[str], str]:
-        """The names of the pictures of both halves, and how they were told apart."""
+        """The names of the images of both halves, and the rule of the split."""
         lists = {name: _names(folder / f"{name}.txt") for name in ("trainval", "test")}
         if all(lists.values()):
             both = sorted({*lists["trainval"]} & {*lists["test"]})
             if both:
-                raise FedblendError(f"{folder}: the picture '{both[0]}' is in trainval.txt and in test.txt")
+                raise FedblendError(f"{folder}: the image '{both[0]}' is in trainval.txt and in test.txt")
             return lists["trainval"], lists["test"], "the publisher's lists trainval and test"
         names = lists["test"] or lists["trainval"]
         if len(names) < 2:
-            raise FedblendError(f"{folder}: its lists name {len(names)} pictures; at least two are needed")
-        held = draw_test_half(np.zeros(len(names)), self.test_share, "voc2007")
-        halves = [[name for name, one in zip(names, held, strict=True) if one == half] for half in (False, True)]
-        return halves[0], halves[1], f"test: {self.test_share:g} of the pictures of one list, drawn by name"
+            raise FedblendError(f"{folder}: its lists name {len(names)} images; at least two are needed")
+        test = draw_test_half(np.zeros(len(names)), self.test_share, "voc2007")
+        train = [name for name, is_test in zip(names, test, strict=True) if not is_test]
+        held_out = [name for name, is_test in zip(names, test, strict=True) if is_test]
+        return train, held_out, f"test: {self.test_share:g} of the pictures of one list, drawn by name"
 
-    def _objects(self, place: Path, names: list[str], digest: hashlib._Hash) -> Samples:
-        """All objects of these pictures; their files' names and bytes go into ``digest``."""
+    def _objects(self, root: Path, names: list[str], digest: hashlib._Hash) -> Samples:
+        """All objects of these images; the names and bytes of their files are added to ``digest``."""
         cut: list[np.ndarray] = []
         labels: list[int] = []
         for name in names:
-            paths = place / "Annotations" / f"{name}.xml", place / "JPEGImages" / f"{name}.jpg"
+            paths = root / "Annotations" / f"{name}.xml", root / "JPEGImages" / f"{name}.jpg"
             for path in paths:
                 if not path.is_file():
                     raise FedblendError(f"{path}: is missing, but the lists in ImageSets/Main name '{name}'")
                 digest.update(path.name.encode() + b"\0" + path.read_bytes())
-            things = [one for one in read_things(paths[0], self.difficult) if self._wants(one)]
-            cut += self._cut(paths[1], things)
-            labels += [one.label for one in things]
+            objects = [one for one in read_objects(paths[0], self.difficult) if self._is_large_enough(one)]
+            cut += self._cut_out(paths[1], objects)
+            labels += [one.label for one in objects]
         x = np.stack(cut).transpose(0, 3, 1, 2) if cut else np.empty((0, 3, self.size, self.size), np.uint8)
         return Samples(torch.from_numpy(np.ascontiguousarray(x)), torch.tensor(labels, dtype=torch.int64))
 
-    def _wants(self, thing: Thing) -> bool:
-        left, top, right, bottom = thing.box
+    def _is_large_enough(self, one: AnnotatedObject) -> bool:
+        left, top, right, bottom = one.box
         return min(right - left, bottom - top) >= self.min_side
 
-    def _cut(self, path: Path, things: list[Thing]) -> list[np.ndarray]:
-        """The objects of one picture, uint8 [size, size, 3] each."""
+    def _cut_out(self, path: Path, objects: list[AnnotatedObject]) -> list[np.ndarray]:
+        """The objects of one image, each uint8 [size, size, 3]."""
         from PIL import Image
 
-        picture = read_picture(path, FORMATS, "RGB", "fetch it anew")
-        for thing in things:
-            if thing.box[2] > picture.width or thing.box[3] > picture.height:
+        image = read_image(path, FORMATS, "RGB", "download it again")
+        for one in objects:
+            if one.box[2] > image.width or one.box[3] > image.height:
                 raise FedblendError(
-                    f"{path}: is of {picture.width} x {picture.height} pixels, but its annotation has a "
-                    f"{CLASSES[thing.label]} up to {thing.box[2]} x {thing.box[3]}; is it another picture?"
+                    f"{path}: has {image.width} x {image.height} pixels, but its annotation has a "
+                    f"{CLASSES[one.label]} up to {one.box[2]} x {one.box[3]}; is it another image?"
                 )
-        way = Image.Resampling.BILINEAR
-        return [np.asarray(picture.resize((self.size, self.size), way, box=thing.box)) for thing in things]
+        size, bilinear = (self.size, self.size), Image.Resampling.BILINEAR
+        return [np.asarray(image.resize(size, bilinear, box=one.box)) for one in objects]
 
 
 def _names(path: Path) -> list[str]:
-    """The pictures that a list names; none if there is no such list."""
+    """The names of images in a list; empty if there is no such list."""
     if not path.is_file():
         return []
     names = path.read_bytes().decode("ascii", "replace").split()
     bad = [name for name in names if not name.isalnum()]
     if bad or len(set(names)) < len(names):
-        fault = f"holds {bad[0]!r}, which is no picture's name" if bad else "names a picture twice"
-        raise FedblendError(f"{path}: {fault}; it must hold one name a line, such as 000005")
+        fault = f"holds {bad[0]!r}, which is no image's name" if bad else "names an image twice"
+        raise FedblendError(f"{path}: {fault}; it must have one name a line, such as 000005")
     return names
 
 
-def read_things(path: Path, difficult: bool) -> list[Thing]:
-    """The objects that an annotation tells of, without the difficult ones unless these are wanted.
+def read_objects(path: Path, difficult: bool) -> list[AnnotatedObject]:
+    """Read the objects of an annotation, with ``difficult`` also those marked as difficult.
 
-    Boxes are counted from 1 with both ends inside, as VOC has them. Raises :class:`FedblendError` that names the file
-    for what is no annotation of VOC.
+    VOC counts the pixels of a box from 1 and includes both ends. Raises :class:`FedblendError` with the file if it is
+    no annotation of VOC.
     """
     raw = path.read_bytes()
     try:
-        if _declares(raw):
+        if _has_document_type(raw):
             raise FedblendError(
-                f"{path}: holds a declaration (<!DOCTYPE), which no annotation of VOC does; it is not read"
+                f"{path}: holds a declaration (<!DOCTYPE), which no annotation of VOC has; it is not read"
             )
         root = ElementTree.fromstring(raw)
-    # Beside what is no XML: an encoding that is unknown, or has no table.
+    # LookupError and ValueError: an unknown encoding, or one without a table.
     except (ExpatError, ElementTree.ParseError, LookupError, ValueError) as error:
-        raise FedblendError(f"{path}: is truncated or no XML ({legible(error)}); fetch it anew") from None
+        raise FedblendError(f"{path}: is truncated or no XML ({legible(error)}); download it again") from None
     if root.findtext("filename", "").strip() != f"{path.stem}.jpg":
-        raise FedblendError(f"{path}: tells of the picture '{root.findtext('filename', '')}', not of {path.stem}.jpg")
+        raise FedblendError(f"{path}: describes the image '{root.findtext('filename', '')}', not {path.stem}.jpg")
     found = []
     for one in root.findall("object"):
         if difficult or one.findtext("difficult", "0").strip() != "1":
-            found.append(_thing(one, path))
+            found.append(_parse_object(one, path))
     return found
 
 
-def _declares(raw: bytes) -> bool:
-    """Whether XML has a document type, in which entities can be defined that grow without bound.
+def _has_document_type(raw: bytes) -> bool:
+    """Whether XML has a document type, which can define entities that grow without bound.
 
-    It is read in its own encoding, since the bytes of UTF-16 and others show no "<!", up to the document type at most:
-    what stands in it is not read. Raises :class:`ExpatError` for what is no XML.
+    A parser reads the bytes, because some encodings such as UTF-16 do not contain the bytes "<!". It stops at the
+    document type and does not read its content. Raises :class:`ExpatError` for bytes that are no XML.
     """
 
     def stop(*_: object) -> None:
-        raise _Declared
+        raise _DocumentType
 
     parser = ParserCreate()
     parser.StartDoctypeDeclHandler = stop
     try:
         parser.Parse(raw, True)
-    except _Declared:
+    except _DocumentType:
         return True
     return False
 
 
-class _Declared(Exception):
-    """A document type begins here."""
+class _DocumentType(Exception):
+    """The parser reached a document type."""
 
 
-def _thing(one: ElementTree.Element, path: Path) -> Thing:
+def _parse_object(one: ElementTree.Element, path: Path) -> AnnotatedObject:
     name = one.findtext("name", "").strip()
     if name not in CLASSES:
         raise FedblendError(f"{path}: holds an object of the class '{name}'; valid: {', '.join(CLASSES)}")
@@ -206,5 +207,5 @@ def _thing(one: ElementTree.Element, path: Path) -> Thing:
     except (ValueError, OverflowError):
         raise FedblendError(f"{path}: the box of a {name} is {words}; four numbers are expected") from None
     if not (1 <= left <= right and 1 <= top <= bottom):
-        raise FedblendError(f"{path}: the box of a {name} is {words}; from 1 up, and no maximum below its minimum")
-    return Thing(CLASSES.index(name), (left - 1, top - 1, right, bottom))
+        raise FedblendError(f"{path}: the box of a {name} is {words}; from 1 up, and each maximum at least its minimum")
+    return AnnotatedObject(CLASSES.index(name), (left - 1, top - 1, right, bottom))

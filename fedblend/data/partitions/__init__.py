@@ -1,4 +1,4 @@
-"""Partitions: which client holds which samples. Importing this package registers them all."""
+"""Partitions of the samples over clients; importing this package registers all of them."""
 
 from __future__ import annotations
 

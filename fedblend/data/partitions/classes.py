@@ -1,4 +1,4 @@
-"""A few classes a client: the split of FedMix's CIFAR experiments."""
+"""A few classes at each client: the partition of FedMix's CIFAR experiments."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from fedblend.core.dataset import Population
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import Count, part
-from fedblend.data.partitions.deal import deal, even, require_classes, stable_order
+from fedblend.data.partitions.deal import deal, even_sizes, require_classes, stable_order
 
 
 @part("partition", "classes")
 class Classes:
-    """Every client holds ``classes_per_client`` random classes and no others (FedMix, appendix B).
+    """Every client has samples of ``classes_per_client`` random classes only (FedMix, appendix B).
 
-    The draw is level: every class has equally many holders, give or take one, so that all classes are
-    held as soon as clients * classes_per_client reaches their number. With ``samples``, every client
-    holds that many, divided evenly among its classes. Without, each class's samples are dealt out
-    evenly among its holders.
+    The draw is balanced: the classes' numbers of clients differ by at most 1. So every class has a client if clients *
+    classes_per_client is at least the number of classes. With ``samples``, every client has that many samples, evenly
+    divided among its classes. Otherwise, each class's samples are evenly divided among its clients.
     """
 
     clients: Count = 60
     """Number of clients."""
     classes_per_client: Count = 2
-    """Classes that each client holds."""
+    """Classes of each client."""
     samples: Count | None = None
-    """Samples that each client holds, evenly of its classes; without it a class is dealt out among its holders."""
+    """Samples of each client, evenly of its classes; by default each class is divided among its clients."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
-        """Deal the samples out. Raises :class:`FedblendError` if a class runs out or too few exist."""
+        """Deal the samples to clients. Raises :class:`FedblendError` if a class has too few samples or classes."""
         require_classes(classes, "classes")
         supply = np.bincount(labels, minlength=classes)
         present = np.flatnonzero(supply)
@@ -41,65 +40,65 @@ class Classes:
             )
         if self.samples is not None and self.samples < each:
             raise FedblendError(
-                f"partition.samples: {self.samples} cannot come from {each} classes; valid: {each} or more"
+                f"partition.samples: {self.samples} samples cannot be of {each} classes; valid: {each} or more"
             )
         rng = stream(seed, "partition")
-        label = present[holdings(self.clients, each, len(present), rng)].ravel()
+        label = present[draw_classes(self.clients, each, len(present), rng)].ravel()
         client = np.repeat(np.arange(self.clients), each)
         if self.samples is None:
-            count = _shares(label, supply)
+            count = _even_shares(label, supply)
         else:
-            count = np.tile(even(self.samples, each), self.clients)
-            self._require(label, count, supply)
+            count = np.tile(even_sizes(self.samples, each), self.clients)
+            self._require_enough(label, count, supply)
         population = deal(labels, client, label, count, self.clients, rng)
-        unheld = np.setdiff1d(present, label)
-        if len(unheld):
-            population.notes["classes_unheld"] = unheld.tolist()
+        unused = np.setdiff1d(present, label)
+        if len(unused):
+            population.notes["classes_unheld"] = unused.tolist()
         return population
 
-    def _require(self, label: np.ndarray, count: np.ndarray, supply: np.ndarray) -> None:
-        """Raise :class:`FedblendError` if a class is asked for more than it has."""
+    def _require_enough(self, label: np.ndarray, count: np.ndarray, supply: np.ndarray) -> None:
+        """Raise :class:`FedblendError` if a class has fewer samples than its clients need."""
         wanted = np.bincount(label, weights=count, minlength=len(supply)).astype(np.int64)
         if (wanted > supply).any():
             c = int(np.argmax(wanted - supply))
-            holders = np.bincount(label, minlength=len(supply))
-            most = int((supply[holders > 0] // holders[holders > 0]).min()) * self.classes_per_client
+            clients = np.bincount(label, minlength=len(supply))
+            most = int((supply[clients > 0] // clients[clients > 0]).min()) * self.classes_per_client
             valid = f"up to {most:,} samples a client" if most else "fewer clients"
             raise FedblendError(
-                f"partition.samples: {self.samples:,} samples a client ask for {wanted[c]:,} of class {c} "
-                f"({holders[c]:,} holders), which has {supply[c]:,}; valid: {valid}"
+                f"partition.samples: {self.samples:,} samples a client need {wanted[c]:,} of class {c} "
+                f"({clients[c]:,} clients), which has {supply[c]:,}; valid: {valid}"
             )
 
 
-def holdings(clients: int, each: int, classes: int, rng: np.random.Generator) -> np.ndarray:
-    """``each`` distinct classes a client, int64 [clients, each]; every class equally often, within 1.
+def draw_classes(clients: int, each: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """``each`` distinct classes for every client, int64 [clients, each]; the classes' counts differ by at most 1.
 
-    Clients come in blocks of as many as there are classes. In a block, client i holds the classes
-    pi(i + s_j) for a random permutation pi and random distinct shifts s_j (modulo the classes): every
-    class exactly ``each`` times. The last, smaller block takes the classes in turn from one random
-    cycle, which levels it to within 1. So no draw is ever rejected.
+    Clients are divided into blocks of as many clients as classes. In a block, client i has the classes pi(i + s_j) for
+    a random permutation pi and random distinct shifts s_j (modulo the classes), so each class occurs exactly ``each``
+    times. The last, smaller block takes the classes in turn from one random cycle, so counts differ by at most 1. No
+    draw is rejected.
     """
     blocks, rest = divmod(clients, classes)
     pi = rng.permuted(np.broadcast_to(np.arange(classes), (blocks, classes)), axis=1)
     shifts = rng.permuted(np.broadcast_to(np.arange(classes), (blocks, classes)), axis=1)[:, :each]
-    place = (np.arange(classes)[None, :, None] + shifts[:, None, :]) % classes
-    full = np.take_along_axis(pi[:, :, None], place, axis=1).reshape(blocks * classes, each)
+    position = (np.arange(classes)[None, :, None] + shifts[:, None, :]) % classes
+    full = np.take_along_axis(pi[:, :, None], position, axis=1).reshape(blocks * classes, each)
     turn = np.arange(rest * each).reshape(rest, each) % classes
     return np.concatenate([full, rng.permutation(classes)[turn]])
 
 
-def _shares(label: np.ndarray, supply: np.ndarray) -> np.ndarray:
-    """How many samples each holding gets if every class is dealt out evenly among its holders."""
-    holders = np.bincount(label, minlength=len(supply))
-    short = np.flatnonzero(holders > supply)
+def _even_shares(label: np.ndarray, supply: np.ndarray) -> np.ndarray:
+    """The samples of each (client, class) pair if every class is divided evenly among its clients."""
+    clients = np.bincount(label, minlength=len(supply))
+    short = np.flatnonzero(clients > supply)
     if len(short):
         c = short[0]
         raise FedblendError(
-            f"partition.clients: {holders[c]:,} clients are to hold class {c}, which has {supply[c]:,} "
+            f"partition.clients: {clients[c]:,} clients need class {c}, which has {supply[c]:,} "
             "samples; take fewer clients or fewer classes a client"
         )
     order = stable_order(label)
     grouped = label[order]
     rank = np.empty(len(label), np.int64)
     rank[order] = np.arange(len(label)) - np.searchsorted(grouped, grouped)
-    return supply[label] // holders[label] + (rank < supply[label] % holders[label])
+    return supply[label] // clients[label] + (rank < supply[label] % clients[label])

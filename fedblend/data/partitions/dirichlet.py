@@ -10,17 +10,24 @@ import pydantic
 from fedblend.core.dataset import Population
 from fedblend.core.random import stream
 from fedblend.core.registry import Count, Positive, part
-from fedblend.data.partitions.deal import deal_counts, even, require_classes
-from fedblend.data.partitions.sizes import apportion, largest, lognormal_sizes, require_clients
+from fedblend.data.partitions.deal import (
+    apportion,
+    deal_counts,
+    even_sizes,
+    largest,
+    lognormal_sizes,
+    require_classes,
+    require_clients,
+)
 
 FITTING_ROUNDS = 100
-"""Rounds of proportional fitting; a table still off by then is settled by the rounding."""
+"""Rounds of proportional fitting; the rounding corrects a remaining difference."""
 
 BLOCK = 1 << 16
-"""Clients that are fitted in one go, so that their part of the table is read from memory once a round."""
+"""Clients that are fitted together, so their part of the table stays in the cache during a round."""
 
 NEGLIGIBLE = 1e-100
-"""Proportions below this count as none, so that scaling them up cannot overflow."""
+"""Smaller proportions are taken as 0, so scaling cannot overflow."""
 
 
 @part("partition", "dirichlet")
@@ -28,14 +35,14 @@ class Dirichlet:
     """Class proportions from a Dirichlet distribution: the smaller ``alpha``, the less IID.
 
     ``form = "client"`` (AggEnhance, equation 17): each client draws its proportions of the classes,
-    p_i ~ Dir(alpha q), where q are those of the whole data. Its size is ``sizes``: ``"equal"`` or
-    ``"lognormal-share"`` (equation 16). :func:`fitted` turns proportions and sizes into counts.
+    p_i ~ Dir(alpha q), where q are those of the whole data set. Its size is ``sizes``: ``"equal"`` or
+    ``"lognormal-share"`` (equation 16). :func:`fit_counts` turns proportions and sizes into counts.
 
     ``form = "class"`` (Yurochkin et al. 2019, Wang et al. 2020; FedMix, appendix J, Table 18, with alpha
     0.2 and 0.5): each class is divided among the clients by p_c ~ Dir(alpha), over clients. Sizes
-    follow from the draws; a client below ``min_samples`` is filled up from the largest.
+    follow from the draws; clients below ``min_samples`` get samples of the largest clients.
 
-    All samples are given out, and every client gets ``min_samples``.
+    All samples are used, and every client has at least ``min_samples``.
     """
 
     clients: Count = 100
@@ -43,48 +50,46 @@ class Dirichlet:
     alpha: Positive = 1.0
     """Concentration of the distribution: the smaller, the less IID."""
     form: Literal["client", "class"] = "client"
-    """Whether each client draws its proportions of the classes, or each class its shares at the clients."""
+    """Draw the class proportions of each client, or the client shares of each class."""
     sizes: Literal["equal", "lognormal-share"] | None = None
-    """Sizes of clients with "client": equal (also if not given), or AggEnhance's equation 16."""
+    """Client sizes for "client": equal (the default), or AggEnhance's equation 16."""
     min_samples: Count = 1
-    """Samples that every client gets at least."""
+    """Least samples of a client."""
 
     @pydantic.model_validator(mode="after")
     def _sizes_belong_to_clients(self) -> Dirichlet:
         if self.form == "class" and self.sizes is not None:
-            raise ValueError(
-                f"sizes = '{self.sizes}' goes with form = 'client'; with 'class' sizes follow from the draws"
-            )
+            raise ValueError(f"sizes = '{self.sizes}' needs form = 'client'; with 'class', sizes follow from the draws")
         return self
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
-        """Deal the samples out. Raises :class:`FedblendError` if there are too few for ``min_samples``."""
+        """Deal the samples to clients. Raises :class:`FedblendError` if there are too few for ``min_samples``."""
         require_classes(classes, "dirichlet")
         require_clients(self.clients, len(labels), self.min_samples)
         rng = stream(seed, "partition")
         supply = np.bincount(labels, minlength=classes)
         if self.form == "class":
-            counts = _divided(supply, self.clients, self.alpha, self.min_samples, rng)
+            counts = _draw_by_class(supply, self.clients, self.alpha, self.min_samples, rng)
         else:
             if self.sizes == "lognormal-share":
                 sizes = lognormal_sizes(self.clients, len(labels), rng, at_least=self.min_samples)
             else:
-                sizes = even(len(labels), self.clients)
-            counts = fitted(proportions(self.clients, supply, self.alpha, rng), sizes, supply)
+                sizes = even_sizes(len(labels), self.clients)
+            counts = fit_counts(draw_proportions(self.clients, supply, self.alpha, rng), sizes, supply)
         return deal_counts(labels, counts, rng)
 
 
-def proportions(clients: int, supply: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
+def draw_proportions(clients: int, supply: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """p_i ~ Dir(alpha q) with q = supply / sum(supply), float64 [clients, classes] (equation 17)."""
     prior = supply / supply.sum()
     return _dirichlet(alpha * prior, prior, clients, rng)
 
 
 def _dirichlet(alpha: np.ndarray, fallback: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws from Dir(alpha), float64 [rows, len(alpha)]; where alpha is 0 so are they.
+    """Draws from Dir(alpha), float64 [rows, len(alpha)]; 0 where alpha is 0.
 
-    Where alpha is so small that a draw underflows, it is the distribution's limit: all on one place,
-    chosen with the probabilities ``fallback``.
+    A draw that underflows, for a very small alpha, is replaced by the distribution's limit: 1 at one position, chosen
+    with the probabilities ``fallback``.
     """
     drawn = np.zeros((rows, len(alpha)))
     inside = alpha > 0
@@ -95,13 +100,13 @@ def _dirichlet(alpha: np.ndarray, fallback: np.ndarray, rows: int, rng: np.rando
     return drawn
 
 
-def fitted(p: np.ndarray, sizes: np.ndarray, supply: np.ndarray) -> np.ndarray:
-    """Whole counts [clients, classes] near sizes * p, with row sums ``sizes`` and no class overdrawn.
+def fit_counts(p: np.ndarray, sizes: np.ndarray, supply: np.ndarray) -> np.ndarray:
+    """Whole counts [clients, classes] near sizes * p, with row sums ``sizes`` and column sums at most ``supply``.
 
-    Clients' wishes do not add up to the supply. So the table is fitted in proportion (Sinkhorn:
-    columns scaled to the supply, rows to the sizes, in turn), which keeps zeros and odds ratios, and is
-    then made whole: rounded down, the largest fractions first, and what is still missing from
-    whichever classes are left. Needs sum(sizes) <= sum(supply).
+    The column sums of sizes * p differ from the supply. So the table is fitted in proportion (Sinkhorn: columns scaled
+    to the supply and rows to the sizes, in turn), which keeps zeros and odds ratios. Then the table is rounded down,
+    the largest fractions are rounded up, and missing samples are taken from the remaining supply. Needs
+    sum(sizes) <= sum(supply).
     """
     table = np.where(p > NEGLIGIBLE, p, 0.0) * sizes[:, None]
     target = supply * (sizes.sum() / supply.sum())
@@ -116,17 +121,17 @@ def fitted(p: np.ndarray, sizes: np.ndarray, supply: np.ndarray) -> np.ndarray:
     fractions = table
     fractions -= counts
     for c in np.argsort(left):
-        keen = np.flatnonzero((missing > 0) & (fractions[:, c] > 0))
-        given = keen[largest(fractions[keen, c], int(left[c]))]
-        counts[given, c] += 1
-        missing[given] -= 1
-        left[c] -= len(given)
+        candidates = np.flatnonzero((missing > 0) & (fractions[:, c] > 0))
+        chosen = candidates[largest(fractions[candidates, c], int(left[c]))]
+        counts[chosen, c] += 1
+        missing[chosen] -= 1
+        left[c] -= len(chosen)
     _fill(counts, missing, left)
     return counts
 
 
 def _fit(table: np.ndarray, columns: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Scale columns by these factors and rows to ``sizes``, in place; returns the columns' sums then."""
+    """Scale columns by ``columns`` and rows to ``sizes``, in place; return the new sums of the columns."""
     found = np.zeros(len(columns))
     for start in range(0, len(table), BLOCK):
         rows = table[start : start + BLOCK]
@@ -137,7 +142,7 @@ def _fit(table: np.ndarray, columns: np.ndarray, sizes: np.ndarray) -> np.ndarra
 
 
 def _ratio(wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """wanted / found, and 0 where nothing is found."""
+    """wanted / found, and 0 where ``found`` is negligible."""
     return np.divide(wanted, found, out=np.zeros(len(found)), where=found > NEGLIGIBLE)
 
 
@@ -150,8 +155,10 @@ def _fill(counts: np.ndarray, missing: np.ndarray, left: np.ndarray) -> None:
     counts[clients] += np.maximum(np.minimum(to_client[:, None], to_class[None]) - low, 0)
 
 
-def _divided(supply: np.ndarray, clients: int, alpha: float, min_samples: int, rng: np.random.Generator) -> np.ndarray:
-    """Counts [clients, classes]: every class by its own draw, then the smallest clients filled up."""
+def _draw_by_class(
+    supply: np.ndarray, clients: int, alpha: float, min_samples: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Counts [clients, classes]: a draw for every class, then samples moved to clients below ``min_samples``."""
     even_odds = np.full(clients, 1 / clients)
     shares = _dirichlet(np.full(clients, alpha), even_odds, len(supply), rng)
     counts = np.stack([apportion(p, int(n)) for p, n in zip(shares, supply, strict=True)], axis=1)
@@ -159,7 +166,7 @@ def _divided(supply: np.ndarray, clients: int, alpha: float, min_samples: int, r
     short = np.maximum(min_samples - sizes, 0)
     if not short.any():
         return counts
-    # The largest clients give first, each down to min_samples: a bound on the work, unlike drawing again.
+    # The largest clients give first, each down to min_samples. Unlike repeated draws, this always ends.
     order = np.argsort(-sizes, kind="stable")
     spare = np.maximum(sizes[order] - min_samples, 0)
     gives = np.zeros(clients, np.int64)

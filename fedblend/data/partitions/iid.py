@@ -1,4 +1,4 @@
-"""The even split: every client draws from the same distribution."""
+"""The IID partition: every client's samples have the same distribution."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from fedblend.core.dataset import Population
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import Count, part
-from fedblend.data.partitions.deal import cut, even
+from fedblend.data.partitions.deal import even_sizes, split_by_sizes
 
 
 @part("partition", "iid")
 class Iid:
-    """Samples shuffled and dealt out evenly: client sizes differ by at most 1, or are ``samples`` each."""
+    """Shuffled samples in equal parts: client sizes differ by at most 1, or are ``samples`` each."""
 
     clients: Count = 10
     """Number of clients."""
     samples: Count | None = None
-    """Samples that each client holds; without it all are dealt out."""
+    """Samples of each client; by default all samples are used."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
-        """Deal ``len(labels)`` samples out. Raises :class:`FedblendError` if there are too few."""
+        """Deal ``len(labels)`` samples to clients. Raises :class:`FedblendError` if there are too few."""
         n = len(labels)
         if self.clients > n:
             raise FedblendError(
@@ -32,5 +32,5 @@ class Iid:
                 f"partition.samples: {self.clients:,} clients of {self.samples:,} samples need "
                 f"{self.samples * self.clients:,}, but there are {n:,}; valid: 1 to {n // self.clients:,}"
             )
-        sizes = np.full(self.clients, self.samples) if self.samples else even(n, self.clients)
-        return cut(stream(seed, "partition").permutation(n), sizes)
+        sizes = np.full(self.clients, self.samples) if self.samples else even_sizes(n, self.clients)
+        return split_by_sizes(stream(seed, "partition").permutation(n), sizes)

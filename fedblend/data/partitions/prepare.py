@@ -1,4 +1,4 @@
-"""From a data set and a partition to its clients: split, thin out, hold out."""
+"""Divide a data set's training half among clients: partition, keep a fraction, hold out a local test set."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 
-LISTED = 100
-"""How many empty clients are named in the notes; more are only counted."""
+MOST_NAMED = 100
+"""Empty clients that the notes name; more are only counted."""
 
 
 def prepare(partition: Any, data: Dataset, seed: int, fraction: float = 1.0, holdout: float = 0.0) -> Population:
-    """The clients of ``data``'s training half.
+    """The clients of the training half of ``data``.
 
-    ``fraction`` in (0, 1] keeps that share of each client's samples (FedMix, Table 4), at least one; a
-    smaller fraction is a subset of a larger one. ``holdout`` in [0, 1) is the share of these that each
-    client keeps for its own test, at least one of two; a client with a single sample holds out none.
-    Raises :class:`FedblendError` for values outside these ranges, and for a partition that gives a
-    sample twice or one that does not exist.
+    ``fraction`` in (0, 1] keeps this share of each client's samples (FedMix, Table 4), at least one; a smaller fraction
+    keeps a subset of a larger one's samples. ``holdout`` in [0, 1) is the share of the kept samples for the client's
+    own test, at least one of two; a client with a single sample holds out none. Raises :class:`FedblendError` for
+    values outside these ranges, and for a partition with a repeated or unknown sample.
     """
     if not 0 < fraction <= 1:
         raise FedblendError(f"fraction: {fraction!r} is not valid: must be above 0 and at most 1")
@@ -30,7 +29,7 @@ def prepare(partition: Any, data: Dataset, seed: int, fraction: float = 1.0, hol
     n = len(data.train)
     labels = data.train.y.numpy() if data.classes else np.zeros(n, np.int64)
     population = partition.split(labels, len(data.classes), seed, data.train.client)
-    _require_sound(population, n, type(partition).__name__)
+    _require_valid(population, n, type(partition).__name__)
     notes: dict[str, Any] = dict(population.notes)
     order, offsets = population.order, population.offsets
     if fraction < 1:
@@ -50,20 +49,21 @@ def prepare(partition: Any, data: Dataset, seed: int, fraction: float = 1.0, hol
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty):
         notes["empty"] = len(empty)
-        notes["empty_clients"] = empty[:LISTED].tolist()
+        notes["empty_clients"] = empty[:MOST_NAMED].tolist()
     return Population(order, offsets, held_order, held_offsets, population.natural, notes)
 
 
 def _divide(
     order: np.ndarray, offsets: np.ndarray, kept: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Divide each client's samples at random into ``kept[k]`` and the rest: (order, offsets) of both."""
+    """Divide each client's samples at random into ``kept[k]`` samples and the rest: (order, offsets) of both."""
     sizes = np.diff(offsets)
     shuffled = rng.permutation(len(order))
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    shuffled = shuffled[np.argsort(owner[shuffled], kind="stable")]  # random within each client
+    # Random within each client.
+    shuffled = shuffled[np.argsort(owner[shuffled], kind="stable")]
     first = np.arange(len(order)) - np.repeat(offsets[:-1], sizes) < np.repeat(kept, sizes)
-    # Back into stored order within each half, so that which samples are kept does not shuffle them.
+    # Both parts keep the stored order of the samples.
     chosen = np.zeros(len(order), bool)
     chosen[shuffled[first]] = True
 
@@ -73,17 +73,17 @@ def _divide(
     return order[chosen], starts(kept), order[~chosen], starts(sizes - kept)
 
 
-def _require_sound(population: Population, n: int, name: str) -> None:
-    """Raise :class:`FedblendError` unless every index is a sample of the training half, given once."""
+def _require_valid(population: Population, n: int, name: str) -> None:
+    """Raise :class:`FedblendError` unless every index is a sample of the training half and occurs once."""
     order = population.order
     if len(order) and (order.min() < 0 or order.max() >= n):
         bad = order[(order < 0) | (order >= n)][0]
         raise FedblendError(f"partition {name}: gives sample {bad}; valid: 0 to {n - 1}")
-    given = np.zeros(n, bool)
-    given[order] = True
-    if np.count_nonzero(given) < len(order):
+    used = np.zeros(n, bool)
+    used[order] = True
+    if np.count_nonzero(used) < len(order):
         times = np.bincount(order, minlength=n)
         twice = int(times.argmax())
         raise FedblendError(
-            f"partition {name}: gives sample {twice} {times[twice]} times; each goes to one client at most"
+            f"partition {name}: gives sample {twice} {times[twice]} times; each belongs to one client at most"
         )

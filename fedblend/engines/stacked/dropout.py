@@ -63,7 +63,7 @@ class DropoutMasks:
         self.shapes, self.device = shapes, device
         whose = clients if device.type == "cpu" else clients[:1]
         seeds = [key(seed, task.purpose("train"), task.round, client, bits=32) for client in whose] if shapes else []
-        ours = bool(seeds) and device.type == "cpu" and dropout.are_there()
+        ours = bool(seeds) and device.type == "cpu" and dropout.is_usable()
         self.streams = dropout.Streams(seeds) if ours else None
         self.generators = [] if ours else [torch.Generator(device).manual_seed(seed) for seed in seeds]
 

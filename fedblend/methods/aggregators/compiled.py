@@ -44,7 +44,7 @@ def chunks(rows: Sequence[torch.Tensor]) -> Iterator[tuple[slice, torch.Tensor]]
 def add_weighted(total: torch.Tensor, tensor: torch.Tensor, weight: float) -> None:
     """total += weight * tensor, in place; total is float64."""
     if _suited([tensor]) and total.is_contiguous():
-        _call("add_weighted", ctypes.c_int64(tensor.numel()), ctypes.c_double(weight), _at(tensor), _at(total))
+        build.function(SOURCE, "add_weighted", "qdPP")(tensor.numel(), weight, tensor, total)
     else:
         total.add_(tensor, alpha=weight)
 
@@ -57,8 +57,8 @@ def mean_of_order(rows: Sequence[torch.Tensor], low: int, high: int) -> torch.Te
     if not _suited(rows):
         return _plain_mean_of_order(rows, low, high)
     pairs, out = comparators(len(rows), low, high), torch.empty_like(rows[0])
-    numbers = (ctypes.c_int64(len(pairs)), pairs.ctypes.data_as(ctypes.c_void_p), low, high)
-    _call("mean_of_order", *_rows(rows), *numbers, _at(out))
+    kernel = build.function(SOURCE, "mean_of_order", "qiPqPiiP")
+    kernel(*_rows(rows), len(pairs), pairs.ctypes.data, low, high, out)
     return out
 
 
@@ -85,7 +85,7 @@ def squared_distances(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     if _suited(rows):
         found = torch.zeros(number, number, dtype=torch.float64)
         width = min(WIDEST, max(16, CACHE // number // 16 * 16))
-        _call("squared_distances", *_rows(rows), width, _at(found))
+        build.function(SOURCE, "squared_distances", "qiPiP")(*_rows(rows), width, found)
         return found + found.t()
     above = torch.zeros(number * (number - 1) // 2, dtype=torch.float64, device=rows[0].device)
     for _, chunk in chunks(rows):
@@ -106,9 +106,7 @@ def mean_within(
     shares = torch.tensor(weights, dtype=torch.float64, device=origin.device)
     if _suited([*rows, origin]):
         out = torch.empty_like(origin)
-        _call(
-            "mean_within", *_rows(rows), _at(shares), _at(origin), ctypes.c_double(low), ctypes.c_double(high), _at(out)
-        )
+        build.function(SOURCE, "mean_within", "qiPPPddP")(*_rows(rows), shares, origin, low, high, out)
         return out
     start = origin.reshape(-1).double()
     out = torch.empty(len(start), dtype=_precision(origin), device=origin.device)
@@ -129,23 +127,10 @@ def _suited(tensors: Sequence[torch.Tensor]) -> bool:
     return (
         sum(tensor.numel() for tensor in tensors) >= WORTH
         and all(t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
-        and library() is not None
+        and build.library(SOURCE) is not None
     )
-
-
-def library() -> ctypes.CDLL | None:
-    """The kernels; ``None`` where there is no compiler."""
-    return build.library(SOURCE)
 
 
 def _rows(rows: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """The arguments that tell a kernel of rows: how long they are, how many, and where."""
-    return ctypes.c_int64(rows[0].numel()), len(rows), (ctypes.c_void_p * len(rows))(*(r.data_ptr() for r in rows))
-
-
-def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _call(name: str, *arguments: Any) -> None:
-    getattr(library(), name)(*arguments)
+    return rows[0].numel(), len(rows), (ctypes.c_void_p * len(rows))(*(r.data_ptr() for r in rows))

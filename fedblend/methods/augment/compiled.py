@@ -6,7 +6,6 @@ the training step that they are made for (benchmarks/augmix.py).
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,12 @@ from fedblend._kernels.tracing import opaque
 SOURCE = Path(__file__).with_name("augmix.cpp")
 
 
-def library() -> ctypes.CDLL | None:
-    """The kernel; ``None`` where there is no compiler."""
-    return build.library(SOURCE)
-
-
 def blend_images(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
     """Views float32 [..., V, B, C, H, W] in [0, 1] of images uint8 [..., B, C, H, W].
 
     ``operation`` int8 [..., B, V, chains, depth], ``level`` float32 alike, ``mix`` float32 [..., B, V, 1 + chains].
     """
-    if greys.device.type != "cpu" or library() is None:
+    if greys.device.type != "cpu" or build.library(SOURCE) is None:
         from fedblend.methods.augment.operations import blended, kept_constants
 
         return blended(greys.double(), operation, level, mix, kept_constants(*greys.shape[-2:], greys.device)).float()
@@ -39,15 +33,8 @@ def blend_images(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tens
     stacks = greys.numel() // max(1, batch * channels * height * width)
     numbers = (stacks, batch, views, chains, depth, channels, height, width)
     tensors = [t.contiguous() for t in (greys, operation, level, mix)]
-    call(numbers, *tensors, turned(), made)
+    build.function(SOURCE, "augmix", "iiiiiiiiPPPPPP")(*numbers, *tensors, turned(), made)
     return made
-
-
-def call(numbers: tuple[int, ...], *tensors: torch.Tensor) -> None:
-    """Run the kernel on contiguous tensors."""
-    kernel = library()
-    assert kernel is not None
-    kernel.augmix(*numbers, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.errors import FedblendError
 from fedblend.core.server_step import ModelSpec, ServerContext, Tensors
 from fedblend.data.scale import Scaler
-from fedblend.models.names import same_tensors
+from fedblend.models.layers import same_tensors
 
 Stacked = dict[str, torch.Tensor]
 

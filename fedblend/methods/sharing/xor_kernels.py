@@ -7,7 +7,6 @@ up to four decimals, counts as one.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from fractions import Fraction
 from pathlib import Path
@@ -35,11 +34,6 @@ MANY = 128
 there is farther than WINDOW and alpha's own rounding take it."""
 
 
-def library() -> ctypes.CDLL | None:
-    """The kernel; ``None`` where there is no compiler."""
-    return build.library(SOURCE)
-
-
 def xor_of_blends(
     x: torch.Tensor,
     first: np.ndarray | torch.Tensor,
@@ -61,11 +55,10 @@ def xor_of_blends(
         if isinstance(places, np.ndarray) and places.size and places[:, 0].min() < 0:
             raise IndexError("a blend of no samples")
     weight = _share_of(alpha, BITS)
-    kernel = library()
-    if kernel is None:
+    if build.library(SOURCE) is None:
         _in_chunks(x, first, second, weight, noise, made)
     else:
-        _call(kernel, x, first, second, (weight, coarse_weight(alpha)), noise, made)
+        _call(x, first, second, (weight, coarse_weight(alpha)), noise, made)
     return made
 
 
@@ -84,7 +77,6 @@ def _share_of(alpha: float, bits: int) -> int:
 
 
 def _call(
-    kernel: ctypes.CDLL,
     x: torch.Tensor,
     first: np.ndarray | torch.Tensor,
     second: np.ndarray | None,
@@ -92,14 +84,12 @@ def _call(
     noise: torch.Tensor | None,
     made: torch.Tensor,
 ) -> None:
-    # Held by names until the kernel is done: what contiguous() makes may be new.
-    pixels, given = x.contiguous(), first.contiguous() if isinstance(first, torch.Tensor) else None
+    given = first.contiguous() if isinstance(first, torch.Tensor) else None
     rows = [None if given is not None else _rows(first), None if second is None else _rows(second)]
     lifted = None if noise is None else noise.contiguous()
-    number, at = ctypes.c_int64, _at
-    kernel.xor_of_blends(
-        at(pixels), number(math.prod(x.shape[1:])), number(len(made)), number(_width(rows[0])), at(rows[0]),
-        at(given), number(_width(rows[1])), at(rows[1]), at(lifted), *map(ctypes.c_int32, weights), at(made),
+    build.function(SOURCE, "xor_of_blends", "PqqqPPqPPiiP")(
+        x.contiguous(), math.prod(x.shape[1:]), len(made), _width(rows[0]), rows[0], given, _width(rows[1]), rows[1],
+        lifted, *weights, made,
     )  # fmt: skip
 
 
@@ -109,10 +99,6 @@ def _rows(places: np.ndarray | torch.Tensor) -> torch.Tensor:
 
 def _width(rows: torch.Tensor | None) -> int:
     return 0 if rows is None else rows.shape[1]
-
-
-def _at(tensor: torch.Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
 # Without a kernel -------------------------------------------------------------------------------------------

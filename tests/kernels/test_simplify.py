@@ -1,4 +1,4 @@
-"""Programs of functions: they compute what the function does, whatever it does, or the function is called itself."""
+"""Traced programs equal their functions, or the function itself is called."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_program_computes_what_its_function_does(function: Function) -> None:
         assert torch.allclose(program(x.clone()), function(x.clone()))
 
 
-def test_tensors_of_one_shape_may_lie_otherwise() -> None:
+def test_tensors_of_one_shape_with_other_strides() -> None:
     program = TracedFunction(lambda x: x.view(-1) * 2 if x.is_contiguous() else x.reshape(-1) * 2)
     x = torch.arange(6.0).view(2, 3)
 
@@ -97,14 +97,14 @@ def test_tensors_of_one_shape_may_lie_otherwise() -> None:
     assert program(torch.arange(6.0).view(3, 2).t()).tolist() == [0, 4, 8, 2, 6, 10]
 
 
-def test_a_function_that_changes_what_it_is_given_does_so_once_a_call() -> None:
+def test_a_function_changes_its_argument_once_a_call() -> None:
     program = TracedFunction(lambda x: x.add_(1) * 2)
     x = torch.zeros(2)
 
     assert [program(x).tolist() for _ in range(4)] == [[2, 2], [4, 4], [6, 6], [8, 8]]
 
 
-def test_a_fault_of_the_function_is_told_as_it_is() -> None:
+def test_an_error_of_the_function_is_raised() -> None:
     with pytest.raises(RuntimeError, match="size of tensor a"):
         TracedFunction(lambda x: x + torch.zeros(3))(torch.zeros(4))
 

@@ -11,13 +11,11 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from fedblend.core.registry import Count, part
-from fedblend.models.images import image_shape
-from fedblend.models.norms import Normed
-from fedblend.models.staged import Staged
+from fedblend.models.layers import Normed, Staged, image_shape
 
 
 class Residual(nn.Module):
-    """relu(body(x) + shortcut(x)), for two modules of like outputs."""
+    """relu(body(x) + shortcut(x)), for two modules with outputs of one shape."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -30,9 +28,9 @@ class Residual(nn.Module):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ResNet(Normed):
-    """Four stages of residual blocks between a 3x3 convolution and a mean over the image.
+    """A 3x3 convolution, four stages of residual blocks, a mean over the image, and a dense layer.
 
-    The form for small images: the first convolution has a stride of 1 and no max pool follows it. The first block
+    The version for small images: the first convolution has a stride of 1 and no max pool follows it. The first block
     of each later stage halves the image and doubles the channels, with a 1x1 convolution on its shortcut.
     """
 
@@ -43,7 +41,7 @@ class ResNet(Normed):
     """Channels of the first stage (before a bottleneck's expansion); each later stage has twice as many."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
-        """The network for inputs of ``shape`` = (channels, height, width), at least 8x8."""
+        """Build the network for inputs of ``shape`` = (channels, height, width), at least 8x8."""
         channels, _, _ = image_shape(shape, self.name, 8)
         stages: list[nn.Module] = [nn.Sequential(*self._convolution(channels, self.width, 3), nn.ReLU())]
         inputs = self.width
@@ -56,7 +54,7 @@ class ResNet(Normed):
         return Staged(*stages)
 
     def _convolution(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-        # A norm takes the mean away and has a bias of its own.
+        # A norm subtracts the mean and has its own bias.
         bias = self.norm == "none"
         return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=bias), *self.norms(outputs)]
 
@@ -82,7 +80,7 @@ class ResNet18(ResNet):
     """ResNet-18 (He et al. 2016) for small images, as AggEnhance uses it (section 5.1).
 
     Stages of two blocks of two 3x3 convolutions, 64 to 512 channels. The first convolution is 3x3 with a stride of
-    1 and without a max pool, the form for 32x32 images. ``norm = "batch"`` is the original's.
+    1 and without a max pool, the version for 32x32 images. The original has ``norm = "batch"``.
     """
 
     blocks = (2, 2, 2, 2)
@@ -94,8 +92,8 @@ class ResNet50(ResNet):
     """ResNet-50 (He et al. 2016) for small images, as Fed-AugMix uses it on CIFAR (section V-A).
 
     Stages of 3, 4, 6 and 3 bottlenecks: 1x1, 3x3 and 1x1 convolutions, the last with four times the channels, 256
-    to 2048; a stride is the 3x3 convolution's. The first convolution is 3x3 with a stride of 1 and without a max
-    pool, the form for 32x32 images. ``norm = "batch"`` is the original's.
+    to 2048. The 3x3 convolution has the stride. The first convolution is 3x3 with a stride of 1 and without a max
+    pool, the version for 32x32 images. The original has ``norm = "batch"``.
     """
 
     blocks = (3, 4, 6, 3)

@@ -1,4 +1,4 @@
-"""The recurrent network for next-character prediction."""
+"""An LSTM for next-character prediction."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import nn
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
-from fedblend.models.staged import Staged
+from fedblend.models.layers import Staged
 
 
 class OneHotEmbedding(nn.Module):
     """An embedding of one-hot vectors [B, T, V], or of mixtures and means of them: x @ E.
 
-    A mean of embeddings is the mean of one-hot vectors times E, so mixing inputs is mixing embeddings and
-    a mean, sent once, stays right when E moves.
+    A mean of embeddings is the mean of one-hot vectors times E. So a mixture of inputs is a mixture of embeddings, and
+    a mean that was sent once stays valid when E changes.
     """
 
     def __init__(self, vocabulary: int, size: int) -> None:
@@ -31,7 +31,7 @@ class OneHotEmbedding(nn.Module):
 
 
 class LSTMLayer(nn.Module):
-    """One LSTM layer written as cells: it can be differentiated twice on every device.
+    """One LSTM layer made of single operations, which can be differentiated twice on every device.
 
     PyTorch's fused kernels (cuDNN, oneDNN) have no second derivative, which FedMix's Taylor term needs.
     Inputs [B, T, in] give hidden states [B, T, hidden], or only the last, [B, hidden].
@@ -47,7 +47,7 @@ class LSTMLayer(nn.Module):
             nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the layer over time, from zero state."""
+        """Run the layer over time, from a zero state."""
         hidden = x.new_zeros(x.shape[0], self.recurrent.in_features)
         cell = hidden
         states = []
@@ -71,10 +71,10 @@ class LSTM:
     """Number of LSTM layers."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
-        """The network for one-hot text of ``shape`` = (time, vocabulary)."""
+        """Build the network for one-hot text of ``shape`` = (time, vocabulary)."""
         if len(shape) != 2:
             raise FedblendError(
-                f"model.name: 'lstm' takes text (time x vocabulary); this data set's samples are of shape {list(shape)}"
+                f"model.name: 'lstm' takes text (time x vocabulary); this data set's samples have shape {list(shape)}"
             )
         sizes = [self.embedding] + [self.hidden] * self.layers
         stages: list[nn.Module] = [OneHotEmbedding(shape[1], self.embedding)]

@@ -1,4 +1,4 @@
-"""A picture of a split: which client holds how much of which class."""
+"""A figure of a partition: samples of each class at each client."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 200
-"""Up to so many clients, each has a column; more are drawn in groups of neighbours."""
+"""Most columns of the figure; more clients are drawn in groups."""
 
-NAMED_CLASSES = 32
-"""Up to so many classes, each is named on the axis; of more, every n-th."""
+MOST_LABELS = 32
+"""Most classes on the axis; of more classes, every n-th has a label."""
 
 INK, PALE, BAR = "#22303c", "#8a97a3", "#4c78a8"
 
 
 def draw_split(counts: np.ndarray, class_names: Sequence[str], path_png: str | Path, title: str) -> None:
-    """Draw a split from its counts [clients, classes] (see :func:`class_counts`) into a PNG file.
+    """Draw a partition from its counts [clients, classes] (see :func:`class_counts`) into a PNG file.
 
-    Above, how many samples each client holds; below, how they divide over the classes, as shares of the
-    client; beside them the measures of :func:`noniid_measures`. More than 200 clients are sorted by their
-    main class and drawn in 200 groups: the mean size and the mean shares of each.
+    Top: samples of each client. Bottom: shares of the classes at each client. Right: the measures of
+    :func:`noniid_measures`. More than 200 clients are sorted by their largest class and drawn in 200 groups, with the
+    mean size and the mean shares of each group.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def draw_split(counts: np.ndarray, class_names: Sequence[str], path_png: str | P
 
 
 def draw_sizes(sizes: np.ndarray, path_png: str | Path, title: str) -> None:
-    """Draw how many samples each client holds, ``sizes`` int [clients], where there are no classes to draw."""
+    """Draw the samples of each client, ``sizes`` int [clients], into a PNG file, for data without classes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -67,7 +67,7 @@ def draw_sizes(sizes: np.ndarray, path_png: str | Path, title: str) -> None:
 
 
 def _columns(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Sizes [columns] and class shares [columns, classes] as drawn, and whether columns are groups."""
+    """Sizes [columns], class shares [columns, classes], and whether columns are groups of clients."""
     sizes = counts.sum(1)
     shares = counts / np.maximum(sizes, 1)[:, None]
     if len(counts) <= COLUMNS:
@@ -98,11 +98,11 @@ def _draw_shares(axes: Axes, shares: np.ndarray, names: Sequence[str], grouped: 
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
-    # Colours by the root of the share, so that one sample of many classes still shows. They end at the
-    # largest share there is, but not below three even shares, or an even split would look extreme.
+    # Colours by the root of the share, so small shares are visible. The darkest colour is the largest share, or three
+    # even shares if that is more, so an even split looks even.
     top = min(1.0, max(3 / len(names), float(shares.max(initial=0))))
     image = axes.imshow(shares.T, aspect="auto", cmap="Blues", norm=PowerNorm(0.5, 0, top), interpolation="nearest")
-    step = -(-len(names) // NAMED_CLASSES)
+    step = -(-len(names) // MOST_LABELS)
     shown = range(0, len(names), step)
     labels = [names[i] if names[i].isprintable() and names[i].strip() else repr(names[i]) for i in shown]
     axes.set_yticks(list(shown), labels, fontsize=8 if len(labels) <= 16 else 6.5, color=INK, parse_math=False)
@@ -124,21 +124,21 @@ def _draw_shares(axes: Axes, shares: np.ndarray, names: Sequence[str], grouped: 
 
 def _write_measures(axes: Axes, counts: np.ndarray) -> None:
     axes.axis("off")
-    held = noniid_measures(counts)
+    measures = noniid_measures(counts)
     empty = int((counts.sum(1) == 0).sum())
     lines = [("clients", f"{len(counts):,}"), ("samples", f"{counts.sum():,}")]
-    if held:
+    if measures:
         lines += [
-            ("samples a client", f"{held['size_mean']:,.1f}"),
-            ("    smallest", f"{held['size_min']:,.0f}"),
-            ("    largest", f"{held['size_max']:,.0f}"),
-            ("classes a client", f"{held['classes_mean']:.2f} ± {held['classes_deviation']:.2f}"),
-            ("KL divergence (nats)", f"{held['divergence']:.3f}"),
-            ("distance to the whole", f"{held['distance']:.3f}"),
+            ("samples a client", f"{measures['size_mean']:,.1f}"),
+            ("    smallest", f"{measures['size_min']:,.0f}"),
+            ("    largest", f"{measures['size_max']:,.0f}"),
+            ("classes a client", f"{measures['classes_mean']:.2f} ± {measures['classes_deviation']:.2f}"),
+            ("KL divergence (nats)", f"{measures['divergence']:.3f}"),
+            ("distance to the whole", f"{measures['distance']:.3f}"),
         ]
     if empty:
         lines.append(("without samples", f"{empty:,}"))
-    for i, (word, number) in enumerate(lines):
+    for i, (label, number) in enumerate(lines):
         y = 0.98 - i * 0.062 * 5 / axes.figure.get_figheight()  # type: ignore[union-attr]
-        axes.text(0.0, y, word, fontsize=8.5, color=PALE, transform=axes.transAxes, va="top")
+        axes.text(0.0, y, label, fontsize=8.5, color=PALE, transform=axes.transAxes, va="top")
         axes.text(1.0, y, number, fontsize=8.5, color=INK, transform=axes.transAxes, va="top", ha="right")

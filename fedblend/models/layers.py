@@ -1,0 +1,111 @@
+"""Pieces of several networks: stages, normalisation, dense layers, and checks of the input's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count
+
+
+class Staged(nn.Module):
+    """A model as a sequence of stages; ``forward(x, start, stop)`` runs stages ``start`` to ``stop`` - 1.
+
+    So the hidden states after k stages can be read and changed: ``forward(forward(x, 0, k), k)`` equals ``forward(x)``.
+    """
+
+    def __init__(self, *stages: nn.Module) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def forward(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Run stages ``start`` to ``stop`` - 1; by default all."""
+        for stage in list(self.stages)[start:stop]:
+            x = stage(x)
+        return x
+
+
+Norm = Literal["group", "batch", "none"]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Normed:
+    """A network with an optional normalisation after each convolution.
+
+    AggEnhance (section 4.2) takes group norm (Wu and He 2018) with four groups instead of batch norm, because
+    statistics of a batch mislead when clients have different labels. Batch norm also has running statistics, so a model
+    with batch norm needs the loop engine, and batches of at least two samples.
+    """
+
+    name: ClassVar[str]
+
+    norm: Norm = "group"
+    """Normalisation after each convolution; "batch" needs the engine "loop"."""
+    groups: Count = 4
+    """Groups of channels in a group norm; must divide the channels of every convolution."""
+
+    def norms(self, channels: int, dimensions: int = 2) -> list[nn.Module]:
+        """The layers after a convolution with ``channels`` outputs: one normalisation, or none.
+
+        Raises :class:`FedblendError` if the groups do not divide the channels.
+        """
+        if self.norm == "none":
+            return []
+        if self.norm == "batch":
+            return [nn.BatchNorm2d(channels) if dimensions == 2 else nn.BatchNorm1d(channels)]
+        if channels % self.groups:
+            valid = ", ".join(str(n) for n in range(1, channels + 1) if channels % n == 0)
+            raise FedblendError(
+                f"model.groups: {self.groups} does not divide the {channels} channels of a convolution of "
+                f"'{self.name}'; valid: {valid}"
+            )
+        return [nn.GroupNorm(self.groups, channels)]
+
+
+def same_tensors(model: nn.Module) -> tuple[str, str] | None:
+    """Two names of one tensor, if layers share a weight; ``None`` if every name has its own tensor."""
+    first: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        other = first.setdefault(id(tensor), name)
+        if other != name:
+            return other, name
+    return None
+
+
+def head(inputs: int, hidden: Sequence[int], outputs: int, dropout: float = 0.0) -> list[nn.Module]:
+    """Dense stages after a flattening: ``hidden`` layers with ReLU and dropout, then ``outputs`` units."""
+    widths = [inputs, *hidden]
+    stages: list[list[nn.Module]] = []
+    for a, b in pairwise(widths):
+        drop = [nn.Dropout(dropout)] if dropout else []
+        stages.append([nn.Linear(a, b), nn.ReLU(), *drop])
+    stages.append([nn.Linear(widths[-1], outputs)])
+    stages[0].insert(0, nn.Flatten())
+    return [nn.Sequential(*layers) for layers in stages]
+
+
+def image_shape(shape: Sequence[int], model: str, least: int) -> tuple[int, int, int]:
+    """(channels, height, width) of an input. Raises :class:`FedblendError` if a side has not ``least`` pixels."""
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise FedblendError(
+            f"model.name: '{model}' takes images of at least {least}x{least} pixels; this data set's samples "
+            f"have shape {list(shape)}; 'mlp' takes any shape"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def signal_shape(shape: Sequence[int], model: str, least: int) -> tuple[int, int]:
+    """(channels, time) of an input. Raises :class:`FedblendError` if it has no ``least`` time steps."""
+    if len(shape) != 2 or shape[1] < least:
+        raise FedblendError(
+            f"model.name: '{model}' takes windows of signals (channels x time) of at least {least} time steps; this "
+            f"data set's samples have shape {list(shape)}; 'mlp' takes any shape"
+        )
+    return shape[0], shape[1]

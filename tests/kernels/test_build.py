@@ -1,0 +1,133 @@
+"""Compiling and loading kernels: the cache folder, and the reasons why there are no kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedblend._kernels import build
+
+needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+
+SUM = """
+#include <cstdint>
+extern "C" int sum(int64_t n, float factor, const float* x, double* y) {
+    for (int64_t i = 0; i < n; i++) *y += factor * x[i];
+    return x == nullptr;
+}
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A source file that compiles fast."""
+    path = tmp_path / "source" / "sum.cpp"
+    path.parent.mkdir()
+    path.write_text(SUM)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder; nothing is loaded yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    build._load.cache_clear()
+    build.function.cache_clear()
+    yield tmp_path / "cache" / "fedblend"
+    build._load.cache_clear()
+    build.function.cache_clear()
+
+
+@needs_compiler
+def test_a_library_is_compiled_once_into_a_folder_of_its_owner(source: Path, cache: Path) -> None:
+    assert isinstance(build.library(source), ctypes.CDLL)
+    (compiled,) = cache.iterdir()
+    before = compiled.stat().st_mtime_ns
+    build._load.cache_clear()
+    assert build.missing(source) == ""
+    assert compiled.stat().st_mtime_ns == before
+    assert cache.stat().st_mode & 0o777 == 0o700
+
+
+@needs_compiler
+def test_a_function_takes_numbers_tensors_and_null_pointers(source: Path) -> None:
+    total = torch.ones((), dtype=torch.float64)
+    function = build.function(source, "sum", "qfPP")
+
+    assert function(3, 0.5, torch.tensor([1.0, 2.0, 4.0]), total) == 0
+    assert float(total) == 4.5
+    assert function(0, 0.5, None, total) == 1
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files")
+def test_a_library_of_another_user_is_not_loaded(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build.library(source) is not None
+    build._load.cache_clear()
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+
+    assert build.library(source) is None
+    (compiled,) = cache.iterdir()
+    assert build.missing(source).startswith(f"{compiled} is owned by another user, {owner} ")
+
+
+def test_without_a_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert build.library(source) is None
+    assert build.missing(source).startswith("no C++ compiler was found")
+
+
+def test_a_compiler_that_is_not_there(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing-here"))
+    assert build.library(source) is None
+    assert f"compiler '{tmp_path / 'nothing-here'}' cannot be run" in build.missing(source)
+
+
+@needs_compiler
+def test_a_source_that_does_not_compile(source: Path) -> None:
+    source.write_text("no C++")
+    assert build.library(source) is None
+    assert "failed with exit code 1" in build.missing(source)
+
+
+def test_a_processor_that_is_unknown(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++")
+    monkeypatch.setattr(build, "CPUINFO", tmp_path / "cpuinfo")
+    assert build.library(source) is None
+    assert build.missing(source).startswith(f"{tmp_path / 'cpuinfo'}, which identifies the processor, cannot be read")
+
+
+def test_without_a_home_directory(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("CXX", "g++")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    assert build.library(source) is None
+    assert build.missing(source).startswith("the home directory is unknown")
+
+
+@pytest.mark.parametrize("fault", ["file", "read-only"])
+def test_a_cache_that_cannot_be_written_to(
+    fault: str, source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "g++")
+    if fault == "file":
+        cache.parent.write_text("a file where the folder should be")
+    else:
+        # Not by its mode, since root may write to every folder.
+        def mkdir(*_: object, **__: object) -> None:
+            raise OSError(30, "Read-only file system", str(cache))
+
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+    assert build.library(source) is None
+    assert build.missing(source).startswith(f"kernels cannot be stored in or loaded from {cache} (")
