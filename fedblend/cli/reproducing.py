@@ -17,14 +17,14 @@ from fedblend import report
 from fedblend.cli.progress import RunProgress, Steps, steps_shown
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.experiment.config import Experiment
-from fedblend.papers import pages
-from fedblend.papers.data import absent, is_fetched
+from fedblend.papers import formatting
+from fedblend.papers.availability import absent, is_fetched
 from fedblend.papers.estimate import Pace, words
 from fedblend.papers.items import SCALES, Item, Scale, all_papers
-from fedblend.papers.place import OutputPaths, runs_of
+from fedblend.papers.paths import OutputPaths, runs_of
 from fedblend.papers.plan import ItemPlan, plan
 from fedblend.papers.result import RESULT, result_of
-from fedblend.papers.running import run
+from fedblend.papers.run_item import run
 from fedblend.runs.files import write_atomically
 from fedblend.runs.parallel import in_one_message
 
@@ -80,7 +80,7 @@ def show_item(
             shown[0](what, done, total)
 
         result = run(made, out, _runs_shown, tick, jobs, device)
-    write_atomically(place.folder / PAGE, pages.markdown(result, level=1))
+    write_atomically(place.folder / PAGE, formatting.markdown(result, level=1))
     _print(console, result)
     runs = runs_of(made, out)
     if runs:
@@ -101,10 +101,10 @@ def _runs_shown(experiments: dict[str, Experiment], made: Mapping[str, int]) -> 
 def _print(console: Console, result: Mapping[str, Any]) -> None:
     """The heading, a table a quantity, and the claims."""
     console.print(Text(f"{result['item']}: {result['title']}", style="bold"))
-    for line in pages.heading(result):
+    for line in formatting.heading(result):
         console.print(Text(line), style="dim")
     columns = any(result["columns"].values())
-    for head, rows in pages.long_rows(result):
+    for head, rows in formatting.long_rows(result):
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=head, title_justify="left")
         table.add_column("row")
         if columns:
@@ -122,7 +122,7 @@ def _print(console: Console, result: Mapping[str, Any]) -> None:
         table.add_column("claim", ratio=1)
         table.add_column("verdict", ratio=1)
         for claim in result["claims"]:
-            table.add_row(Text(claim["says"]), Text(pages.verdict_text(claim, result)))
+            table.add_row(Text(claim["says"]), Text(formatting.verdict_text(claim, result)))
         console.print(table)
 
 

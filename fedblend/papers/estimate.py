@@ -15,7 +15,7 @@ from pathlib import Path
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import Experiment
-from fedblend.papers.data import Size
+from fedblend.papers.availability import Size
 from fedblend.papers.plan import ItemPlan
 from fedblend.papers.synthetic import BATCHES, size_of
 from fedblend.runs.parallel import processors

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.papers import claims
-from fedblend.papers.place import OutputPaths
+from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan
 from fedblend.runs.directory import RunDirectory, read_json
 from fedblend.runs.files import write_json

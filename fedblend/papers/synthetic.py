@@ -15,7 +15,7 @@ from fedblend.core.setup import Setup
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Method
 from fedblend.experiment.setup import make_setup
-from fedblend.papers.data import SIZES, Size
+from fedblend.papers.availability import SIZES, Size
 
 CLIENTS, BATCHES = 2, 2
 """Clients of the made-up data, and batches that each holds."""

@@ -10,7 +10,7 @@ import pytest
 from reproduce_helpers import ITEMS, RUN
 
 from fedblend.core.errors import FedblendError
-from fedblend.papers import claims, pages
+from fedblend.papers import claims, formatting
 from fedblend.papers.items import SCALES, Item, all_papers, names, read_paper
 from fedblend.papers.plan import plan
 from fedblend.papers.result import papers_numbers
@@ -152,7 +152,7 @@ def test_a_claim_that_is_undecided_somewhere_holds_in_part() -> None:
 
     verdict = claims.judge(claims.read("a < b", ["a", "b"], ["x", "y"]), cells, {})
     claim = {"verdict": verdict.word, "places": {p: [f.holds, f.margin] for p, f in verdict.places.items()}}
-    words = pages.verdict_text({**claim, "seeds": [1, 2], "paper": "holds"}, {"other_data": [], "scale": "paper"})
+    words = formatting.verdict_text({**claim, "seeds": [1, 2], "paper": "holds"}, {"other_data": [], "scale": "paper"})
 
     assert verdict.word == "holds in part"
     assert words == "holds in x; undecided in y"

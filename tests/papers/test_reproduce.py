@@ -17,14 +17,14 @@ from fedblend.core.errors import FedblendError, Stopped
 from fedblend.data.loaders import cifar
 from fedblend.data.loaders.places import Home
 from fedblend.experiment.config import Experiment
-from fedblend.papers import pages, running
-from fedblend.papers.data import absent
+from fedblend.papers import formatting, run_item
+from fedblend.papers.availability import absent
 from fedblend.papers.items import all_papers
 from fedblend.papers.measures.attack import AttackFigure
 from fedblend.papers.measures.base import CellRun
 from fedblend.papers.measures.memory import most_kept
 from fedblend.papers.measures.runs import Accuracy, AccuracyAt, RoundsTo
-from fedblend.papers.place import OutputPaths
+from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan, plan
 from fedblend.papers.result import RESULT as KEPT
 from fedblend.papers.result import command, result_of
@@ -62,7 +62,7 @@ def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
     if lacking:
         pytest.skip("; ".join(lacking))
 
-    result = running.run(made, out, Counted(), jobs=1)
+    result = run_item.run(made, out, Counted(), jobs=1)
 
     assert not result["faults"]
     assert len(result["claims"]) == len(made.item.claims)
@@ -71,15 +71,15 @@ def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
     for cell in (cell for quantity in result["quantities"].values() for cell in quantity["cells"]):
         for value in cell["ours"].values():
             assert not str(value).endswith(".png") or (OutputPaths(out, made).folder / value).is_file()
-    assert f"# {made.id}" in pages.markdown(result)
+    assert f"# {made.id}" in formatting.markdown(result)
 
 
 def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -> None:
     first, again, more = Counted(), Counted(), Counted()
-    running.run(at_smoke("fedmix/table-15"), out, first, jobs=1)
+    run_item.run(at_smoke("fedmix/table-15"), out, first, jobs=1)
 
-    one = running.run(at_smoke("fedmix/table-15"), out, again, jobs=1)
-    two = running.run(at_smoke("fedmix/table-15", seeds=[1]), out, more, jobs=1)
+    one = run_item.run(at_smoke("fedmix/table-15"), out, again, jobs=1)
+    two = run_item.run(at_smoke("fedmix/table-15", seeds=[1]), out, more, jobs=1)
 
     assert again.runs == []
     assert len(more.runs) == 2
@@ -96,8 +96,8 @@ def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
 
 
 def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
-    first = running.run(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
-    both = running.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+    first = run_item.run(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
+    both = run_item.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
 
     cells = [result["quantities"]["privacy"]["cells"] for result in (first, both)]
     assert [bool(cell["ours"]) for cell in cells[0]] == [True, False]
@@ -110,14 +110,14 @@ def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
 
 def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:
     made = at_smoke("mix2fld/table-2", only=["0.01"])
-    running.run(made, tmp_path, Counted(), jobs=1)
+    run_item.run(made, tmp_path, Counted(), jobs=1)
     path = OutputPaths(tmp_path, made).folder / KEPT
     kept = json.loads(path.read_text())
     for cell in kept["quantities"]["privacy"]["cells"]:
         cell["ours"], cell["made_by"] = {"0": 1.0}, "otherwise"
     path.write_text(json.dumps(kept))
 
-    again = running.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+    again = run_item.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
 
     assert again["quantities"]["privacy"]["cells"][0]["ours"] == {}
 
@@ -142,10 +142,10 @@ def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> Non
 
     made = at_smoke("fedmix/table-17")
     with pytest.raises(Stopped, match=r"Go on with: fedblend reproduce fedmix/table-17 --scale smoke --out"):
-        running.run(made, tmp_path, Interrupting(), jobs=1)
+        run_item.run(made, tmp_path, Interrupting(), jobs=1)
     kept = result_of(tmp_path, "fedmix", "table-17", "smoke")
     going_on = Counted()
-    whole = running.run(made, tmp_path, going_on, jobs=1)
+    whole = run_item.run(made, tmp_path, going_on, jobs=1)
 
     assert sum(bool(cell["ours"]) for cell in kept["quantities"]["accuracy"]["cells"]) == 1
     assert len(going_on.runs) == 1
@@ -165,14 +165,14 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
     made = at_smoke("aggenhance/table-1", only=["fedavg"])
     made.measures["after-15", "fedavg", "mnist"] = AccuracyAt(round=1)
     with pytest.raises(Stopped):
-        running.run(made, tmp_path, Interrupting(), jobs=1)
+        run_item.run(made, tmp_path, Interrupting(), jobs=1)
     result = result_of(tmp_path, "aggenhance", "table-1", "smoke")
     kept = result["quantities"]
 
     assert [cell["ours"] for cell in kept["rounds"]["cells"] if cell["row"] == "fedavg"] == [{"0": 1.0}]
     assert [len(cell["ours"]) for cell in kept["after-15"]["cells"] if cell["row"] == "fedavg"] == [1]
     assert not any(cell["ours"] for cell in kept["accuracy"]["cells"])
-    assert "Stopped before all of it was made." in pages.heading(result)
+    assert "Stopped before all of it was made." in formatting.heading(result)
 
 
 def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reached(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ RESULT: dict[str, Any] = {
 
 
 def test_a_page_shows_ours_the_papers_the_difference_and_the_verdict() -> None:
-    lines = pages.markdown(RESULT).splitlines()
+    lines = formatting.markdown(RESULT).splitlines()
 
     assert "| A | 81.0 ± 1.4 (81.2 ± 0.5; -0.2) |" in lines
     assert "| B | 70.0 (1 of 2) |" in lines
@@ -248,7 +248,7 @@ def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> Non
     cell = {"row": "a", "column": "x", "ours": {"0": "work/seeds.png"}, "paper": None, "paper_std": None}
     quantity = {"label": "Samples", "unit": "", "digits": 1, "cells": [cell]}
 
-    page = pages.markdown({**RESULT, "quantities": {"q": quantity}, "claims": []})
+    page = formatting.markdown({**RESULT, "quantities": {"q": quantity}, "claims": []})
     words = command(plan("xormixfl/table-2", "smoke", only=["standalone", "0,2,4,8"]), Path("reproductions"))
 
     assert "| A | ![A](work/seeds.png) |" in page.splitlines()
@@ -256,9 +256,9 @@ def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> Non
 
 
 def test_a_cell_of_fewer_seeds_than_others_says_which() -> None:
-    assert pages.ours_text({"1": 2.0, "2": 4.0}, 1, [0, 1, 2]) == "3.0 ± 1.4 [seeds 1, 2]"
-    assert pages.ours_text({"1": 2.0}, 1, [0, 1]) == "2.0 [seed 1]"
-    assert pages.ours_text({"1": 2.0, "2": 4.0}, 1, [1, 2]) == "3.0 ± 1.4"
+    assert formatting.ours_text({"1": 2.0, "2": 4.0}, 1, [0, 1, 2]) == "3.0 ± 1.4 [seeds 1, 2]"
+    assert formatting.ours_text({"1": 2.0}, 1, [0, 1]) == "2.0 [seed 1]"
+    assert formatting.ours_text({"1": 2.0, "2": 4.0}, 1, [1, 2]) == "3.0 ± 1.4"
 
 
 def test_rows_and_columns_are_asked_for_by_key_or_by_the_label_that_tables_show() -> None:
@@ -281,7 +281,7 @@ def test_data_that_cannot_be_fetched_end_an_item_before_its_work(
     monkeypatch.setattr(mnist, "_fetch", no_net)
 
     with pytest.raises(FedblendError, match="fed-augmix/table-3: mnist: cannot fetch it"):
-        running.run(plan("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
+        run_item.run(plan("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
