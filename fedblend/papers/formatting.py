@@ -13,7 +13,7 @@ NOTHING = "—"
 SCALES = {
     "paper": "the paper's settings",
     "laptop": "smaller than the paper's",
-    "smoke": "only to see that it runs: its numbers say nothing of the paper's",
+    "smoke": "a test run, whose numbers cannot be compared with the paper's",
 }
 
 
@@ -23,9 +23,9 @@ def heading(result: Mapping[str, Any]) -> list[str]:
     lines = [f"Scale {result['scale']}: {scale}. Seeds: {', '.join(map(str, result['seeds'])) or 'none'}."]
     lines += [f"On other data: {', '.join(result['other_data'])}."] if result["other_data"] else []
     lines += [f"Scaled down: {'; '.join(result['smaller'])}."] if result["smaller"] else []
-    lines += [f"Not at hand, so left out: {', '.join(result['absent'])}."] if result["absent"] else []
+    lines += [f"Data not at hand: {', '.join(result['absent'])}."] if result["absent"] else []
     lines += [f"Failed: {what}: {why}." for what, why in result["faults"].items()]
-    lines += ["Stopped before all of it was made."] if result.get("stopped") else []
+    lines += ["Stopped early: some values are missing."] if result.get("stopped") else []
     lines += [result["note"]] if result["note"] else []
     return lines
 

@@ -173,7 +173,7 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
     assert [cell["ours"] for cell in kept["rounds"]["cells"] if cell["row"] == "fedavg"] == [{"0": 1.0}]
     assert [len(cell["ours"]) for cell in kept["after-15"]["cells"] if cell["row"] == "fedavg"] == [1]
     assert not any(cell["ours"] for cell in kept["accuracy"]["cells"])
-    assert "Stopped before all of it was made." in formatting.heading(result)
+    assert "Stopped early: some values are missing." in formatting.heading(result)
 
 
 def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reached(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_page_shows_ours_the_papers_the_difference_and_the_verdict() -> None:
     assert "| A above B | holds (by +11), 2 of 2 seeds and places, on other data |" in lines
     assert "Scaled down: rounds: 2, not 4." in lines
     assert "On other data: digits for cifar10." in lines
-    assert "Not at hand, so left out: cifar10." in lines
+    assert "Data not at hand: cifar10." in lines
 
 
 def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> None:
