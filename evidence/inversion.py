@@ -224,12 +224,12 @@ def run_augmix(name: str, path: Path, run_row: Callable[[RunDirectory], Row]) ->
     runs = {run: _trained(study, name, run) for run in study.methods}
     for client in range(study.clients):
         for one in study.attacks:
-            there = augmix_folder(name, one, client)
-            if is_finished(there) or (client and not one.loss_scaling):
+            folder = augmix_folder(name, one, client)
+            if is_finished(folder) or (client and not one.loss_scaling):
                 continue
             snapshot = _snapshot(name, one.stage, one.severity, one.loss_scaling)
             chosen = attacked_clients(snapshot, study.settings["images"], study.clients)[client]
-            run_attack(there, snapshot, chosen, attacker=one.attacker, **study.settings)
+            run_attack(folder, snapshot, chosen, attacker=one.attacker, **study.settings)
             _write_augmix(name, path, [run_row(run) for run in runs.values()])
     _write_augmix(name, path, [run_row(run) for run in runs.values()])
     if name == "augmix-mnist":
@@ -350,14 +350,14 @@ def run_single_updates(path: Path) -> None:
     torch.set_num_threads(1)
     for client in range(CLIENTS):
         for cell in cells():
-            there = cell_folder(cell, client)
-            if is_finished(there):
+            folder = cell_folder(cell, client)
+            if is_finished(folder):
                 continue
             snapshot = _first_round(cell.network, cell.data, cell.protection)
             chosen = attacked_clients(snapshot, cell.images, CLIENTS)[client]
             iterations = ITERATIONS[cell.network, cell.steps]
             settings: dict[str, Any] = {"images": cell.images, "steps": cell.steps, "attacker": "plain"}
-            run_attack(there, snapshot, chosen, iterations=iterations, **settings)
+            run_attack(folder, snapshot, chosen, iterations=iterations, **settings)
             _write_cells(path)
         _measured_speeds()
     _write_cells(path)

@@ -226,7 +226,7 @@ def site_table(name: str, each: bool = True) -> str:
     return table(head, rows, command_of(result))
 
 
-# What `fedblend reproduce` made -----------------------------------------------------------------------------------
+# Results of `fedblend reproduce` -----------------------------------------------------------------------------------
 
 STUDY_HEADINGS = {
     "aggenhance/table-1": "aggenhance-three-ways-to-aggregate-with-and-without-the-points",
@@ -751,9 +751,9 @@ def xor_figure_3_table(name: str = "xormixfl-mnist") -> str:
     found = TargetRuns(name)
     numbers = sorted({len(targets) for targets in found.targets})
     rows = [[m, *(mean_std(found.by_seed(m, n, target_accuracy)) for n in numbers)] for m in TARGET_METHODS]
-    made = table(["target labels' accuracy %", *(f"N = {n}" for n in numbers)], rows)
+    text = table(["target labels' accuracy %", *(f"N = {n}" for n in numbers)], rows)
     picture = f"figures/{name.removesuffix('-mnist')}-figure-3.png"
-    return f"{made}\n\n![Accuracy of each target label, for N = 1, 2 and 4]({picture})"
+    return f"{text}\n\n![Accuracy of each target label, for N = 1, 2 and 4]({picture})"
 
 
 def xor_target_claims(name: str = "xormixfl-mnist") -> str:
@@ -830,7 +830,7 @@ def _draw_bars(axes: Any, found: TargetRuns, number: int) -> None:
         runs = [r for r in found.runs if r.method == method and len(r.settings["targets"]) == number]
         bars = [[r.by_label[label] for r in runs if label in r.settings["targets"]] for label in labels]
         bars += [found.by_seed(method, number, measure) for measure in (target_accuracy, all_accuracy)]
-        x = [place + (k - (len(BAR_METHODS) - 1) / 2) * width for place in range(len(bars))]
+        x = [bar + (k - (len(BAR_METHODS) - 1) / 2) * width for bar in range(len(bars))]
         means = [statistics.mean(values) if values else 0.0 for values in bars]
         errors = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in bars]
         axes.bar(x, means, 0.9 * width, yerr=errors, color=look.colour, label=method, error_kw={"linewidth": 0.8})

@@ -146,8 +146,8 @@ def show_list(paper: str | None, out: Path) -> None:
 def _print_list(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
     """Print a row for each item. Titles wrap; in a narrow terminal the data stand below the title."""
     heads: tuple[str, ...] = ("item", "what", "data", "results")
-    others = [max(map(len, (head, *column))) for head, *column in zip(heads, *rows, strict=True) if head != "what"]
-    if console.width - sum(others) - GAP * len(others) < SHORTEST:
+    widths = [max(map(len, (head, *column))) for head, *column in zip(heads, *rows, strict=True) if head != "what"]
+    if console.width - sum(widths) - GAP * len(widths) < SHORTEST:
         heads = ("item", "what, data", "results")
         rows = [(item, f"{what}\n{data}".strip(), *rest) for item, what, data, *rest in rows]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))

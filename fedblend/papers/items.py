@@ -199,8 +199,8 @@ def _check_item(item: Item, where: str) -> None:
                         "columns"
                     )
     for scale in (item.laptop, item.smoke):
-        for kept, valid in ((scale.rows, item.rows), (scale.columns, item.all_columns)):
-            for key in kept or ():
+        for keys, valid in ((scale.rows, item.rows), (scale.columns, item.all_columns)):
+            for key in keys or ():
                 if key not in valid:
                     raise FedblendError(f"{where}: a scale keeps '{key}', which is no row or column of it")
     if not item.missing and not (item.rows and item.quantities):

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from fedblend.papers.measures.attack import AttackFigure
 from fedblend.papers.measures.base import CellRun, Measure
-from fedblend.papers.measures.devices import Devices
 from fedblend.papers.measures.memory import StepMemory
+from fedblend.papers.measures.models import Devices, PointsFigure
 from fedblend.papers.measures.pictures import PointsPicture, SeedsPicture
-from fedblend.papers.measures.points import PointsFigure
 from fedblend.papers.measures.privacy import SamplePrivacy, SeedPrivacy
 from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, Costs, LabelAccuracy, RoundsTo, Split
 

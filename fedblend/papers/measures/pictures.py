@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import part
 from fedblend.papers.measures.base import CellRun, Measure
-from fedblend.papers.measures.privacy import first_draw, relative
+from fedblend.papers.measures.privacy import first_draw
 from fedblend.runs.files import write_atomically
 
 if TYPE_CHECKING:
@@ -32,10 +32,9 @@ class PointsPicture(Measure):
         found = sheets([Group("points", [cell.outcome])])
         if not found:
             raise FedblendError("the run's server made no points that are pictures")
-        path = cell.folder / "points.png"
         cell.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, draw(found[0]))
-        return relative(path, cell.folder)
+        write_atomically(cell.folder / "points.png", draw(found[0]))
+        return "points.png"
 
 
 def draw(sheet: Sheet) -> bytes:
@@ -80,4 +79,4 @@ class SeedsPicture(Measure):
             return {"picture": "seeds.png"}
 
         cell.cached("seeds-picture", {}, make)
-        return relative(cell.work_folder("seeds-picture", {}) / "seeds.png", cell.folder)
+        return f"{cell.work_folder('seeds-picture', {}).name}/seeds.png"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Literal
 
 from fedblend.core.errors import FedblendError
@@ -95,8 +94,3 @@ def first_draw(cell: CellRun) -> Any:
     data = one.data.load()
     population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
     return draw(data, population, one.method.sharing, one.seed), data
-
-
-def relative(path: Path, folder: Path) -> str:
-    """A path below a folder, as text."""
-    return path.relative_to(folder).as_posix()
