@@ -1,4 +1,4 @@
-"""Papers' items: all of them are there, their numbers are the papers', and claims are judged."""
+"""Items of papers: they are complete, their numbers are the papers', and claims are judged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from reproduce_helpers import ITEMS, RUN
+from reproduce_helpers import ITEMS, RUNNABLE
 
 from fedblend.core.errors import FedblendError
 from fedblend.papers import claims, formatting
@@ -74,12 +74,12 @@ def test_the_papers_own_numbers_bear_its_claims_out(paper: str, name: str) -> No
             assert verdict.word in ("holds", "not measured"), claim.says
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_an_item_has_sound_experiments_at_every_scale(name: str) -> None:
     for scale in SCALES:
         made = plan(name, scale)
         assert made.cells
-        # What is smaller is told, and the paper's own scale is nowhere smaller.
+        # Smaller scales list their differences; the paper's scale has none.
         assert bool(made.smaller()) is (scale != "paper") or scale == "laptop"
 
 

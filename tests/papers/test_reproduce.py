@@ -1,4 +1,4 @@
-"""Papers' items run, go on, and become pages, through the command too."""
+"""Items of papers: running, resuming, pages, and the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import here
-from reproduce_helpers import RUN
+from reproduce_helpers import RUNNABLE
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped
@@ -26,7 +26,7 @@ from fedblend.papers.measures.memory import most_kept
 from fedblend.papers.measures.runs import Accuracy, AccuracyAt, RoundsTo
 from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan, plan
-from fedblend.papers.result import RESULT as KEPT
+from fedblend.papers.result import RESULT as RESULT_FILE
 from fedblend.papers.result import command, read_result
 from fedblend.papers.run_item import run_item
 from fedblend.runs.groups import Outcome
@@ -48,7 +48,7 @@ class Counted:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all items, which share their runs."""
+    """One folder for all items, since they share runs."""
     return tmp_path_factory.mktemp("reproductions")
 
 
@@ -56,7 +56,7 @@ def at_smoke(name: str, **options: Any) -> ItemPlan:
     return plan(name, "smoke", **options)
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
     made = at_smoke(name)
     lacking = {reason for cell in made.cells if (reason := missing_reason(cell.experiment.data))}
@@ -112,11 +112,11 @@ def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
 def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:
     made = at_smoke("mix2fld/table-2", only=["0.01"])
     run_item(made, tmp_path, Counted(), jobs=1)
-    path = OutputPaths(tmp_path, made).folder / KEPT
-    kept = json.loads(path.read_text())
-    for cell in kept["quantities"]["privacy"]["cells"]:
+    path = OutputPaths(tmp_path, made).folder / RESULT_FILE
+    earlier = json.loads(path.read_text())
+    for cell in earlier["quantities"]["privacy"]["cells"]:
         cell["ours"], cell["made_by"] = {"0": 1.0}, "otherwise"
-    path.write_text(json.dumps(kept))
+    path.write_text(json.dumps(earlier))
 
     again = run_item(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
 
@@ -144,12 +144,12 @@ def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> Non
     made = at_smoke("fedmix/table-17")
     with pytest.raises(Stopped, match=r"Go on with: fedblend reproduce fedmix/table-17 --scale smoke --out"):
         run_item(made, tmp_path, Interrupting(), jobs=1)
-    kept = read_result(tmp_path, "fedmix", "table-17", "smoke")
-    going_on = Counted()
-    whole = run_item(made, tmp_path, going_on, jobs=1)
+    partial = read_result(tmp_path, "fedmix", "table-17", "smoke")
+    second = Counted()
+    whole = run_item(made, tmp_path, second, jobs=1)
 
-    assert sum(bool(cell["ours"]) for cell in kept["quantities"]["accuracy"]["cells"]) == 1
-    assert len(going_on.runs) == 1
+    assert sum(bool(cell["ours"]) for cell in partial["quantities"]["accuracy"]["cells"]) == 1
+    assert len(second.runs) == 1
     assert all(cell["ours"] for cell in whole["quantities"]["accuracy"]["cells"])
 
 
@@ -325,11 +325,11 @@ def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> Non
 def test_the_command_prints_the_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    told = here("reproduce", "mix2fld/table-2", "--scale", "smoke")
+    output = here("reproduce", "mix2fld/table-2", "--scale", "smoke")
 
-    assert told.code == 0
-    assert "On other data: digits for mnist" in told.out
-    assert "Privacy grows with lambda" in told.out
+    assert output.code == 0
+    assert "On other data: digits for mnist" in output.out
+    assert "Privacy grows with lambda" in output.out
     folder = tmp_path / "reproductions/mix2fld/table-2/smoke"
     assert json.loads((folder / "result.json").read_text())["item"] == "mix2fld/table-2"
     assert (folder / "table.md").read_text().startswith("# mix2fld/table-2")
@@ -347,10 +347,10 @@ def test_the_command_prints_the_table_and_writes_it(tmp_path: Path, monkeypatch:
     ],
 )
 def test_a_mistyped_word_gets_the_right_one_suggested(words: list[str], message: str) -> None:
-    told = here("reproduce", *words)
+    output = here("reproduce", *words)
 
-    assert told.code == 2
-    assert message in told.err
+    assert output.code == 2
+    assert message in output.err
 
 
 def test_the_list_has_every_item_its_data_and_results_with_their_minutes(
@@ -381,7 +381,7 @@ def test_the_list_has_every_item_its_data_and_results_with_their_minutes(
 def test_the_minutes_of_all_commands_add_up(tmp_path: Path) -> None:
     made = at_smoke("mix2fld/table-2", only=["0.01"])
     run_item(made, tmp_path, Counted(), jobs=1)
-    path = OutputPaths(tmp_path, made).folder / KEPT
+    path = OutputPaths(tmp_path, made).folder / RESULT_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "minutes": 7.5}))
 
     assert 7.5 <= run_item(made, tmp_path, Counted(), jobs=1)["minutes"] < 8.5
