@@ -21,7 +21,7 @@ from fedblend.papers import formatting
 from fedblend.papers.availability import is_fetched, missing_reason
 from fedblend.papers.items import SCALES, Item, Scale, all_papers
 from fedblend.papers.paths import OutputPaths, runs_of
-from fedblend.papers.plan import ItemPlan, plan
+from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import RESULT, read_result
 from fedblend.papers.run_item import run_item
 from fedblend.runs.files import write_atomically
@@ -66,7 +66,7 @@ def show_item(
     device: str | None,
 ) -> None:
     """Make the missing runs of an item, print its table, and write the table next to the runs."""
-    planned = plan(name, parse_scale(scale), seeds, parse_only(only))
+    planned = plan_item(name, parse_scale(scale), seeds, parse_only(only))
     output = OutputPaths(out, planned)
     console = Console()
     with ExitStack() as stack:
@@ -165,7 +165,7 @@ def _list_row(paper: str, name: str, item: Item, out: Path) -> tuple[str, ...]:
     if item.missing:
         return head, title, "", "missing"
     results = [_result_text(scale, read_result(out, paper, name, scale)) for scale in SCALES]
-    return head, title, _data_text(plan(head)), ", ".join(filter(None, results)) or "none"
+    return head, title, _data_text(plan_item(head)), ", ".join(filter(None, results)) or "none"
 
 
 def _result_text(scale: Scale, result: Mapping[str, Any]) -> str:

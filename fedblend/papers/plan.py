@@ -72,7 +72,7 @@ class ItemPlan:
     seeds: tuple[int, ...]
     cells: list[Cell]
     """All cells of the table."""
-    asked: list[Cell]
+    cells_to_run: list[Cell]
     """The cells that are to be run."""
     measures: dict[tuple[str, str, str], Any]
     """Measures at this scale, by (quantity, row, column)."""
@@ -101,12 +101,12 @@ class ItemPlan:
 
         It names rows and columns only if they differ from the scale's own.
         """
-        usual = plan(self.id, self.scale).asked
-        asked = {(cell.row, cell.column) for cell in self.asked} | set(measured)
+        usual = plan_item(self.id, self.scale).cells_to_run
+        chosen = {(cell.row, cell.column) for cell in self.cells_to_run} | set(measured)
         only: list[str] = []
         for axis in (0, 1):
             lines = list(dict.fromkeys((cell.row, cell.column)[axis] for cell in self.cells))
-            named = [key for key in lines if any(cell[axis] == key for cell in asked)]
+            named = [key for key in lines if any(cell[axis] == key for cell in chosen)]
             if set(named) != {(cell.row, cell.column)[axis] for cell in usual}:
                 only += named
         return replace(self, only=tuple(only), seeds=tuple(sorted({*self.seeds, *seeds})))
@@ -166,7 +166,9 @@ def fingerprint(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> ItemPlan:
+def plan_item(
+    name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, only: Sequence[str] = ()
+) -> ItemPlan:
     """Plan an item at a scale; ``only`` names the rows and columns to run, by their keys or labels.
 
     Raises :class:`FedblendError` for an unknown item, row or column, for an item that fedblend cannot run, and for
@@ -178,8 +180,8 @@ def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, 
         raise FedblendError(f"reproduce: {paper}/{key} cannot be run yet: {item.missing}")
     smaller = item.laptop if scale == "laptop" else item.smoke if scale == "smoke" else Smaller()
     only = [_key_of(word, item) for word in only]
-    rows, asked_rows = _shown_and_asked(item.rows, smaller.rows, only)
-    columns, asked_columns = _shown_and_asked(item.all_columns, smaller.columns, only)
+    rows, rows_to_run = _lines_to_show_and_run(item.rows, smaller.rows, only)
+    columns, columns_to_run = _lines_to_show_and_run(item.all_columns, smaller.columns, only)
     cells = []
     for row, column in itertools.product(rows, columns):
         try:
@@ -191,8 +193,8 @@ def plan(name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, 
         originals[where] = _with_options(registry.build("measure", spec, f"{key}.{where[0]}"), own)
         measures[where] = _with_options(originals[where], smaller.measure)
     chosen = tuple(seeds) if seeds is not None else smaller.seeds or item.seeds
-    asked = [cell for cell in cells if cell.row in asked_rows and cell.column in asked_columns]
-    return ItemPlan(paper, key, item, scale, chosen, cells, asked, measures, originals, tuple(only))
+    to_run = [cell for cell in cells if cell.row in rows_to_run and cell.column in columns_to_run]
+    return ItemPlan(paper, key, item, scale, chosen, cells, to_run, measures, originals, tuple(only))
 
 
 def _key_of(word: str, item: Item) -> str:
@@ -207,13 +209,13 @@ def _key_of(word: str, item: Item) -> str:
     raise FedblendError(f"--only {word}: no such row or column{did_you_mean(word, known)}; valid: {'; '.join(known)}")
 
 
-def _shown_and_asked(
+def _lines_to_show_and_run(
     lines: Mapping[str, Line], smaller: Sequence[str] | None, only: Sequence[str]
 ) -> tuple[list[str], Collection[str]]:
     """The rows (or columns) of the table, which are the scale's and the named ones, and those to be run."""
     usual = lines if smaller is None else smaller
-    asked = [key for key in lines if key in only]
-    return [key for key in lines if key in usual or key in asked], asked or usual
+    named = [key for key in lines if key in only]
+    return [key for key in lines if key in usual or key in named], named or usual
 
 
 def _measure_specs(item: Item, cells: Sequence[Cell]) -> Iterator[tuple[tuple[str, str, str], Any, dict[str, Any]]]:

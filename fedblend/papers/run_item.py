@@ -40,12 +40,12 @@ def run_item(
     """
     start = time.monotonic()
     output = OutputPaths(out, plan)
-    data_sets = {cell.experiment.data.name: cell.experiment.data for cell in plan.asked}
+    data_sets = {cell.experiment.data.name: cell.experiment.data for cell in plan.cells_to_run}
     reasons = {name: missing_reason(data) or _fetch_error(data) for name, data in data_sets.items()}
     missing = {name: reason for name, reason in reasons.items() if reason}
     if len(missing) == len(reasons):
         raise FedblendError(f"{plan.id}: {'; '.join(missing.values())}")
-    cells = [cell for cell in plan.asked if cell.experiment.data.name not in missing]
+    cells = [cell for cell in plan.cells_to_run if cell.experiment.data.name not in missing]
     faults: dict[str, str] = {}
 
     def minutes() -> float:

@@ -12,7 +12,7 @@ from reproduce_helpers import ITEMS, RUNNABLE
 from fedblend.core.errors import FedblendError
 from fedblend.papers import claims, formatting
 from fedblend.papers.items import SCALES, Item, all_papers, item_names, read_paper
-from fedblend.papers.plan import plan
+from fedblend.papers.plan import plan_item
 from fedblend.papers.result import paper_numbers
 
 EVERY_TABLE = {
@@ -77,14 +77,14 @@ def test_the_papers_own_numbers_bear_its_claims_out(paper: str, name: str) -> No
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_an_item_has_sound_experiments_at_every_scale(name: str) -> None:
     for scale in SCALES:
-        made = plan(name, scale)
+        made = plan_item(name, scale)
         assert made.cells
         # Smaller scales list their differences; the paper's scale has none.
         assert bool(made.smaller()) is (scale != "paper") or scale == "laptop"
 
 
 def test_a_laptop_replaces_data_only_where_the_heading_says_so() -> None:
-    made = plan("fedmix/table-5", "laptop")
+    made = plan_item("fedmix/table-5", "laptop")
 
     assert {cell.other_data for cell in made.cells} == {("fashion-mnist", "cifar10")}
     assert "data: fashion-mnist, not cifar10" in made.smaller()
@@ -93,7 +93,7 @@ def test_a_laptop_replaces_data_only_where_the_heading_says_so() -> None:
 
 def test_an_untrained_model_stays_untrained_where_rounds_are_scaled_down() -> None:
     for scale in SCALES:
-        rounds = {cell.row: cell.experiment.rounds for cell in plan("fed-augmix/table-2", scale).cells}
+        rounds = {cell.row: cell.experiment.rounds for cell in plan_item("fed-augmix/table-2", scale).cells}
         assert rounds["mnist-untrained"] == 0
         assert rounds["mnist-converged"] >= 1
 

@@ -25,7 +25,7 @@ from fedblend.papers.measures.base import CellRun
 from fedblend.papers.measures.memory import most_kept
 from fedblend.papers.measures.runs import Accuracy, AccuracyAt, RoundsTo
 from fedblend.papers.paths import OutputPaths
-from fedblend.papers.plan import ItemPlan, plan
+from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import RESULT as RESULT_FILE
 from fedblend.papers.result import command, read_result
 from fedblend.papers.run_item import run_item
@@ -53,7 +53,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def at_smoke(name: str, **options: Any) -> ItemPlan:
-    return plan(name, "smoke", **options)
+    return plan_item(name, "smoke", **options)
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -88,12 +88,12 @@ def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -
 
 
 def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
-    made = plan("fedmix/table-1", "laptop", only=["fedmix", "cifar100", "fedavg"])
+    made = plan_item("fedmix/table-1", "laptop", only=["fedmix", "cifar100", "fedavg"])
 
-    assert [(cell.row, cell.column) for cell in made.asked] == [("fedavg", "cifar100"), ("fedmix", "cifar100")]
+    assert [(cell.row, cell.column) for cell in made.cells_to_run] == [("fedavg", "cifar100"), ("fedmix", "cifar100")]
     assert len(made.cells) == 27  # shown beside the scale's own rows and columns
     with pytest.raises(FedblendError, match=r"--only fedmx: no such row or column \(did you mean 'fedmix'\?\)"):
-        plan("fedmix/table-1", only=["fedmx"])
+        plan_item("fedmix/table-1", only=["fedmx"])
 
 
 def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
@@ -124,10 +124,10 @@ def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> N
 
 
 def test_cells_of_one_experiment_are_run_once() -> None:
-    cells = plan("aggenhance/figure-8").cells
+    cells = plan_item("aggenhance/figure-8").cells
 
     assert len({cell.fingerprint for cell in cells}) == 1
-    assert len({cell.fingerprint for cell in plan("fedmix/table-5").cells}) == 8
+    assert len({cell.fingerprint for cell in plan_item("fedmix/table-5").cells}) == 8
 
 
 def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
 
 
 def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reached(tmp_path: Path) -> None:
-    one = at_smoke("aggenhance/table-1").asked[0].experiment
+    one = at_smoke("aggenhance/table-1").cells_to_run[0].experiment
     records = [{"round": n, "loss": 1.0, "accuracy": n / 10} for n in range(6)]  # 0 is the untrained model
 
     def cell_run(target: float) -> CellRun:
@@ -250,7 +250,7 @@ def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> Non
     quantity = {"label": "Samples", "unit": "", "digits": 1, "cells": [cell]}
 
     page = formatting.markdown({**RESULT, "quantities": {"q": quantity}, "claims": []})
-    words = command(plan("xormixfl/table-2", "smoke", only=["standalone", "0,2,4,8"]), Path("reproductions"))
+    words = command(plan_item("xormixfl/table-2", "smoke", only=["standalone", "0,2,4,8"]), Path("reproductions"))
 
     assert "| A | ![A](work/seeds.png) |" in page.splitlines()
     assert words == "fedblend reproduce xormixfl/table-2 --scale smoke --seeds 0 --only standalone --only 0,2,4,8"
@@ -263,10 +263,10 @@ def test_a_cell_of_fewer_seeds_than_others_says_which() -> None:
 
 
 def test_rows_and_columns_are_asked_for_by_key_or_by_the_label_that_tables_show() -> None:
-    made = plan("fedmix/table-1", "smoke", only=["FedAvg", "cifar10"])
+    made = plan_item("fedmix/table-1", "smoke", only=["FedAvg", "cifar10"])
 
     assert made.only == ("fedavg", "cifar10")
-    assert [(cell.row, cell.column) for cell in made.asked] == [("fedavg", "cifar10")]
+    assert [(cell.row, cell.column) for cell in made.cells_to_run] == [("fedavg", "cifar10")]
 
 
 def test_data_that_cannot_be_fetched_end_an_item_before_its_work(
@@ -282,29 +282,30 @@ def test_data_that_cannot_be_fetched_end_an_item_before_its_work(
     monkeypatch.setattr(mnist, "_fetch", no_net)
 
     with pytest.raises(FedblendError, match="fed-augmix/table-3: mnist: cannot fetch it"):
-        run_item(plan("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
+        run_item(plan_item("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
 def test_items_share_the_attacks_on_an_experiments_clients_however_many_they_ask_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures = [(plan("fed-augmix/figure-4", "laptop"), "mse"), (plan("fed-augmix/figure-3", "laptop"), "picture")]
-    asked: list[tuple[int, Path]] = []
+    quantities = {"fed-augmix/figure-4": "mse", "fed-augmix/figure-3": "picture"}
+    attacks: list[tuple[int, Path]] = []
 
     def attack(measure: Any, cell: CellRun, folder: Path) -> dict[str, Any]:
-        asked.append((measure.clients, folder))
+        attacks.append((measure.clients, folder))
         return {"mse": 1.0, "clients": [0]}
 
     monkeypatch.setattr(AttackFigure, "_attack", attack)
-    for made, quantity in figures:
+    for name, quantity in quantities.items():
+        made = plan_item(name, "laptop")
         output = OutputPaths(tmp_path, made)
         cell = next(cell for cell in made.cells if (cell.row, cell.column) == ("untrained", "10.0"))
         cell_run = CellRun(cell.seeded(0), None, output.work_folder(cell, 0), lambda *_: None)
         value = made.measures[quantity, cell.row, cell.column].measured(cell_run)
         picture = output.relative_value(value, cell_run.folder)
 
-    (many, first_folder), (one, second_folder) = asked
+    (many, first_folder), (one, second_folder) = attacks
     assert many > one
     assert first_folder == second_folder
     assert (output.folder / picture).resolve() == (first_folder / "client0/images.png").resolve()
