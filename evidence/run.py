@@ -110,25 +110,27 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="rows or columns of the items")
     parser.add_argument("--seeds", help="of the items, such as 0,1")
     given = parser.parse_args()
-    studies = [*STUDIES, *FUNCTIONS]
-    unknown = [name for name in given.names if "/" not in name and name not in studies]
+    studies = [name for name in given.names if "/" not in name]
+    items = [name for name in given.names if "/" in name]
+    every_study = [*STUDIES, *FUNCTIONS]
+    unknown = [name for name in studies if name not in every_study]
     if unknown:
-        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(studies)}, or an item PAPER/ITEM")
-    for name in [name for name in given.names if "/" not in name] or ([] if given.names else studies):
-        run_study(name)
+        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(every_study)}, or an item PAPER/ITEM")
     options = ["--seeds", given.seeds] if given.seeds else []
     options += [option for line in given.only for option in ("--only", line)]
-    named = [name for name in given.names if "/" in name]
-    for command in [["reproduce", name, "--scale", given.scale, *options] for name in named] or (
-        [] if given.names else committed_commands()
-    ):
-        run_item(command)
+    commands = [["reproduce", name, "--scale", given.scale, *options] for name in items]
+    if not given.names:
+        studies, commands = every_study, committed_commands()
+    for name in studies:
+        remake_study(name)
+    for command in commands:
+        remake_item(command)
 
 
 # Studies ----------------------------------------------------------------------------------------------------
 
 
-def run_study(name: str) -> None:
+def remake_study(name: str) -> None:
     """Run a study and write its result; leave it out, with the reason, where its data are not at hand."""
     arguments = STUDIES.get(name, [])
     folder = os.environ.get("FEDBLEND_DATA", "")
@@ -381,7 +383,7 @@ def committed_commands() -> list[list[str]]:
     return [shlex.split(result["command"])[1:] for result in results]
 
 
-def run_item(command: list[str]) -> None:
+def remake_item(command: list[str]) -> None:
     """Run an item by ``fedblend reproduce`` and copy its result to the committed ones.
 
     Numbers of the committed result that were made in the same way stay, where their runs are not on this machine.
