@@ -50,9 +50,11 @@ bench: setup
 	$(BIN)/python benchmarks/profile_step.py --out benchmarks/results/profile.json
 	$(BIN)/python benchmarks/page.py
 
-# Hours of work: the runs behind docs/results.md. It goes on where it was stopped.
+# Many hours of work: every study and item behind docs/results.md and docs/reproductions.md, then their tables.
+# Runs that were interrupted are resumed.
 evidence: setup
 	$(BIN)/python evidence/run.py
+	$(BIN)/python evidence/pages.py
 
 clean:
 	rm -rf .venv build *.egg-info

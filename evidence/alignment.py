@@ -1,13 +1,13 @@
-"""Which way FedMix's terms push: each term's gradient beside that of everyone's data (docs/results.md).
+"""Gradients of FedMix's terms, compared with the gradient over all clients' data (docs/results.md).
 
-On examples/fashion-mnist.toml's split, at weights on FedAvg's way (seed 0), for 20 clients: the gradients of the
-client's own loss, of FedMix's three terms, and of Global Mixup with fixed lambda, each with its norm and its cosine
-to the gradient of the plain loss over all clients' training data. Once at the round's global weights, and once
-after the client's local training, where it has drifted.
+Setting: the split of examples/fashion-mnist.toml, FedAvg's weights after some rounds (seed 0), 20 clients. Gradients:
+of the client's own loss, of FedMix's three terms, and of Global Mixup with fixed lambda. Each has its norm and its
+cosine to the gradient of the plain loss over all clients' training data. All are computed at the round's global
+weights, and again after the client's local training.
 
 FedMix is affine in (x_g, y_g), so its mean over all entries is its value at their mean.
 
-    python evidence/alignment.py        writes evidence/results/alignment.json
+    python evidence/run.py alignment
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from fedblend.methods.objectives.mixup import GlobalMixup
 from fedblend.methods.sharing.means import SharedMeans
 from fedblend.runs.api import expand_file
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = (0, 5, 20, 60)
 CLIENTS = range(0, 60, 3)
 LAM = 0.1
 PARTNERS = 4
-"""How often each sample is mixed with a random partner in the estimate of Global Mixup's gradient."""
+"""Random partners of each sample in the estimate of Global Mixup's gradient."""
+Tensors = dict[str, torch.Tensor]
 
 
 class Gradients:
@@ -50,8 +51,8 @@ class Gradients:
         sizes = setup.sizes(0)
         means = [self._mean(k, int(sizes[k])) for k in range(len(setup.population))]
         entry = {name: torch.stack([m[name][0] for m in means]).mean(0, keepdim=True) for name in ("x", "y")}
-        everyone = torch.from_numpy(setup.population.order)
-        self.x, self.y = setup.data.train.x[everyone], setup.data.train.y[everyone]
+        indices = torch.from_numpy(setup.population.order)
+        self.x, self.y = setup.data.train.x[indices], setup.data.train.y[indices]
         self.means = Context(setup.task, setup.scale, entry)
         self.raw = Context(setup.task, setup.scale, {"x": self.x, "y": self.y})
 
@@ -65,8 +66,8 @@ class Gradients:
     def _flat(self, loss: torch.Tensor) -> torch.Tensor:
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.engine.params)])
 
-    def of_all(self) -> torch.Tensor:
-        """The gradient of the plain loss over everyone's data."""
+    def over_all_data(self) -> torch.Tensor:
+        """The gradient of the plain loss over all clients' data."""
         total = torch.zeros(sum(p.numel() for p in self.engine.params))
         for rows in torch.arange(len(self.y)).split(1000):
             outputs = self.engine.net(self.setup.scale(self.x[rows]))
@@ -74,7 +75,7 @@ class Gradients:
         return total
 
     def terms(self, client: int) -> dict[str, torch.Tensor]:
-        """The gradients at a client, by name of the term."""
+        """The gradients on a client's data, by the term's name."""
         x, y = self.setup.samples(client, int(self.setup.sizes(0)[client]))
         batch, net, task = Batch(self.setup.scale(x), y), self.engine.net, self.setup.task
         drawn = {"lam": torch.tensor(LAM), "entry": torch.tensor(0)}
@@ -98,13 +99,13 @@ class Gradients:
         }
 
 
-def table(gradients: Gradients, where: Callable[[int], dict[str, torch.Tensor]]) -> dict[str, dict[str, float]]:
-    """Mean norm and mean cosine to the gradient over everyone's data, by term, over the clients."""
+def mean_rows(gradients: Gradients, weights_of: Callable[[int], Tensors]) -> dict[str, dict[str, float]]:
+    """Each term's norm and cosines, to the gradient over all data and to Global Mixup's; means over the clients."""
     rows: dict[str, list[tuple[float, float, float]]] = {}
     for client in CLIENTS:
-        gradients.engine._load(where(client))
+        gradients.engine._load(weights_of(client))
         gradients.engine.model.eval()
-        target = gradients.of_all()
+        target = gradients.over_all_data()
         found = gradients.terms(client)
         mixup = found["Global Mixup, fixed lambda"]
         for name, g in found.items():
@@ -117,29 +118,24 @@ def table(gradients: Gradients, where: Callable[[int], dict[str, torch.Tensor]])
     }
 
 
-def main() -> None:
-    """Follow FedAvg and measure at the chosen rounds."""
+def write(path: Path) -> None:
+    """Train with FedAvg, compare gradients at the chosen rounds, and write the result."""
     torch.set_num_threads(1)
-    experiment = expand_file(HERE.parent / "examples" / "fashion-mnist.toml", [], [0]).experiments["fedavg-seed0"]
+    experiment = expand_file(ROOT / "examples" / "fashion-mnist.toml", [], [0]).experiments["fedavg-seed0"]
     setup = make_setup(experiment)
     engine = LoopEngine(setup)
-    federation, gradients = RoundLoop(setup, engine), Gradients(engine, setup)
-    state, _ = federation.start()
-    result: dict[str, Any] = {"command": "python evidence/alignment.py", "lambda": LAM, "rounds": {}}
+    loop, gradients = RoundLoop(setup, engine), Gradients(engine, setup)
+    state, _ = loop.start()
+    result: dict[str, Any] = {"command": "python evidence/run.py alignment", "lambda": LAM, "rounds": {}}
     for round in range(max(ROUNDS) + 1):
         if round in ROUNDS:
             task = TrainTask(state.round, state.weights, None, setup.sizes(0))
-            drifted = {t.client: t.weights for t in engine.train(task, CLIENTS)}
+            trained = {update.client: update.weights for update in engine.train(task, CLIENTS)}
             result["rounds"][round] = {
-                "at the global weights": table(gradients, lambda client: state.weights),  # noqa: B023
-                "after local training": table(gradients, lambda client: drifted[client]),  # noqa: B023
+                "at the global weights": mean_rows(gradients, lambda client: state.weights),  # noqa: B023
+                "after local training": mean_rows(gradients, lambda client: trained[client]),  # noqa: B023
             }
             sys.stderr.write(f"round {round}: {json.dumps(result['rounds'][round], indent=1)}\n")
         if round < max(ROUNDS):
-            state, _ = federation.round(state)
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "alignment.json").write_text(json.dumps(result, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+            state, _ = loop.round(state)
+    path.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,181 +1,191 @@
-"""The runs behind docs/results.md: run what is missing, go on where it was stopped, write results as data.
+"""Remake the committed results behind docs/results.md and docs/reproductions.md.
 
-    make evidence            or            python evidence/run.py [NAME ...]
+    make evidence    or    python evidence/run.py [NAME ...] [--scale SCALE] [--only ROW_OR_COLUMN ...] [--seeds S,...]
 
-Runs are kept in runs/evidence/NAME, results are written to evidence/results/NAME.json. Studies whose data are not
-at hand are left out, with the reason.
+A NAME is a study of this file (``fedmix-search``) or an item of a paper (``fedmix/table-1``). Without names, every
+study runs, and then every item with a committed result. The options apply to items that are named.
+
+Runs lie in runs/evidence/NAME (studies) and runs/reproductions (items); runs that were interrupted are resumed. Results
+go to evidence/results/studies/NAME.json and evidence/results/PAPER/ITEM-SCALE.json, pictures to docs/figures. Then
+``python evidence/pages.py`` rewrites the tables of the pages. Studies whose data are not at hand are left out.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import re
 import shlex
+import shutil
+import signal
+import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import mix2fld
+import alignment
+import inversion
+import numpy as np
 
+from fedblend.analysis.privacy.samples import LAMBDAS, SAMPLES, draw, measure
+from fedblend.core.channel import Channel
+from fedblend.core.random import stream
+from fedblend.core.registry import build
+from fedblend.core.state import RunState
+from fedblend.core.trees import strip_prefix
+from fedblend.data.partitions import prepare
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.setup import make_setup
 from fedblend.report.guarantees import of_run
+from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
-from fedblend.runs.groups import read
+from fedblend.runs.groups import Outcome, read
 from fedblend.runs.summary import costs
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-RUNS = Path("runs/evidence")
-DATA = os.environ.get("FEDBLEND_DATA", "")
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "evidence" / "results"
+FIGURES = ROOT / "docs" / "figures"
+RUNS = ROOT / "runs" / "evidence"
+REPRODUCTIONS = "runs/reproductions"
+FEDBLEND = str(Path(sys.executable).with_name("fedblend"))
+INTERRUPTED = 130
+"""Exit status of ``fedblend reproduce`` after Ctrl-C; the result so far is written."""
+
+Table = dict[str, Any]
 
 LOOP = ["--set", "engine=loop"]
-"""How these results were made; `auto` might choose another engine, whose numbers differ in the last bits."""
+"""The engine of the committed results. With another engine the numbers differ in the last bits."""
+MNIST = ["--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"]
+FEMNIST = ["--set", "data.path=$FEDBLEND_DATA/femnist.npz"]
+CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
 
 STUDIES: dict[str, list[str]] = {
-    "fashion-mnist": ["examples/fashion-mnist.toml"],
-    "femnist": ["examples/femnist.toml", "--set", "data.path=$FEDBLEND_DATA/femnist.npz"],
-    "femnist-twice": ["evidence/femnist-twice.toml", "--set", "data.path=$FEDBLEND_DATA/femnist.npz"],
-    "shakespeare": ["examples/shakespeare.toml"],
-    "fedmix-search": ["evidence/fedmix-search.toml"],
-    "fedmix-scale": ["evidence/fedmix-scale.toml"],
-    "fedmix-lr": ["evidence/fedmix-lr.toml"],
-    "fedmix-cifar10": ["evidence/fedmix-cifar10.toml", "--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"],
-    "aggenhance-mnist5k": ["evidence/aggenhance-mnist5k.toml"],
-    "aggenhance-fashion": ["evidence/aggenhance-fashion.toml"],
-    "robustness": ["evidence/robustness.toml"],
-    "heart": ["examples/heart.toml", "--set", "data.folder=$FEDBLEND_DATA/heart-disease"],
-    "har": ["examples/har.toml", "--set", "data.path=$FEDBLEND_DATA/uci-har.npz"],
-    "private": ["examples/private.toml"],
-    "private-means": ["evidence/private-means.toml"],
-    "private-base": ["evidence/private-base.toml"],
-    "mix2fld-small": ["evidence/mix2fld-small.toml"],
-    "mix2fld-figure-2": ["evidence/mix2fld-figure-2.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
-    "mix2fld-figure-3": ["evidence/mix2fld-figure-3.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"],
-    "xormixfl-mnist5k": ["evidence/xormixfl-mnist5k.toml", "--seeds", "0", *LOOP],
-    "xormixfl-offset": ["evidence/xormixfl-offset.toml", *LOOP],
-    "xormixfl-dummies": [
-        "evidence/xormixfl-dummies.toml", "--seeds", "0", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw", *LOOP,
-    ],
-    "warm-start": ["examples/warm-start.toml"],
-    "xormixfl-mnist": ["evidence/xormixfl-mnist.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw", *LOOP],
-}  # fmt: skip
-"""Arguments of ``fedblend run`` by the name of the study."""
-
-MEASURES: dict[str, list[str]] = {
+    "fashion-mnist": ["run", "examples/fashion-mnist.toml"],
+    "femnist": ["run", "examples/femnist.toml", *FEMNIST],
+    "femnist-twice": ["run", "evidence/studies/femnist-twice.toml", *FEMNIST],
+    "shakespeare": ["run", "examples/shakespeare.toml"],
+    "fedmix-search": ["run", "evidence/studies/fedmix-search.toml"],
+    "fedmix-scale": ["run", "evidence/studies/fedmix-scale.toml"],
+    "fedmix-lr": ["run", "evidence/studies/fedmix-lr.toml"],
+    "fedmix-cifar10": ["run", "evidence/studies/fedmix-cifar10.toml", *CIFAR10],
+    "aggenhance-mnist5k": ["run", "evidence/studies/aggenhance-mnist5k.toml"],
+    "aggenhance-fashion": ["run", "evidence/studies/aggenhance-fashion.toml"],
+    "robustness": ["run", "evidence/studies/robustness.toml"],
+    "heart": ["run", "examples/heart.toml", "--set", "data.folder=$FEDBLEND_DATA/heart-disease"],
+    "har": ["run", "examples/har.toml", "--set", "data.path=$FEDBLEND_DATA/uci-har.npz"],
+    "private": ["run", "examples/private.toml"],
+    "private-means": ["run", "evidence/studies/private-means.toml"],
+    "private-base": ["run", "evidence/studies/private-base.toml"],
+    "mix2fld-small": ["run", "evidence/studies/mix2fld-small.toml"],
+    "mix2fld-figure-2": ["run", "evidence/studies/mix2fld-figure-2.toml", *MNIST],
+    "mix2fld-figure-3": ["run", "evidence/studies/mix2fld-figure-3.toml", *MNIST],
+    "xormixfl-mnist5k": ["run", "evidence/studies/xormixfl-mnist5k.toml", "--seeds", "0", *LOOP],
+    "xormixfl-offset": ["run", "evidence/studies/xormixfl-offset.toml", *LOOP],
+    "xormixfl-dummies": ["run", "evidence/studies/xormixfl-dummies.toml", "--seeds", "0", *MNIST, *LOOP],
+    "warm-start": ["run", "examples/warm-start.toml"],
+    "xormixfl-mnist": ["run", "evidence/studies/xormixfl-mnist.toml", *MNIST, *LOOP],
     "xormixfl-distance": [
-        "evidence/xormixfl-distance.toml", "--set", "data.folder=$FEDBLEND_DATA/MNIST/raw",
-        "--blended", "1,2,3,4,5", "--mds",
+        "privacy", "xor", "evidence/studies/xormixfl-distance.toml", *MNIST, "--blended", "1,2,3,4,5", "--mds",
     ],
-    "xormixfl-offset-leaks": ["evidence/xormixfl-offset.toml"],
+    "xormixfl-offset-leaks": ["privacy", "xor", "evidence/studies/xormixfl-offset.toml"],
 }  # fmt: skip
-"""Arguments of ``fedblend privacy xor`` by the name of its results."""
-
-SCRIPTS = {
-    "alignment": False,
-    "augmix-attack": False,
-    "augmix-mnist": True,
-    "invgrad": True,
-    "mix2fld-privacy": True,
-}
-"""Studies that are scripts of this folder and write their results themselves: whether they read from FEDBLEND_DATA.
-
-Attacks keep what they have made; `alignment` and `mix2fld-privacy` begin anew each time.
-"""
+"""Studies that a fedblend command makes: its arguments by the study's name."""
 
 MAY_FAIL = {"robustness"}
-"""Studies of which some runs are expected to break off."""
+"""Studies in which some runs are expected to fail."""
 
 
-def main(names: list[str]) -> None:
-    """Run the studies that are named, or all."""
-    known = [*STUDIES, *MEASURES, *SCRIPTS]
-    unknown = [name for name in names if name not in known]
+def main() -> None:
+    """Remake the studies and items that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--scale", default="laptop", choices=("laptop", "paper"), help="of the items that are named")
+    parser.add_argument("--only", nargs="*", default=[], help="rows or columns of the items")
+    parser.add_argument("--seeds", help="of the items, such as 0,1")
+    given = parser.parse_args()
+    studies = [name for name in given.names if "/" not in name]
+    items = [name for name in given.names if "/" in name]
+    every_study = [*STUDIES, *FUNCTIONS]
+    unknown = [name for name in studies if name not in every_study]
     if unknown:
-        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(known)}")
-    for name in names or known:
-        if name in SCRIPTS:
-            _run_script(name)
-            continue
-        arguments = MEASURES[name] if name in MEASURES else STUDIES[name]
-        if any("$FEDBLEND_DATA" in a for a in arguments) and not DATA:
-            print(f"{name}: left out, since FEDBLEND_DATA names no folder with its data")
-            continue
-        if name in MEASURES:
-            measured(name, arguments)
-            continue
-        folder = RUNS / name
-        filled = [a.replace("$FEDBLEND_DATA", DATA) for a in arguments]
-        command = [str(Path(sys.executable).with_name("fedblend")), "run", *filled, "--out", str(folder), "--resume"]
-        # Runs that break down are results too: where an adversary wins, for one.
-        subprocess.run(command, cwd=ROOT, check=name not in MAY_FAIL)
-        results = HERE / "results" / f"{name}.json"
-        results.parent.mkdir(exist_ok=True)
-        shown = in_a_shell(["fedblend", "run", *arguments])
-        told = results_of(ROOT / folder, shown)
-        if name == "mix2fld-figure-2":
-            told["runs"] += mix2fld.symmetric_rows(ROOT / folder, told["runs"])
-        elif name == "mix2fld-figure-3":
-            told["runs"] = mix2fld.device_rows(ROOT / folder, told["runs"])
-        results.write_text(json.dumps(told, indent=1) + "\n")
-        print(f"{name}: results written to {results.relative_to(ROOT)}")
+        raise SystemExit(f"unknown study {unknown[0]!r}; valid: {', '.join(every_study)}, or an item PAPER/ITEM")
+    options = ["--seeds", given.seeds] if given.seeds else []
+    options += [option for line in given.only for option in ("--only", line)]
+    commands = [["reproduce", name, "--scale", given.scale, *options] for name in items]
+    if not given.names:
+        studies, commands = every_study, committed_commands()
+    for name in studies:
+        remake_study(name)
+    for command in commands:
+        remake_item(command)
 
 
-def measured(name: str, arguments: list[str]) -> None:
-    """Measure what seeds tell of raw samples, and keep it with the command that measured it."""
-    results = HERE / "results" / f"{name}.json"
-    command = [str(Path(sys.executable).with_name("fedblend")), "privacy", "xor"]
-    filled = [a.replace("$FEDBLEND_DATA", DATA) for a in arguments]
-    subprocess.run([*command, *filled, "--json", str(results)], cwd=ROOT, check=True)
-    told = {"command": in_a_shell(["fedblend", "privacy", "xor", *arguments]), **json.loads(results.read_text())}
-    results.write_text(json.dumps(told, indent=1) + "\n")
-    print(f"{name}: results written to {results.relative_to(ROOT)}")
+# Studies ----------------------------------------------------------------------------------------------------
 
 
-def _run_script(name: str) -> None:
-    """Run a study that is a script of its own, and writes its results itself."""
-    if SCRIPTS[name] and not DATA:
+def remake_study(name: str) -> None:
+    """Run a study and write its result; leave it out, with the reason, where its data are not at hand."""
+    arguments = STUDIES.get(name, [])
+    folder = os.environ.get("FEDBLEND_DATA", "")
+    if not folder and (name in NEED_DATA or any("$FEDBLEND_DATA" in word for word in arguments)):
         print(f"{name}: left out, since FEDBLEND_DATA names no folder with its data")
         return
-    subprocess.run([sys.executable, HERE / f"{name}.py"], cwd=ROOT, check=True)
+    path = RESULTS / "studies" / f"{name}.json"
+    if name in FUNCTIONS:
+        FUNCTIONS[name](path)
+    else:
+        command = [FEDBLEND, *(word.replace("$FEDBLEND_DATA", folder) for word in arguments)]
+        shown = shell_line(["fedblend", *arguments])
+        if arguments[0] == "run":
+            command += ["--out", str(RUNS / name), "--resume"]
+            subprocess.run(command, cwd=ROOT, check=name not in MAY_FAIL)
+            result = study_result(RUNS / name, shown)
+            if name in ROW_CHANGES:
+                result["runs"] = ROW_CHANGES[name](RUNS / name, result["runs"])
+        else:
+            subprocess.run([*command, "--json", str(path)], cwd=ROOT, check=True)
+            result = {"command": shown, **json.loads(path.read_text())}
+        path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{name}: result written to {path.relative_to(ROOT)}")
 
 
-def in_a_shell(words: Sequence[str]) -> str:
-    """One line that a shell takes for these words, with what a variable such as $FEDBLEND_DATA holds in its place."""
-    return " ".join(_quoted(word) if "$" in word else shlex.quote(word) for word in words)
+def shell_line(words: Sequence[str]) -> str:
+    """Quote words as one shell line, in which the shell replaces variables such as $FEDBLEND_DATA."""
+    return " ".join(_double_quoted(word) if "$" in word else shlex.quote(word) for word in words)
 
 
-def _quoted(word: str) -> str:
-    """In double quotes, where a shell reads variables; backslashes, quotes and backticks stand for themselves."""
+def _double_quoted(word: str) -> str:
+    """A word in double quotes: the shell replaces variables; backslashes, quotes and backticks are escaped."""
     return '"' + re.sub(r'([\\"`])', r"\\\1", word) + '"'
 
 
-def results_of(folder: Path, command: str) -> dict[str, Any]:
-    """A study's results: each finished run's curve and costs, with the command, versions and data checksums.
-
-    Of runs that failed, what broke them off and in which round.
-    """
+def study_result(folder: Path, command: str) -> Table:
+    """A study's result: the command, versions, data checksums, and a row for each finished run and each failed one."""
     everything = find_runs([folder])
     runs = [run for run in everything if read(run).finished]
     failed = [outcome for outcome in map(read, everything) if outcome.state == "failed"]
     facts = runs[0].facts()
-    data = {k: v for k, v in facts["data"].items() if k != "source"}
     return {
         "command": command,
         "versions": facts["versions"],
-        "data": data,
+        "data": {key: value for key, value in facts["data"].items() if key != "source"},
         "scale": facts["scale"],
         "clients": facts["clients"],
-        "runs": [row_of(run) for run in runs],
+        "runs": [run_row(run) for run in runs],
         "failed": [
             {"method": o.label, "seed": o.seed, "failed": o.round + 1, "reason": o.status.get("reason")} for o in failed
         ],
     }
 
 
-def row_of(run: RunDirectory) -> dict[str, Any]:
+def run_row(run: RunDirectory) -> Table:
     """One run: accuracy and loss of each evaluated round, bytes and seconds by kind, peak memory."""
     outcome = read(run)
     total: dict[str, float] = defaultdict(float)
@@ -183,7 +193,7 @@ def row_of(run: RunDirectory) -> dict[str, Any]:
         for name, number in costs(record).items():
             total[name] += number
     evaluated = outcome.evaluated
-    row: dict[str, Any] = {
+    row: Table = {
         "method": outcome.label,
         "seed": outcome.seed,
         "rounds": [r["round"] for r in evaluated],
@@ -193,27 +203,235 @@ def row_of(run: RunDirectory) -> dict[str, Any]:
         "peak_memory": max(r["machine"]["peak_memory"] for r in outcome.records),
         "refused": sum(len(r.get("refused", [])) for r in outcome.records),
     }
-    claims = {one.what: one.by_round for one in of_run(outcome)}
-    if claims:
-        row["epsilon"] = claims
-    if outcome.evaluated and "channel" in outcome.evaluated[-1]:
-        row["clock"] = clock_of(outcome.records)
-        row["air"] = mix2fld.air_of(outcome.records)
+    guarantees = {one.what: one.by_round for one in of_run(outcome)}
+    if guarantees:
+        row["epsilon"] = guarantees
+    if evaluated and "channel" in evaluated[-1]:
+        row["clock"] = _clock_seconds(outcome.records)
+        row["air"] = _air_seconds(outcome.records)
         row["lost"] = sum(len(r.get("lost", [])) for r in outcome.records)
     if any("change" in r for r in outcome.records):
         row["change"] = [r["change"] and round(r["change"], 5) for r in outcome.records if "change" in r]
     return row | {name: evaluated[-1][name] for name in ("clients", "sites", "per_class") if name in evaluated[-1]}
 
 
-def clock_of(records: list[dict[str, Any]]) -> list[float]:
-    """Seconds from the beginning to each evaluated round, on the air and in computing side by side."""
-    total, times = 0.0, []
-    for record in records:
-        total += costs(record)["clock"]
+def _clock_seconds(records: list[Table]) -> list[float]:
+    """Seconds from the start to each evaluated round, transmissions and computing together."""
+    totals = accumulate(costs(record)["clock"] for record in records)
+    return [round(total, 4) for total, record in zip(totals, records, strict=True) if "loss" in record]
+
+
+def _air_seconds(records: list[Table]) -> list[float]:
+    """Seconds of transmissions from the start to each evaluated round."""
+    totals = accumulate(sum(record.get("channel", {}).values()) for record in records)
+    return [round(total, 4) for total, record in zip(totals, records, strict=True) if "loss" in record]
+
+
+# Mix2FLD: the symmetric channel, devices of their own, sample privacy -----------------------------------------
+
+ASYMMETRIC, SYMMETRIC = "power_up=23.0", "power_up=40.0"
+"""The two channels in a run's label."""
+
+
+def with_symmetric_rows(folder: Path, rows: list[Table]) -> list[Table]:
+    """Append the rows of runs in the asymmetric channel that lose no upload, as they are over the symmetric channel.
+
+    The channel draws from random streams of its own. A run that loses nothing in either channel therefore trains
+    identically in both; only its seconds on the air differ. They are drawn again for both channels. Runs that send
+    models, whose uploads get lost, are left out, and so are runs that were made in the symmetric channel.
+
+    Raises :class:`RuntimeError` where the draw of the run's own channel differs from the recorded seconds, or where an
+    upload is lost.
+    """
+    known = {(row["method"], row["seed"]) for row in rows}
+    added = []
+    for run in find_runs([folder]):
+        outcome = read(run)
+        label = outcome.label.replace(ASYMMETRIC, SYMMETRIC)
+        sends_models = outcome.config["method"]["upload"]["name"] == "model"
+        if sends_models or not outcome.finished or label == outcome.label or (label, outcome.seed) in known:
+            continue
+        own = run.experiment().channel
+        symmetric = type(own)(**{**vars(own), "power_up": own.power_down})
+        for record in outcome.records:
+            recorded = sum(record.get("channel", {}).values())
+            if not math.isclose(_redrawn_seconds(own, record, outcome.seed), recorded, abs_tol=1e-9):
+                raise RuntimeError(
+                    f"{outcome.label}, round {record['round']}: the channel's draw does not give the recorded "
+                    f"{recorded} s on the air"
+                )
+        row = next(r for r in rows if (r["method"], r["seed"]) == (outcome.label, outcome.seed))
+        times = _times_over(symmetric, outcome)
+        added.append({**row, "method": label, "trained_as": outcome.label, **times})
+    return rows + added
+
+
+def _times_over(channel: Channel, outcome: Outcome) -> Table:
+    """Seconds on the air and in total, from the start to each evaluated round, over a channel."""
+    air, clock, times = 0.0, 0.0, []
+    for record in outcome.records:
+        seconds = _redrawn_seconds(channel, record, outcome.seed)
+        air += seconds
+        clock += costs(record)["clock"] - sum(record.get("channel", {}).values()) + seconds
         if "loss" in record:
-            times.append(round(total, 4))
-    return times
+            times.append((round(air, 4), round(clock, 4)))
+    return {"air": [one for one, _ in times], "clock": [one for _, one in times]}
+
+
+def _redrawn_seconds(channel: Channel, record: Table, seed: int) -> float:
+    """Seconds of a round's transmissions, whose payloads have one size for all clients; 0 for a round without any."""
+    clients, number = np.array(record.get("cohort", []), np.int64), record["round"] - 1
+    seeds = record["bytes_up"].get("seeds", 0)
+    total = 0.0
+    for direction, purpose, size in (
+        ("up", "share-uplink", seeds),
+        ("down", "downlink", sum(record["bytes_down"].values())),
+        ("up", "uplink", sum(record["bytes_up"].values()) - seeds),
+    ):
+        if size and len(clients):
+            sizes = np.full(len(clients), size // len(clients))
+            sent = channel.transmit(direction, sizes, stream(seed, purpose, number), clients)
+            if not sent.arrives.all():
+                raise RuntimeError(f"round {number + 1}: an upload or downlink is lost, so that training would differ")
+            total += float(sent.seconds.max())
+    return total
+
+
+def with_device_accuracies(folder: Path, rows: list[Table]) -> list[Table]:
+    """Add to each row the test accuracy of every device after its last training, and of the server's model."""
+    by_run = {(row["method"], row["seed"]): row for row in rows}
+    for run in find_runs([folder]):
+        outcome = read(run)
+        if outcome.finished:
+            by_run[outcome.label, outcome.seed] |= _device_accuracies(run)
+    return rows
+
+
+def _device_accuracies(run: RunDirectory) -> Table:
+    state = checkpoint.read(run.path)
+    assert isinstance(state, RunState)
+    engine = StackedEngine(make_setup(run.experiment()))
+
+    def accuracy(weights: Any) -> float:
+        right = engine.score(weights).right
+        assert right is not None
+        return round(float(right.mean()), 5)
+
+    each = [accuracy(strip_prefix("weights/", state.client_states[client])) for client in sorted(state.client_states)]
+    spread = {"mean": round(statistics.mean(each), 8), "variance": round(statistics.variance(each), 8)}
+    return {"devices": each, **spread, "server": accuracy(state.weights)}
+
+
+ROW_CHANGES: dict[str, Callable[[Path, list[Table]], list[Table]]] = {
+    "mix2fld-figure-2": with_symmetric_rows,
+    "mix2fld-figure-3": with_device_accuracies,
+}
+"""Studies whose rows are extended after the runs."""
+
+PRIVACY_DATA = ("mnist", "fashion-mnist", "cifar10", "cifar100")
+PRIVACY_DRAWS, PRIVACY_DEVICES, PRIVACY_HELD = 10, 2, 500
+"""Draws, devices, and samples that each device holds, equally many of every label."""
+
+
+def write_sample_privacy(path: Path) -> None:
+    """Write sample privacy of Mixup and Mix2up on four data sets (Mix2FLD, Tables II and III).
+
+    CIFAR-100's devices coordinate their labels: with labels drawn at random hardly any two match.
+    """
+    sets = []
+    for name in PRIVACY_DATA:
+        data, coordinated = build("dataset", name).load(), name == "cifar100"
+        options = {"name": "mix2fld", "form": "iid", "clients": PRIVACY_DEVICES, "samples": PRIVACY_HELD}
+        population = prepare(build("partition", options), data, 0)
+        drawn = [draw(data, population, 0, k, PRIVACY_DEVICES, SAMPLES, coordinated) for k in range(PRIVACY_DRAWS)]
+        repeated = sum(one.pairs.repeated for one in drawn)
+        rows = [asdict(row) for row in measure(drawn, LAMBDAS)]
+        sets.append({"data": name, "coordinated": coordinated, "repeated": repeated, "rows": rows})
+    result = {
+        "command": "python evidence/run.py mix2fld-privacy",
+        "lambdas": LAMBDAS,
+        "samples": SAMPLES,
+        "devices": PRIVACY_DEVICES,
+        "held": PRIVACY_HELD,
+        "draws": PRIVACY_DRAWS,
+        "sets": sets,
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+FUNCTIONS: dict[str, Callable[[Path], None]] = {
+    "alignment": alignment.write,
+    "augmix-attack": lambda path: inversion.run_augmix("augmix-attack", path, run_row),
+    "augmix-mnist": lambda path: inversion.run_augmix("augmix-mnist", path, run_row),
+    "invgrad": inversion.run_single_updates,
+    "mix2fld-privacy": write_sample_privacy,
+}
+"""Studies that no fedblend command makes. Attack studies resume; the others start again."""
+
+NEED_DATA = {"augmix-mnist", "invgrad", "mix2fld-privacy"}
+"""Studies of :data:`FUNCTIONS` that read from FEDBLEND_DATA."""
+
+
+# Items of the papers ------------------------------------------------------------------------------------------
+
+
+def committed_commands() -> list[list[str]]:
+    """The arguments of ``fedblend`` that each committed item's result names."""
+    results = [
+        json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/*.json")) if path.parent.name != "studies"
+    ]
+    return [shlex.split(result["command"])[1:] for result in results]
+
+
+def remake_item(command: list[str]) -> None:
+    """Run an item by ``fedblend reproduce`` and copy its result to the committed ones.
+
+    Numbers of the committed result that were made in the same way stay, where their runs are not on this machine.
+    """
+    item, scale = command[1], command[command.index("--scale") + 1] if "--scale" in command else "paper"
+    committed, folder = RESULTS / f"{item}-{scale}.json", ROOT / REPRODUCTIONS / item / scale
+    if committed.exists() and not (folder / "result.json").exists():
+        _seed_result(committed, folder / "result.json")
+    status = _exit_status([FEDBLEND, *command, "--out", REPRODUCTIONS])
+    if status in (0, INTERRUPTED):
+        _commit_result(committed, folder)
+        print(f"{item}: result written to {committed.relative_to(ROOT)}")
+    if status:
+        raise SystemExit(status)
+
+
+def _exit_status(command: list[str]) -> int:
+    """Run a command and return its exit status. Ctrl-C is left to the command, which still writes its result."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _seed_result(committed: Path, path: Path) -> None:
+    """Copy a committed result to where the item's runs lie, without pictures: these are made from runs."""
+    result = json.loads(committed.read_text())
+    for quantity in result["quantities"].values():
+        for cell in quantity["cells"]:
+            cell["ours"] = {seed: value for seed, value in cell["ours"].items() if not str(value).endswith(".png")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result))
+
+
+def _commit_result(committed: Path, folder: Path) -> None:
+    """Copy a result to the committed ones, and its pictures to docs/figures."""
+    result = json.loads((folder / "result.json").read_text())
+    name = "-".join(committed.with_suffix("").parts[-2:])
+    for cell in (cell for quantity in result["quantities"].values() for cell in quantity["cells"]):
+        for seed, value in cell["ours"].items():
+            if isinstance(value, str) and value.endswith(".png"):
+                picture = "-".join(part for part in (name, cell["row"], cell["column"], seed) if part) + ".png"
+                shutil.copyfile(folder / value, FIGURES / picture)
+                cell["ours"][seed] = f"figures/{picture}"
+    committed.parent.mkdir(parents=True, exist_ok=True)
+    committed.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

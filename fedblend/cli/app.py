@@ -195,7 +195,7 @@ def boundaries(
 )
 def reproduce(
     item: Annotated[str | None, typer.Argument(help="PAPER/ITEM, such as fedmix/table-1; with --list a paper.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List every item, its data, times and results.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List every item, its data, and your results.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Only these rows or columns (repeatable, or A;B).")] = None,
     scale: Annotated[str, typer.Option(help="paper, laptop (half an hour) or smoke (a minute).")] = "paper",
     seeds: Annotated[str | None, typer.Option(help="Seeds to run, such as 0,1,2; replaces the item's.")] = None,
@@ -203,9 +203,9 @@ def reproduce(
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
     device: Annotated[str | None, typer.Option(help="Where tensors are computed, such as cuda.")] = None,
 ) -> None:
-    """Reproduce a table or figure of a paper: ours, the paper's, the difference, and a verdict a claim.
+    """Reproduce a table or figure of a paper: our numbers, the paper's, the differences, and a verdict for each claim.
 
-    What is made already is kept; the same command goes on where it was stopped.
+    Finished runs are kept; after a stop, the same command resumes.
     """
     from fedblend.cli import reproducing, running
     from fedblend.core.errors import FedblendError

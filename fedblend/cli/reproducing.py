@@ -1,4 +1,4 @@
-"""What ``fedblend reproduce`` does: it runs an item of a paper and prints its table, or lists all items."""
+"""``fedblend reproduce``: run an item of a paper and print its table, or list all items."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from fedblend import report
 from fedblend.cli.progress import RunProgress, Steps, steps_shown
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.experiment.config import Experiment
-from fedblend.papers import pages
-from fedblend.papers.data import absent, is_fetched
-from fedblend.papers.estimate import Pace, words
+from fedblend.papers import formatting
+from fedblend.papers.availability import is_fetched, missing_reason
 from fedblend.papers.items import SCALES, Item, Scale, all_papers
-from fedblend.papers.place import OutputPaths, runs_of
-from fedblend.papers.plan import ItemPlan, plan
-from fedblend.papers.result import RESULT, result_of
-from fedblend.papers.running import run
+from fedblend.papers.paths import OutputPaths, runs_of
+from fedblend.papers.plan import ItemPlan, plan_item
+from fedblend.papers.result import RESULT, read_result
+from fedblend.papers.run_item import run_item
 from fedblend.runs.files import write_atomically
 from fedblend.runs.parallel import in_one_message
 
@@ -32,16 +31,16 @@ PAGE = "table.md"
 REPORT = "report.html"
 
 WIDE = 140
-"""Columns of a list that goes into a file or a pipe."""
+"""Width of a list that is written to a file or a pipe."""
 
 SHORTEST = 24
-"""Letters of what an item is that a line of the list has at least."""
+"""Minimal width of the column with an item's title."""
 
 GAP = 2
 """Blanks between two columns of the list."""
 
 SHORT_NAMES = {"leaf-shakespeare": "leaf-shakesp.", "fashion-mnist": "fashion"}
-"""Data sets whose names are too long for the list."""
+"""Short names of data sets in the list."""
 
 
 def parse_scale(text: str) -> Scale:
@@ -53,7 +52,7 @@ def parse_scale(text: str) -> Scale:
 
 
 def parse_only(texts: Sequence[str]) -> list[str]:
-    """Rows and columns; several in one text are divided by semicolons, since columns such as ``0,2`` have commas."""
+    """Rows and columns; semicolons separate several in one text, since columns such as ``0,2`` contain commas."""
     return [word.strip() for text in texts for word in text.split(";") if word.strip()]
 
 
@@ -66,45 +65,45 @@ def show_item(
     jobs: int | None,
     device: str | None,
 ) -> None:
-    """Run what is missing of an item, print its table, and write it beside the runs."""
-    made = plan(name, parse_scale(scale), seeds, parse_only(only))
-    place = OutputPaths(out, made)
+    """Make the missing runs of an item, print its table, and write the table next to the runs."""
+    planned = plan_item(name, parse_scale(scale), seeds, parse_only(only))
+    output = OutputPaths(out, planned)
     console = Console()
     with ExitStack() as stack:
         shown: list[Steps] = []
 
-        def tick(what: str, done: int, total: int) -> None:
-            # Opened when there is something to show: the display of runs comes first, and only one can be live.
+        def on_step(what: str, done: int, total: int) -> None:
+            # Opened at the first step: the display of runs comes first, and only one display can be live.
             if not shown:
                 shown.append(stack.enter_context(steps_shown()))
             shown[0](what, done, total)
 
-        result = run(made, out, _runs_shown, tick, jobs, device)
-    write_atomically(place.folder / PAGE, pages.markdown(result, level=1))
-    _print(console, result)
-    runs = runs_of(made, out)
+        result = run_item(planned, out, _runs_shown, on_step, jobs, device)
+    write_atomically(output.folder / PAGE, formatting.markdown(result, level=1))
+    _print_result(console, result)
+    runs = runs_of(planned, out)
     if runs:
-        page = place.folder / REPORT
+        page = output.folder / REPORT
         report.write(runs, page, page.with_suffix(".png"))
         console.print(f"Curves: {page}", highlight=False, soft_wrap=True)
-    console.print(f"Table: {place.folder / PAGE}, {place.folder / RESULT}", highlight=False, soft_wrap=True)
+    console.print(f"Table: {output.folder / PAGE}, {output.folder / RESULT}", highlight=False, soft_wrap=True)
     if result["faults"]:
-        raise FedblendError(f"{made.id}: " + in_one_message(result["faults"], 0))
+        raise FedblendError(f"{planned.id}: " + in_one_message(result["faults"], 0))
 
 
 @contextmanager
-def _runs_shown(experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[RunProgress]:
-    with RunProgress(experiments, made) as progress:
+def _runs_shown(experiments: dict[str, Experiment], rounds: Mapping[str, int]) -> Iterator[RunProgress]:
+    with RunProgress(experiments, rounds) as progress:
         yield progress
 
 
-def _print(console: Console, result: Mapping[str, Any]) -> None:
-    """The heading, a table a quantity, and the claims."""
+def _print_result(console: Console, result: Mapping[str, Any]) -> None:
+    """Print the heading, a table for each quantity, and the claims."""
     console.print(Text(f"{result['item']}: {result['title']}", style="bold"))
-    for line in pages.heading(result):
+    for line in formatting.heading(result):
         console.print(Text(line), style="dim")
     columns = any(result["columns"].values())
-    for head, rows in pages.long_rows(result):
+    for head, rows in formatting.terminal_tables(result):
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=head, title_justify="left")
         table.add_column("row")
         if columns:
@@ -122,74 +121,69 @@ def _print(console: Console, result: Mapping[str, Any]) -> None:
         table.add_column("claim", ratio=1)
         table.add_column("verdict", ratio=1)
         for claim in result["claims"]:
-            table.add_row(Text(claim["says"]), Text(pages.verdict_text(claim, result)))
+            table.add_row(Text(claim["says"]), Text(formatting.verdict_text(claim, result)))
         console.print(table)
 
 
 def show_list(paper: str | None, out: Path) -> None:
-    """Every item: what it is, its data, about how long it takes at each scale, and the results there are."""
+    """Print every item: its title, its data, and its results with the minutes that they took."""
     papers = all_papers()
     if paper is not None and paper not in papers:
         raise FedblendError(f"reproduce: no such paper '{paper}'{did_you_mean(paper, papers)}; valid: "
                             f"{', '.join(papers)}")  # fmt: skip
-    console, pace = Console(), Pace()
+    console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDE
     chosen = [(one, name, item) for one in ([paper] if paper else papers) for name, item in papers[one].items.items()]
-    rows = [_entry(one, name, item, pace, out) for one, name, item in chosen]
-    pace.keep()
+    rows = [_list_row(one, name, item, out) for one, name, item in chosen]
     _print_list(console, rows)
-    console.print(
-        Text("Times are rough: a training step, timed on this machine, times their number, one run a processor. Data: "
-             "* not at hand (see $FEDBLEND_DATA), + fetched when needed."),
-        style="dim",
-    )  # fmt: skip
+    console.print(Text("Data: * not at hand (see $FEDBLEND_DATA), + fetched when needed."), style="dim")
     for one, name, item in chosen:
         if item.missing:
             console.print(Text(f"Missing: {one}/{name}: {item.missing}"), style="dim")
 
 
 def _print_list(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
-    """A row an item. What it is takes several lines where it must; in a narrow terminal its data stand below that."""
-    heads = ("item", "what", "data", *SCALES, "results")
-    others = [max(map(len, (head, *column))) for head, *column in zip(heads, *rows, strict=True) if head != "what"]
-    if console.width - sum(others) - GAP * len(others) < SHORTEST:
-        heads = ("item", "what, data", *SCALES, "results")
+    """Print a row for each item. Titles wrap; in a narrow terminal the data stand below the title."""
+    heads: tuple[str, ...] = ("item", "what", "data", "results")
+    widths = [max(map(len, (head, *column))) for head, *column in zip(heads, *rows, strict=True) if head != "what"]
+    if console.width - sum(widths) - GAP * len(widths) < SHORTEST:
+        heads = ("item", "what, data", "results")
         rows = [(item, f"{what}\n{data}".strip(), *rest) for item, what, data, *rest in rows]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for head, *column in zip(heads, *rows, strict=True):
-        # All but what it is are to be copied or compared: never break them.
+        # Only titles may wrap: the other columns are copied or compared.
         least = None if head.startswith("what") else max(map(len, (head, *column)))
-        table.add_column(head, justify="right" if head in SCALES else "left", min_width=least)
+        table.add_column(head, min_width=least)
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
 
 
-def _entry(paper: str, name: str, item: Item, pace: Pace, out: Path) -> tuple[str, ...]:
+def _list_row(paper: str, name: str, item: Item, out: Path) -> tuple[str, ...]:
     head, title = f"{paper}/{name}", item.title + (f" (also {', '.join(item.also)})" if item.also else "")
     if item.missing:
-        return head, title, "", "", "", "", "missing"
-    plans = {scale: plan(head, scale) for scale in SCALES}
-    times = [words(pace.of(one)) for one in plans.values()]
-    results = [_standing(scale, result_of(out, paper, name, scale)) for scale in SCALES]
-    return head, title, _data(plans["paper"]), *times, ", ".join(filter(None, results)) or "none"
+        return head, title, "", "missing"
+    results = [_result_text(scale, read_result(out, paper, name, scale)) for scale in SCALES]
+    return head, title, _data_text(plan_item(head)), ", ".join(filter(None, results)) or "none"
 
 
-def _standing(scale: Scale, result: Mapping[str, Any]) -> str:
-    """A scale of which there is a result; how many of its cells, where that is not all."""
+def _result_text(scale: Scale, result: Mapping[str, Any]) -> str:
+    """The scale of a result, how many of its cells have values if not all have, and the minutes that it took."""
     cells = [bool(cell["ours"]) for quantity in result.get("quantities", {}).values() for cell in quantity["cells"]]
     if not any(cells):
         return ""
-    return scale if all(cells) else f"{scale} {sum(cells)}/{len(cells)}"
+    share = "" if all(cells) else f" {sum(cells)}/{len(cells)}"
+    minutes = f" ({max(1, round(result['minutes']))} min)" if "minutes" in result else ""
+    return f"{scale}{share}{minutes}"
 
 
-def _data(made: ItemPlan) -> str:
-    """The paper's data sets of an item, and whether they are at hand."""
-    found = {}
-    for cell in made.cells:
+def _data_text(planned: ItemPlan) -> str:
+    """The first two data sets of an item, with a mark for those that are not at hand."""
+    marks = {}
+    for cell in planned.cells:
         data = cell.experiment.data
-        if data.name not in found:
-            found[data.name] = "*" if absent(data) else "+" if is_fetched(data) else ""
-    words = [f"{SHORT_NAMES.get(name, name)}{how}" for name, how in found.items()]
+        if data.name not in marks:
+            marks[data.name] = "*" if missing_reason(data) else "+" if is_fetched(data) else ""
+    words = [f"{SHORT_NAMES.get(name, name)}{mark}" for name, mark in marks.items()]
     return ", ".join(words[:2]) + (" ..." if len(words) > 2 else "")

@@ -1,1 +1,1 @@
-"""Reproducing papers' tables and figures: items as data (`fedblend/papers/*.toml`), run at a scale, judged by claim."""
+"""Reproduction of papers' tables and figures: items as data (`*.toml`), run at a scale, and judged claim by claim."""

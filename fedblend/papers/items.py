@@ -1,9 +1,9 @@
-"""A paper's file: its tables and figures as items, each an experiment, what varies, what is measured, what is claimed.
+"""The format of a paper's file: its tables and figures as items.
 
-An item is a table of *rows* and *columns*. Every cell is an experiment: a base (the paper's settings for a data set,
-with the keys of an experiment file), over which the item, the column and the row lay theirs. *Quantities* say what is
-measured of a cell and what the paper found; *claims* what it concludes from that. A *scale* (laptop, smoke) is what a
-smaller form of the item changes.
+An item is a table of *rows* and *columns*. Every cell is an experiment: a *base* (the paper's settings for a data set,
+with the keys of an experiment file), changed by the fields of the item, then of the column, then of the row.
+*Quantities* define the measure of each cell and hold the paper's numbers; *claims* are the paper's conclusions. A
+*scale* (laptop, smoke) holds the changes that make the item smaller.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fedblend.core.registry import Positive
 from fedblend.experiment.tables import read_toml
 
 FOLDER = Path(papers.__file__).parent
-"""Where the papers' files lie."""
+"""The folder of the papers' files."""
 
 Scale = Literal["paper", "laptop", "smoke"]
 SCALES: tuple[Scale, ...] = ("paper", "laptop", "smoke")
-"""``paper``: its own settings; ``laptop``: two cores, half an hour; ``smoke``: under a minute, to see that it runs."""
+"""``paper``: the paper's settings; ``laptop``: half an hour on two cores; ``smoke``: a test under a minute."""
 
 
 class _Table(BaseModel):
@@ -36,80 +36,83 @@ class _Table(BaseModel):
 
 
 class Change(_Table):
-    """What a scale changes in each experiment: fields that are set, numbers that are multiplied (and rounded)."""
+    """A scale's changes of each experiment: fields that are set, and numbers that are multiplied."""
 
     set: dict[str, Any] = {}
     """Fields by dotted path, with their value."""
     times: dict[str, Positive] = {}
-    """Fields by dotted path, and what their number is multiplied by; a whole number stays one, at least 1."""
+    """Factors of numbers, by dotted path. An integer is rounded, to at least 1; 0 stays 0."""
 
 
 class Smaller(Change):
-    """What a scale changes in an item beside its experiments."""
+    """A scale's changes of an item."""
 
     rows: tuple[str, ...] | None = None
-    """The rows that are kept; all, if not given."""
+    """The rows that are kept (default: all)."""
     columns: tuple[str, ...] | None = None
-    """The columns that are kept; all, if not given."""
+    """The columns that are kept (default: all)."""
     seeds: tuple[int, ...] | None = None
-    """Seeds; unless given, the item's."""
+    """Seeds (default: the item's)."""
     measure: dict[str, Any] = {}
-    """Options of measures, wherever a measure has them."""
+    """Options of measures; a measure without an option ignores it."""
 
 
 class Base(_Table):
-    """The settings of a data set in a paper: an experiment's table, its methods by name, and what scales change."""
+    """A paper's settings for a data set, and the changes of the smaller scales."""
 
     experiment: dict[str, Any]
+    """The table of an experiment file."""
     methods: dict[str, Any] = {}
+    """Methods by the name that rows and columns use."""
     laptop: Change = Change()
     smoke: Change = Change()
 
 
 class Line(_Table):
-    """A row or a column: what it is called, and what it lays over the experiment."""
+    """A row or a column: its label, and its changes of the experiment."""
 
     label: str = ""
-    """What tables call it; its key, if not given."""
+    """The label in tables (default: the key)."""
     base: str | None = None
-    """Another base than the item's."""
+    """The base (default: the item's)."""
     method: Any = None
-    """A method: one of the base's by its name, a preset, or a table."""
+    """A method: one of the base's methods, a preset, or a table."""
     set: dict[str, Any] = {}
     """Fields by dotted path, with their value."""
     measure: dict[str, Any] = {}
-    """Options of measures, wherever a measure has them."""
+    """Options of measures; a measure without an option ignores it."""
 
 
 class Quantity(_Table):
-    """Something that is measured of every cell, and what the paper has for it."""
+    """A number or picture of every cell, and the paper's numbers."""
 
     label: str
     measure: Any
-    """The part that measures it (`fedblend.papers.measures`), by name or as a table."""
+    """The measure (a part of `fedblend.papers.measures`), by name or as a table."""
     unit: str = ""
     digits: int = 1
+    """Digits after the point in tables."""
     paper: dict[str, tuple[float, ...]] = {}
     """The paper's numbers by row, in the order of the columns; ``nan`` where it has none, ``inf`` for "never"."""
     spread: dict[str, tuple[float, ...]] = {}
-    """The paper's standard deviations, likewise."""
+    """The paper's standard deviations, in the same form."""
     rows: tuple[str, ...] | None = None
-    """The rows of which it is measured; all, if not given."""
+    """The rows that are measured (default: all)."""
 
 
 class Claim(_Table):
-    """An order or a gap that the paper asserts, as in ``fedmix > naivemix > fedavg`` (:mod:`.claims`)."""
+    """An order or a gap that the paper asserts (:mod:`fedblend.papers.claims`)."""
 
     says: str
-    """In words, with the section."""
+    """The claim in words, with the paper's section."""
     holds: str
-    """As a comparison of rows, columns or cells."""
+    """The claim as a comparison of rows, columns or cells, such as ``fedmix > naivemix > fedavg``."""
     of: str | None = None
-    """The quantity that is compared; the first, if not given."""
+    """The quantity that is compared (default: the first)."""
     where: tuple[str, ...] | None = None
-    """The columns (or rows) in which it is asserted; all, if not given."""
+    """The columns (or rows) in which it is asserted (default: all)."""
     differs: bool = False
-    """Whether the paper's own numbers do not bear it out, everywhere at least."""
+    """Whether the paper's own numbers contradict the claim in at least one column (or row)."""
 
 
 class Item(_Table):
@@ -119,31 +122,34 @@ class Item(_Table):
     also: tuple[str, ...] = ()
     """Other tables and figures that show the same runs."""
     base: str | None = None
+    """The base of all cells."""
     method: Any = None
+    """The method of all cells, unless a row or column has one."""
     set: dict[str, Any] = {}
+    """Fields by dotted path, with their value."""
     grid: dict[str, tuple[Any, ...]] = {}
-    """Columns as a grid, as in an experiment file: one a value, or one a combination of values."""
+    """Columns as a grid, as in an experiment file: one column for each value or combination of values."""
     columns: dict[str, Line] = {}
     rows: dict[str, Line] = {}
     quantities: dict[str, Quantity] = {}
     claims: tuple[Claim, ...] = ()
     seeds: tuple[int, ...] = (0,)
-    """Seeds of the paper, or 0 where it tells none."""
+    """Seeds of the paper, or 0 where it states none."""
     laptop: Smaller = Smaller()
     smoke: Smaller = Smaller()
     note: str = ""
-    """What a reader of the table must know."""
+    """A note for readers of the table."""
     missing: str = ""
-    """What fedblend lacks for this item, which then cannot be run."""
+    """What fedblend lacks for this item; the item cannot be run."""
 
     @functools.cached_property
     def all_columns(self) -> dict[str, Line]:
-        """The columns, those of the grid first; a single nameless one where there are none."""
-        made: dict[str, Line] = {}
+        """The columns, those of the grid first; one column without a name if there are none."""
+        from_grid: dict[str, Line] = {}
         for values in itertools.product(*self.grid.values()) if self.grid else ():
-            key = "/".join(map(_key, values))
-            made[key] = Line(label=key, set=dict(zip(self.grid, values, strict=True)))
-        return made | self.columns or {"": Line()}
+            key = "/".join(map(_column_key, values))
+            from_grid[key] = Line(label=key, set=dict(zip(self.grid, values, strict=True)))
+        return from_grid | self.columns or {"": Line()}
 
 
 class Paper(_Table):
@@ -155,14 +161,14 @@ class Paper(_Table):
 
 
 def read_paper(path: Path) -> Paper:
-    """A paper from its file. Raises :class:`FedblendError` that names the file and the field."""
+    """Read a paper's file. Raises :class:`FedblendError` that names the file and the field."""
     table = read_toml(path)
-    given = table.get("bases", {})
-    table["bases"] = {name: _base(name, given) for name in given}
+    bases = table.get("bases", {})
+    table["bases"] = {name: _base_table(name, bases) for name in bases}
     try:
         paper = Paper(**table)
         for name, item in paper.items.items():
-            _check(item, f"items.{name}")
+            _check_item(item, f"items.{name}")
     except pydantic.ValidationError as error:
         raise FedblendError(f"{path}: {registry.explain(error)}") from None
     except FedblendError as error:
@@ -170,17 +176,17 @@ def read_paper(path: Path) -> Paper:
     return paper
 
 
-def _base(name: str, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """A base's experiment and what stands beside it; ``like`` names a base that it is laid over."""
-    own = dict(given[name])
-    below = _base(own.pop("like"), given) if "like" in own else {"experiment": {}, "methods": {}}
-    beside: dict[str, Any] = {key: own.pop(key) for key in ("laptop", "smoke") if key in own}
-    methods = below.pop("methods") | own.pop("methods", {})
-    return below | beside | {"experiment": below["experiment"] | own, "methods": methods}
+def _base_table(name: str, bases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The table of a :class:`Base`; ``like`` names another base whose fields it inherits."""
+    own = dict(bases[name])
+    parent = _base_table(own.pop("like"), bases) if "like" in own else {"experiment": {}, "methods": {}}
+    scales: dict[str, Any] = {key: own.pop(key) for key in ("laptop", "smoke") if key in own}
+    methods = parent.pop("methods") | own.pop("methods", {})
+    return parent | scales | {"experiment": parent["experiment"] | own, "methods": methods}
 
 
-def _check(item: Item, where: str) -> None:
-    """Raise where keys of an item do not fit together."""
+def _check_item(item: Item, where: str) -> None:
+    """Raise :class:`FedblendError` if keys of an item do not fit together."""
     width = len(item.all_columns)
     for name, quantity in item.quantities.items():
         for kind in (quantity.paper, quantity.spread):
@@ -193,47 +199,47 @@ def _check(item: Item, where: str) -> None:
                         "columns"
                     )
     for scale in (item.laptop, item.smoke):
-        for kept, there in ((scale.rows, item.rows), (scale.columns, item.all_columns)):
-            for key in kept or ():
-                if key not in there:
+        for keys, valid in ((scale.rows, item.rows), (scale.columns, item.all_columns)):
+            for key in keys or ():
+                if key not in valid:
                     raise FedblendError(f"{where}: a scale keeps '{key}', which is no row or column of it")
     if not item.missing and not (item.rows and item.quantities):
         raise FedblendError(f"{where}: has no rows or no quantities; say what is missing, or give them")
 
 
-def _key(value: Any) -> str:
+def _column_key(value: Any) -> str:
     """A value of a grid as a column's key.
 
-    >>> _key([0, 2]), _key(0.05), _key(True)
+    >>> _column_key([0, 2]), _column_key(0.05), _column_key(True)
     ('0,2', '0.05', 'true')
     """
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(_key, value)) if isinstance(value, (list, tuple)) else str(value)
+    return ",".join(map(_column_key, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 @functools.cache
 def all_papers() -> dict[str, Paper]:
-    """Every paper by its name, that of its file."""
+    """Every paper by the name of its file."""
     return {path.stem: read_paper(path) for path in sorted(FOLDER.glob("*.toml"))}
 
 
-def names() -> dict[str, tuple[str, str]]:
-    """Every item's name, such as ``fedmix/table-1``, with those that it also goes by: name -> (paper, item)."""
+def item_names() -> dict[str, tuple[str, str]]:
+    """(paper, item) by every name of an item, such as ``fedmix/table-1``, the names in :attr:`Item.also` included."""
     return {
         f"{paper}/{name}": (paper, key)
-        for paper, made in all_papers().items()
-        for key, item in made.items.items()
+        for paper, file in all_papers().items()
+        for key, item in file.items.items()
         for name in (key, *item.also)
     }
 
 
-def find(name: str) -> tuple[str, str]:
-    """The paper and the item of a name. Raises :class:`FedblendError` that suggests the nearest."""
-    known = names()
-    if name not in known:
-        hint = did_you_mean(name, known)
+def find_item(name: str) -> tuple[str, str]:
+    """The paper and the item of a name. Raises :class:`FedblendError` that suggests the nearest name."""
+    valid = item_names()
+    if name not in valid:
+        hint = did_you_mean(name, valid)
         if name in all_papers():
             hint = f"; '{name}' is a paper: name one of its items, as in: fedblend reproduce --list {name}"
         raise FedblendError(f"reproduce: no such item '{name}'{hint}; all items: fedblend reproduce --list")
-    return known[name]
+    return valid[name]

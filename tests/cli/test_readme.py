@@ -1,19 +1,22 @@
-"""The README's files and programs, as a reader would copy them."""
+"""The files, programs and commands of the README and other pages, as a reader would copy them."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import here
 
 from fedblend.experiment.config import resolve
 from fedblend.experiment.study import expand
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -56,3 +59,21 @@ def test_the_type_of_y_decides_the_task(tmp_path: Path, y: np.ndarray, task: str
     table = tomllib.loads(f'data = {{ name = "npz", path = "mine.npz" }}\npartition = "iid"\n{model[1]}')
     table["data"]["path"] = str(tmp_path / "mine.npz")
     assert resolve(table).data.load().task == task
+
+
+def test_the_channel_command_of_the_readme_takes_a_new_file(tmp_path: Path) -> None:
+    pytest.importorskip("mlxtend")
+    found = re.search(r"^fedblend (channel my\.toml.*)$", README, re.MULTILINE)
+    assert found is not None
+    command = shlex.split(found[1], comments=True)
+    (tmp_path / "my.toml").write_text(here("new", "fedmix", "mnist5k").out)
+    output = here("channel", tmp_path / "my.toml", *command[2:])
+    assert output.code == 0
+    assert "outage" in output.out
+
+
+def test_the_flower_page_counts_the_lines_of_its_app() -> None:
+    app = (ROOT / "examples" / "flower_app" / "blended.py").read_text()
+    ours = [line for line in app.splitlines() if "# fedblend" in line or line.startswith("from fedblend")]
+    assert len(ours) == 6
+    assert "Six lines of it are fedblend's" in (ROOT / "docs" / "flower.md").read_text()

@@ -1,4 +1,4 @@
-"""Papers' items: all of them are there, their numbers are the papers', and claims are judged."""
+"""Items of papers: they are complete, their numbers are the papers', and claims are judged."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from reproduce_helpers import ITEMS, RUN
+from reproduce_helpers import ITEMS, RUNNABLE
 
 from fedblend.core.errors import FedblendError
-from fedblend.papers import claims, pages
-from fedblend.papers.items import SCALES, Item, all_papers, names, read_paper
-from fedblend.papers.plan import plan
-from fedblend.papers.result import papers_numbers
+from fedblend.papers import claims, formatting
+from fedblend.papers.items import SCALES, Item, all_papers, item_names, read_paper
+from fedblend.papers.plan import plan_item
+from fedblend.papers.result import paper_numbers
 
 EVERY_TABLE = {
     "fedmix": "table-1 figure-2 table-2 table-3 table-4 table-5 figure-3 table-6 table-7 table-9 figure-4 table-10 "
@@ -37,7 +37,7 @@ def item(paper: str, name: str) -> Item:
 def test_every_table_and_figure_of_the_papers_is_an_item() -> None:
     wanted = {f"{paper}/{name}" for paper, all_names in EVERY_TABLE.items() for name in all_names.split()}
 
-    assert set(names()) == wanted
+    assert set(item_names()) == wanted
 
 
 @pytest.mark.parametrize(
@@ -56,17 +56,17 @@ def test_every_table_and_figure_of_the_papers_is_an_item() -> None:
 def test_a_papers_number_stands_at_its_row_and_column(
     name: str, quantity: str, row: str, column: str, number: float
 ) -> None:
-    assert papers_numbers(item(*names()[name]), quantity)[row, column] == number
+    assert paper_numbers(item(*item_names()[name]), quantity)[row, column] == number
 
 
 @pytest.mark.parametrize(("paper", "name"), ITEMS)
 def test_the_papers_own_numbers_bear_its_claims_out(paper: str, name: str) -> None:
     for claim in item(paper, name).claims:
         quantity = claim.of or next(iter(item(paper, name).quantities))
-        numbers = papers_numbers(item(paper, name), quantity)
-        read = claims.read(claim.holds, list(item(paper, name).rows), list(item(paper, name).all_columns))
+        numbers = paper_numbers(item(paper, name), quantity)
+        read = claims.parse_claim(claim.holds, list(item(paper, name).rows), list(item(paper, name).all_columns))
 
-        verdict = claims.judge(read, numbers, {}, claim.where)
+        verdict = claims.judge_claim(read, numbers, {}, claim.where)
 
         if claim.differs:
             assert verdict.word in ("holds in part", "does not hold"), claim.says
@@ -74,17 +74,17 @@ def test_the_papers_own_numbers_bear_its_claims_out(paper: str, name: str) -> No
             assert verdict.word in ("holds", "not measured"), claim.says
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_an_item_has_sound_experiments_at_every_scale(name: str) -> None:
     for scale in SCALES:
-        made = plan(name, scale)
+        made = plan_item(name, scale)
         assert made.cells
-        # What is smaller is told, and the paper's own scale is nowhere smaller.
+        # Smaller scales list their differences; the paper's scale has none.
         assert bool(made.smaller()) is (scale != "paper") or scale == "laptop"
 
 
 def test_a_laptop_replaces_data_only_where_the_heading_says_so() -> None:
-    made = plan("fedmix/table-5", "laptop")
+    made = plan_item("fedmix/table-5", "laptop")
 
     assert {cell.other_data for cell in made.cells} == {("fashion-mnist", "cifar10")}
     assert "data: fashion-mnist, not cifar10" in made.smaller()
@@ -93,7 +93,7 @@ def test_a_laptop_replaces_data_only_where_the_heading_says_so() -> None:
 
 def test_an_untrained_model_stays_untrained_where_rounds_are_scaled_down() -> None:
     for scale in SCALES:
-        rounds = {cell.row: cell.experiment.rounds for cell in plan("fed-augmix/table-2", scale).cells}
+        rounds = {cell.row: cell.experiment.rounds for cell in plan_item("fed-augmix/table-2", scale).cells}
         assert rounds["mnist-untrained"] == 0
         assert rounds["mnist-converged"] >= 1
 
@@ -133,36 +133,37 @@ CELLS = {("a", "1"): 5.0, ("b", "1"): 3.0, ("a", "2"): 2.0, ("b", "2"): 3.0}
 def test_a_claim_is_judged_at_each_place(
     text: str, where: list[str] | None, margins: Mapping[str, float], word: str
 ) -> None:
-    verdict = claims.judge(claims.read(text, ["a", "b"], ["1", "2"]), CELLS, {}, where)
+    verdict = claims.judge_claim(claims.parse_claim(text, ["a", "b"], ["1", "2"]), CELLS, {}, where)
 
-    assert {place: found.margin for place, found in verdict.places.items()} == margins
+    assert {line: check.margin for line, check in verdict.lines.items()} == margins
     assert verdict.word == word
 
 
 def test_a_target_that_neither_side_reached_leaves_a_claim_undecided() -> None:
     never = {("a", ""): math.inf, ("b", ""): math.inf}
+    claim = claims.parse_claim("a < b", ["a", "b"], [""])
 
-    assert claims.judge(claims.read("a < b", ["a", "b"], [""]), never, {}).word == "undecided"
-    assert claims.judge(claims.read("a < b", ["a", "b"], [""]), never | {("a", ""): 3.0}, {}).word == "holds"
-    assert claims.judge(claims.read("a < b", ["a", "b"], [""]), never | {("b", ""): 3.0}, {}).word == "does not hold"
+    assert claims.judge_claim(claim, never, {}).word == "undecided"
+    assert claims.judge_claim(claim, never | {("a", ""): 3.0}, {}).word == "holds"
+    assert claims.judge_claim(claim, never | {("b", ""): 3.0}, {}).word == "does not hold"
 
 
 def test_a_claim_that_is_undecided_somewhere_holds_in_part() -> None:
     cells = {("a", "x"): 1.0, ("b", "x"): 2.0, ("a", "y"): math.inf, ("b", "y"): math.inf}
 
-    verdict = claims.judge(claims.read("a < b", ["a", "b"], ["x", "y"]), cells, {})
-    claim = {"verdict": verdict.word, "places": {p: [f.holds, f.margin] for p, f in verdict.places.items()}}
-    words = pages.verdict_text({**claim, "seeds": [1, 2], "paper": "holds"}, {"other_data": [], "scale": "paper"})
+    verdict = claims.judge_claim(claims.parse_claim("a < b", ["a", "b"], ["x", "y"]), cells, {})
+    places = {line: [check.holds, check.margin] for line, check in verdict.lines.items()}
+    claim = {"verdict": verdict.word, "places": places, "seeds": [1, 2], "paper": "holds"}
 
     assert verdict.word == "holds in part"
-    assert words == "holds in x; undecided in y"
+    assert formatting.verdict_text(claim, {"other_data": [], "scale": "paper"}) == "holds in x; undecided in y"
 
 
 def test_a_claim_counts_the_seeds_in_which_it_holds() -> None:
     by_seed = {0: {("a", ""): 1.0, ("b", ""): 0.0}, 1: {("a", ""): 1.0, ("b", ""): 2.0}, 2: {("a", ""): 1.0}}
     means = {("a", ""): 1.0, ("b", ""): 1.0}
 
-    verdict = claims.judge(claims.read("a > b", ["a", "b"], [""]), means, by_seed)
+    verdict = claims.judge_claim(claims.parse_claim("a > b", ["a", "b"], [""]), means, by_seed)
 
     assert verdict.seeds == (1, 2)
     assert verdict.word == "does not hold"
@@ -182,4 +183,4 @@ def test_a_claim_counts_the_seeds_in_which_it_holds() -> None:
 )
 def test_a_claim_that_cannot_be_read_is_refused(text: str, message: str) -> None:
     with pytest.raises(FedblendError, match=message):
-        claims.read(text, ["a", "b"], ["1", "2"])
+        claims.parse_claim(text, ["a", "b"], ["1", "2"])

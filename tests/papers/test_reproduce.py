@@ -1,4 +1,4 @@
-"""Papers' items run, go on, and become pages, through the command too."""
+"""Items of papers: running, resuming, pages, and the command."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Any
 
 import pytest
 from cli_helpers import here
-from reproduce_helpers import RUN
+from reproduce_helpers import RUNNABLE
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.data.loaders import cifar
 from fedblend.experiment.config import Experiment
-from fedblend.papers import pages, running
-from fedblend.papers.data import absent
+from fedblend.papers import formatting
+from fedblend.papers.availability import missing_reason
 from fedblend.papers.items import all_papers
 from fedblend.papers.measures.attack import AttackFigure
 from fedblend.papers.measures.base import CellRun
 from fedblend.papers.measures.memory import most_kept
 from fedblend.papers.measures.runs import Accuracy, AccuracyAt, RoundsTo
-from fedblend.papers.place import OutputPaths
-from fedblend.papers.plan import ItemPlan, plan
-from fedblend.papers.result import RESULT as KEPT
-from fedblend.papers.result import command, result_of
+from fedblend.papers.paths import OutputPaths
+from fedblend.papers.plan import ItemPlan, plan_item
+from fedblend.papers.result import RESULT as RESULT_FILE
+from fedblend.papers.result import command, read_result
+from fedblend.papers.run_item import run_item
 from fedblend.runs.groups import Outcome
 
 # Running --------------------------------------------------------------------------------------------------
@@ -46,22 +47,22 @@ class Counted:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all items, which share their runs."""
+    """One folder for all items, since they share runs."""
     return tmp_path_factory.mktemp("reproductions")
 
 
 def at_smoke(name: str, **options: Any) -> ItemPlan:
-    return plan(name, "smoke", **options)
+    return plan_item(name, "smoke", **options)
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
     made = at_smoke(name)
-    lacking = {reason for cell in made.cells if (reason := absent(cell.experiment.data))}
+    lacking = {reason for cell in made.cells if (reason := missing_reason(cell.experiment.data))}
     if lacking:
         pytest.skip("; ".join(lacking))
 
-    result = running.run(made, out, Counted(), jobs=1)
+    result = run_item(made, out, Counted(), jobs=1)
 
     assert not result["faults"]
     assert len(result["claims"]) == len(made.item.claims)
@@ -70,15 +71,15 @@ def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
     for cell in (cell for quantity in result["quantities"].values() for cell in quantity["cells"]):
         for value in cell["ours"].values():
             assert not str(value).endswith(".png") or (OutputPaths(out, made).folder / value).is_file()
-    assert f"# {made.id}" in pages.markdown(result)
+    assert f"# {made.id}" in formatting.markdown(result)
 
 
 def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -> None:
     first, again, more = Counted(), Counted(), Counted()
-    running.run(at_smoke("fedmix/table-15"), out, first, jobs=1)
+    run_item(at_smoke("fedmix/table-15"), out, first, jobs=1)
 
-    one = running.run(at_smoke("fedmix/table-15"), out, again, jobs=1)
-    two = running.run(at_smoke("fedmix/table-15", seeds=[1]), out, more, jobs=1)
+    one = run_item(at_smoke("fedmix/table-15"), out, again, jobs=1)
+    two = run_item(at_smoke("fedmix/table-15", seeds=[1]), out, more, jobs=1)
 
     assert again.runs == []
     assert len(more.runs) == 2
@@ -86,17 +87,17 @@ def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -
 
 
 def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
-    made = plan("fedmix/table-1", "laptop", only=["fedmix", "cifar100", "fedavg"])
+    made = plan_item("fedmix/table-1", "laptop", only=["fedmix", "cifar100", "fedavg"])
 
-    assert [(cell.row, cell.column) for cell in made.asked] == [("fedavg", "cifar100"), ("fedmix", "cifar100")]
+    assert [(cell.row, cell.column) for cell in made.cells_to_run] == [("fedavg", "cifar100"), ("fedmix", "cifar100")]
     assert len(made.cells) == 27  # shown beside the scale's own rows and columns
     with pytest.raises(FedblendError, match=r"--only fedmx: no such row or column \(did you mean 'fedmix'\?\)"):
-        plan("fedmix/table-1", only=["fedmx"])
+        plan_item("fedmix/table-1", only=["fedmx"])
 
 
 def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
-    first = running.run(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
-    both = running.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+    first = run_item(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
+    both = run_item(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
 
     cells = [result["quantities"]["privacy"]["cells"] for result in (first, both)]
     assert [bool(cell["ours"]) for cell in cells[0]] == [True, False]
@@ -109,23 +110,23 @@ def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
 
 def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:
     made = at_smoke("mix2fld/table-2", only=["0.01"])
-    running.run(made, tmp_path, Counted(), jobs=1)
-    path = OutputPaths(tmp_path, made).folder / KEPT
-    kept = json.loads(path.read_text())
-    for cell in kept["quantities"]["privacy"]["cells"]:
+    run_item(made, tmp_path, Counted(), jobs=1)
+    path = OutputPaths(tmp_path, made).folder / RESULT_FILE
+    earlier = json.loads(path.read_text())
+    for cell in earlier["quantities"]["privacy"]["cells"]:
         cell["ours"], cell["made_by"] = {"0": 1.0}, "otherwise"
-    path.write_text(json.dumps(kept))
+    path.write_text(json.dumps(earlier))
 
-    again = running.run(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+    again = run_item(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
 
     assert again["quantities"]["privacy"]["cells"][0]["ours"] == {}
 
 
 def test_cells_of_one_experiment_are_run_once() -> None:
-    cells = plan("aggenhance/figure-8").cells
+    cells = plan_item("aggenhance/figure-8").cells
 
     assert len({cell.fingerprint for cell in cells}) == 1
-    assert len({cell.fingerprint for cell in plan("fedmix/table-5").cells}) == 8
+    assert len({cell.fingerprint for cell in plan_item("fedmix/table-5").cells}) == 8
 
 
 def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -141,13 +142,13 @@ def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> Non
 
     made = at_smoke("fedmix/table-17")
     with pytest.raises(Stopped, match=r"Go on with: fedblend reproduce fedmix/table-17 --scale smoke --out"):
-        running.run(made, tmp_path, Interrupting(), jobs=1)
-    kept = result_of(tmp_path, "fedmix", "table-17", "smoke")
-    going_on = Counted()
-    whole = running.run(made, tmp_path, going_on, jobs=1)
+        run_item(made, tmp_path, Interrupting(), jobs=1)
+    partial = read_result(tmp_path, "fedmix", "table-17", "smoke")
+    second = Counted()
+    whole = run_item(made, tmp_path, second, jobs=1)
 
-    assert sum(bool(cell["ours"]) for cell in kept["quantities"]["accuracy"]["cells"]) == 1
-    assert len(going_on.runs) == 1
+    assert sum(bool(cell["ours"]) for cell in partial["quantities"]["accuracy"]["cells"]) == 1
+    assert len(second.runs) == 1
     assert all(cell["ours"] for cell in whole["quantities"]["accuracy"]["cells"])
 
 
@@ -164,31 +165,31 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
     made = at_smoke("aggenhance/table-1", only=["fedavg"])
     made.measures["after-15", "fedavg", "mnist"] = AccuracyAt(round=1)
     with pytest.raises(Stopped):
-        running.run(made, tmp_path, Interrupting(), jobs=1)
-    result = result_of(tmp_path, "aggenhance", "table-1", "smoke")
+        run_item(made, tmp_path, Interrupting(), jobs=1)
+    result = read_result(tmp_path, "aggenhance", "table-1", "smoke")
     kept = result["quantities"]
 
     assert [cell["ours"] for cell in kept["rounds"]["cells"] if cell["row"] == "fedavg"] == [{"0": 1.0}]
     assert [len(cell["ours"]) for cell in kept["after-15"]["cells"] if cell["row"] == "fedavg"] == [1]
     assert not any(cell["ours"] for cell in kept["accuracy"]["cells"])
-    assert "Stopped before all of it was made." in pages.heading(result)
+    assert "Stopped early: some values are missing." in formatting.heading(result)
 
 
 def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reached(tmp_path: Path) -> None:
-    one = at_smoke("aggenhance/table-1").asked[0].experiment
+    one = at_smoke("aggenhance/table-1").cells_to_run[0].experiment
     records = [{"round": n, "loss": 1.0, "accuracy": n / 10} for n in range(6)]  # 0 is the untrained model
 
-    def seen(target: float) -> CellRun:
-        made = CellRun(one.model_copy(update={"target": target}), None, tmp_path, lambda what, done, total: None)
-        vars(made)["outcome"] = Outcome(tmp_path, {"rounds": 9}, records, {"state": "stopped"}, {})
-        return made
+    def cell_run(target: float) -> CellRun:
+        cell = CellRun(one.model_copy(update={"target": target}), None, tmp_path, lambda what, done, total: None)
+        vars(cell)["outcome"] = Outcome(tmp_path, {"rounds": 9}, records, {"state": "stopped"}, {})
+        return cell
 
-    assert AccuracyAt(round=3, last=2).measured(seen(0.5)) == pytest.approx(25)
-    assert AccuracyAt(round=1, last=5).measured(seen(0.5)) == pytest.approx(10)
-    assert [AccuracyAt(round=n).is_settled(seen(0.5)) for n in (4, 5, 6)] == [True, True, False]
-    assert RoundsTo(last=2).measured(seen(0.44)) == 5
-    assert [RoundsTo(last=2).is_settled(seen(target)) for target in (0.44, 0.46)] == [True, False]
-    assert not Accuracy().is_settled(seen(0.5))
+    assert AccuracyAt(round=3, last=2).measured(cell_run(0.5)) == pytest.approx(25)
+    assert AccuracyAt(round=1, last=5).measured(cell_run(0.5)) == pytest.approx(10)
+    assert [AccuracyAt(round=n).is_settled(cell_run(0.5)) for n in (4, 5, 6)] == [True, True, False]
+    assert RoundsTo(last=2).measured(cell_run(0.44)) == 5
+    assert [RoundsTo(last=2).is_settled(cell_run(target)) for target in (0.44, 0.46)] == [True, False]
+    assert not Accuracy().is_settled(cell_run(0.5))
 
 
 # Pages ----------------------------------------------------------------------------------------------------
@@ -233,38 +234,38 @@ RESULT: dict[str, Any] = {
 
 
 def test_a_page_shows_ours_the_papers_the_difference_and_the_verdict() -> None:
-    lines = pages.markdown(RESULT).splitlines()
+    lines = formatting.markdown(RESULT).splitlines()
 
     assert "| A | 81.0 ± 1.4 (81.2 ± 0.5; -0.2) |" in lines
     assert "| B | 70.0 (1 of 2) |" in lines
     assert "| A above B | holds (by +11), 2 of 2 seeds and places, on other data |" in lines
     assert "Scaled down: rounds: 2, not 4." in lines
     assert "On other data: digits for cifar10." in lines
-    assert "Not at hand, so left out: cifar10." in lines
+    assert "Data not at hand: cifar10." in lines
 
 
 def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> None:
     cell = {"row": "a", "column": "x", "ours": {"0": "work/seeds.png"}, "paper": None, "paper_std": None}
     quantity = {"label": "Samples", "unit": "", "digits": 1, "cells": [cell]}
 
-    page = pages.markdown({**RESULT, "quantities": {"q": quantity}, "claims": []})
-    words = command(plan("xormixfl/table-2", "smoke", only=["standalone", "0,2,4,8"]), Path("reproductions"))
+    page = formatting.markdown({**RESULT, "quantities": {"q": quantity}, "claims": []})
+    words = command(plan_item("xormixfl/table-2", "smoke", only=["standalone", "0,2,4,8"]), Path("reproductions"))
 
     assert "| A | ![A](work/seeds.png) |" in page.splitlines()
     assert words == "fedblend reproduce xormixfl/table-2 --scale smoke --seeds 0 --only standalone --only 0,2,4,8"
 
 
 def test_a_cell_of_fewer_seeds_than_others_says_which() -> None:
-    assert pages.ours_text({"1": 2.0, "2": 4.0}, 1, [0, 1, 2]) == "3.0 ± 1.4 [seeds 1, 2]"
-    assert pages.ours_text({"1": 2.0}, 1, [0, 1]) == "2.0 [seed 1]"
-    assert pages.ours_text({"1": 2.0, "2": 4.0}, 1, [1, 2]) == "3.0 ± 1.4"
+    assert formatting.ours_text({"1": 2.0, "2": 4.0}, 1, [0, 1, 2]) == "3.0 ± 1.4 [seeds 1, 2]"
+    assert formatting.ours_text({"1": 2.0}, 1, [0, 1]) == "2.0 [seed 1]"
+    assert formatting.ours_text({"1": 2.0, "2": 4.0}, 1, [1, 2]) == "3.0 ± 1.4"
 
 
 def test_rows_and_columns_are_asked_for_by_key_or_by_the_label_that_tables_show() -> None:
-    made = plan("fedmix/table-1", "smoke", only=["FedAvg", "cifar10"])
+    made = plan_item("fedmix/table-1", "smoke", only=["FedAvg", "cifar10"])
 
     assert made.only == ("fedavg", "cifar10")
-    assert [(cell.row, cell.column) for cell in made.asked] == [("fedavg", "cifar10")]
+    assert [(cell.row, cell.column) for cell in made.cells_to_run] == [("fedavg", "cifar10")]
 
 
 def test_data_that_cannot_be_fetched_end_an_item_before_its_work(
@@ -280,31 +281,33 @@ def test_data_that_cannot_be_fetched_end_an_item_before_its_work(
     monkeypatch.setattr(mnist, "_download", no_net)
 
     with pytest.raises(FedblendError, match="fed-augmix/table-3: mnist: cannot fetch it"):
-        running.run(plan("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
+        run_item(plan_item("fed-augmix/table-3", "laptop"), tmp_path, None)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
 def test_items_share_the_attacks_on_an_experiments_clients_however_many_they_ask_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures = [(plan("fed-augmix/figure-4", "laptop"), "mse"), (plan("fed-augmix/figure-3", "laptop"), "picture")]
-    asked: list[tuple[int, Path]] = []
+    quantities = {"fed-augmix/figure-4": "mse", "fed-augmix/figure-3": "picture"}
+    attacks: list[tuple[int, Path]] = []
 
-    def attack(measure: Any, seen: CellRun, each: Path) -> dict[str, Any]:
-        asked.append((measure.clients, each))
+    def attack(measure: Any, cell: CellRun, folder: Path) -> dict[str, Any]:
+        attacks.append((measure.clients, folder))
         return {"mse": 1.0, "clients": [0]}
 
     monkeypatch.setattr(AttackFigure, "_attack", attack)
-    for made, quantity in figures:
-        place = OutputPaths(tmp_path, made)
+    for name, quantity in quantities.items():
+        made = plan_item(name, "laptop")
+        output = OutputPaths(tmp_path, made)
         cell = next(cell for cell in made.cells if (cell.row, cell.column) == ("untrained", "10.0"))
-        seen = CellRun(cell.seeded(0), None, place.work(cell, 0), lambda *_: None)
-        told = place.told(made.measures[quantity, cell.row, cell.column].measured(seen), seen.folder)
+        cell_run = CellRun(cell.seeded(0), None, output.work_folder(cell, 0), lambda *_: None)
+        value = made.measures[quantity, cell.row, cell.column].measured(cell_run)
+        picture = output.relative_value(value, cell_run.folder)
 
-    (many, there), (one, again) = asked
+    (many, first_folder), (one, second_folder) = attacks
     assert many > one
-    assert there == again
-    assert (place.folder / told).resolve() == (there / "client0/images.png").resolve()
+    assert first_folder == second_folder
+    assert (output.folder / picture).resolve() == (first_folder / "client0/images.png").resolve()
 
 
 def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> None:
@@ -322,11 +325,11 @@ def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> Non
 def test_the_command_prints_the_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    told = here("reproduce", "mix2fld/table-2", "--scale", "smoke")
+    output = here("reproduce", "mix2fld/table-2", "--scale", "smoke")
 
-    assert told.code == 0
-    assert "On other data: digits for mnist" in told.out
-    assert "Privacy grows with lambda" in told.out
+    assert output.code == 0
+    assert "On other data: digits for mnist" in output.out
+    assert "Privacy grows with lambda" in output.out
     folder = tmp_path / "reproductions/mix2fld/table-2/smoke"
     assert json.loads((folder / "result.json").read_text())["item"] == "mix2fld/table-2"
     assert (folder / "table.md").read_text().startswith("# mix2fld/table-2")
@@ -344,39 +347,44 @@ def test_the_command_prints_the_table_and_writes_it(tmp_path: Path, monkeypatch:
     ],
 )
 def test_a_mistyped_word_gets_the_right_one_suggested(words: list[str], message: str) -> None:
-    told = here("reproduce", *words)
+    output = here("reproduce", *words)
 
-    assert told.code == 2
-    assert message in told.err
+    assert output.code == 2
+    assert message in output.err
 
 
-def test_the_list_has_every_item_its_data_times_and_results(
-    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_list_has_every_item_its_data_and_results_with_their_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedblend.papers import estimate
-
-    monkeypatch.setattr(estimate, "cache_file", lambda: tmp_path / "pace.json")
-    monkeypatch.setattr(estimate, "BUDGET_S", 0.2)
     monkeypatch.setenv("COLUMNS", "100")
+    run_item(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
 
-    told = here("reproduce", "--list", "mix2fld", "--out", str(out))
+    output = here("reproduce", "--list", "mix2fld", "--out", str(tmp_path)).out
 
-    assert told.code == 0
-    assert max(map(len, told.out.splitlines())) <= 100
+    assert max(map(len, output.splitlines())) <= 100
     for name in all_papers()["mix2fld"].items:
-        assert f"mix2fld/{name}" in told.out
-    assert json.loads((tmp_path / "pace.json").read_text())
+        assert f"mix2fld/{name}" in output
+    assert "smoke 2/4 (1 min)" in output
 
-    # In a narrow terminal titles and data wrap: nothing is cut off.
-    monkeypatch.setenv("COLUMNS", "80")
-    narrow = here("reproduce", "--list", "mix2fld", "--out", str(out)).out
-    assert max(map(len, narrow.splitlines())) <= 80
-    assert "…" not in told.out + narrow
-    assert narrow.split()[:7] == ["item", "what,", "data", "paper", "laptop", "smoke", "results"]
+    # In a narrow terminal titles and data wrap; nothing is cut off.
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = here("reproduce", "--list", "mix2fld", "--out", str(tmp_path)).out
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert "…" not in output + narrow
+    assert narrow.split()[:4] == ["item", "what,", "data", "results"]
     for name, item in all_papers()["mix2fld"].items.items():
         assert f"mix2fld/{name} " in narrow
         for word in item.title.split():
             assert word in narrow
+
+
+def test_the_minutes_of_all_commands_add_up(tmp_path: Path) -> None:
+    made = at_smoke("mix2fld/table-2", only=["0.01"])
+    run_item(made, tmp_path, Counted(), jobs=1)
+    path = OutputPaths(tmp_path, made).folder / RESULT_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "minutes": 7.5}))
+
+    assert 7.5 <= run_item(made, tmp_path, Counted(), jobs=1)["minutes"] < 8.5
 
 
 # Data -----------------------------------------------------------------------------------------------------
@@ -385,11 +393,11 @@ def test_the_list_has_every_item_its_data_times_and_results(
 def test_a_data_set_with_all_its_files_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
     data = registry.build("dataset", "cifar10", "data")
-    assert absent(data).startswith("data: 'cifar10' needs data_batch_1.bin")
+    assert missing_reason(data).startswith("data: 'cifar10' needs data_batch_1.bin")
 
     place = tmp_path / cifar.CIFAR10.folders[0]
     place.mkdir(parents=True)
     for name in cifar.CIFAR10.files:
         (place / name).touch()
 
-    assert absent(data) == ""
+    assert missing_reason(data) == ""

@@ -1,11 +1,86 @@
-"""docs/results.md says what the committed results say."""
+"""The committed results, the commands that make them, and the pages made from them."""
 
-from script_helpers import script
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from script_helpers import ROOT, script
+
+RESULTS = sorted((ROOT / "evidence" / "results").glob("*/*.json"))
+STUDIES = {path.stem: path for path in RESULTS if path.parent.name == "studies"}
 
 
-def test_every_table_of_the_results_page_is_made_from_the_committed_results() -> None:
-    tables = script("evidence/tables.py")
-    for place in tables.PAGES:
-        page = place.read_text()
-        assert tables.fill(page, tables.TABLES) == page
+@pytest.fixture(scope="module")
+def run() -> ModuleType:
+    """evidence/run.py, which imports modules of its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "evidence")
+        return script("evidence/run.py")
+
+
+def words_in_a_shell(line: str) -> list[str]:
+    """The words that a POSIX shell makes of a line, where FEDBLEND_DATA is /some where."""
+    written = subprocess.run(
+        ["sh", "-c", f"printf '%s\\0' {line}"],
+        env={"FEDBLEND_DATA": "/some where"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return written.split("\0")[:-1]
+
+
+def test_every_table_of_the_pages_is_made_from_the_committed_results() -> None:
+    pages = script("evidence/pages.py")
+    for path in pages.PAGES:
+        page = path.read_text()
+        assert pages.fill(page, pages.TABLES) == page
         assert "<!-- end -->" in page
+
+
+def test_a_shell_reads_the_words_back_with_the_variable_replaced(run: ModuleType) -> None:
+    words = ["fedblend", "--set", "a=$FEDBLEND_DATA/x y", "it's", 'a "b" `c` \\', '$FEDBLEND_DATA "b" `c` \\d\\', ""]
+    read = words_in_a_shell(run.shell_line(words))
+    assert read == [word.replace("$FEDBLEND_DATA", "/some where") for word in words]
+    assert run.shell_line(["--set", "a=$B/c", "d=1", "1,2"]) == '--set "a=$B/c" d=1 1,2'
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_no_committed_command_hides_the_variable_from_the_shell(path: Path) -> None:
+    command = json.loads(path.read_text())["command"]
+    assert not [word for word in words_in_a_shell(command) if "$" in word]
+
+
+def test_every_committed_study_has_the_command_that_makes_it(run: ModuleType) -> None:
+    assert {*run.STUDIES, *run.FUNCTIONS} == set(STUDIES)
+    for name, path in STUDIES.items():
+        command = json.loads(path.read_text())["command"]
+        if name in run.STUDIES:
+            assert command == run.shell_line(["fedblend", *run.STUDIES[name]])
+            (file,) = [word for word in run.STUDIES[name] if word.endswith(".toml")]
+            assert (ROOT / file).is_file()
+        else:
+            assert command == f"python evidence/run.py {name}"
+
+
+def test_every_study_file_belongs_to_a_study(run: ModuleType) -> None:
+    named = {
+        Path(word).name for words in run.STUDIES.values() for word in words if word.startswith("evidence/studies/")
+    }
+    files = {path.name for path in (ROOT / "evidence" / "studies").iterdir()}
+    assert files - named == {"xormixfl-pictures.toml"}  # a figure alone; the command stands in the file
+
+
+def test_every_committed_item_lies_where_its_command_says(run: ModuleType) -> None:
+    for path in RESULTS:
+        if path.parent.name != "studies":
+            result = json.loads(path.read_text())
+            assert (
+                path.relative_to(ROOT / "evidence" / "results").as_posix() == f"{result['item']}-{result['scale']}.json"
+            )
+    assert all(words[0] == "reproduce" for words in run.committed_commands())
+    assert len(run.committed_commands()) == len(RESULTS) - len(STUDIES)

@@ -1,4 +1,4 @@
-"""What gradient inversion rebuilds of a run's clients."""
+"""Gradient inversion of a run's clients."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedblend.papers.measures.base import CellRun, Measure
 class AttackFigure(Measure):
     """An attack on clients after the run's last round (0 rounds: on the untrained model), mean over their images.
 
-    Each of the first clients that hold a batch is attacked once (:func:`attack_run`); the images stay
-    beside the numbers. ``picture`` gives the first client's.
+    Each of the first clients that hold a batch is attacked once (:func:`attack_run`). The images are written next to
+    the numbers; ``picture`` is the first client's.
     """
 
     figure: Literal["mse", "psnr", "ssim", "cost", "picture"] = "mse"
@@ -34,9 +34,9 @@ class AttackFigure(Measure):
     iterations: Count = 2500
     """Iterations of the attack."""
     attacker: Literal["guesses", "plain", "knows"] = "plain"
-    """What the attacker knows of the objective (``fedblend attack``); plain cross-entropy is what papers assume."""
+    """The attacker's knowledge of the objective (``fedblend attack``); papers assume ``plain``, cross-entropy alone."""
 
-    def measured(self, seen: CellRun) -> float | str:
+    def measured(self, cell: CellRun) -> float | str:
         """In the figure's unit."""
         how = {
             "attack": self.attack,
@@ -45,31 +45,31 @@ class AttackFigure(Measure):
             "iterations": self.iterations,
             "attacker": self.attacker,
         }
-        # However many clients are attacked, each is so in the same way, and only once.
-        each = seen.place("attack", how)
-        found = seen.once("attacks", {**how, "clients": self.clients}, lambda _: self._attack(seen, each))
+        # The folder of single attacks does not depend on the number of clients: each client is attacked only once.
+        folder = cell.work_folder("attack", how)
+        found = cell.cached("attacks", {**how, "clients": self.clients}, lambda _: self._attack(cell, folder))
         if self.figure == "picture":
-            return (each / f"client{found['clients'][0]}" / "images.png").relative_to(seen.folder).as_posix()
+            return (folder / f"client{found['clients'][0]}" / "images.png").relative_to(cell.folder).as_posix()
         return float(found[self.figure]) * (100 if self.figure == "ssim" else 1)
 
-    def _attack(self, seen: CellRun, place: Path) -> dict[str, Any]:
+    def _attack(self, cell: CellRun, folder: Path) -> dict[str, Any]:
         import numpy as np
 
         from fedblend.analysis.attacks.snapshot import RoundSnapshot
         from fedblend.runs.directory import RunDirectory
         from fedblend.runs.runner import one_thread
 
-        assert seen.run is not None
+        assert cell.run is not None
         with one_thread():
-            moment = RoundSnapshot.of(RunDirectory(seen.run), seen.outcome.round)
-            chosen = np.flatnonzero(moment.task.sizes >= self.images)[: self.clients].tolist()
+            snapshot = RoundSnapshot.of(RunDirectory(cell.run), cell.outcome.round)
+            chosen = np.flatnonzero(snapshot.task.sizes >= self.images)[: self.clients].tolist()
             if not chosen:
                 raise FedblendError(f"no client holds {self.images} images to attack")
             tables = []
             for number, client in enumerate(chosen):
-                seen.tick("clients attacked", number, len(chosen))
-                tables.append(self._one(moment, client, place / f"client{client}"))
-        # An image rebuilt to the last bit has no PSNR.
+                cell.on_step("clients attacked", number, len(chosen))
+                tables.append(self._attack_client(snapshot, client, folder / f"client{client}"))
+        # An image that is rebuilt exactly has no PSNR.
         means = {
             name: math.fsum(values) / len(values) if values else math.inf
             for name in ("mse", "psnr", "ssim", "cost")
@@ -77,15 +77,15 @@ class AttackFigure(Measure):
         }
         return {**means, "clients": chosen, "by_client": {name: [t[name] for t in tables] for name in means}}
 
-    def _one(self, moment: Any, client: int, place: Path) -> dict[str, Any]:
-        """One client's attack: what is kept, or made now."""
+    def _attack_client(self, snapshot: Any, client: int, folder: Path) -> dict[str, Any]:
+        """The table of one client's attack, read from its folder or made now."""
         from fedblend.analysis.attacks.outcome import attack_run
 
-        kept = place / "attack.json"
-        if not kept.is_file():
-            made = attack_run(
-                moment,
-                moment.round,
+        path = folder / "attack.json"
+        if not path.is_file():
+            attack = attack_run(
+                snapshot,
+                snapshot.round,
                 client,
                 self.attack,
                 images=self.images,
@@ -93,12 +93,8 @@ class AttackFigure(Measure):
                 attacker=self.attacker,
                 iterations=self.iterations,
             )
-            if made.rebuilt.stopped:
+            if attack.rebuilt.stopped:
                 raise KeyboardInterrupt
-            made.write(place)
-        table: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+            attack.write(folder)
+        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return table
-
-    def steps(self, experiment: Any) -> float:
-        """An iteration goes through the local steps forwards and, twice, backwards."""
-        return 3.0 * self.clients * self.iterations * self.local_steps

@@ -1,4 +1,4 @@
-"""What a measure sees of a cell."""
+"""The base of measures, and the cell that a measure gets."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ from fedblend.runs.directory import RunDirectory, read_json
 from fedblend.runs.files import write_json
 from fedblend.runs.groups import Outcome, read
 
-Tick = Callable[[str, int, int], None]
-"""Called with what is being done, how many steps of it are done, and of how many."""
+OnStep = Callable[[str, int, int], None]
+"""Called with the name of a piece of work, the number of its steps that are done, and their total."""
 
 
 @dataclass(frozen=True)
 class CellRun:
-    """A cell with one seed: its experiment, its run (none where nothing is trained), a folder for work."""
+    """A cell with one seed."""
 
     experiment: Experiment
+    """The cell's experiment, with this seed."""
     run: Path | None
+    """The run's folder; none where nothing is trained."""
     folder: Path
-    tick: Tick
+    """The folder in which measures keep their work."""
+    on_step: OnStep
+    """Shows the progress of a measure."""
 
     @functools.cached_property
     def outcome(self) -> Outcome:
-        """The run as its folder tells it."""
+        """The run, read from its folder."""
         assert self.run is not None
         return read(RunDirectory(self.run))
 
-    def place(self, what: str, settings: Mapping[str, Any]) -> Path:
-        """The folder of a piece of work: the same settings give the same one."""
+    def work_folder(self, what: str, settings: Mapping[str, Any]) -> Path:
+        """The folder of a piece of work, which follows from its name and settings."""
         text = json.dumps(settings, sort_keys=True, default=str)
         return self.folder / f"{what}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
-    def once(self, what: str, settings: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        """The table that ``make`` gives in the folder of such work, kept there so that it is made only once."""
-        place = self.place(what, settings)
-        kept = place / "work.json"
-        if not kept.is_file():
-            place.mkdir(parents=True, exist_ok=True)
-            write_json(kept, make(place))
-        return read_json(kept)
+    def cached(self, what: str, settings: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+        """The table that ``make`` returns for a piece of work, given its folder; written there and made only once."""
+        folder = self.work_folder(what, settings)
+        table = folder / "work.json"
+        if not table.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(table, make(folder))
+        return read_json(table)
 
 
 class Measure:
-    """The base of measures. A subclass is a part and gives :meth:`measured`."""
+    """The base of measures. A subclass is a part and defines :meth:`measured`."""
 
     trains: ClassVar[bool] = True
     """Whether the cell's experiment is run first."""
 
-    def measured(self, seen: CellRun) -> float | str | None:
-        """The number, the path of a picture relative to ``seen.folder``, or ``None`` where there is none.
+    def measured(self, cell: CellRun) -> float | str | None:
+        """The number, the path of a picture relative to ``cell.folder``, or ``None`` where there is none.
 
         ``inf`` is a target that was never reached. Raises :class:`FedblendError` where the cell cannot be measured.
         """
         raise TypeError(f"{type(self).__name__} defines no measured()")
 
-    def is_settled(self, seen: CellRun) -> bool:
-        """Whether a run that was interrupted has gone far enough for a number that no later round changes."""
+    def is_settled(self, cell: CellRun) -> bool:
+        """Whether no later round of an interrupted run can change the number."""
         return False
-
-    def steps(self, experiment: Experiment) -> float:
-        """Work beside the run, in training steps of the experiment, for the estimate of time."""
-        return 0.0

@@ -1,4 +1,4 @@
-"""Figures of papers that are pictures: what a cell gives is the path of one."""
+"""Figures of papers that are pictures: the value of a cell is the path of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import part
 from fedblend.papers.measures.base import CellRun, Measure
-from fedblend.papers.measures.privacy import relative, shared_of
+from fedblend.papers.measures.privacy import first_draw
 from fedblend.runs.files import write_atomically
 
 if TYPE_CHECKING:
@@ -24,22 +24,21 @@ INK = "#22303c"
 class PointsPicture(Measure):
     """The class interior points of a run: a row a round (eight at most), a column a class (AggEnhance, Figure 10)."""
 
-    def measured(self, seen: CellRun) -> str:
+    def measured(self, cell: CellRun) -> str:
         """The path of a PNG."""
         from fedblend.analysis.points.sheets import sheets
         from fedblend.runs.groups import Group
 
-        found = sheets([Group("points", [seen.outcome])])
+        found = sheets([Group("points", [cell.outcome])])
         if not found:
             raise FedblendError("the run's server made no points that are pictures")
-        path = seen.folder / "points.png"
-        seen.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, draw(found[0]))
-        return relative(path, seen.folder)
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(cell.folder / "points.png", draw(found[0]))
+        return "points.png"
 
 
 def draw(sheet: Sheet) -> bytes:
-    """The points of a run as one PNG: classes above, rounds beside; a gap where a round made no point of a class."""
+    """The points of a run as one PNG: a row for each round, a column for each class, blank where there is no point."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image
@@ -47,15 +46,15 @@ def draw(sheet: Sheet) -> bytes:
     wide, high = 0.9 * len(sheet.classes) + 0.8, len(sheet.rows) + 0.7
     figure = Figure(figsize=(wide, high), dpi=80, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    for (place, (round, urls)), (column, name) in itertools.product(enumerate(sheet.rows), enumerate(sheet.classes)):
-        axes = figure.add_subplot(len(sheet.rows), len(sheet.classes), place * len(sheet.classes) + column + 1)
+    for (row, (round, urls)), (column, name) in itertools.product(enumerate(sheet.rows), enumerate(sheet.classes)):
+        axes = figure.add_subplot(len(sheet.rows), len(sheet.classes), row * len(sheet.classes) + column + 1)
         if urls[column]:
             axes.imshow(
                 Image.open(io.BytesIO(base64.b64decode(urls[column].split(",")[1]))), cmap="gray", vmin=0, vmax=255
             )
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
-        if place == 0:
+        if row == 0:
             axes.set_title(name, fontsize=8, color=INK, parse_math=False)
         if column == 0:
             axes.set_ylabel(f"round {round}", fontsize=8, color=INK)
@@ -70,14 +69,14 @@ class SeedsPicture(Measure):
 
     trains = False
 
-    def measured(self, seen: CellRun) -> str:
+    def measured(self, cell: CellRun) -> str:
         """The path of a PNG."""
         from fedblend.analysis.privacy.seed_pictures import draw_seeds
 
-        def make(place: Path) -> dict[str, Any]:
-            shared, data = shared_of(seen)
-            draw_seeds(shared, place / "seeds.png", f"{data.name}: {seen.experiment.method.label}")
+        def make(folder: Path) -> dict[str, Any]:
+            shared, data = first_draw(cell)
+            draw_seeds(shared, folder / "seeds.png", f"{data.name}: {cell.experiment.method.label}")
             return {"picture": "seeds.png"}
 
-        seen.once("seeds-picture", {}, make)
-        return relative(seen.place("seeds-picture", {}) / "seeds.png", seen.folder)
+        cell.cached("seeds-picture", {}, make)
+        return f"{cell.work_folder('seeds-picture', {}).name}/seeds.png"

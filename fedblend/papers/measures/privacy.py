@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, Literal
 
 from fedblend.core.errors import FedblendError
@@ -30,32 +29,28 @@ class SamplePrivacy(Measure):
     """Draws that are averaged."""
     trains = False
 
-    def measured(self, seen: CellRun) -> float:
+    def measured(self, cell: CellRun) -> float:
         """A natural logarithm of a distance on stored values, or a share."""
         settings = {"samples": self.samples, "devices": self.devices, "repeats": self.repeats}
-        return float(seen.once("sample-privacy", settings, lambda place: self._measure(seen))[self.figure])
+        return float(cell.cached("sample-privacy", settings, lambda folder: self._measure(cell))[self.figure])
 
-    def _measure(self, seen: CellRun) -> dict[str, Any]:
+    def _measure(self, cell: CellRun) -> dict[str, Any]:
         from fedblend.analysis.privacy.samples import draw, measure
         from fedblend.data.partitions import prepare
 
-        one, sharing = seen.experiment, seen.experiment.method.sharing
+        one, sharing = cell.experiment, cell.experiment.method.sharing
         data = one.data.load()
         population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
         drawn = []
         for repeat in range(self.repeats):
-            seen.tick("draws", repeat, self.repeats)
+            cell.on_step("draws", repeat, self.repeats)
             drawn.append(draw(data, population, one.seed, repeat, self.devices, self.samples, sharing.coordinated))
         return asdict(measure(drawn, [sharing.lam])[0])
-
-    def steps(self, experiment: Any) -> float:
-        """About a hundred training steps a draw."""
-        return 100.0 * self.repeats
 
 
 @part("measure", "seed-privacy")
 class SeedPrivacy(Measure):
-    """How far seeds of target labels lie from raw samples, and what is told of these (XorMixFL, Table 3).
+    """Distances of seeds of target labels from raw samples, and how much of these is revealed (XorMixFL, Table 3).
 
     See :class:`fedblend.analysis.privacy.xor.Row`.
     """
@@ -65,47 +60,37 @@ class SeedPrivacy(Measure):
     )
     """The figure; of a distance the mean, or its ``deviation``."""
     deviation: bool = False
-    """The standard deviation of a distance over samples, not its mean."""
+    """Return the standard deviation of a distance over samples, not its mean."""
     repeats: Count = 1
     """Draws that are averaged."""
     trains = False
 
-    def measured(self, seen: CellRun) -> float | None:
-        """A distance on pixels from 0 to 255, or a share; nothing of an XOR where there is none."""
+    def measured(self, cell: CellRun) -> float | None:
+        """A distance on pixels from 0 to 255, or a share; ``None`` for a figure of the XOR where there is none."""
         wanted = "mds" if self.figure == "mds" else "plain"
-        found = seen.once(f"seed-privacy-{wanted}", {"repeats": self.repeats}, lambda place: self._measure(seen))
+        found = cell.cached(f"seed-privacy-{wanted}", {"repeats": self.repeats}, lambda folder: self._measure(cell))
         value = found[self.figure]
         return value[int(self.deviation)] if isinstance(value, list) else value
 
-    def _measure(self, seen: CellRun) -> dict[str, Any]:
+    def _measure(self, cell: CellRun) -> dict[str, Any]:
         from fedblend.analysis.privacy.xor import draw, measure
         from fedblend.data.partitions import prepare
 
-        one = seen.experiment
+        one = cell.experiment
         data = one.data.load()
         population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
         drawn = [draw(data, population, one.method.sharing, one.seed, repeat) for repeat in range(self.repeats)]
         return asdict(measure(drawn, self.figure == "mds", one.seed))
 
-    def steps(self, experiment: Any) -> float:
-        """Multidimensional scaling of each seed takes most of the time."""
-        return (20_000.0 if self.figure == "mds" else 500.0) * self.repeats
 
-
-def shared_of(seen: CellRun, p: int | None = None) -> Any:
-    """What the devices of a cell share in its first draw; with ``p`` samples blended, if given."""
+def first_draw(cell: CellRun) -> Any:
+    """The seeds that the devices of a cell share in its first draw, and the data set."""
     from fedblend.analysis.privacy.xor import draw
     from fedblend.data.partitions import prepare
 
-    one = seen.experiment
+    one = cell.experiment
     if not hasattr(one.method.sharing, "dummies"):
         raise FedblendError(f"method.sharing: '{one.method.sharing.name}' shares no seeds of target labels")
-    sharing = one.method.sharing if p is None else replace(one.method.sharing, p=p)
     data = one.data.load()
     population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
-    return draw(data, population, sharing, one.seed), data
-
-
-def relative(path: Path, folder: Path) -> str:
-    """A path below a folder, as text."""
-    return path.relative_to(folder).as_posix()
+    return draw(data, population, one.method.sharing, one.seed), data

@@ -1,4 +1,4 @@
-"""Figures that a run's own log tells."""
+"""Figures of a run's log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedblend.runs.summary import costs
 
 
 def _smoothed(outcome: Outcome, last: int) -> list[tuple[int, float]]:
-    """(round, mean accuracy of the ``last`` evaluations up to it), the untrained model left out."""
+    """(round, mean accuracy of the ``last`` evaluations up to it), without the untrained model's."""
     evaluated = [(r["round"], r["accuracy"]) for r in outcome.evaluated if "accuracy" in r and r["round"]]
     evaluated = evaluated or [(r["round"], r["accuracy"]) for r in outcome.evaluated if "accuracy" in r]
     values = [accuracy for _, accuracy in evaluated]
@@ -22,11 +22,11 @@ def _smoothed(outcome: Outcome, last: int) -> list[tuple[int, float]]:
     return [(round, math.fsum(w) / len(w)) for (round, _), w in zip(evaluated, windows, strict=True)]
 
 
-def _target(seen: CellRun) -> float:
-    """The accuracy that counts as reached."""
-    if seen.experiment.target is None:
+def _target(cell: CellRun) -> float:
+    """The experiment's target accuracy."""
+    if cell.experiment.target is None:
         raise FedblendError("target: is missing; give the experiment the accuracy that counts")
-    return seen.experiment.target
+    return cell.experiment.target
 
 
 @part("measure", "accuracy")
@@ -34,33 +34,33 @@ class Accuracy(Measure):
     """Test accuracy in per cent: the final one, the mean of the last evaluations, or the best."""
 
     last: Count = 1
-    """Evaluations at the end of which the mean is taken."""
+    """The number of last evaluations whose mean is taken."""
     best: bool = False
-    """The best such mean of the run, not the last."""
+    """Return the best such mean of the run, not the last."""
 
-    def measured(self, seen: CellRun) -> float | None:
+    def measured(self, cell: CellRun) -> float | None:
         """In per cent."""
-        values = [value for _, value in _smoothed(seen.outcome, self.last)]
+        values = [value for _, value in _smoothed(cell.outcome, self.last)]
         return 100 * (max(values) if self.best else values[-1]) if values else None
 
 
 @part("measure", "accuracy-at")
 class AccuracyAt(Measure):
-    """Test accuracy in per cent at a round on the way, as a curve shows it; the final one of a shorter run."""
+    """Test accuracy in per cent at a round, as on a curve; of a shorter run the final one."""
 
     round: Count = 1
-    """The round; where it was not evaluated, the last before it that was."""
+    """The round; if it was not evaluated, the last evaluated round before it."""
     last: Count = 1
-    """Evaluations up to there of which the mean is taken."""
+    """The number of evaluations up to that round whose mean is taken."""
 
-    def measured(self, seen: CellRun) -> float | None:
+    def measured(self, cell: CellRun) -> float | None:
         """In per cent."""
-        values = [value for round, value in _smoothed(seen.outcome, self.last) if round <= self.round]
+        values = [value for round, value in _smoothed(cell.outcome, self.last) if round <= self.round]
         return 100 * values[-1] if values else None
 
-    def is_settled(self, seen: CellRun) -> bool:
-        """Once the round is made."""
-        return seen.outcome.round >= self.round
+    def is_settled(self, cell: CellRun) -> bool:
+        """Whether the round is done."""
+        return cell.outcome.round >= self.round
 
 
 @part("measure", "rounds-to")
@@ -68,17 +68,17 @@ class RoundsTo(Measure):
     """Rounds until the test accuracy first reached the experiment's ``target``; ``inf`` where it never did."""
 
     last: Count = 1
-    """Evaluations whose mean must reach it."""
+    """The number of evaluations whose mean must reach the target."""
 
-    def measured(self, seen: CellRun) -> float:
+    def measured(self, cell: CellRun) -> float:
         """A number of rounds."""
-        target = _target(seen)
-        reached = (round for round, value in _smoothed(seen.outcome, self.last) if value >= target)
+        target = _target(cell)
+        reached = (round for round, value in _smoothed(cell.outcome, self.last) if value >= target)
         return float(next(reached, math.inf))
 
-    def is_settled(self, seen: CellRun) -> bool:
-        """Once the target is reached."""
-        return math.isfinite(self.measured(seen))
+    def is_settled(self, cell: CellRun) -> bool:
+        """Whether the target is reached."""
+        return math.isfinite(self.measured(cell))
 
 
 @part("measure", "label-accuracy")
@@ -86,12 +86,12 @@ class LabelAccuracy(Measure):
     """Final test accuracy on samples of some labels, in per cent: the mean over these labels."""
 
     labels: tuple[int, ...] | Literal["targets"] = "targets"
-    """The labels, or those that the split makes scarce (its ``targets``)."""
+    """The labels, or the labels that the split makes scarce (its ``targets``)."""
 
-    def measured(self, seen: CellRun) -> float:
+    def measured(self, cell: CellRun) -> float:
         """In per cent."""
-        labels = seen.experiment.partition.targets if self.labels == "targets" else self.labels
-        by_label = seen.outcome.evaluated[-1]["per_class"]
+        labels = cell.experiment.partition.targets if self.labels == "targets" else self.labels
+        by_label = cell.outcome.evaluated[-1]["per_class"]
         return 100 * math.fsum(by_label[label] for label in labels) / len(labels)
 
 
@@ -102,11 +102,11 @@ class Clients(Measure):
     figure: Literal["mean", "std", "p10"] = "mean"
     """Mean, standard deviation or 10th percentile over clients."""
     size: Literal["all", "<100", "100-199", ">199"] = "all"
-    """Clients by how many samples they hold."""
+    """Clients by the number of samples that they hold."""
 
-    def measured(self, seen: CellRun) -> float | None:
-        """In per cent; nothing where there are no such clients."""
-        found: dict[str, Any] | None = seen.outcome.evaluated[-1].get("clients")
+    def measured(self, cell: CellRun) -> float | None:
+        """In per cent; ``None`` where there are no such clients."""
+        found: dict[str, Any] | None = cell.outcome.evaluated[-1].get("clients")
         if found is None:
             raise FedblendError("clients hold no tests of their own; give the experiment a holdout")
         group = found if self.size == "all" else found["by_size"].get(self.size)
@@ -115,24 +115,24 @@ class Clients(Measure):
 
 @part("measure", "costs")
 class Costs(Measure):
-    """What a run took, in all or until its test accuracy first reached the experiment's ``target``."""
+    """The costs of a run, in total or until its test accuracy first reached the experiment's ``target``."""
 
     figure: str = "seconds"
-    """``seconds`` of computing, ``clock`` (a federation's own time), ``bytes_up``, ``bytes_down``, ``peak_memory``, or
-    one of a kind, such as ``bytes_up.weights``."""
+    """``seconds`` of computing, ``clock`` (the federation's simulated time), ``bytes_up``, ``bytes_down``,
+    ``peak_memory``, or one kind of them, such as ``bytes_up.weights``."""
     until_target: bool = False
-    """Counting ends in the round that reaches the target; else the whole run counts."""
+    """Count up to the round that reaches the target; otherwise count the whole run."""
     scale: float = 1.0
-    """What the number is multiplied by, for its unit."""
+    """The factor that converts the number to its unit."""
     per_upload: bool = False
-    """Divided by the uploads of the run."""
+    """Divide by the number of uploads of the run."""
 
-    def measured(self, seen: CellRun) -> float:
+    def measured(self, cell: CellRun) -> float:
         """In the figure's unit; ``inf`` where the target was never reached."""
         total: dict[str, float] = defaultdict(float)
-        target = _target(seen) if self.until_target else None
+        target = _target(cell) if self.until_target else None
         reached = target is None
-        for record in seen.outcome.records:
+        for record in cell.outcome.records:
             for name, number in costs(record).items():
                 total[name] += number
             total["uploads"] += record.get("uploads", 0)
@@ -146,25 +146,25 @@ class Costs(Measure):
             raise FedblendError(f"figure: '{self.figure}' is not valid; valid: {', '.join(total)}")
         return self.scale * total[self.figure] / (max(1.0, total["uploads"]) if self.per_upload else 1.0)
 
-    def is_settled(self, seen: CellRun) -> bool:
-        """Once the target is reached, where counting ends there."""
-        return self.until_target and math.isfinite(self.measured(seen))
+    def is_settled(self, cell: CellRun) -> bool:
+        """Whether counting ends at the target, and it is reached."""
+        return self.until_target and math.isfinite(self.measured(cell))
 
 
 @part("measure", "split")
 class Split(Measure):
-    """How unlike clients' data are, by a measure of the split (AggEnhance, section 4.3)."""
+    """The heterogeneity of clients' data, by a measure of the split (AggEnhance, section 4.3)."""
 
     figure: str = "divergence"
     """``classes_mean``, ``classes_deviation``, ``divergence``, ``distance``, or of sizes (``size_mean``, ...)."""
     trains = False
 
-    def measured(self, seen: CellRun) -> float:
+    def measured(self, cell: CellRun) -> float:
         """In the figure's unit."""
         from fedblend.data.measures import class_counts, noniid_measures
         from fedblend.data.partitions import prepare
 
-        one = seen.experiment
+        one = cell.experiment
         data = one.data.load()
         population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
         found = noniid_measures(class_counts(population, data.train.y.numpy(), len(data.classes)))

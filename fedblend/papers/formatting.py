@@ -1,0 +1,165 @@
+"""A result as a page (Markdown) and as rows for the terminal: our numbers, the paper's, differences and verdicts."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NEVER = "never"
+NOTHING = "—"
+
+SCALES = {
+    "paper": "the paper's settings",
+    "laptop": "smaller than the paper's",
+    "smoke": "a test run, whose numbers cannot be compared with the paper's",
+}
+
+
+def heading(result: Mapping[str, Any]) -> list[str]:
+    """Lines on the scale, the seeds, the differences from the paper's scale, and what is missing."""
+    scale = SCALES["paper"] if not (result["smaller"] or result["other_data"]) else SCALES[result["scale"]]
+    lines = [f"Scale {result['scale']}: {scale}. Seeds: {', '.join(map(str, result['seeds'])) or 'none'}."]
+    lines += [f"On other data: {', '.join(result['other_data'])}."] if result["other_data"] else []
+    lines += [f"Scaled down: {'; '.join(result['smaller'])}."] if result["smaller"] else []
+    lines += [f"Data not at hand: {', '.join(result['absent'])}."] if result["absent"] else []
+    lines += [f"Failed: {what}: {why}." for what, why in result["faults"].items()]
+    lines += ["Stopped early: some values are missing."] if result.get("stopped") else []
+    lines += [result["note"]] if result["note"] else []
+    return lines
+
+
+def mean_over_seeds(ours: Mapping[str, Any]) -> float | None:
+    """The mean over seeds: infinite if a seed never reached its target, ``None`` without any number."""
+    numbers = [math.inf if value == NEVER else value for value in ours.values() if not isinstance(value, str)
+               or value == NEVER]  # fmt: skip
+    return math.fsum(numbers) / len(numbers) if numbers else None
+
+
+def ours_text(ours: Mapping[str, Any], digits: int, seeds: Sequence[int] = ()) -> str:
+    """Our number over seeds, or the path of a picture; names the seeds if they are fewer than the table's ``seeds``."""
+    if not ours:
+        return NOTHING
+    if len(ours) < len(seeds):
+        return f"{ours_text(ours, digits)} [seed{'s' if len(ours) > 1 else ''} {', '.join(ours)}]"
+    pictures = [value for value in ours.values() if isinstance(value, str) and value != NEVER]
+    if pictures:
+        return pictures[0]
+    numbers = [float(value) for value in ours.values() if value != NEVER]
+    if not numbers:
+        return NEVER
+    mean = f"{statistics.mean(numbers):,.{digits}f}"
+    text = f"{mean} ± {statistics.stdev(numbers):,.{digits}f}" if len(numbers) > 1 else mean
+    return text if len(numbers) == len(ours) else f"{text} ({len(numbers)} of {len(ours)})"
+
+
+def paper_text(cell: Mapping[str, Any], digits: int) -> str:
+    """The paper's number, with its standard deviation if the paper states one."""
+    if cell["paper"] is None:
+        return NOTHING
+    if cell["paper"] == NEVER:
+        return NEVER
+    text = f"{cell['paper']:,.{digits}f}"
+    return text if cell["paper_std"] is None else f"{text} ± {cell['paper_std']:,.{digits}f}"
+
+
+def difference_text(cell: Mapping[str, Any], digits: int) -> str:
+    """Our mean minus the paper's number."""
+    ours = mean_over_seeds(cell["ours"])
+    if ours is None or cell["paper"] in (None, NEVER) or math.isinf(ours):
+        return NOTHING
+    return f"{ours - cell['paper']:+,.{digits}f}"
+
+
+def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """The verdict in words: in which columns or rows the claim holds, by how much, in how many seeds, on which data."""
+    text: str = claim["verdict"]
+    lines = claim["places"]
+    if text == "holds in part":
+        words = {True: "holds in", False: "not in", None: "undecided in"}
+        groups = {word: [line for line, (holds, _) in lines.items() if holds is key] for key, word in words.items()}
+        text = "; ".join(f"{word} {_first_names(group)}" for word, group in groups.items() if group)
+    margins = [margin for _, margin in lines.values() if isinstance(margin, (int, float))]
+    if margins and claim["verdict"] in ("holds", "does not hold"):
+        least, most = f"{min(margins):+.3g}", f"{max(margins):+.3g}"
+        if any(margins):
+            text += f" (by {least})" if least == most else f" (by {least} to {most})"
+        elif claim["verdict"] == "does not hold":
+            text += " (level)"
+    if claim["seeds"][1] > len(lines):
+        text += f", {claim['seeds'][0]} of {claim['seeds'][1]} seeds and places"
+    if claim["verdict"] not in ("not measured", "undecided"):
+        text += ", on other data" if result["other_data"] else ""
+        text += ", at smoke" if result["scale"] == "smoke" else ""
+    if claim["paper"] not in ("holds", "not measured"):
+        text += f" [the paper's own numbers: {claim['paper']}]"
+    return text
+
+
+def _first_names(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def terminal_tables(result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """For each quantity its heading and rows: row, column, our number, the paper's, the difference."""
+    tables: list[tuple[str, list[tuple[str, ...]]]] = []
+    for quantity in result["quantities"].values():
+        rows: list[tuple[str, ...]] = []
+        for cell in quantity["cells"]:
+            digits = quantity["digits"]
+            labels = (result["rows"][cell["row"]], result["columns"][cell["column"]])
+            ours = ours_text(cell["ours"], digits, result["seeds"])
+            numbers = (ours, paper_text(cell, digits), difference_text(cell, digits))
+            rows.append((*labels, *numbers))
+        tables.append((_label_and_unit(quantity), rows))
+    return tables
+
+
+def markdown(result: Mapping[str, Any], level: int = 2) -> str:
+    """The result as Markdown: a table for each quantity with rows and columns as in the paper, and the claims."""
+    mark = "#" * level
+    lines = [f"{mark} {result['item']}: {result['title']}", "", f"`{result['command']}`", "", *heading(result), ""]
+    for quantity in result["quantities"].values():
+        lines += [*_quantity_table(result, quantity), ""]
+    if result["claims"]:
+        lines += ["| claim | verdict |", "|---|---|"]
+        lines += [f"| {claim['says']} | {verdict_text(claim, result)} |" for claim in result["claims"]]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _label_and_unit(quantity: Mapping[str, Any]) -> str:
+    return quantity["label"] + (f" ({quantity['unit']})" if quantity["unit"] else "")
+
+
+def _quantity_table(result: Mapping[str, Any], quantity: Mapping[str, Any]) -> list[str]:
+    cells = {(cell["row"], cell["column"]): cell for cell in quantity["cells"]}
+    has_paper = any(cell["paper"] is not None for cell in cells.values())
+    head = f"{_label_and_unit(quantity)}: ours" + (" (paper; difference)" if has_paper else "")
+    lines = [
+        f"| {head} | " + " | ".join(label or "value" for label in result["columns"].values()) + " |",
+        "|---" * (len(result["columns"]) + 1) + "|",
+    ]
+    for row, label in result["rows"].items():
+        texts = [
+            _cell_text(cells.get((row, column)), quantity["digits"], label, result["seeds"])
+            for column in result["columns"]
+        ]
+        if any(texts):
+            lines.append(f"| {label} | " + " | ".join(texts) + " |")
+    return lines
+
+
+def _cell_text(cell: Mapping[str, Any] | None, digits: int, label: str, seeds: Sequence[int]) -> str:
+    if cell is None:
+        return ""
+    picture = ours_text(cell["ours"], digits)
+    if picture.endswith(".png"):
+        return f"![{label}]({picture})"
+    ours = ours_text(cell["ours"], digits, seeds)
+    if cell["paper"] is None:
+        return ours
+    difference = difference_text(cell, digits)
+    apart = "" if difference == NOTHING else f"; {difference}"
+    return f"{ours} ({paper_text(cell, digits)}{apart})"

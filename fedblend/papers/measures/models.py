@@ -1,0 +1,87 @@
+"""Measures of the models and class interior points of a run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count, part
+from fedblend.experiment.setup import make_setup
+from fedblend.papers.measures.base import CellRun, Measure
+
+
+@part("measure", "devices")
+class Devices(Measure):
+    """Test accuracy over all devices, each with its weights after the last round (Mix2FLD, Figure 3)."""
+
+    figure: Literal["mean", "variance"] = "mean"
+    """Mean in per cent, or variance in per cent squared."""
+
+    def measured(self, cell: CellRun) -> float:
+        """In per cent, or per cent squared."""
+        found = cell.cached("devices", {}, lambda folder: self._score(cell))
+        values = 100 * np.array(found["accuracy"])
+        return float(values.mean() if self.figure == "mean" else values.var())
+
+    def _score(self, cell: CellRun) -> dict[str, Any]:
+        from fedblend.core.trees import strip_prefix
+        from fedblend.engines.loop import LoopEngine
+        from fedblend.runs import checkpoint
+        from fedblend.runs.runner import one_thread
+
+        assert cell.run is not None
+        state = checkpoint.read(cell.run)
+        if state is None or not state.client_states:
+            raise FedblendError(
+                'devices keep no weights of their own in this run; give the experiment evaluate_model = "device"'
+            )
+        with one_thread():
+            engine = LoopEngine(make_setup(cell.experiment), "cpu")
+            found = []
+            for number, (_, table) in enumerate(sorted(state.client_states.items())):
+                cell.on_step("devices tested", number, len(state.client_states))
+                right = engine.score(strip_prefix("weights/", table)).right
+                assert right is not None
+                found.append(float(right.mean()))
+        return {"accuracy": found}
+
+
+@part("measure", "points")
+class PointsFigure(Measure):
+    """A figure of the points that a run's server made (AggEnhance, Figure 8; :mod:`fedblend.analysis.points`)."""
+
+    figure: Literal["accuracy", "first", "last", "noise", "test", "train"] = "accuracy"
+    """Test accuracy in per cent of a new model trained on the points alone; or mean cosine distance to the training
+    samples in an autoencoder's features: of the first or the last round's points, of noise, of the test samples, of
+    the training samples among themselves."""
+    epochs: Count = 100
+    """Epochs of the new model."""
+    vae_epochs: Count = 10
+    """Epochs of the autoencoder."""
+
+    def measured(self, cell: CellRun) -> float:
+        """In per cent, or a cosine distance from 0 to 2."""
+        settings = {"epochs": self.epochs, "vae_epochs": self.vae_epochs}
+        return float(cell.cached("points", settings, lambda folder: self._measure(cell))[self.figure])
+
+    def _measure(self, cell: CellRun) -> dict[str, Any]:
+        from fedblend.analysis import points
+        from fedblend.runs.runner import one_thread
+
+        assert cell.run is not None
+        with one_thread():
+            loaded = points.read(cell.run)
+            chosen = points.TrainingSettings.of(loaded, self.epochs)
+            cell.on_step("autoencoder", 0, self.vae_epochs)
+            far = points.distances(loaded, points.train_vae(loaded.setup, self.vae_epochs))
+            cell.on_step("new model", 0, 1)
+            accuracy = points.fresh_accuracy(loaded, chosen)
+        rounds = sorted(far.by_round)
+        return {
+            "accuracy": 100 * accuracy,
+            "first": far.by_round[rounds[0]],
+            "last": far.by_round[rounds[-1]],
+            **{name: getattr(far, name) for name in ("noise", "test", "train")},
+        }
