@@ -15,7 +15,7 @@ from typing import Any
 
 from mdtable import table
 
-from fedblend.analysis.plotting import BAND, INK, METHODS, MUTED, Look, dress, looks
+from fedblend.analysis.plotting import BAND, INK, METHODS, MUTED, LineStyle, dress, line_styles
 
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE.parent / "docs" / "figures"
@@ -99,7 +99,7 @@ def draw(name: str, path: Path) -> None:
 
     told = panels(name)
     methods = list(dict.fromkeys(method for panel in told.values() for method in panel))
-    chosen = looks(methods)
+    chosen = line_styles(methods)
     figure = Figure(figsize=(11, 8.4), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2, sharey=True)
@@ -109,7 +109,9 @@ def draw(name: str, path: Path) -> None:
         one.set_title(title, loc="left", fontsize=9.5, color=MUTED)
     for place, one in enumerate(axes.flat):
         dress(one, "seconds, on the air and computing" if place > 1 else "", "" if place % 2 else "test accuracy (%)")
-    handles = [Line2D([], [], color=look.colour, linestyle=look.stroke, linewidth=2) for look in chosen.values()]
+    handles = [
+        Line2D([], [], color=look.colour, linestyle=look.matplotlib_dash, linewidth=2) for look in chosen.values()
+    ]
     lowest = min(min(run["accuracy"][1:]) for panel in told.values() for runs in panel.values() for run in runs)
     axes.flat[0].set_ylim(bottom=100 * lowest - 3)  # untrained models would take most of the picture
     words = [
@@ -120,11 +122,11 @@ def draw(name: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_line(axes: Any, runs: Sequence[Row], look: Look) -> None:
+def _draw_line(axes: Any, runs: Sequence[Row], look: LineStyle) -> None:
     x = [statistics.mean(times) for times in zip(*(run["clock"] for run in runs), strict=True)]
     values = [[100 * a for a in seeds] for seeds in zip(*(run["accuracy"] for run in runs), strict=True)]
     middle = [statistics.mean(v) for v in values]
-    axes.plot(x, middle, color=look.colour, linestyle=look.stroke, marker=".", linewidth=1.6)
+    axes.plot(x, middle, color=look.colour, linestyle=look.matplotlib_dash, marker=".", linewidth=1.6)
     if len(runs) > 1:
         axes.fill_between(x, list(map(min, values)), list(map(max, values)), color=look.colour, alpha=BAND, linewidth=0)
 

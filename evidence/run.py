@@ -21,7 +21,7 @@ from typing import Any
 
 import mix2fld
 
-from fedblend.report.guarantees import of_run
+from fedblend.report.privacy import run_statements
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import read
 from fedblend.runs.summary import costs
@@ -193,7 +193,7 @@ def row_of(run: RunDirectory) -> dict[str, Any]:
         "peak_memory": max(r["machine"]["peak_memory"] for r in outcome.records),
         "refused": sum(len(r.get("refused", [])) for r in outcome.records),
     }
-    claims = {one.what: one.by_round for one in of_run(outcome)}
+    claims = {one.what: one.by_round for one in run_statements(outcome)}
     if claims:
         row["epsilon"] = claims
     if outcome.evaluated and "channel" in outcome.evaluated[-1]:

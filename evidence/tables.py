@@ -12,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from fedblend.experiment.reference.page import fill
+from fedblend.experiment.reference import fill
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

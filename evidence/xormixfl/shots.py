@@ -168,12 +168,12 @@ SHOWN = ("xormixfl", "mixfl", "vanilla-fl", "standalone")
 
 
 def _bars(axes: Any, shots: Shots, number: int) -> None:
-    from fedblend.analysis.plotting import dress, looks
+    from fedblend.analysis.plotting import dress, line_styles
 
     labels = sorted({label for targets in shots.targets if len(targets) == number for label in targets})
     heads = [*map(str, labels), "targets", "all labels"]
     width = 0.8 / len(SHOWN)
-    for place, (method, look) in enumerate(looks(SHOWN).items()):
+    for place, (method, look) in enumerate(line_styles(SHOWN).items()):
         runs = [r for r in shots.runs if r.method == method and len(r.settings["targets"]) == number]
         bars = [[r.of_label[label] for r in runs if label in r.settings["targets"]] for label in labels]
         bars += [shots.over(method, number, target_of), shots.over(method, number, accuracy_of)]

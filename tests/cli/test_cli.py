@@ -15,7 +15,7 @@ import pytest
 from cli_helpers import PNG, TINY, here, records, refused, succeeded, words_of, write
 
 import fedblend
-from fedblend.cli.running import parse_change
+from fedblend.cli.arguments import parse_change
 from fedblend.experiment.config import as_table, resolve
 from fedblend.runs.directory import RunDirectory
 
@@ -160,7 +160,7 @@ def test_compare_tells_of_runs_that_were_never_begun(study: Path) -> None:
 
     told = words_of(succeeded(here("compare", "copy")).out)
 
-    assert f"Not begun: {gone.name}; go on with: fedblend resume copy/study" in told
+    assert f"Not begun: {gone.name}; start with: fedblend resume copy/study" in told
 
 
 def test_a_done_run_without_its_records_is_told(study: Path) -> None:

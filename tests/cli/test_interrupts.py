@@ -124,7 +124,7 @@ def test_before_the_attack_has_begun_nothing_is_written(
         signal.signal(signal.SIGINT, before)
 
     assert (told.code, "Traceback" in told.err) == (130, False)
-    assert "stopped before the attack had begun; nothing was written" in told.err
+    assert "stopped before the attack began; nothing was written" in told.err
     assert len(pressed) < 2
     assert after is signal.default_int_handler
     assert list((tmp_path / "none").iterdir()) == []

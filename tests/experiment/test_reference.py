@@ -15,8 +15,8 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build
 from fedblend.experiment import presets
 from fedblend.experiment.config import TABLES, Experiment
-from fedblend.experiment.reference.options import descriptions, of_kind, of_part, options, places, tables
-from fedblend.experiment.reference.page import page
+from fedblend.experiment.options import descriptions, of_kind, of_part, options, places, tables
+from fedblend.experiment.reference import page
 from fedblend.experiment.study import expand
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"

@@ -23,7 +23,7 @@ from fedblend.core.setup import Setup
 from fedblend.engines.autotune import unstackable
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.experiment.reference.options import of_kind
+from fedblend.experiment.options import of_kind
 
 NORMED = ("cnn", "cnn1d", "vgg16", "convnet", "resnet18", "resnet50")
 

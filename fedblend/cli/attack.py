@@ -1,4 +1,4 @@
-"""What ``fedblend attack`` does: it makes the attack, prints the measures, and writes the images."""
+"""``fedblend attack``: run an attack on a client, print the measures, write the images."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from fedblend.core.errors import Stopped
 from fedblend.runs.runner import one_thread
 
 ROWS = 16
-"""Images in the terminal's table; the file has all."""
+"""Largest number of images in the terminal's table; the file has all."""
 
-TOLD_EVERY = 10
-"""Iterations from one cost that is told to the next: reading it waits for the device."""
+COST_EVERY = 10
+"""Iterations between two readings of the cost: each reading waits for the device."""
 
-SUPPOSES = {
-    "guesses": "knows the objective and guesses its random numbers",
-    "plain": "takes the loss for plain cross-entropy",
-    "knows": "knows the objective and all of its random numbers (a control)",
+ATTACKERS = {
+    "guesses": "has the objective, and draws its random numbers itself",
+    "plain": "assumes plain cross-entropy as the loss",
+    "knows": "has the objective and all of its random numbers (a control)",
 }
 
 
-class Costs:
-    """Tells of an attack's iterations, with the least cost that was told so far."""
+class CostProgress:
+    """Shows an attack's iterations with the current cost and the least cost so far."""
 
     def __init__(self, steps: Steps, attack: str, total: int) -> None:
         self.steps, self.attack, self.total = steps, attack, total
         self.least = math.inf
 
     def __call__(self, restart: int, number: int, cost: torch.Tensor) -> None:
-        """One iteration was made."""
-        if number % TOLD_EVERY and number != self.total:
+        """Show one iteration."""
+        if number % COST_EVERY and number != self.total:
             return
         now = float(cost)
         self.least = min(self.least, now)  # NaN is not less
@@ -58,17 +58,21 @@ def show_attack(
     options: Mapping[str, Any],
     out: Path | None,
 ) -> None:
-    """Attack the client ``where`` = (round, client), print the measures, write images and numbers into a folder."""
+    """Attack the client ``where`` = (round, client), print the measures, write images and numbers into a folder.
+
+    ``settings`` are (images, steps, attacker, labels), ``options`` those of the attack. ``out`` is by default a folder
+    in the run's. Raises :class:`Stopped` after Ctrl-C.
+    """
     if out is not None:
-        make_folder(out)  # before anything that takes long
+        make_folder(out)  # an unusable folder is refused before the attack
     with interrupted_once():
-        made = _attack(run, where, attack, settings, options)
-        folder = made.write(out)
+        result = _attack(run, where, attack, settings, options)
+        folder = result.write(out)
     console = Console()
-    _print(console, made)
+    _print(console, result)
     console.print(f"Images and numbers: {folder / PICTURE}, {folder / TABLE}", highlight=False, soft_wrap=True)
-    if made.rebuilt.stopped:
-        raise Stopped(f"stopped after {len(made.rebuilt.curve) - 1} iterations; the best images so far are kept")
+    if result.rebuilt.stopped:
+        raise Stopped(f"stopped after {len(result.rebuilt.curve) - 1} iterations; the best images so far are kept")
 
 
 def _attack(
@@ -78,7 +82,7 @@ def _attack(
     settings: tuple[int | None, int | None, str, str],
     options: Mapping[str, Any],
 ) -> Attacked:
-    """Make the attack, and show how far it is. Raises :class:`Stopped` where it is interrupted before it has begun."""
+    """Run the attack and show its progress. Raises :class:`Stopped` on Ctrl-C before its first iteration."""
     images, steps, attacker, labels = settings
     with steps_shown() as shown, one_thread():
         try:
@@ -91,43 +95,43 @@ def _attack(
                 attacker=cast(Attacker, attacker),
                 labels=cast(Labels, labels),
                 watch=lambda done, total: shown("rounds", done, total),
-                progress=Costs(shown, attack, options.get("iterations", 0) or _iterations(attack)),
+                progress=CostProgress(shown, attack, options.get("iterations", 0) or _iterations(attack)),
                 **options,
             )
         except KeyboardInterrupt:
-            raise Stopped("stopped before the attack had begun; nothing was written") from None
+            raise Stopped("stopped before the attack began; nothing was written") from None
 
 
 def _iterations(attack: str) -> int:
-    """An attack's usual number of iterations; an unknown attack is refused elsewhere."""
+    """An attack's default number of iterations; 0 for an unknown attack, which :func:`attack_run` refuses."""
     from fedblend.analysis.attacks.inversion import ATTACKS
 
     return ATTACKS[attack]().iterations if attack in ATTACKS else 0
 
 
-def _print(console: Console, made: Attacked) -> None:
-    """The measures of each image and their means, and what was attacked."""
-    scene, table = made.scene, made.table()
+def _print(console: Console, result: Attacked) -> None:
+    """Print the measures of each image, their means, and the settings of the attack."""
+    scene, table = result.scene, result.table()
     classes = scene.moment.setup.data.classes
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in ("image", "MSE", "PSNR dB", "SSIM"):
         shown.add_column(heading, justify="left" if heading == "image" else "right")
     for row in table["each"][:ROWS]:
-        shown.add_row(Text(str(classes[row["label"]])), *_words(row))
+        shown.add_row(Text(str(classes[row["label"]])), *_measures(row))
     shown.add_section()
-    shown.add_row("mean", *_words(table))
+    shown.add_row("mean", *_measures(table))
     console.print(shown)
-    drawn = "" if scene.drawn else "; the run did not draw it for this round: it is what it would have sent"
+    drawn = "" if scene.drawn else "; the client was not in the run's cohort of this round, so its update is simulated"
     for line in (
-        f"{made.title()}, of {table['method']} on {table['data']}{drawn}",
-        f"the attacker {SUPPOSES[scene.attacker]}; labels: {made.labels}; cost {made.rebuilt.cost:.4g} after "
+        f"{result.title()}, of {table['method']} on {table['data']}{drawn}",
+        f"the attacker {ATTACKERS[scene.attacker]}; labels: {result.labels}; cost {result.rebuilt.cost:.4g} after "
         f"{table['iterations']} iterations",
         DEFINITIONS,
     ):
         console.print(Text(line), style="dim", soft_wrap=True)
 
 
-def _words(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """MSE, PSNR and SSIM; an image rebuilt to the last bit has no PSNR."""
+def _measures(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """MSE, PSNR and SSIM as text; the PSNR of an exactly rebuilt image is infinite."""
     psnr = "∞" if row["psnr"] is None else f"{row['psnr']:.2f}"
     return f"{row['mse']:.4f}", psnr, f"{row['ssim']:.4f}"

@@ -1,4 +1,4 @@
-"""What ``fedblend reproduce`` does: it runs an item of a paper and prints its table, or lists all items."""
+"""``fedblend reproduce``: run an item of a paper and print its table, or list all items."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from fedblend.runs.parallel import in_one_message
 PAGE = "table.md"
 REPORT = "report.html"
 
-WIDE = 140
-"""Columns of a list that goes into a file or a pipe."""
+LIST_WIDTH = 140
+"""Terminal columns of a list that is written to a file or a pipe."""
 
-SHORTEST = 24
-"""Letters of what an item is that a line of the list has at least."""
+MIN_TITLE = 24
+"""Smallest width of the title column; below it the data sets move into that column."""
 
 GAP = 2
-"""Blanks between two columns of the list."""
+"""Spaces between two columns of the list."""
 
 SHORT_NAMES = {"leaf-shakespeare": "leaf-shakesp.", "fashion-mnist": "fashion"}
-"""Data sets whose names are too long for the list."""
+"""Short names of data sets whose names are too long for the list."""
 
 
 def parse_scale(text: str) -> Scale:
-    """A scale by its name."""
+    """The scale of a name. Raises :class:`FedblendError` for an unknown one."""
     for scale in SCALES:
         if scale == text:
             return scale
@@ -53,7 +53,7 @@ def parse_scale(text: str) -> Scale:
 
 
 def parse_only(texts: Sequence[str]) -> list[str]:
-    """Rows and columns; several in one text are divided by semicolons, since columns such as ``0,2`` have commas."""
+    """Names of rows and columns. Semicolons separate several in one text: names such as ``0,2`` contain commas."""
     return [word.strip() for text in texts for word in text.split(";") if word.strip()]
 
 
@@ -66,40 +66,44 @@ def show_item(
     jobs: int | None,
     device: str | None,
 ) -> None:
-    """Run what is missing of an item, print its table, and write it beside the runs."""
-    made = plan(name, parse_scale(scale), seeds, parse_only(only))
-    place = OutputPaths(out, made)
+    """Run the missing runs of an item, print its table, and write the table beside the runs.
+
+    ``only`` are the rows and columns to run; ``device`` is where tensors are computed. Raises :class:`FedblendError` if
+    a run failed.
+    """
+    item_plan = plan(name, parse_scale(scale), seeds, parse_only(only))
+    paths = OutputPaths(out, item_plan)
     console = Console()
     with ExitStack() as stack:
-        shown: list[Steps] = []
+        displays: list[Steps] = []
 
         def tick(what: str, done: int, total: int) -> None:
-            # Opened when there is something to show: the display of runs comes first, and only one can be live.
-            if not shown:
-                shown.append(stack.enter_context(steps_shown()))
-            shown[0](what, done, total)
+            # Opened at the first step: the progress of the runs comes before, and Rich allows one live display.
+            if not displays:
+                displays.append(stack.enter_context(steps_shown()))
+            displays[0](what, done, total)
 
-        result = run(made, out, _runs_shown, tick, jobs, device)
-    write_atomically(place.folder / PAGE, pages.markdown(result, level=1))
+        result = run(item_plan, out, _run_progress, tick, jobs, device)
+    write_atomically(paths.folder / PAGE, pages.markdown(result, level=1))
     _print(console, result)
-    runs = runs_of(made, out)
+    runs = runs_of(item_plan, out)
     if runs:
-        page = place.folder / REPORT
+        page = paths.folder / REPORT
         report.write(runs, page, page.with_suffix(".png"))
         console.print(f"Curves: {page}", highlight=False, soft_wrap=True)
-    console.print(f"Table: {place.folder / PAGE}, {place.folder / RESULT}", highlight=False, soft_wrap=True)
+    console.print(f"Table: {paths.folder / PAGE}, {paths.folder / RESULT}", highlight=False, soft_wrap=True)
     if result["faults"]:
-        raise FedblendError(f"{made.id}: " + in_one_message(result["faults"], 0))
+        raise FedblendError(f"{item_plan.id}: " + in_one_message(result["faults"], 0))
 
 
 @contextmanager
-def _runs_shown(experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[RunProgress]:
-    with RunProgress(experiments, made) as progress:
+def _run_progress(experiments: dict[str, Experiment], rounds_before: Mapping[str, int]) -> Iterator[RunProgress]:
+    with RunProgress(experiments, rounds_before) as progress:
         yield progress
 
 
 def _print(console: Console, result: Mapping[str, Any]) -> None:
-    """The heading, a table a quantity, and the claims."""
+    """Print the heading, a table a quantity, and the claims."""
     console.print(Text(f"{result['item']}: {result['title']}", style="bold"))
     for line in pages.heading(result):
         console.print(Text(line), style="dim")
@@ -111,11 +115,11 @@ def _print(console: Console, result: Mapping[str, Any]) -> None:
             table.add_column("column")
         for heading in ("ours", "paper", "difference"):
             table.add_column(heading, justify="right")
-        last = None
+        previous = None
         for row, column, *numbers in rows:
-            shown = "" if row == last and columns else row
+            shown = "" if row == previous and columns else row
             table.add_row(*map(Text, (shown, *([column] if columns else []), *numbers)))
-            last = row
+            previous = row
         console.print(table)
     if result["claims"]:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
@@ -127,21 +131,24 @@ def _print(console: Console, result: Mapping[str, Any]) -> None:
 
 
 def show_list(paper: str | None, out: Path) -> None:
-    """Every item: what it is, its data, about how long it takes at each scale, and the results there are."""
+    """Print every item: its title, data sets, estimated time at each scale, and existing results.
+
+    ``paper`` restricts the list to one paper. Raises :class:`FedblendError` for an unknown one.
+    """
     papers = all_papers()
     if paper is not None and paper not in papers:
         raise FedblendError(f"reproduce: no such paper '{paper}'{did_you_mean(paper, papers)}; valid: "
                             f"{', '.join(papers)}")  # fmt: skip
     console, pace = Console(), Pace()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDE
+        console.width = LIST_WIDTH
     chosen = [(one, name, item) for one in ([paper] if paper else papers) for name, item in papers[one].items.items()]
     rows = [_entry(one, name, item, pace, out) for one, name, item in chosen]
     pace.keep()
     _print_list(console, rows)
     console.print(
-        Text("Times are rough: a training step, timed on this machine, times their number, one run a processor. Data: "
-             "* not at hand (see $FEDBLEND_DATA), + fetched when needed."),
+        Text("Times are rough: the time of a training step on this machine times the number of steps, one run a "
+             "processor. Data: * missing (see $FEDBLEND_DATA), + downloaded when needed."),
         style="dim",
     )  # fmt: skip
     for one, name, item in chosen:
@@ -150,46 +157,47 @@ def show_list(paper: str | None, out: Path) -> None:
 
 
 def _print_list(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
-    """A row an item. What it is takes several lines where it must; in a narrow terminal its data stand below that."""
-    heads = ("item", "what", "data", *SCALES, "results")
-    others = [max(map(len, (head, *column))) for head, *column in zip(heads, *rows, strict=True) if head != "what"]
-    if console.width - sum(others) - GAP * len(others) < SHORTEST:
-        heads = ("item", "what, data", *SCALES, "results")
+    """Print a row an item. Long titles wrap; in a narrow terminal the data sets stand below the title."""
+    headings = ("item", "what", "data", *SCALES, "results")
+    widths = [max(map(len, (name, *column))) for name, *column in zip(headings, *rows, strict=True) if name != "what"]
+    if console.width - sum(widths) - GAP * len(widths) < MIN_TITLE:
+        headings = ("item", "what, data", *SCALES, "results")
         rows = [(item, f"{what}\n{data}".strip(), *rest) for item, what, data, *rest in rows]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
-    for head, *column in zip(heads, *rows, strict=True):
-        # All but what it is are to be copied or compared: never break them.
-        least = None if head.startswith("what") else max(map(len, (head, *column)))
-        table.add_column(head, justify="right" if head in SCALES else "left", min_width=least)
+    for name, *column in zip(headings, *rows, strict=True):
+        # Only titles may wrap: readers copy or compare the other columns.
+        least = None if name.startswith("what") else max(map(len, (name, *column)))
+        table.add_column(name, justify="right" if name in SCALES else "left", min_width=least)
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
 
 
 def _entry(paper: str, name: str, item: Item, pace: Pace, out: Path) -> tuple[str, ...]:
-    head, title = f"{paper}/{name}", item.title + (f" (also {', '.join(item.also)})" if item.also else "")
+    """The cells of an item's row."""
+    id, title = f"{paper}/{name}", item.title + (f" (also {', '.join(item.also)})" if item.also else "")
     if item.missing:
-        return head, title, "", "", "", "", "missing"
-    plans = {scale: plan(head, scale) for scale in SCALES}
+        return id, title, "", "", "", "", "missing"
+    plans = {scale: plan(id, scale) for scale in SCALES}
     times = [words(pace.of(one)) for one in plans.values()]
-    results = [_standing(scale, result_of(out, paper, name, scale)) for scale in SCALES]
-    return head, title, _data(plans["paper"]), *times, ", ".join(filter(None, results)) or "none"
+    results = [_progress(scale, result_of(out, paper, name, scale)) for scale in SCALES]
+    return id, title, _data(plans["paper"]), *times, ", ".join(filter(None, results)) or "none"
 
 
-def _standing(scale: Scale, result: Mapping[str, Any]) -> str:
-    """A scale of which there is a result; how many of its cells, where that is not all."""
+def _progress(scale: Scale, result: Mapping[str, Any]) -> str:
+    """The scale's name if it has a result, with the number of finished cells unless all are; else nothing."""
     cells = [bool(cell["ours"]) for quantity in result.get("quantities", {}).values() for cell in quantity["cells"]]
     if not any(cells):
         return ""
     return scale if all(cells) else f"{scale} {sum(cells)}/{len(cells)}"
 
 
-def _data(made: ItemPlan) -> str:
-    """The paper's data sets of an item, and whether they are at hand."""
-    found = {}
-    for cell in made.cells:
+def _data(item_plan: ItemPlan) -> str:
+    """The data sets of an item, at most two by name, each with the mark of its availability."""
+    marks = {}
+    for cell in item_plan.cells:
         data = cell.experiment.data
-        if data.name not in found:
-            found[data.name] = "*" if absent(data) else "+" if is_fetched(data) else ""
-    words = [f"{SHORT_NAMES.get(name, name)}{how}" for name, how in found.items()]
-    return ", ".join(words[:2]) + (" ..." if len(words) > 2 else "")
+        if data.name not in marks:
+            marks[data.name] = "*" if absent(data) else "+" if is_fetched(data) else ""
+    names = [f"{SHORT_NAMES.get(name, name)}{mark}" for name, mark in marks.items()]
+    return ", ".join(names[:2]) + (" ..." if len(names) > 2 else "")
