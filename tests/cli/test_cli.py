@@ -128,8 +128,16 @@ def test_a_run_prints_progress_and_ends_with_a_table_and_a_report() -> None:
     assert {path.suffix for path in run.iterdir()} <= {".toml", ".json", ".jsonl", ".safetensors", ".lock"}
 
 
+def test_an_old_name_of_a_field_gives_one_line_of_warning_and_the_run_succeeds() -> None:
+    outcome = succeeded(here("run", write(Path("tiny.toml"), {"judge": "server", "rounds": 1}), "--out", "out"))
+    lines = [line for line in outcome.err.splitlines() if "warning" in line.lower()]
+    assert lines == ["fedblend: warning: judge: this field is called evaluate_model since version 0.2"]
+    assert ".py" not in outcome.err
+    assert tomllib.loads(Path("out/custom-seed0/config.toml").read_text())["evaluate_model"] == "server"
+
+
 @pytest.mark.slow
-def test_a_run_that_goes_on_tells_no_round_again() -> None:
+def test_a_resumed_run_shows_no_round_again() -> None:
     file = write(Path("tiny.toml"), {"rounds": 3})
     succeeded(here("run", file, "--out", "out"))
     for order in (("resume", "out"), ("run", file, "--resume", "--out", "out", "--set", "rounds=2")):
