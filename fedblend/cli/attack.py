@@ -84,7 +84,7 @@ def _attack(
 ) -> Attacked:
     """Run the attack and show its progress. Raises :class:`Stopped` on Ctrl-C before its first iteration."""
     images, steps, attacker, labels = settings
-    with steps_shown() as shown, one_thread():
+    with steps_shown() as display, one_thread():
         try:
             return attack_run(
                 run,
@@ -94,8 +94,8 @@ def _attack(
                 steps=steps,
                 attacker=cast(Attacker, attacker),
                 labels=cast(Labels, labels),
-                watch=lambda done, total: shown("rounds", done, total),
-                progress=CostProgress(shown, attack, options.get("iterations", 0) or _iterations(attack)),
+                watch=lambda done, total: display("rounds", done, total),
+                progress=CostProgress(display, attack, options.get("iterations", 0) or _iterations(attack)),
                 **options,
             )
         except KeyboardInterrupt:
@@ -113,14 +113,14 @@ def _print(console: Console, result: Attacked) -> None:
     """Print the measures of each image, their means, and the settings of the attack."""
     scene, table = result.scene, result.table()
     classes = scene.moment.setup.data.classes
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    measures = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in ("image", "MSE", "PSNR dB", "SSIM"):
-        shown.add_column(heading, justify="left" if heading == "image" else "right")
+        measures.add_column(heading, justify="left" if heading == "image" else "right")
     for row in table["each"][:ROWS]:
-        shown.add_row(Text(str(classes[row["label"]])), *_measures(row))
-    shown.add_section()
-    shown.add_row("mean", *_measures(table))
-    console.print(shown)
+        measures.add_row(Text(str(classes[row["label"]])), *_measures(row))
+    measures.add_section()
+    measures.add_row("mean", *_measures(table))
+    console.print(measures)
     drawn = "" if scene.drawn else "; the client was not in the run's cohort of this round, so its update is simulated"
     for line in (
         f"{result.title()}, of {table['method']} on {table['data']}{drawn}",

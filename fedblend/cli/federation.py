@@ -42,11 +42,11 @@ def for_sites(experiment: Experiment, sites: int) -> Experiment:
     if has_option(experiment.partition, "clients"):
         table["partition"]["clients"] = sites
     table["train"]["cohort"] = min(experiment.train.cohort, sites)
-    made = resolve(table)
-    if made != experiment:
-        text = f"one client a site: {sites} clients, of which {made.train.cohort} train in a round"
+    adapted = resolve(table)
+    if adapted != experiment:
+        text = f"one client a site: {sites} clients, of which {adapted.train.cohort} train in a round"
         Console(stderr=True).print(text, highlight=False)
-    return made
+    return adapted
 
 
 def write_app_folder(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:

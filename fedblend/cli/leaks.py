@@ -38,10 +38,10 @@ def show_leaks(paths: Sequence[Path], out: Path | None) -> None:
         make_folder(out)  # an unusable folder is refused before the measurements
     runs = find_runs(list(paths))
     cards = []
-    with steps_shown() as shown, one_thread():
+    with steps_shown() as steps, one_thread():
         for number, run in enumerate(runs, 1):
             cards.append(leak_card(run))
-            shown("runs", number, len(runs))
+            steps("runs", number, len(runs))
     console = Console()
     leaks = [leak for card in cards for leak in card.leaks]
     console.print(_leaks_table(leaks))

@@ -74,21 +74,21 @@ def _details(word: str) -> list[RenderableType]:
         return [_render(replace(of_part(_own_part(word)), name=word))]
     entries = [of_table(word)] if word in TABLE_CLASSES else []
     entries += of_kind(word) if word in registry.MODULES else []
-    shown: list[RenderableType] = []
+    sections: list[RenderableType] = []
     if word in presets.presets():
         own = _parts_of_method(word)
-        shown = [_head(f"method {word}", presets.presets()[word][0], f'method = "{word}"'), *map(_render, own)]
+        sections = [_head(f"method {word}", presets.presets()[word][0], f'method = "{word}"'), *map(_render, own)]
         entries += [entry for entry in _named(word) if (entry.kind, entry.name) not in {(e.kind, e.name) for e in own}]
     else:
         entries += _named(word)
-    shown += map(_render, entries)
-    if not shown:
+    sections += map(_render, entries)
+    if not sections:
         raise FedblendError(
             f"list: {word!r} is not valid{did_you_mean(word, _words())}; valid: {', '.join(LISTS)}, a table "
             f"({', '.join(TABLE_CLASSES)}), a kind of parts ({', '.join(registry.MODULES)}), or any "
             "name in these lists"
         )
-    return shown
+    return sections
 
 
 def _own_part(path: str) -> type:

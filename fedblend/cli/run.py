@@ -69,7 +69,7 @@ def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
     if others := [str(other.relative_to(path)) for other in studies_in(path)]:
         if not experiments:
             raise FedblendError(f"{path}: holds studies, not runs; name one of them: {listed(others)}")
-        text = f"{path}: its runs go on; studies in it are left alone: {listed(others)}"
+        text = f"{path}: its runs are resumed; studies in it are not: {listed(others)}"
         Console(stderr=True).print(text, highlight=False, soft_wrap=True)
     study = Study(path.name, {slug: _on_ranks(experiment, ranks) for slug, experiment in experiments.items()})
     run_in(study, path, True, jobs)

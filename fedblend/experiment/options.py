@@ -68,10 +68,10 @@ def of_kind(kind: str) -> list[Entry]:
 
 def of_part(cls: Any, values: Mapping[str, Any] | None = None) -> Entry:
     """The entry of a part. ``values`` (see :func:`fedblend.core.registry.dump`) replace the defaults, if given."""
-    shown = options(cls)
+    own = options(cls)
     if values is not None:
-        shown = tuple(replace(o, default=default_in_words({"default": values.get(o.name)}, False)) for o in shown)
-    return Entry(cls.kind, cls.name, places()[cls.kind], _text(cls), shown)
+        own = tuple(replace(o, default=default_in_words({"default": values.get(o.name)}, False)) for o in own)
+    return Entry(cls.kind, cls.name, places()[cls.kind], _text(cls), own)
 
 
 @functools.cache
