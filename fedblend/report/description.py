@@ -199,8 +199,8 @@ def _training(outcomes: Sequence[Outcome]) -> str:
         f"{'Where clients train, in' if idle else 'In'} every round {field('cohort')} "
         f"{'client trains' if one else 'clients train'} the model "
         f"'{_field(outcomes, 'model.name')}' for {field('epochs')} local "
-        f"epoch{'' if field('epochs') == '1' else 's'} on batches of {field('batch_size')} by SGD at a learning rate of "
-        f"{field('lr')} times {field('lr_decay')}^round"
+        f"epoch{'' if field('epochs') == '1' else 's'} on batches of {field('batch_size')} by SGD at a learning rate "
+        f"of {field('lr')} times {field('lr_decay')}^round"
     )
     extra = []
     for name, words in (

@@ -37,9 +37,7 @@ def test_remaining_time_follows_the_pace_since_the_first_call(clock: Clock) -> N
     assert remaining.left("a", 4, 10) == "  12 s left"
 
 
-def test_outside_a_terminal_a_line_is_printed_every_ten_seconds(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outside_a_terminal_a_line_comes_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     steps = Steps()
 
     for done in range(31):
