@@ -14,7 +14,7 @@ from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.paths import import_from
 from fedblend.experiment import presets
 from fedblend.experiment.fields import Method
-from fedblend.experiment.options import TABLE_CLASSES, Entry, of_kind, of_part, of_table
+from fedblend.experiment.options import TABLE_CLASSES, Entry, kind_entries, part_entry, table_entry
 
 LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model", "partitions": "partition"}
 """The overviews, and the kind of parts of each; ``None`` where an overview has no single kind."""
@@ -62,7 +62,7 @@ def _overview(word: str) -> Table:
         table.add_column(column, no_wrap=column != "options")
     table.add_column("what it is")
     kind = LISTS[word]
-    for entry in (entry for one in ([kind] if kind else registry.MODULES) for entry in of_kind(one)):
+    for entry in (entry for one in ([kind] if kind else registry.MODULES) for entry in kind_entries(one)):
         table.add_row(entry.kind, entry.name, ", ".join(o.name for o in entry.options), Text(entry.summary))
     return table
 
@@ -71,9 +71,9 @@ def _details(word: str) -> list[RenderableType]:
     """All entries of a word, which may name a method and parts of several kinds."""
     if ":" in word:
         # A file must name the part by this path, not by its registered name.
-        return [_render(replace(of_part(_own_part(word)), name=word))]
-    entries = [of_table(word)] if word in TABLE_CLASSES else []
-    entries += of_kind(word) if word in registry.MODULES else []
+        return [_render(replace(part_entry(_own_part(word)), name=word))]
+    entries = [table_entry(word)] if word in TABLE_CLASSES else []
+    entries += kind_entries(word) if word in registry.MODULES else []
     sections: list[RenderableType] = []
     if word in presets.presets():
         own = _parts_of_method(word)
@@ -108,14 +108,14 @@ def _words() -> list[str]:
 
 def _named(name: str) -> list[Entry]:
     """The parts of that name, of all kinds."""
-    return [of_part(registry.known(kind)[name]) for kind in registry.MODULES if name in registry.known(kind)]
+    return [part_entry(registry.known(kind)[name]) for kind in registry.MODULES if name in registry.known(kind)]
 
 
 def _parts_of_method(name: str) -> list[Entry]:
     """The parts of a preset that have options, with the values that the preset sets."""
     method = Method.model_validate(name)
     parts = [method.sharing, method.objective, *method.terms, method.aggregator, method.server_step]
-    entries = [of_part(type(part), registry.dump(part)) for part in parts]
+    entries = [part_entry(type(part), registry.dump(part)) for part in parts]
     return [entry for entry in entries if entry.options]
 
 

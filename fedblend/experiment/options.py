@@ -50,32 +50,32 @@ TABLE_CLASSES: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
 """The experiment itself, and its tables, by name."""
 
 
-def tables() -> list[Entry]:
+def table_entries() -> list[Entry]:
     """An entry for the experiment and each of its tables."""
-    return [of_table(name) for name in TABLE_CLASSES]
+    return [table_entry(name) for name in TABLE_CLASSES]
 
 
-def of_table(name: str) -> Entry:
+def table_entry(name: str) -> Entry:
     """The entry of a table, by its name in :data:`TABLE_CLASSES`."""
     cls = TABLE_CLASSES[name]
-    return Entry("table", name, name if cls is not Experiment else "", _text(cls), options(cls))
+    return Entry("table", name, name if cls is not Experiment else "", _docstring(cls), class_options(cls))
 
 
-def of_kind(kind: str) -> list[Entry]:
+def kind_entries(kind: str) -> list[Entry]:
     """An entry for each part of a kind."""
-    return [of_part(cls) for cls in registry.known(kind).values()]
+    return [part_entry(cls) for cls in registry.known(kind).values()]
 
 
-def of_part(cls: Any, values: Mapping[str, Any] | None = None) -> Entry:
+def part_entry(cls: Any, values: Mapping[str, Any] | None = None) -> Entry:
     """The entry of a part. ``values`` (see :func:`fedblend.core.registry.dump`) replace the defaults, if given."""
-    own = options(cls)
+    own = class_options(cls)
     if values is not None:
         own = tuple(replace(o, default=default_in_words({"default": values.get(o.name)}, False)) for o in own)
-    return Entry(cls.kind, cls.name, places()[cls.kind], _text(cls), own)
+    return Entry(cls.kind, cls.name, field_paths()[cls.kind], _docstring(cls), own)
 
 
 @functools.cache
-def options(cls: Any) -> tuple[Option, ...]:
+def class_options(cls: Any) -> tuple[Option, ...]:
     """The options of a pydantic model or of a part, in order."""
     schema, texts = TypeAdapter(cls).json_schema(), descriptions(cls)
     required = schema.get("required", [])
@@ -111,7 +111,7 @@ def descriptions(cls: type) -> dict[str, str]:
 
 
 @functools.cache
-def places() -> dict[str, str]:
+def field_paths() -> dict[str, str]:
     """The path in a file of the field that names a part: kind -> path."""
     found: dict[str, str] = {}
     for cls, before in ((Experiment, ""), (Method, "method.")):
@@ -122,7 +122,7 @@ def places() -> dict[str, str]:
     return found
 
 
-def _text(cls: type) -> str:
+def _docstring(cls: type) -> str:
     return inspect.cleandoc(cls.__doc__ or "")
 
 

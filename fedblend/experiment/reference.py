@@ -13,7 +13,7 @@ from typing import Any
 from fedblend.core import registry
 from fedblend.data.measures import noniid_measures, smoothed
 from fedblend.experiment import presets
-from fedblend.experiment.options import Entry, of_kind, tables
+from fedblend.experiment.options import Entry, part_entry, table_entries
 
 LAYOUT = """\
 ## How a file is laid out
@@ -104,7 +104,7 @@ Every field of an experiment file, and of `fedblend.Experiment`. `fedblend list 
 
 def page() -> str:
     """The whole page, as Markdown."""
-    experiment, *inner = tables()
+    experiment, *inner = table_entries()
     return "\n".join(
         [
             HEAD,
@@ -135,7 +135,7 @@ def markdown(docstring: str) -> str:
 
 def _kind(kind: str) -> Iterable[str]:
     """A section for each part of a kind that fedblend declares; users' parts are left out."""
-    entries = [entry for entry in of_kind(kind) if registry.find(kind, entry.name).__module__.startswith("fedblend.")]
+    entries = [part_entry(cls) for cls in registry.known(kind).values() if cls.__module__.startswith("fedblend.")]
     yield f"## Parts: {kind}\n"
     yield f"In a file: `{entries[0].where}`.\n"
     for entry in entries:

@@ -15,13 +15,20 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build
 from fedblend.experiment import presets
 from fedblend.experiment.config import TABLES, Experiment
-from fedblend.experiment.options import descriptions, of_kind, of_part, options, places, tables
+from fedblend.experiment.options import (
+    class_options,
+    descriptions,
+    field_paths,
+    kind_entries,
+    part_entry,
+    table_entries,
+)
 from fedblend.experiment.reference import page
 from fedblend.experiment.study import expand
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
-ENTRIES = [*tables(), *(entry for kind in registry.MODULES for entry in of_kind(kind))]
+ENTRIES = [*table_entries(), *(entry for kind in registry.MODULES for entry in kind_entries(kind))]
 """Everything that has options."""
 
 
@@ -41,36 +48,36 @@ def test_every_option_has_a_description_a_type_and_a_default(entry: Any) -> None
 
 
 def test_options_are_those_of_the_code() -> None:
-    of_table = {entry.name: [o.name for o in entry.options] for entry in tables()}
+    of_table = {entry.name: [o.name for o in entry.options] for entry in table_entries()}
     assert of_table == {name: list(cls.model_fields) for name, cls in {"experiment": Experiment, **TABLES}.items()}
     for kind in registry.MODULES:
         for name, cls in registry.known(kind).items():
             spelled = [registry.FILE_WORDS.get(field, field) for field in registry.fields_of(cls)]
-            assert [o.name for o in of_part(cls).options] == spelled, name
+            assert [o.name for o in part_entry(cls).options] == spelled, name
 
 
 def test_types_ranges_and_defaults_in_words() -> None:
-    shown = {o.name: (o.type, o.default) for o in of_part(registry.find("sharing", "means")).options}
+    shown = {o.name: (o.type, o.default) for o in part_entry(registry.find("sharing", "means")).options}
     assert shown["samples_per_mean"] == ('whole number from 1, or "all"', '"all"')
     assert shown["refresh"] == ("number from 0 to 1", "not given")
     assert shown["split"] == ('"random" or "class"', '"random"')
-    shown = {o.name: (o.type, o.default) for entry in tables() for o in entry.options}
+    shown = {o.name: (o.type, o.default) for entry in table_entries() for o in entry.options}
     assert shown["lr_decay"] == ("number above 0, at most 1", "0.999")
     assert shown["momentum"] == ("number from 0, below 1", "0.0")
     assert shown["data"] == ("dataset", "required")
     assert shown["terms"] == ("list of terms", "[]")
     assert shown["train"] == ("table", "its defaults")
     assert shown["unsafe"] == ("true or false", "false")
-    (counts,) = options(registry.find("partition", "counts"))
+    (counts,) = class_options(registry.find("partition", "counts"))
     assert (counts.type, counts.default) == ("list of lists of whole numbers", "required")
-    assert options(registry.find("model", "module"))[1].default == "{}"
-    assert options(registry.find("model", "mlp"))[0].type == "list of whole numbers from 1"
+    assert class_options(registry.find("model", "module"))[1].default == "{}"
+    assert class_options(registry.find("model", "mlp"))[0].type == "list of whole numbers from 1"
 
 
 def test_the_listed_ranges_are_those_that_are_checked() -> None:
     needed = {"path": "x", "dataset": "x", "counts": [[1]]}
     tried = 0
-    for entry in (entry for kind in registry.MODULES for entry in of_kind(kind)):
+    for entry in (entry for kind in registry.MODULES for entry in kind_entries(kind)):
         given = {o.name: needed[o.name] for o in entry.options if o.default == "required"}
         for option in entry.options:
             for bound in re.findall(r"above ([-\d.]+)", option.type):
@@ -89,8 +96,12 @@ def test_inherited_fields_keep_their_descriptions_and_a_class_without_source_has
 
 
 def test_every_kind_has_a_place_in_a_file() -> None:
-    assert set(places()) == set(registry.MODULES)
-    assert (places()["dataset"], places()["sharing"], places()["term"]) == ("data", "method.sharing", "method.terms")
+    assert set(field_paths()) == set(registry.MODULES)
+    assert (field_paths()["dataset"], field_paths()["sharing"], field_paths()["term"]) == (
+        "data",
+        "method.sharing",
+        "method.terms",
+    )
 
 
 def blocks() -> list[str]:
