@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedblend.analysis.plotting import BAND, DASHES, DPI, INK, METHODS, MUTED, Look, dress, looks
-from fedblend.experiment.reference.page import fill
+from fedblend.analysis.plotting import BAND, DASHES, DPI, INK, METHODS, MUTED, LineStyle, dress, line_styles
+from fedblend.experiment.reference import fill
 from fedblend.papers import formatting
 from fedblend.papers.items import Item, all_papers
 
@@ -397,7 +397,7 @@ def draw_mix2fld_figure_2() -> None:
     from matplotlib.lines import Line2D
 
     found = panels()
-    chosen = looks(list(dict.fromkeys(method for panel in found.values() for method in panel)))
+    chosen = line_styles(list(dict.fromkeys(method for panel in found.values() for method in panel)))
     figure = figure_of(11, 8.4)
     axes = figure.subplots(2, 2, sharey=True)
     for (panel, title), one in zip(PANELS.items(), axes.flat, strict=True):
@@ -406,7 +406,9 @@ def draw_mix2fld_figure_2() -> None:
         one.set_title(title, loc="left", fontsize=9.5, color=MUTED)
     for number, one in enumerate(axes.flat):
         dress(one, "seconds, on the air and computing" if number > 1 else "", "" if number % 2 else "test accuracy (%)")
-    handles = [Line2D([], [], color=look.colour, linestyle=look.stroke, linewidth=2) for look in chosen.values()]
+    handles = [
+        Line2D([], [], color=look.colour, linestyle=look.matplotlib_dash, linewidth=2) for look in chosen.values()
+    ]
     lowest = min(min(run["accuracy"][1:]) for panel in found.values() for runs in panel.values() for run in runs)
     axes.flat[0].set_ylim(bottom=100 * lowest - 3)  # untrained models would take most of the figure
     words = [
@@ -417,11 +419,11 @@ def draw_mix2fld_figure_2() -> None:
     save_png(figure, "mix2fld-figure-2")
 
 
-def _draw_line(axes: Any, runs: Sequence[Row], look: Look) -> None:
+def _draw_line(axes: Any, runs: Sequence[Row], look: LineStyle) -> None:
     x = [statistics.mean(times) for times in zip(*(run["clock"] for run in runs), strict=True)]
     values = [[100 * a for a in seeds] for seeds in zip(*(run["accuracy"] for run in runs), strict=True)]
     middle = [statistics.mean(v) for v in values]
-    axes.plot(x, middle, color=look.colour, linestyle=look.stroke, marker=".", linewidth=1.6)
+    axes.plot(x, middle, color=look.colour, linestyle=look.matplotlib_dash, marker=".", linewidth=1.6)
     if len(runs) > 1:
         axes.fill_between(x, list(map(min, values)), list(map(max, values)), color=look.colour, alpha=BAND, linewidth=0)
 
@@ -826,7 +828,7 @@ def _draw_bars(axes: Any, found: TargetRuns, number: int) -> None:
     labels = sorted({label for targets in found.targets if len(targets) == number for label in targets})
     heads = [*map(str, labels), "targets", "all labels"]
     width = 0.8 / len(BAR_METHODS)
-    for k, (method, look) in enumerate(looks(BAR_METHODS).items()):
+    for k, (method, look) in enumerate(line_styles(BAR_METHODS).items()):
         runs = [r for r in found.runs if r.method == method and len(r.settings["targets"]) == number]
         bars = [[r.by_label[label] for r in runs if label in r.settings["targets"]] for label in labels]
         bars += [found.by_seed(method, number, measure) for measure in (target_accuracy, all_accuracy)]

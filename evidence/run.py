@@ -43,7 +43,7 @@ from fedblend.core.trees import strip_prefix
 from fedblend.data.partitions import prepare
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.setup import make_setup
-from fedblend.report.guarantees import of_run
+from fedblend.report.privacy import run_statements
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, read
@@ -203,7 +203,7 @@ def run_row(run: RunDirectory) -> Table:
         "peak_memory": max(r["machine"]["peak_memory"] for r in outcome.records),
         "refused": sum(len(r.get("refused", [])) for r in outcome.records),
     }
-    guarantees = {one.what: one.by_round for one in of_run(outcome)}
+    guarantees = {one.what: one.by_round for one in run_statements(outcome)}
     if guarantees:
         row["epsilon"] = guarantees
     if evaluated and "channel" in evaluated[-1]:

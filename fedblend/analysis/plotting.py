@@ -1,4 +1,7 @@
-"""How methods look: the same colour in every figure, told apart without colour too."""
+"""Colours, line styles, axes and PNG images that all figures share.
+
+A method has one colour and one dash in every figure of a report. The dash distinguishes methods without colour.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from PIL import Image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DPI = 150
 """Pixels an inch of every still figure."""
 
 METHODS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F8790")
-"""Okabe and Ito's colours, told apart by colour-blind readers; without yellow and black, which one of the
-page's two backgrounds would swallow."""
+"""Colours of methods: Okabe and Ito's, which colour-blind readers can distinguish. Yellow and black are left out: each
+is invisible on one of the page's two backgrounds."""
 
 PHASES = {
     "train": "#77AADD",
@@ -30,53 +34,55 @@ PHASES = {
     "download": "#99DDFF",
     "server": "#44BB99",
 }
-"""Each phase of a round has one colour in all reports: Paul Tol's light colours, safe for the colour-blind, and
-unlike those of the methods."""
+"""Colours of the phases of a round, the same in all reports: Paul Tol's light colours, which are safe for the
+colour-blind and differ from those of the methods."""
 
 OTHER_PHASES = ("#BBCC33", "#AAAA00")
-"""For phases that a part of someone's own brings."""
+"""Colours of phases that a user's part adds."""
 
 DASHES = (("solid", "-"), ("dash", "--"), ("dashdot", "-."), ("longdash", (0, (8, 3))))
-"""Dashes by their names in plotly and in matplotlib. Dots are kept for unfinished runs."""
+"""Dashes as (plotly, matplotlib). Dots mark unfinished runs."""
 
 INK, MUTED, GRID = "#1d2730", "#5c6873", "#e3e7ea"
-"""Colours of a figure on white paper; the page changes them when it is dark."""
+"""Colours of text, notes and grid on white; the page replaces them in dark mode."""
 
 BAND = 0.16
-"""Opacity of the band between seeds."""
+"""Opacity of the band over seeds."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """A method's colour and dash."""
+class LineStyle:
+    """The colour and the dash of a method's lines."""
 
     colour: str
+    """A colour as ``#RRGGBB``."""
     dash: str
-    stroke: Any  # as matplotlib has it: a string or (offset, lengths)
+    """The dash in plotly."""
+    matplotlib_dash: Any
+    """The dash in matplotlib: a string, or (offset, lengths)."""
 
     @property
-    def pale(self) -> str:
-        """The colour as the filling of a band, in CSS."""
+    def band_colour(self) -> str:
+        """The colour of the band over seeds, in CSS."""
         red, green, blue = (int(self.colour[i : i + 2], 16) for i in (1, 3, 5))
         return f"rgba({red},{green},{blue},{BAND})"
 
 
-def looks(methods: Sequence[str]) -> dict[str, Look]:
-    """A look for each method, in order; after seven colours come the same with another dash.
+def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
+    """A line style for each method, in order; after seven colours the same colours follow with another dash.
 
-    >>> made = looks(["fedavg", "fedmix"])
-    >>> made["fedavg"].colour != made["fedmix"].colour
+    >>> styles = line_styles(["fedavg", "fedmix"])
+    >>> styles["fedavg"].colour != styles["fedmix"].colour
     True
     """
-    made = {}
+    styles = {}
     for i, method in enumerate(dict.fromkeys(methods)):
-        dash, stroke = DASHES[i // len(METHODS) % len(DASHES)]
-        made[method] = Look(METHODS[i % len(METHODS)], dash, stroke)
-    return made
+        styles[method] = LineStyle(METHODS[i % len(METHODS)], *DASHES[i // len(METHODS) % len(DASHES)])
+    return styles
 
 
 def phase_colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each phase, the same wherever the phase stands among others.
+    """A colour for each phase, which does not depend on the other phases.
 
     >>> phase_colours(["evaluate", "train"])["train"] == phase_colours(["train", "encode"])["train"]
     True
@@ -85,8 +91,28 @@ def phase_colours(names: Sequence[str]) -> dict[str, str]:
     return PHASES | {name: OTHER_PHASES[i % len(OTHER_PHASES)] for i, name in enumerate(others)}
 
 
+def blank_figure(width: float, height: float, padding: tuple[float, float] | None = None) -> Figure:
+    """An empty white matplotlib figure, sizes in inches; ``padding`` is that between its panels (width, height)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    w_pad, h_pad = padding or (None, None)  # None: matplotlib's default
+    spacing = ConstrainedLayoutEngine(w_pad=w_pad, h_pad=h_pad)
+    figure = Figure(figsize=(width, height), dpi=DPI, layout=spacing, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """A matplotlib figure as a PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
 def dress(axes: Axes, x: str, y: str) -> None:
-    """Label a still figure's axes, and give them the house's grid and colours."""
+    """Label the axes of a matplotlib figure, and set their grid and colours."""
     axes.set_xlabel(x, fontsize=9.5, color=INK)
     axes.set_ylabel(y, fontsize=9.5, color=INK)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
@@ -101,7 +127,7 @@ def dress(axes: Axes, x: str, y: str) -> None:
 
 
 def spread(rounds: Sequence[int], most: int) -> list[int]:
-    """Up to ``most`` of the rounds, evenly chosen, the first and the last among them.
+    """Up to ``most`` evenly spaced rounds, with the first and the last.
 
     >>> spread([1, 2, 3, 4, 5], 3), spread([4, 7], 8), spread([1, 2, 3], 1)
     ([1, 3, 5], [4, 7], [3])
@@ -111,48 +137,52 @@ def spread(rounds: Sequence[int], most: int) -> list[int]:
     return [rounds[i * (len(rounds) - 1) // (most - 1)] for i in range(most)] if most > 1 else [rounds[-1]]
 
 
-NAMED = 3
-"""Classes named in a caption; the rest of a mixture is summed up."""
+MAX_NAMED_CLASSES = 3
+"""Largest number of classes named in a label; the other shares of a mixture are summed."""
 
-SIDE = 96
-"""Smallest width in pixels at which an image is stored: small ones are enlarged by whole factors."""
+MIN_IMAGE_WIDTH = 96
+"""Smallest width in pixels of a stored image; smaller images are enlarged by a whole factor."""
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One image that left a client: a data URL, whose it is, and its label mixture in words."""
+class ClientImage:
+    """One image that left a client."""
 
     url: str
+    """The PNG as a data URL."""
     client: int
-    mixture: str
+    """The client's number."""
+    caption: str
+    """Its labels, or a description of the image."""
 
 
 def as_png(image: np.ndarray) -> str:
-    """An image [C, H, W] in [0, 1], of one channel or three, as a data URL with a PNG in it."""
+    """An image [C, H, W] in [0, 1], with one channel or three, as the data URL of a PNG."""
     pixels = np.rint(255 * image).astype(np.uint8)
-    made = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-    times = max(1, -(-SIDE // made.width))
-    made = made.resize((made.width * times, made.height * times), Image.Resampling.NEAREST)
+    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    times = max(1, -(-MIN_IMAGE_WIDTH // picture.width))
+    picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
     buffer = io.BytesIO()
-    made.save(buffer, "PNG", optimize=True)
+    picture.save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def mixture(y: torch.Tensor, classes: Sequence[str]) -> str:
-    """A label, or a mixture of labels, in words, the largest share first.
+def label_text(y: torch.Tensor, classes: Sequence[str]) -> str:
+    """A label, or a mixture of labels with the largest share first, as text. Without classes: the numbers of ``y``.
 
-    >>> mixture(torch.tensor([0.0, 0.25, 0.75]), ["cat", "dog", "hen"])
+    >>> label_text(torch.tensor([0.0, 0.25, 0.75]), ["cat", "dog", "hen"])
     'hen: 75 %, dog: 25 %'
-    >>> mixture(torch.tensor(1), ["cat", "dog"]), mixture(torch.tensor([0.5]), [])
+    >>> label_text(torch.tensor(1), ["cat", "dog"]), label_text(torch.tensor([0.5]), [])
     ('dog', '0.5')
     """
     if not classes:
         return ", ".join(f"{value:.3g}" for value in y.flatten().tolist())
     if y.dim() == 0:
         return classes[int(y)]
-    shares = sorted(enumerate(y.tolist()), key=lambda one: (-one[1], one[0]))
+    shares = sorted(enumerate(y.tolist()), key=lambda share: (-share[1], share[0]))
     present = [(classes[i], share) for i, share in shares if round(100 * share) > 0]
-    words = [f"{name}: {100 * share:.0f} %" for name, share in present[:NAMED]]
-    if len(present) > NAMED:
-        words.append(f"{len(present) - NAMED} more: {100 * sum(share for _, share in present[NAMED:]):.0f} %")
+    words = [f"{name}: {100 * share:.0f} %" for name, share in present[:MAX_NAMED_CLASSES]]
+    if len(present) > MAX_NAMED_CLASSES:
+        rest = present[MAX_NAMED_CLASSES:]
+        words.append(f"{len(rest)} more: {100 * sum(share for _, share in rest):.0f} %")
     return ", ".join(words)

@@ -1,4 +1,4 @@
-"""The commands of ``fedblend``."""
+"""The commands of ``fedblend``: their arguments, options and help. Each command imports its module when it runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 import typer.core
 
-from fedblend.cli.federation_app import federation_app, site_app
-
-# Help is plain text. With Rich at hand Typer 0.20, which Flower asks for, escapes brackets in it all the same, as
-# "\[required]".
+# Help is plain text. With Rich installed, Typer 0.20 (the newest that Flower allows) escapes brackets in plain help
+# too, as "\[required]".
 typer.core.HAS_RICH = False
+
+
+def _group(text: str) -> typer.Typer:
+    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+
 
 app = typer.Typer(
     name="fedblend",
@@ -22,11 +25,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True, rich_markup_mode=None)
+data_app = _group("Show data sets and how they are split.")
+privacy_app = _group("Measure how much shared samples reveal.")
+federation_app = _group("Run experiments between real sites, over Flower.")
+site_app = _group("Manage a site's file and show its record of what left it.")
 app.add_typer(data_app, name="data")
-privacy_app = typer.Typer(
-    help="Measure what can be told from what is shared.", no_args_is_help=True, rich_markup_mode=None
-)
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(federation_app, name="federation")
 app.add_typer(site_app, name="site")
@@ -35,24 +38,30 @@ File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders: all runs below them.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", help="Set a field: --set train.lr=0.05 (repeatable); none takes an optional one out of the file."
-    ),
+    typer.Option("--set", help="Set a field: --set train.lr=0.05 (repeatable); none removes an optional field."),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        help="Folder in which data sets are looked for, instead of $FEDBLEND_DATA.",
+        help="Folder that holds data sets, instead of $FEDBLEND_DATA.",
         callback=lambda folder: _set_data_folder(folder),
     ),
 ]
+Ranks = Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")]
+RunName = Annotated[str | None, typer.Option("--run", help="Folder name of one run, where the file has several.")]
+MinSites = Annotated[int, typer.Option(min=0, help="Sites without which no exchange begins (0: all).")]
+Deadline = Annotated[float | None, typer.Option(help="Seconds in which sites must answer (default: 600).")]
 
 
 def _set_data_folder(folder: Path | None) -> Path | None:
     from fedblend.data.loaders.files import set_data_folder
 
     return set_data_folder(folder) if folder else None
+
+
+# Run and compare ------------------------------------------------------------------------------------------------
 
 
 @app.command(
@@ -63,38 +72,39 @@ def run(
     file: File,
     set_: Set = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds to run, such as 0,1,2; replaces the file's.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest runs of this name.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the newest runs of this name.")] = False,
     engine: Annotated[str | None, typer.Option(help="How clients run: auto, loop or stacked.")] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")] = None,
+    ranks: Ranks = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/NAME).")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
+    jobs: Jobs = None,
     data: Data = None,
 ) -> None:
-    """Run the experiments of a file: show progress, end with a table, write a report."""
-    from fedblend.cli import running
+    """Run the experiments of a file: show progress, print a table, write a report."""
+    from fedblend.cli.arguments import parse_changes, parse_seeds
+    from fedblend.cli.run import run_file, serve_other_rank
 
-    if running.served():
+    if serve_other_rank():
         return
-    changes = [running.parse_change(text) for text in set_ or []]
+    changes = parse_changes(set_)
     if engine is not None:
         changes.append(("engine", engine))
     if ranks is not None:
         changes.append(("ranks", ranks))
-    running.run_file(file, changes, running.parse_seeds(seeds), resume, out, jobs)
+    run_file(file, changes, parse_seeds(seeds), resume, out, jobs)
 
 
 @app.command(epilog="Example: fedblend resume runs/quickstart")
 def resume(
     run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study.")],
-    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
+    ranks: Ranks = None,
+    jobs: Jobs = None,
     data: Data = None,
 ) -> None:
-    """Go on with runs that were stopped, killed, or failed."""
-    from fedblend.cli import running
+    """Resume runs that were stopped, killed, or failed."""
+    from fedblend.cli.run import resume_runs, serve_other_rank
 
-    if not running.served():
-        running.resume_runs(run, jobs, ranks)
+    if not serve_other_rank():
+        resume_runs(run, jobs, ranks)
 
 
 @app.command(
@@ -103,12 +113,14 @@ def resume(
 )
 def report(
     runs: Runs,
-    out: Annotated[Path, typer.Option(help="The page to write; the picture goes beside it.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="The page to write; the PNG has the same name, ending in .png.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Write one HTML page (and a PNG) that compares runs; the page works offline."""
-    from fedblend.cli import running
+    from fedblend.cli.compare import write_report
 
-    running.write_report(runs, out)
+    write_report(runs, out)
 
 
 @app.command(epilog="Example: fedblend compare runs/quickstart")
@@ -117,24 +129,37 @@ def compare(
     sites: Annotated[bool, typer.Option("--sites", help="Accuracy at each of the data's own clients.")] = False,
 ) -> None:
     """Compare runs in a table in the terminal."""
-    from fedblend.cli import running
+    from fedblend.cli.compare import show_table
 
-    running.show_table(runs, sites)
+    show_table(runs, sites)
+
+
+@app.command(epilog="Example: fedblend inspect runs/quickstart")
+def inspect(runs: Runs) -> None:
+    """Show runs' status, costs and configuration."""
+    from fedblend.cli.compare import inspect
+
+    inspect(runs)
+
+
+# Experiment files -----------------------------------------------------------------------------------------------
 
 
 @app.command(
-    "list", short_help="List what there is, or the options of one name.", epilog="Example: fedblend list methods"
+    "list",
+    short_help="List methods, parts, data sets, or the options of one name.",
+    epilog="Example: fedblend list methods",
 )
 def list_(
     what: Annotated[
         str | None,
-        typer.Argument(help="methods, parts, datasets, models, partitions, or a name: its options are then told."),
+        typer.Argument(help="methods, parts, datasets, models, partitions, or a name whose options to show."),
     ] = None,
 ) -> None:
-    """List what an experiment can be made of, or the options of one name (fedmix, objective, train)."""
-    from fedblend.cli import listing
+    """List the parts of an experiment, or the options of one name (fedmix, objective, train)."""
+    from fedblend.cli.list import show_list
 
-    listing.show_list(what)
+    show_list(what)
 
 
 @app.command(epilog="Example: fedblend new fedmix mnist5k > my.toml && fedblend run my.toml")
@@ -142,147 +167,10 @@ def new(
     method: Annotated[str, typer.Argument(help="A method, as in: fedblend list methods.")],
     dataset: Annotated[str, typer.Argument(help="A data set, as in: fedblend list datasets.")],
 ) -> None:
-    """Print a commented experiment file that runs as it is."""
-    from fedblend.cli import showing
+    """Print a commented experiment file that runs unchanged."""
+    from fedblend.cli.new import new_file
 
-    typer.echo(showing.new_file(method, dataset), nl=False)
-
-
-@app.command(epilog="Example: fedblend inspect runs/quickstart")
-def inspect(runs: Runs) -> None:
-    """Show runs' status, costs and configuration."""
-    from fedblend.cli import showing
-
-    showing.inspect(runs)
-
-
-@app.command(epilog="Example: fedblend points runs/digits/aggenhance-seed0 --replay --out points")
-def points(
-    run: Annotated[Path, typer.Argument(help="A run of aggenhance, or the folder of a study with just one.")],
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of a new model (default: 100).")] = None,
-    lr: Annotated[float | None, typer.Option(help="Its learning rate (default: the method's).")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Its points a batch (default: the method's).")] = None,
-    vae_epochs: Annotated[int, typer.Option(min=0, help="Epochs of the autoencoder; 0 leaves distances out.")] = 10,
-    replay: Annotated[bool, typer.Option("--replay", help="Run again, for the alignment in every round.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for tables (CSV) and figures (PNG).")] = None,
-) -> None:
-    """Say what a run's class interior points are worth.
-
-    By the round they were made in: how well they align with the gradient on clients' data, how far they are from
-    the training samples in an autoencoder's features, and what a new model learns from them alone.
-    """
-    from fedblend.cli import probing
-
-    probing.show_points(run, (epochs, lr, batch_size), vae_epochs, replay, out)
-
-
-@app.command(
-    short_help="Draw where runs' models divide a plane.", epilog="Example: fedblend boundaries runs/toy --out toy.png"
-)
-def boundaries(
-    runs: Runs,
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("boundaries.png"),
-) -> None:
-    """Draw where runs' models divide a plane, for data of two features, and print their accuracies."""
-    from fedblend.cli import probing
-
-    probing.show_boundaries(runs, out)
-
-
-@app.command(
-    short_help="Reproduce a table or figure of a paper.",
-    epilog="Example: fedblend reproduce fedmix/table-1 --scale laptop --only fedavg --only fedmix",
-)
-def reproduce(
-    item: Annotated[str | None, typer.Argument(help="PAPER/ITEM, such as fedmix/table-1; with --list a paper.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List every item, its data, and your results.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="Only these rows or columns (repeatable, or A;B).")] = None,
-    scale: Annotated[str, typer.Option(help="paper, laptop (half an hour) or smoke (a minute).")] = "paper",
-    seeds: Annotated[str | None, typer.Option(help="Seeds to run, such as 0,1,2; replaces the item's.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for runs and results.")] = Path("reproductions"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")] = None,
-    device: Annotated[str | None, typer.Option(help="Where tensors are computed, such as cuda.")] = None,
-) -> None:
-    """Reproduce a table or figure of a paper: our numbers, the paper's, the differences, and a verdict for each claim.
-
-    Finished runs are kept; after a stop, the same command resumes.
-    """
-    from fedblend.cli import reproducing, running
-    from fedblend.core.errors import FedblendError
-
-    if list_:
-        reproducing.show_list(item, out)
-    elif item is None:
-        raise FedblendError("reproduce: name an item, such as fedmix/table-1; all of them: fedblend reproduce --list")
-    else:
-        reproducing.show_item(item, scale, only or [], running.parse_seeds(seeds), out, jobs, device)
-
-
-@app.command(
-    short_help="Rebuild a client's images from what it sent in a round.",
-    epilog="Example: fedblend attack runs/quickstart/fedavg-seed0 --round 0 --client 3 --images 4 --steps 5",
-)
-def attack(
-    run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study with one run.")],
-    round: Annotated[int, typer.Option(min=0, help="Rounds made before; 0 is the untrained model.")],
-    client: Annotated[int, typer.Option(min=0, help="The client that is attacked.")],
-    attack: Annotated[str, typer.Option(help="invgrad, dlg or idlg.")] = "invgrad",
-    images: Annotated[int | None, typer.Option(min=1, help="Train on so many of its samples (default: all).")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps on these images (default: the run's epochs).")] = None,
-    iterations: Annotated[int | None, typer.Option(min=1, help="Iterations (default: 2500; dlg, idlg: 300).")] = None,
-    restarts: Annotated[int, typer.Option(min=1, help="Starting points; the best result is kept.")] = 1,
-    labels: Annotated[str, typer.Option(help="true: the attacker knows them; inferred: it does not.")] = "true",
-    attacker: Annotated[
-        str,
-        typer.Option(help="guesses: it draws the objective's random numbers itself; plain: cross-entropy; knows: all."),
-    ] = "guesses",
-    out: Annotated[Path | None, typer.Option(help="Folder for images and numbers (default: in the run's).")] = None,
-) -> None:
-    """Rebuild a client's images from what it sent in a round of a run, and measure how well that works.
-
-    The update is made again as the run made it: objective, terms, protection, settings of training. Of rounds before
-    the last the run is made again up to there. Ctrl-C ends the attack with the best images so far.
-    """
-    from fedblend.cli import attacking
-
-    options = {"restarts": restarts} | ({} if iterations is None else {"iterations": iterations})
-    attacking.show_attack(run, (round, client), attack, (images, steps, attacker, labels), options, out)
-
-
-@app.command(
-    short_help="Say when loss scaling switched lambda.",
-    epilog="Example: fedblend switches runs/augmix/fed-augmix-seed0 --out switches",
-)
-def switches(
-    run: Annotated[Path, typer.Argument(help="A run of fed-augmix, or the folder of a study with just one.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the log (CSV) and the figure (PNG).")] = None,
-) -> None:
-    """Say when loss scaling switched lambda: how many batches of each round took the large one.
-
-    The run's log does not tell, so its rounds are made again by the reference engine. The table has a line for a round,
-    the file one for each client of each round. Ctrl-C ends it with the rounds made so far.
-    """
-    from fedblend.cli import switching
-
-    switching.show_switches(run, out)
-
-
-@app.command(
-    short_help="Say what left the clients, and what was rebuilt from it.",
-    epilog="Example: fedblend leaks runs/quickstart --out leaks",
-)
-def leaks(
-    runs: Runs,
-    out: Annotated[Path | None, typer.Option(help="Folder for the table (CSV, JSON) and the figure (PNG).")] = None,
-) -> None:
-    """Say what left the clients of runs, and what was rebuilt from it: a leak report card.
-
-    Of weights what attacks rebuilt (fedblend attack), of means and mixed-up seeds how near they are to raw samples.
-    The figure shows privacy against accuracy.
-    """
-    from fedblend.cli import leaking
-
-    leaking.show_leaks(runs, out)
+    typer.echo(new_file(method, dataset), nl=False)
 
 
 @data_app.command(
@@ -296,13 +184,14 @@ def data_show(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("split.png"),
 ) -> None:
     """Draw a file's split, classes by clients, and print its non-IID measures."""
-    from fedblend.cli import running, showing
+    from fedblend.cli.arguments import parse_changes
+    from fedblend.cli.data_show import show_split
 
-    showing.show_data(file, [running.parse_change(text) for text in set_ or []], out)
+    show_split(file, parse_changes(set_), out)
 
 
 @app.command(
-    short_help="Tell what a wireless channel does to each payload.",
+    short_help="Show how a wireless channel delivers each payload.",
     epilog="Example: fedblend channel examples/quickstart.toml --set channel=wireless",
 )
 def channel(
@@ -310,17 +199,123 @@ def channel(
     set_: Set = None,
     samples: Annotated[str, typer.Option(help="Seed samples that a device sends first, such as 10,50.")] = "10,50",
 ) -> None:
-    """Tell what a file's wireless channel does to each payload: slots needed, success, outage."""
-    from fedblend.cli import channel as channels
-    from fedblend.cli import running
+    """Show how a file's wireless channel delivers each payload: slots needed, success, outage."""
+    from fedblend.cli.arguments import parse_changes, parse_counts
+    from fedblend.cli.channel import show_channel
 
-    changes = [running.parse_change(text) for text in set_ or []]
-    channels.show_channel(file, changes, channels.parse_counts(samples, "--samples"))
+    show_channel(file, parse_changes(set_), parse_counts(samples, "--samples"))
+
+
+# Analyse runs ---------------------------------------------------------------------------------------------------
+
+
+@app.command(epilog="Example: fedblend points runs/digits/aggenhance-seed0 --replay --out points")
+def points(
+    run: Annotated[Path, typer.Argument(help="A run of aggenhance, or the folder of a study with one run.")],
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of a new model (default: 100).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Its learning rate (default: the method's).")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Its points a batch (default: the method's).")] = None,
+    vae_epochs: Annotated[int, typer.Option(min=0, help="Epochs of the autoencoder; 0 leaves distances out.")] = 10,
+    replay: Annotated[bool, typer.Option("--replay", help="Repeat the run, for the alignment in every round.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for tables (CSV) and figures (PNG).")] = None,
+) -> None:
+    """Measure a run's class interior points.
+
+    Measures, by the round that made the points: their alignment with the gradient on clients' data, their distance to
+    the training samples in an autoencoder's features, and the accuracy of a new model trained on them alone.
+    """
+    from fedblend.cli.points import show_points
+
+    show_points(run, (epochs, lr, batch_size), vae_epochs, replay, out)
+
+
+@app.command(
+    short_help="Draw the decision boundaries of runs' models.",
+    epilog="Example: fedblend boundaries runs/toy --out toy.png",
+)
+def boundaries(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("boundaries.png"),
+) -> None:
+    """Draw the decision boundaries of runs' models, for data of two features, and print their accuracies."""
+    from fedblend.cli.points import show_boundaries
+
+    show_boundaries(runs, out)
+
+
+@app.command(
+    short_help="Rebuild a client's images from what it sent in a round.",
+    epilog="Example: fedblend attack runs/quickstart/fedavg-seed0 --round 0 --client 3 --images 4 --steps 5",
+)
+def attack(
+    run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study with one run.")],
+    round: Annotated[int, typer.Option(min=0, help="Rounds made before; 0 is the untrained model.")],
+    client: Annotated[int, typer.Option(min=0, help="The client that is attacked.")],
+    attack: Annotated[str, typer.Option(help="invgrad, dlg or idlg.")] = "invgrad",
+    images: Annotated[int | None, typer.Option(min=1, help="Train on this many of its samples (default: all).")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps on these images (default: the run's epochs).")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Iterations (default: 2500; dlg, idlg: 300).")] = None,
+    restarts: Annotated[int, typer.Option(min=1, help="Starting points; the best result is kept.")] = 1,
+    labels: Annotated[str, typer.Option(help="true: the attacker has the labels; inferred: it infers them.")] = "true",
+    attacker: Annotated[
+        str,
+        typer.Option(
+            help="What the attacker has. guesses: the objective, with random numbers of its own; plain: cross-entropy "
+            "alone; knows: the objective and its random numbers."
+        ),
+    ] = "guesses",
+    out: Annotated[Path | None, typer.Option(help="Folder for images and numbers (default: in the run's).")] = None,
+) -> None:
+    """Rebuild a client's images from what it sent in a round of a run, and measure how close they are.
+
+    The client's update is recomputed as in the run: objective, terms, protection, settings of training. For a round
+    before the last, the rounds up to it are recomputed first. Ctrl-C ends the attack with the best images so far.
+    """
+    from fedblend.cli.attack import show_attack
+
+    options = {"restarts": restarts} | ({} if iterations is None else {"iterations": iterations})
+    show_attack(run, (round, client), attack, (images, steps, attacker, labels), options, out)
+
+
+@app.command(
+    short_help="Show when loss scaling switched lambda.",
+    epilog="Example: fedblend switches runs/augmix/fed-augmix-seed0 --out switches",
+)
+def switches(
+    run: Annotated[Path, typer.Argument(help="A run of fed-augmix, or the folder of a study with one run.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the log (CSV) and the figure (PNG).")] = None,
+) -> None:
+    """Show when loss scaling switched lambda: how many batches of each round used the large one.
+
+    The run's log lacks this, so the reference engine recomputes the rounds. The table has a row for each of some
+    rounds, the file one for each client of each round. Ctrl-C ends it with the rounds computed so far.
+    """
+    from fedblend.cli import switching
+
+    switching.show_switches(run, out)
+
+
+@app.command(
+    short_help="Show what left the clients, and what was rebuilt from it.",
+    epilog="Example: fedblend leaks runs/quickstart --out leaks",
+)
+def leaks(
+    runs: Runs,
+    out: Annotated[Path | None, typer.Option(help="Folder for the table (CSV, JSON) and the figure (PNG).")] = None,
+) -> None:
+    """Show what left the clients of runs, and what was rebuilt from it: a leak report card.
+
+    For weights: what attacks rebuilt (fedblend attack). For means and mixed-up seeds: how near they are to raw
+    samples. The figure shows privacy against accuracy.
+    """
+    from fedblend.cli.leaks import show_leaks
+
+    show_leaks(runs, out)
 
 
 @privacy_app.command(
     "samples",
-    short_help="Measure what mixed samples tell of raw ones (Mix2FLD).",
+    short_help="Measure how much mixed samples reveal of raw ones (Mix2FLD).",
     epilog="Example: fedblend privacy samples examples/quickstart.toml --out pictures",
 )
 def privacy_samples(
@@ -333,16 +328,16 @@ def privacy_samples(
     coordinated: Annotated[bool, typer.Option("--coordinated", help="Devices mix labels that match.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for pictures of the samples.")] = None,
 ) -> None:
-    """Measure how far mixed and inversely mixed samples lie from raw ones (Mix2FLD, Tables II and III)."""
-    from fedblend.cli import privacy, running
+    """Measure the distance of mixed and inversely mixed samples from raw ones (Mix2FLD, Tables II and III)."""
+    from fedblend.cli.arguments import parse_changes, parse_lambdas
+    from fedblend.cli.privacy_samples import show_samples
 
-    changes = [running.parse_change(text) for text in set_ or []]
-    privacy.show_samples(file, changes, privacy.parse_lambdas(lambdas), samples, devices, repeats, out, coordinated)
+    show_samples(file, parse_changes(set_), parse_lambdas(lambdas), samples, devices, repeats, out, coordinated)
 
 
 @privacy_app.command(
     "xor",
-    short_help="Measure what XOR-encoded samples tell of raw ones (XorMixFL).",
+    short_help="Measure how much XOR-encoded samples reveal of raw ones (XorMixFL).",
     epilog="Example: fedblend privacy xor xormixfl.toml --blended 1,2,3 --mds --out pictures",
 )
 def privacy_xor(
@@ -354,15 +349,114 @@ def privacy_xor(
         bool, typer.Option("--mds", help="Distances after scaling to two dimensions, as in Table 3.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for pictures of the samples.")] = None,
-    json: Annotated[Path | None, typer.Option(help="A file for what is measured.")] = None,
+    json: Annotated[Path | None, typer.Option(help="A file for the measurements.")] = None,
 ) -> None:
-    """Measure what XOR-encoded and mixed-up samples tell of raw ones (XorMixFL, Table 3)."""
-    from fedblend.cli import leaks, running
-    from fedblend.cli.channel import parse_counts
+    """Measure how much XOR-encoded and mixed-up samples reveal of raw ones (XorMixFL, Table 3)."""
+    from fedblend.cli.arguments import parse_changes, parse_counts
+    from fedblend.cli.privacy_xor import show_xor
 
-    changes = [running.parse_change(text) for text in set_ or []]
     values = None if blended is None else parse_counts(blended, "--blended")
-    leaks.show_xor(file, changes, values, repeats, mds, out, json)
+    show_xor(file, parse_changes(set_), values, repeats, mds, out, json)
+
+
+@app.command(
+    short_help="Reproduce a table or figure of a paper.",
+    epilog="Example: fedblend reproduce fedmix/table-1 --scale laptop --only fedavg --only fedmix",
+)
+def reproduce(
+    item: Annotated[str | None, typer.Argument(help="PAPER/ITEM, such as fedmix/table-1; with --list a paper.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List every item, its data, times and results.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Only these rows or columns (repeatable, or A;B).")] = None,
+    scale: Annotated[str, typer.Option(help="paper, laptop (half an hour) or smoke (a minute).")] = "paper",
+    seeds: Annotated[str | None, typer.Option(help="Seeds to run, such as 0,1,2; replaces the item's.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs and results.")] = Path("reproductions"),
+    jobs: Jobs = None,
+    device: Annotated[str | None, typer.Option(help="Where tensors are computed, such as cuda.")] = None,
+) -> None:
+    """Reproduce a table or figure of a paper: ours, the paper's, the difference, and a verdict a claim.
+
+    Finished runs are kept; the same command resumes an item that was stopped.
+    """
+    from fedblend.cli import reproduce
+    from fedblend.cli.arguments import parse_seeds
+    from fedblend.core.errors import FedblendError
+
+    if list_:
+        reproduce.show_list(item, out)
+    elif item is None:
+        raise FedblendError("reproduce: name an item, such as fedmix/table-1; all of them: fedblend reproduce --list")
+    else:
+        reproduce.show_item(item, scale, only or [], parse_seeds(seeds), out, jobs, device)
+
+
+# Real federations -----------------------------------------------------------------------------------------------
+
+
+@federation_app.command(
+    short_help="Try a federation on this machine.",
+    epilog="Example: fedblend federation up examples/quickstart.toml --run fedmix-seed0 --sites 3",
+)
+def up(
+    file: File,
+    sites: Annotated[int, typer.Option(min=1, help="Sites, each of them one client.")] = 3,
+    set_: Set = None,
+    run: RunName = None,
+    min_sites: MinSites = 0,
+    deadline: Deadline = None,
+    site_file: Annotated[
+        list[Path] | None, typer.Option(help="The file of a site, in order of sites (repeatable; default: new files).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the trial (default: runs/NAME-federation).")] = None,
+) -> None:
+    """Try a federation on this machine: SuperLink and SuperNodes on loopback, with TLS and authenticated nodes."""
+    from fedblend.cli.federation import for_sites, one_experiment, run_trial
+
+    experiment = one_experiment(file, set_, run)
+    run_trial(for_sites(experiment, sites), sites, site_file or [], min_sites, deadline, out)
+
+
+@federation_app.command(
+    "app", epilog="Example: fedblend federation app my.toml --out app --folder /var/lib/fedblend/run"
+)
+def app_(
+    file: File,
+    out: Annotated[Path, typer.Option(help="The folder to write the Flower app into.")],
+    folder: Annotated[Path, typer.Option(help="The run directory, on the SuperLink's machine.")],
+    set_: Set = None,
+    run: RunName = None,
+    min_sites: MinSites = 0,
+    deadline: Deadline = None,
+) -> None:
+    """Write the Flower app of an experiment, for: flwr run APP SUPERLINK. Starting it again resumes the run."""
+    from fedblend.cli.federation import one_experiment, write_app_folder
+
+    write_app_folder(one_experiment(file, set_, run), out, folder, min_sites, deadline)
+
+
+@site_app.command(
+    short_help="Write a commented site file.",
+    epilog="Example: fedblend site init site.toml --data samples.npz --min-mean 20",
+)
+def init(
+    path: Annotated[Path, typer.Argument(help="The site file to write.")] = Path("site.toml"),
+    data: Annotated[Path | None, typer.Option(help="This site's samples (.npz).")] = None,
+    min_mean: Annotated[int, typer.Option(min=1, help="Fewest samples that a shared mean may cover.")] = 2,
+) -> None:
+    """Write a commented site file: where data are, what may leave, and how much of it."""
+    from fedblend.cli.federation import init_site
+
+    init_site(path, data, min_mean)
+
+
+@site_app.command(epilog="Example: fedblend site audit site.toml")
+def audit(
+    path: Annotated[Path, typer.Argument(help="A site file.")] = Path("site.toml"),
+    last: Annotated[int | None, typer.Option(min=1, help="Print only the last lines, this many.")] = None,
+) -> None:
+    """Show everything that left this site, and what it refused."""
+    from fedblend.cli.federation import show_audit
+
+    show_audit(path, last)
 
 
 @app.callback(invoke_without_command=True)

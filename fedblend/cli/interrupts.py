@@ -1,4 +1,4 @@
-"""Ctrl-C where what it has led to takes a while."""
+"""Ctrl-C in commands that still have results to write after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupted_once() -> Iterator[None]:
-    """Inside, the first Ctrl-C interrupts, and later ones do nothing: what it has led to is brought to its end."""
+    """Inside, the first Ctrl-C raises ``KeyboardInterrupt``; later ones are ignored, so that results are written."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in a shell's background job
     if ignored or threading.current_thread() is not threading.main_thread():
         yield

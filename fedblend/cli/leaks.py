@@ -1,122 +1,117 @@
-"""What ``fedblend privacy xor`` prints and draws."""
+"""``fedblend leaks``: print the leak report card of runs, and write it with its figure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from fedblend.analysis.privacy.xor import Row, Shared, draw, measure
-from fedblend.core.dataset import Dataset
-from fedblend.core.errors import FedblendError
-from fedblend.core.registry import dump
-from fedblend.data.partitions import prepare
-from fedblend.experiment.config import Experiment
-from fedblend.experiment.study import slugify
-from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
-from fedblend.runs import api
-from fedblend.runs.files import write_json
+from fedblend.analysis.attacks.outcome import make_folder
+from fedblend.analysis.privacy.leaks import Card, Leak
+from fedblend.analysis.privacy.leaks import card as leak_card
+from fedblend.cli.progress import steps_shown
+from fedblend.report.leak_figure import draw_leaks
+from fedblend.runs.directory import find_runs
+from fedblend.runs.files import write_atomically, write_json
+from fedblend.runs.runner import one_thread
+from fedblend.runs.summary import megabytes
+
+NOTES = (
+    "MSE on the model's scale, PSNR (dB) and SSIM of pictures in [0, 1], means over images. Images that an attack "
+    "rebuilt from weights are compared with the originals. Means and mixtures are compared with the nearest raw sample "
+    "of all clients.",
+    "A lower MSE, a higher PSNR or a higher SSIM means a larger leak. Recognised: the nearest raw sample is one of "
+    "those that were mixed or averaged. Distance: Euclidean, on stored values (pixels from 0 to 255).",
+)
 
 
-def show_xor(
-    file: Path,
-    changes: Sequence[tuple[str, Any]],
-    blended: Sequence[int] | None,
-    repeats: int,
-    mds: bool,
-    out: Path | None,
-    json: Path | None = None,
-) -> None:
-    """Print the sample privacy of each method of a file that shares seeds of target labels, with its first seed.
-
-    ``blended`` are values of p that replace the method's own. ``out`` is a folder for pictures, ``json`` a file for
-    what is measured.
-    """
-    experiments = _of_first_seed(list(api.expand_file(file, changes, None).experiments.values()))
-    loaded: dict[str, Dataset] = {}
-    rows: list[tuple[str, int, Row]] = []
-    shown: dict[str, Shared] = {}
-    for experiment in experiments:
-        which = str(dump(experiment.data))
-        data = loaded[which] = loaded.get(which) or experiment.data.load()
-        population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
-        name = experiment.method.label or experiment.method.name
-        for p in blended or [experiment.method.sharing.p]:
-            sharing = replace(experiment.method.sharing, p=p)
-            drawn = [draw(data, population, sharing, experiment.seed, repeat) for repeat in range(repeats)]
-            rows.append((name, p, measure(drawn, mds, experiment.seed)))
-            if out is not None:
-                shown[f"{name}, p = {p}"] = drawn[0]
-                _draw(out, f"{name}, p = {p}", drawn[0], data)
-    from fedblend.analysis.privacy.seed_pictures import draw_side_by_side
-
-    console = Console()
-    console.print(
-        "Distances between stored pixels (0 to 255) of what the server trains on and the nearest raw sample that it\n"
-        f"was made of: mean ± deviation; means over {repeats} draws. Sent known, made known: the devices' raw sample\n"
-        "nearest to what is sent, or trained on, is one that it was made of. Clear: pixels that are sent as they are,\n"
-        "of all and of the target's ink. Bits: the target's bits that are right when a seed is decoded with a usual\n"
-        "dummy, and when they are guessed without the seed.",
-        highlight=False,
-    )
-    console.print(_table(rows, mds))
+def show_leaks(paths: Sequence[Path], out: Path | None) -> None:
+    """Print the leak report card of runs, and write it with its figure into a folder if one is given."""
     if out is not None:
-        if len(shown) > 1:
-            draw_side_by_side(
-                shown, out / "side-by-side.png", ", ".join(dict.fromkeys(d.name for d in loaded.values()))
-            )
-        console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
-    if json is not None:
-        _keep(json, rows, repeats)
+        make_folder(out)  # an unusable folder is refused before the measurements
+    runs = find_runs(list(paths))
+    cards = []
+    with steps_shown() as steps, one_thread():
+        for number, run in enumerate(runs, 1):
+            cards.append(leak_card(run))
+            steps("runs", number, len(runs))
+    console = Console()
+    leaks = [leak for card in cards for leak in card.leaks]
+    console.print(_leaks_table(leaks))
+    for card in cards:
+        if card.by_size:
+            console.print(_sizes_table(card))
+    for line in NOTES:
+        console.print(Text(line), style="dim", soft_wrap=True)
+    if out is not None:
+        _write(out, cards, leaks)
+        console.print(f"Table and figure: {out}", highlight=False, soft_wrap=True)
 
 
-def _keep(path: Path, rows: Sequence[tuple[str, int, Row]], repeats: int) -> None:
-    """Write what was measured as JSON: ``repeats``, and ``rows`` with the method, p and the fields of :class:`Row`."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedblendError(f"--json {path}: cannot be written ({error}); name a file") from None
-    told = [{"method": name, "p": p, **asdict(row)} for name, p, row in rows]
-    write_json(path, {"repeats": repeats, "rows": told})
-
-
-def _of_first_seed(experiments: list[Experiment]) -> list[Experiment]:
-    able = [e for e in experiments if isinstance(e.method.sharing, XorSeeds | MixedTargetSeeds)]
-    if not able:
-        raise FedblendError(
-            f"method.sharing: '{experiments[0].method.sharing.name}' shares no seeds of target labels; valid: "
-            "xor-seeds or mixed-target-seeds"
-        )
-    return [e for e in able if e.seed == able[0].seed]
-
-
-def _table(rows: Sequence[tuple[str, int, Row]], mds: bool) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method")
-    heads = ["p", "distance", *(["MDS"] if mds else []), "sent known", "made known", "clear", "of ink"]
-    for head in [*heads, "bits", "guessed"]:
-        table.add_column(head, justify="right", no_wrap=head in ("distance", "MDS"))
-    for name, p, row in rows:
-        spread = [row.distance, *([row.mds] if row.mds else [])]
-        shares = [row.sent_recognised, row.made_recognised, row.clear, row.clear_ink, row.bits, row.blind]
+def _leaks_table(leaks: Sequence[Leak]) -> Table:
+    """A row a leak; the run, the kind and the bytes stand in the first row that has them."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for heading in ("run", "what left", "sent", "rebuilt by"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("accuracy %", "MSE", "PSNR", "SSIM", "recognised"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    previous: Leak | None = None
+    for leak in leaks:
+        new_run = previous is None or previous.run != leak.run
+        new_kind = new_run or (previous is not None and previous.kind != leak.kind)
+        what = f"{leak.kind}: {leak.shape}" if leak.shape else leak.kind
+        sent = f"{leak.times:,} times by {leak.senders:,} clients, {megabytes(leak.bytes)}"
         table.add_row(
-            name,
-            str(p),
-            *(f"{mean:.0f} ± {deviation:.0f}" for mean, deviation in spread),
-            *("" if share is None else f"{share:.1%}" for share in shares),
+            Text(leak.run if new_run else ""),
+            Text(what if new_kind else ""),
+            sent if new_kind else "",
+            Text(leak.how),
+            _number(100 * leak.accuracy, 1) if new_run else "",
+            _number(leak.mse, 3),
+            _number(leak.psnr, 2),
+            _number(leak.ssim, 3),
+            "" if math.isnan(leak.recognised) else f"{leak.recognised:.0%}",
+        )
+        previous = leak
+    return table
+
+
+def _sizes_table(card: Card) -> Table:
+    """The distance of means to raw samples by M_k (samples a mean); the run's own M_k is marked."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=f"{card.run}: means by M_k")
+    for heading in ("M_k", "means", "distance", "MSE", "PSNR", "SSIM", "recognised", "by chance"):
+        table.add_column(heading, justify="right")
+    for row in card.by_size:
+        table.add_row(
+            f"{row['samples_per_mean']}{' (the run)' if row['own'] else ''}",
+            str(row["samples"]),
+            _number(row["distance"], 0),
+            _number(row["mse"], 3),
+            _number(row["psnr"], 2),
+            _number(row["ssim"], 3),
+            f"{row['recognised']:.0%}",
+            f"{row['by_chance']:.1%}",
         )
     return table
 
 
-def _draw(out: Path, title: str, one: Shared, data: Dataset) -> None:
-    from fedblend.analysis.privacy.seed_pictures import draw_seeds
+def _number(value: float, digits: int) -> str:
+    """A number with so many digits after the point; nothing for NaN (not measured)."""
+    if math.isnan(value):
+        return ""
+    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        draw_seeds(one, out / f"{slugify(title)}.png", f"{data.name}: {title}")
-    except OSError as error:
-        raise FedblendError(f"--out {out}: cannot be written ({error}); name a folder") from None
+
+def _write(out: Path, cards: Sequence[Card], leaks: Sequence[Leak]) -> None:
+    rows: list[dict[str, Any]] = [leak.table() for leak in leaks]
+    write_atomically(out / "leaks.csv", pd.DataFrame(rows).to_csv(index=False))
+    sizes = [{"run": card.run, **row} for card in cards for row in card.by_size]
+    write_json(out / "leaks.json", {"leaks": rows, "means_by_size": sizes})
+    write_atomically(out / "leaks.png", draw_leaks(leaks))

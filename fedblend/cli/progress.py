@@ -1,4 +1,4 @@
-"""Live progress of runs and other long work: bars in a terminal, plain lines elsewhere."""
+"""Progress of runs and other long work: live bars in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rich.text import Text
 from fedblend.experiment.config import Experiment
 
 LINE_EVERY = 10.0
-"""Seconds between two plain lines of one run or other work, where there is no terminal."""
+"""Seconds between two plain lines of one run or task, where there is no terminal."""
 
 
 class RemainingTime:
-    """How long what is left of each of several things will take, by its own pace since it was first asked after."""
+    """Estimates the remaining time of each of several tasks, from its pace since its first call of :meth:`left`."""
 
     def __init__(self) -> None:
         self.first: dict[str, tuple[float, int]] = {}
 
-    def left(self, what: str, done: int, total: int) -> str:
-        """Seconds left, in words for the end of a line; nothing where there is no pace yet, or nothing left."""
+    def left(self, task: str, done: int, total: int) -> str:
+        """Seconds left, as the end of a line; empty before the first progress, and at the end."""
         now = time.monotonic()
-        start, at = self.first.setdefault(what, (now, done))
-        if done < at:  # begun anew
-            self.first[what] = (now, done)
-        return f"  {(now - start) / (done - at) * (total - done):.0f} s left" if at < done < total else ""
+        start, first = self.first.setdefault(task, (now, done))
+        if done < first:  # the task was restarted
+            self.first[task] = (now, done)
+        return f"  {(now - start) / (done - first) * (total - done):.0f} s left" if first < done < total else ""
 
 
 class _Facts(ProgressColumn):
@@ -42,19 +42,19 @@ class _Facts(ProgressColumn):
 class RunProgress:
     """Shows the rounds of several runs; use as a context, and call with each record.
 
-    ``made`` says how many rounds of a run were made before, of which it only tells the last.
+    ``rounds_before`` are the rounds of each resumed run at its start; of these only the last is shown.
     """
 
-    def __init__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> None:
-        self.made = made
-        self.totals = {slug: max(e.rounds, made.get(slug, 0)) for slug, e in experiments.items()}
+    def __init__(self, experiments: dict[str, Experiment], rounds_before: Mapping[str, int]) -> None:
+        self.rounds_before = rounds_before
+        self.totals = {slug: max(e.rounds, rounds_before.get(slug, 0)) for slug, e in experiments.items()}
         self.bytes: dict[str, int] = defaultdict(int)
         self.latest: dict[str, dict[str, Any]] = defaultdict(dict)
         self.console = Console(stderr=True)
         self.live = self.console.is_terminal
-        self.unread = False
+        self.closed = False  # whether the reader of stderr has closed its pipe
         self.printed: dict[str, float] = {}
-        self.pace = RemainingTime()
+        self.remaining = RemainingTime()
         self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=10),
@@ -79,15 +79,15 @@ class RunProgress:
             self.bars.stop()
 
     def __call__(self, slug: str, record: dict[str, Any]) -> None:
-        """Show one round's record; where nobody reads any more (a closed pipe), the run goes on unseen."""
-        if not self.unread:
+        """Show one round's record. After its output pipe is closed, the run continues without output."""
+        if not self.closed:
             try:
                 self._show(slug, record)
             except BrokenPipeError:
-                self.unread = True
+                self.closed = True
 
     def _show(self, slug: str, record: dict[str, Any]) -> None:
-        self._say_how(slug, record.get("machine", {}).get("engine"))
+        self._print_engine(slug, record.get("machine", {}).get("engine"))
         latest = self.latest[slug]
         latest |= {k: record[k] for k in ("accuracy", "loss", "train_loss") if k in record}
         self.bytes[slug] += sum(record["bytes_up"].values()) + sum(record["bytes_down"].values())
@@ -96,14 +96,14 @@ class RunProgress:
         facts.append(f"{self.bytes[slug] / 1e6:.1f} MB")
         text, round = "  ".join(facts), record["round"]
         if self.live:
-            if round > self.made.get(slug, 0) and self.bars.tasks[self.tasks[slug]].start_time is None:
+            if round > self.rounds_before.get(slug, 0) and self.bars.tasks[self.tasks[slug]].start_time is None:
                 self.bars.start_task(self.tasks[slug])
             self.bars.update(self.tasks[slug], completed=round, facts=text)
         else:
             self._line(slug, round, text)
 
-    def _say_how(self, slug: str, choice: dict[str, Any] | None) -> None:
-        """How the run is computed, where that was for fedblend to choose."""
+    def _print_engine(self, slug: str, choice: dict[str, Any] | None) -> None:
+        """Print the engine of a run where fedblend chose it."""
         if choice is None or choice["why"] == "as asked for":
             return
         number = choice["stack"] or 1
@@ -112,10 +112,10 @@ class RunProgress:
         self.console.print(f"{slug}: engine {choice['engine']}{stack}{ranks} ({choice['why']})", highlight=False)
 
     def _line(self, slug: str, round: int, facts: str) -> None:
-        if round < self.made.get(slug, 0):
+        if round < self.rounds_before.get(slug, 0):
             return
         now, total = time.monotonic(), self.totals[slug]
-        left = self.pace.left(slug, round, total)
+        left = self.remaining.left(slug, round, total)
         if round < total and now - self.printed.get(slug, -LINE_EVERY) < LINE_EVERY:
             return
         self.printed[slug] = now
@@ -124,7 +124,7 @@ class RunProgress:
 
 
 class Steps:
-    """Shows how far each of several things is: bars in a terminal, a line every ten seconds elsewhere."""
+    """Shows the progress of several tasks: bars in a terminal, a line every ten seconds elsewhere."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -139,26 +139,26 @@ class Steps:
             transient=True,
         )
         self.tasks: dict[str, TaskID] = {}
-        self.told = time.monotonic()
-        self.pace = RemainingTime()
+        self.printed = time.monotonic()
+        self.remaining = RemainingTime()
 
-    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
-        """So many steps of something are done; ``note`` is what there is to say of it now."""
+    def __call__(self, task: str, done: int, total: int, note: str = "") -> None:
+        """Show that ``done`` of ``total`` steps of a task are done, with a note behind."""
         if self.live:
-            if what not in self.tasks:
-                self.tasks[what] = self.bars.add_task(what, total=total, note=note)
-            self.bars.update(self.tasks[what], completed=done, note=note)
+            if task not in self.tasks:
+                self.tasks[task] = self.bars.add_task(task, total=total, note=note)
+            self.bars.update(self.tasks[task], completed=done, note=note)
             return
-        left = self.pace.left(what, done, total)
-        if time.monotonic() - self.told > LINE_EVERY:
-            self.told = time.monotonic()
-            sys.stderr.write(f"{what}: {done}/{total}  {note}".rstrip() + f"{left}\n")
+        left = self.remaining.left(task, done, total)
+        if time.monotonic() - self.printed > LINE_EVERY:
+            self.printed = time.monotonic()
+            sys.stderr.write(f"{task}: {done}/{total}  {note}".rstrip() + f"{left}\n")
             sys.stderr.flush()
 
 
 @contextmanager
 def steps_shown() -> Iterator[Steps]:
-    """Show steps while inside."""
+    """Inside, the yielded :class:`Steps` shows progress."""
     steps = Steps()
     if not steps.live:
         yield steps

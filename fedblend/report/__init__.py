@@ -1,6 +1,6 @@
-"""Reports: one HTML page, a still picture, and a table for the terminal.
+"""Reports: an HTML page, a summary figure (PNG), and tables for the terminal.
 
-What they need (plotly, matplotlib, jinja2) is imported when a report is made, not before.
+Plotly, matplotlib and jinja2 are imported when a report is written.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["compare", "write"]
 
 
 def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> None:
-    """Write one page that compares runs and works offline, and a still picture beside it.
+    """Write an HTML page that compares runs and works offline, and the summary figure ``png`` if given.
 
-    Folders on the way are made. Raises :class:`~fedblend.core.errors.FedblendError` if there is no run, a
-    run is damaged, or a file cannot be written.
+    Missing folders are created. Raises :class:`~fedblend.core.errors.FedblendError` if there is no run, a run is
+    damaged, or a file cannot be written.
     """
     from fedblend.report.page import write as write_page
 
@@ -29,10 +29,10 @@ def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> 
 
 
 def compare(runs: Sequence[RunDirectory], reasons: bool = True) -> RenderableType:
-    """A table a data set for the terminal, one row a method over its seeds; the best value of a column is bold.
+    """A table for each data set for the terminal, with a row for each method over its seeds.
 
-    Without ``reasons`` it does not say why runs failed.
+    The best value of a column is bold. Without ``reasons`` the notes on failed runs have no reasons.
     """
-    from fedblend.report.terminal import compare as tables
+    from fedblend.report.tables import comparison_tables
 
-    return tables(runs, reasons)
+    return comparison_tables(runs, reasons)

@@ -1,50 +1,122 @@
-"""The figures of the page, for plotly: curves, costs, classes."""
+"""The interactive figures of the page (plotly): curves over rounds and costs, accuracy by class, time, splits."""
 
 from __future__ import annotations
 
 import html
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from fedblend.analysis.plotting import GRID, INK, Look, phase_colours
-from fedblend.report.lines import Line, lines
+from fedblend.analysis.plotting import GRID, INK, LineStyle, phase_colours
 from fedblend.runs.groups import Group
+from fedblend.runs.summary import MEGABYTE
 
 if TYPE_CHECKING:
     import pandas as pd
 
-WRITTEN_CLASSES = 16
-"""Up to so many classes, each cell of the table by class is written out; of more, the colour tells."""
+BAND_TEXT = "Line: mean over seeds. Band: from the lowest to the highest seed (no band: one seed)."
 
-MARKED_ROUNDS = 20
-"""Up to so many evaluated rounds, each is marked by a dot."""
-
-FEW = 10
-"""Up to so many whole things, each has a tick; plotly's own choice would put ticks between them."""
+AXIS_TITLES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss (mean of the cohort)"}
+"""The title of a measure's axis, with its unit."""
 
 
-WIDE = 36
-"""Letters in a line of a name."""
+MAX_WRITTEN_CLASSES = 16
+"""Largest number of classes with which the cells of the class figure show numbers; with more, colours only."""
+
+MAX_MARKED_ROUNDS = 20
+"""Largest number of evaluated rounds that are marked by dots."""
+
+MAX_UNIT_TICKS = 10
+"""Largest end of an axis of whole numbers with a tick at each; plotly would put ticks between them."""
+
+NAME_WIDTH = 36
+"""Letters in a line of a wrapped name."""
 
 
-def plain(text: str) -> str:
-    """Text that plotly shows as it is, long text in several lines: it would read ``<b>`` and the like as markup."""
-    return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(text, WIDE) or [text])
+@dataclass(frozen=True)
+class Line:
+    """One line of a figure, with a point for each round: mean and range over the seeds of a method.
 
-
-def curve(frame: pd.DataFrame, column: str, looks: Mapping[str, Look], targets: Sequence[float] = ()) -> go.Figure:
-    """A measure by round: a line a method, a band over its seeds, and the targets.
-
-    ``column`` of the curves: "accuracy" (drawn in per cent), "loss" or "train_loss".
+    An unfinished run has a line of its own, with one seed.
     """
-    figure = go.Figure(layout=_layout("round", AXES[column], _height(looks)))
+
+    method: str
+    seeds: tuple[int, ...]
+    unfinished: bool
+    rounds: list[int]
+    mean: list[float]
+    low: list[float]
+    """The lowest value over the seeds."""
+    high: list[float]
+    """The highest value over the seeds."""
+    megabytes: list[float]
+    """Megabytes sent up and down by all clients, from the start to each round."""
+    clock: list[float]
+    """Seconds from the start to each round, with clients that compute in parallel and send over their channel."""
+
+    @property
+    def name(self) -> str:
+        """The line's name in the legend."""
+        return f"{self.method}, unfinished (seed {self.seeds[0]})" if self.unfinished else self.method
+
+
+def lines(curves: pd.DataFrame, column: str) -> list[Line]:
+    """The lines of one column of :func:`~fedblend.runs.summary.curves`, in order of method.
+
+    Only rounds that all finished runs of a method have are kept, so that no mean jumps where one seed ends. Methods
+    without any value have no line.
+    """
+    drawn = []
+    for method, of_method in curves.dropna(subset=[column]).groupby("method", sort=False):
+        finished = of_method[of_method["finished"]]
+        if len(finished):
+            drawn.append(_line(str(method), finished, column, False))
+        for _, run in of_method[~of_method["finished"]].groupby(["study", "run"], sort=False):
+            drawn.append(_line(str(method), run, column, True))
+    return drawn
+
+
+def _line(method: str, points: pd.DataFrame, column: str, unfinished: bool) -> Line:
+    seeds = points["seed"].nunique()
+    points = points.assign(megabytes=(points["bytes_up"] + points["bytes_down"]) / MEGABYTE)
+    by_round = points.groupby("round").agg(
+        mean=(column, "mean"),
+        low=(column, "min"),
+        high=(column, "max"),
+        megabytes=("megabytes", "mean"),
+        clock=("clock", "mean"),
+        seeds=("seed", "nunique"),
+    )
+    by_round = by_round[by_round["seeds"] == seeds]
+    return Line(
+        method,
+        tuple(sorted(points["seed"].unique().tolist())),
+        unfinished,
+        by_round.index.tolist(),
+        *(by_round[name].tolist() for name in ("mean", "low", "high", "megabytes", "clock")),
+    )
+
+
+def plotly_text(text: str) -> str:
+    """Text escaped for plotly, which reads ``<b>`` as markup; long text is wrapped."""
+    return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(text, NAME_WIDTH) or [text])
+
+
+def figure_by_round(
+    frame: pd.DataFrame, column: str, styles: Mapping[str, LineStyle], targets: Sequence[float] = ()
+) -> go.Figure:
+    """A measure by round: a line for each method, a band over its seeds, and the target accuracies.
+
+    ``column`` is the measure: "accuracy" (drawn in per cent), "loss" or "train_loss".
+    """
+    figure = go.Figure(layout=_layout("round", AXIS_TITLES[column], _height(styles)))
     drawn = lines(frame, column)
     for line in drawn:
-        _add(figure, line, line.rounds, looks[line.method], _factor(column))
-    figure.update_xaxes(**_whole(max((line.rounds[-1] for line in drawn if line.rounds), default=0)))
+        _add_line(figure, line, line.rounds, styles[line.method], _factor(column))
+    figure.update_xaxes(**_whole_ticks(max((line.rounds[-1] for line in drawn if line.rounds), default=0)))
     for target in targets:
         figure.add_hline(
             100 * target,
@@ -55,36 +127,39 @@ def curve(frame: pd.DataFrame, column: str, looks: Mapping[str, Look], targets: 
     return figure
 
 
-def cost(frame: pd.DataFrame, column: str, looks: Mapping[str, Look]) -> go.Figure:
-    """A measure against what all clients had been sent and had sent until then, in megabytes."""
-    figure = go.Figure(layout=_layout("sent so far, up and down (MB)", AXES[column], _height(looks)))
+def figure_by_bytes(frame: pd.DataFrame, column: str, styles: Mapping[str, LineStyle]) -> go.Figure:
+    """A measure against the megabytes that all clients sent and received until then."""
+    figure = go.Figure(layout=_layout("sent so far, up and down (MB)", AXIS_TITLES[column], _height(styles)))
     for line in lines(frame, column):
-        _add(figure, line, line.megabytes, looks[line.method], _factor(column), "%{x:,.1f} MB")
-    return _along_amounts(figure)
+        _add_line(figure, line, line.megabytes, styles[line.method], _factor(column), "%{x:,.1f} MB")
+    return _style_amounts(figure)
 
 
-def clock(frame: pd.DataFrame, column: str, looks: Mapping[str, Look]) -> go.Figure:
-    """A measure against the seconds of a federation whose clients compute side by side over their channel."""
-    figure = go.Figure(layout=_layout("time on the air and in computing (s)", AXES[column], _height(looks)))
+def figure_by_time(frame: pd.DataFrame, column: str, styles: Mapping[str, LineStyle]) -> go.Figure:
+    """A measure against the seconds of a federation whose clients compute in parallel and send over their channel."""
+    figure = go.Figure(layout=_layout("time of sending and computing (s)", AXIS_TITLES[column], _height(styles)))
     for line in lines(frame, column):
-        _add(figure, line, line.clock, looks[line.method], _factor(column), "%{x:,.4g} s")
-    return _along_amounts(figure)
+        _add_line(figure, line, line.clock, styles[line.method], _factor(column), "%{x:,.4g} s")
+    return _style_amounts(figure)
 
 
-def _along_amounts(figure: go.Figure) -> go.Figure:
-    """An axis of large numbers, at which methods do not meet."""
+def _style_amounts(figure: go.Figure) -> go.Figure:
+    """Style an x axis of large numbers. Methods share none, so the nearest point alone is described on hover."""
     figure.update_layout(hovermode="closest")
     return figure.update_xaxes(exponentformat="none", separatethousands=True)
 
 
-def against_epsilon(
-    frame: pd.DataFrame, looks: Mapping[str, Look], spent: Mapping[str, Mapping[int, float]]
+def figure_by_epsilon(
+    frame: pd.DataFrame, styles: Mapping[str, LineStyle], spent: Mapping[str, Mapping[int, float]]
 ) -> go.Figure | None:
-    """Accuracy against the epsilon spent until then, a line a method; ``None`` where no method has any."""
-    figure = go.Figure(layout=_layout("epsilon spent so far (log scale)", AXES["accuracy"], _height(looks)))
+    """Accuracy against the epsilon spent until then, a line for each method; ``None`` if no method has an epsilon.
+
+    ``spent`` is epsilon by method and round.
+    """
+    figure = go.Figure(layout=_layout("epsilon spent so far (log scale)", AXIS_TITLES["accuracy"], _height(styles)))
     for line in lines(frame, "accuracy"):
-        known = spent.get(line.method, {})
-        points = [(known[r], 100 * y, r) for r, y in zip(line.rounds, line.mean, strict=True) if r in known]
+        epsilons = spent.get(line.method, {})
+        points = [(epsilons[r], 100 * y, r) for r, y in zip(line.rounds, line.mean, strict=True) if r in epsilons]
         if not points or line.unfinished:
             continue
         figure.add_scatter(
@@ -93,8 +168,8 @@ def against_epsilon(
             customdata=[r for *_, r in points],
             mode="lines+markers",
             marker={"size": [4] * (len(points) - 1) + [11]},
-            line={"color": looks[line.method].colour, "width": 2.2, "dash": looks[line.method].dash},
-            name=plain(line.name),
+            line={"color": styles[line.method].colour, "width": 2.2, "dash": styles[line.method].dash},
+            name=plotly_text(line.name),
             hovertemplate="%{y:.4g} at epsilon %{x:.3g} (round %{customdata})",
         )
     if not figure.data:
@@ -103,23 +178,19 @@ def against_epsilon(
     return figure.update_xaxes(type="log")
 
 
-AXES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss (mean of the cohort)"}
-"""What the axis of a measure is called, with its unit."""
-
-
-def _height(looks: Mapping[str, Look]) -> int:
-    """Taller the more methods there are, since the legend takes its rows from the curves."""
-    return 370 + 8 * len(looks)
+def _height(styles: Mapping[str, LineStyle]) -> int:
+    """The height in pixels, which grows with the number of methods: the legend takes its rows from the curves."""
+    return 370 + 8 * len(styles)
 
 
 def _factor(column: str) -> float:
     return 100 if column == "accuracy" else 1
 
 
-def _add(
-    figure: go.Figure, line: Line, x: Sequence[float], look: Look, factor: float, where: str = "round %{x}"
+def _add_line(
+    figure: go.Figure, line: Line, x: Sequence[float], style: LineStyle, factor: float, where: str = "round %{x}"
 ) -> None:
-    """Add a line with its band; both answer to one entry of the legend."""
+    """Add a line with its band; one entry of the legend hides both."""
     if len(line.seeds) > 1:
         outline = [*line.high, *reversed(line.low)]
         figure.add_scatter(
@@ -127,8 +198,8 @@ def _add(
             y=[factor * value for value in outline],
             mode="none",
             fill="toself",
-            fillcolor=look.pale,
-            legendgroup=plain(line.method),
+            fillcolor=style.band_colour,
+            legendgroup=plotly_text(line.method),
             showlegend=False,
             hoverinfo="skip",
         )
@@ -138,21 +209,21 @@ def _add(
         x=list(x),
         y=[factor * value for value in line.mean],
         customdata=spans,
-        mode="lines+markers" if len(x) <= MARKED_ROUNDS else "lines",
+        mode="lines+markers" if len(x) <= MAX_MARKED_ROUNDS else "lines",
         marker={"size": 4},
-        line={"color": look.colour, "width": 1.4 if line.unfinished else 2.2, "dash": _dash(line, look)},
-        name=plain(line.name),
-        legendgroup=plain(line.method),
+        line={
+            "color": style.colour,
+            "width": 1.4 if line.unfinished else 2.2,
+            "dash": "dot" if line.unfinished else style.dash,
+        },
+        name=plotly_text(line.name),
+        legendgroup=plotly_text(line.method),
         hovertemplate=f"%{{y:.4g}} at {where} ({seeds}{', %{customdata}' if len(line.seeds) > 1 else ''})",
     )
 
 
-def _dash(line: Line, look: Look) -> str:
-    return "dot" if line.unfinished else look.dash
-
-
-def by_class(groups: Sequence[Group]) -> go.Figure | None:
-    """Accuracy of the final model by class, of methods on one data set: a row a method, the mean over its seeds.
+def class_figure(groups: Sequence[Group]) -> go.Figure | None:
+    """Accuracy of the final model by class, for methods on one data set: a row a method, the mean over its seeds.
 
     ``None`` without classes.
     """
@@ -160,20 +231,20 @@ def by_class(groups: Sequence[Group]) -> go.Figure | None:
     for g in groups:
         finals = [o.evaluated[-1]["per_class"] for o in g.counted if o.evaluated and "per_class" in o.evaluated[-1]]
         if finals:
-            rows[g.name] = [_mean_of(values) for values in zip(*finals, strict=True)]
+            rows[g.name] = [_mean_percent(values) for values in zip(*finals, strict=True)]
     if not rows:
         return None
     classes = groups[0].outcomes[0].facts.get("data", {}).get("classes", [])
     figure = go.Figure(layout=_layout("class", "", height=140 + 34 * len(rows)))
     figure.add_heatmap(
         z=list(rows.values()),
-        x=[visible(name) for name in classes],
-        y=[plain(name) for name in rows],
+        x=[class_label(name) for name in classes],
+        y=[plotly_text(name) for name in rows],
         zmin=0,
         zmax=100,
         xgap=2,
         ygap=2,
-        texttemplate="%{z:.0f}" if len(classes) <= WRITTEN_CLASSES else None,
+        texttemplate="%{z:.0f}" if len(classes) <= MAX_WRITTEN_CLASSES else None,
         colorbar=_colour_bar("accuracy (%)"),
         hovertemplate="%{y}, class %{x}: %{z:.1f} %<extra></extra>",
     )
@@ -182,36 +253,36 @@ def by_class(groups: Sequence[Group]) -> go.Figure | None:
     return figure
 
 
-def visible(name: str) -> str:
-    """A class's name as it can be read on an axis; blanks and line ends (classes of a text) are spelled out.
+def class_label(name: str) -> str:
+    """A class's name for an axis. Blanks and line ends, which are classes of a text, are quoted.
 
-    >>> visible("7"), visible(" "), visible("<")
+    >>> class_label("7"), class_label(" "), class_label("<")
     ('7', "' '", '&lt;')
     """
-    return plain(name if name.isprintable() and name.strip() else repr(name))
+    return plotly_text(name if name.isprintable() and name.strip() else repr(name))
 
 
-def _mean_of(values: Sequence[float | None]) -> float | None:
-    """The mean in per cent; ``None`` where the test half lacks the class."""
-    known = [value for value in values if value is not None]
-    return 100 * sum(known) / len(known) if known else None
+def _mean_percent(values: Sequence[float | None]) -> float | None:
+    """The mean in per cent; ``None`` where the test samples lack the class."""
+    present = [value for value in values if value is not None]
+    return 100 * sum(present) / len(present) if present else None
 
 
-def time(table: pd.DataFrame) -> go.Figure:
-    """Seconds of a run by phase, a bar a method: the mean over its seeds."""
+def time_figure(table: pd.DataFrame) -> go.Figure:
+    """Seconds of a run by phase: a bar for each method, the mean over its seeds."""
     figure = go.Figure(layout=_layout("seconds, mean over seeds", "", height=150 + 38 * len(table)))
     phases = [name for name in table.columns if name.startswith("seconds.") and table[name].sum() > 0]
     colours = phase_colours([name.removeprefix("seconds.") for name in phases])
-    # Longest first, so that it begins at zero and can be compared between methods.
+    # Longest first: that part begins at zero in every bar, so that methods can be compared.
     for name in sorted(phases, key=lambda name: -table[name].sum()):
         phase = name.removeprefix("seconds.")
         figure.add_bar(
             x=table[name].tolist(),
-            y=[plain(method) for method in table["method"]],
+            y=[plotly_text(method) for method in table["method"]],
             orientation="h",
-            name=plain(phase),
+            name=plotly_text(phase),
             marker={"color": colours[phase]},
-            hovertemplate=f"{plain(phase)}: %{{x:.3g}} s",
+            hovertemplate=f"{plotly_text(phase)}: %{{x:.3g}} s",
         )
     figure.update_xaxes(exponentformat="none", separatethousands=True)
     figure.update_layout(barmode="stack", bargap=0.35, hovermode="y unified", legend_traceorder="normal")
@@ -219,36 +290,36 @@ def time(table: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def split(record: Mapping[str, Any]) -> go.Figure | None:
-    """Which client holds how many samples of which class; in regression how many samples; ``None`` if untold."""
+def split_figure(record: Mapping[str, Any]) -> go.Figure | None:
+    """Samples by client and class, in regression by client; ``None`` where the run's record has no sizes."""
     counts, sizes = record.get("counts") or [], record.get("sizes") or []
     if not counts:
         if not sizes:
             return None
         figure = go.Figure(layout=_layout("client", "samples", height=320))
         figure.add_bar(x=list(range(len(sizes))), y=sizes, hovertemplate="client %{x}: %{y} samples<extra></extra>")
-        return figure.update_xaxes(**_whole(len(sizes) - 1)).update_yaxes(**_whole(max(sizes)))
+        return figure.update_xaxes(**_whole_ticks(len(sizes) - 1)).update_yaxes(**_whole_ticks(max(sizes)))
     names, most = record["classes"], max(map(max, counts))
     figure = go.Figure(layout=_layout("client", "class", height=min(190 + 20 * len(names), 620)))
     figure.add_heatmap(
         z=[list(column) for column in zip(*counts, strict=True)],
         x=list(range(len(counts))),
-        y=[visible(name) for name in names],
+        y=[class_label(name) for name in names],
         zmin=0,
-        zmax=max(most, 1),  # without it zmin would not count, and the colours begin at the smallest number
+        zmax=max(most, 1),  # without zmax plotly ignores zmin, and colours would begin at the smallest number
         xgap=1 if len(counts) <= 60 else 0,
         ygap=1,
-        colorbar=_colour_bar("samples") | _whole(most),
+        colorbar=_colour_bar("samples") | _whole_ticks(most),
         hovertemplate="client %{x}, class %{y}: %{z} samples<extra></extra>",
     )
-    figure.update_xaxes(showgrid=False, **_whole(len(counts) - 1))
+    figure.update_xaxes(showgrid=False, **_whole_ticks(len(counts) - 1))
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     return figure
 
 
-def _whole(last: float) -> dict[str, Any]:
-    """Ticks of an axis of whole numbers up to ``last``."""
-    return {"dtick": 1} if last <= FEW else {}
+def _whole_ticks(last: float) -> dict[str, Any]:
+    """Ticks at every whole number of an axis up to ``last``, if they are few."""
+    return {"dtick": 1} if last <= MAX_UNIT_TICKS else {}
 
 
 def _colour_bar(title: str) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 (() => {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
-  /* The figures come with colours for white paper; here they take the page's. */
-  const dressed = (figure) => {
+  /* The figures have colours for a white background; replace them by the page's. */
+  const restyled = (figure) => {
     const css = getComputedStyle(document.documentElement);
     const colour = (name) => css.getPropertyValue(name).trim();
     const layout = structuredClone(figure.layout);
@@ -15,7 +15,7 @@
       layout[name] = { ...layout[name], gridcolor: colour("--grid"), linecolor: colour("--line") };
     }
     for (const trace of data.filter((one) => one.type === "heatmap")) {
-      /* Where numbers stand in the cells, the colours are soft enough for them to be read on every one. */
+      /* Cells with numbers have pale colours, so that the numbers are readable. */
       const written = Boolean(trace.texttemplate);
       trace.colorscale = (written ? ["--heat-0", "--heat-soft"] : ["--heat-0", "--heat-1", "--heat-2"])
         .map((name, i, all) => [i / (all.length - 1), colour(name)]);
@@ -24,7 +24,7 @@
     return { data, layout };
   };
 
-  /* Buttons are named one by one: plotly's own choice has one that uploads the figure to a cloud. */
+  /* Buttons are listed: plotly's default has one that uploads the figure to a cloud. */
   const options = {
     responsive: true,
     displaylogo: false,
@@ -35,14 +35,14 @@
   const draw = () => {
     for (const place of document.querySelectorAll("[data-figure]")) {
       const figure = JSON.parse(document.getElementById(`figure-${place.dataset.figure}`).textContent);
-      const { data, layout } = dressed(figure);
+      const { data, layout } = restyled(figure);
       Plotly.react(place, data, layout, { ...options, toImageButtonOptions: { filename: place.dataset.figure, scale: 2 } });
     }
   };
   draw();
   dark.addEventListener("change", draw);
 
-  /* Sorting: numbers by value, words by the alphabet, missing cells always last. */
+  /* Sorting: numbers by value, text alphabetically, missing cells last in both directions. */
   const valueOf = (row, column) => row.cells[column].dataset.value;
   const compare = (a, b, down) => {
     if (a === undefined || b === undefined) return (a === undefined) - (b === undefined);
@@ -62,7 +62,7 @@
     }));
   }
 
-  /* Copying; a page opened from a file may lack the clipboard's modern way. */
+  /* Copying: a page opened from a file may lack the clipboard API. */
   const copy = async (text) => {
     try {
       await navigator.clipboard.writeText(text);

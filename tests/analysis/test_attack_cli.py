@@ -21,13 +21,13 @@ from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.points.loss_scaling import SwitchCounter, switches
 from fedblend.analysis.privacy.leaks import NOT_ATTACKED, Leak, card
 from fedblend.analysis.privacy.rebuilt import _shared, by_chance, of_means, sizes_of
-from fedblend.cli import attacking
+from fedblend.cli import attack
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
-from fedblend.report.leaks import strongest
+from fedblend.report.leak_figure import strongest
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
 
@@ -180,7 +180,7 @@ def test_ctrl_c_ends_the_command_with_what_it_has(made: Path, tmp_path: Path, mo
         if number == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(attacking.Costs, "__call__", stop)
+    monkeypatch.setattr(attack.CostProgress, "__call__", stop)
     words = ("--round", 0, "--client", 0, "--images", 2, "--out", tmp_path / "o")
 
     told = here("attack", made, *words)

@@ -14,12 +14,12 @@ from helpers import experiment
 from PIL import Image
 
 from fedblend import report
-from fedblend.analysis.plotting import Picture
+from fedblend.analysis.plotting import ClientImage
 from fedblend.analysis.privacy.seed_trace import stories
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.sharing.xor import blend
-from fedblend.report import pictures
-from fedblend.report.seeds import GAP, TIMES
+from fedblend.report import shared_images
+from fedblend.report.shared_images import GAP, ZOOM
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
@@ -57,11 +57,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def gallery(folder: Path, label: str) -> pictures.Gallery:
-    return next(g for g in pictures.galleries(group(find_runs([folder]))) if label in g.methods)
+def gallery(folder: Path, label: str) -> shared_images.Gallery:
+    return next(g for g in shared_images.galleries(group(find_runs([folder]))) if label in g.methods)
 
 
-def shown(picture: Picture, times: int = 12) -> np.ndarray:
+def shown(picture: ClientImage, times: int = 12) -> np.ndarray:
     """The pixels of a picture at the size they were stored in."""
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.url.split(",")[1]))))
     return pixels[times // 2 :: times, times // 2 :: times]
@@ -78,32 +78,32 @@ def test_encoded_seeds_are_shown_as_they_left(folder: Path) -> None:
     seeds, dummies = state.entries.tensors["seeds"], state.entries.tensors["dummies"][:, 0].tolist()
 
     assert (made.shown, made.entries, made.raw) == (6, 6, False)
-    for picture, seed, dummy in zip(made.pictures, seeds, dummies, strict=True):
+    for picture, seed, dummy in zip(made.images, seeds, dummies, strict=True):
         np.testing.assert_array_equal(shown(picture), seed[0].numpy())
-        assert picture.mixture == f"9 XOR {dummy}"
-    assert made.covers == (
-        "Each image is a sample of one label, hidden by the XOR with one of another. "
-        "Where the hiding sample is black, the hidden one is seen as it is."
+        assert picture.caption == f"9 XOR {dummy}"
+    assert made.caption == (
+        "Each image is a sample of one label, encoded by XOR with a sample of another label. "
+        "Where the other sample is black, the first one is visible unchanged."
     )
     blended = gallery(folder, "blended")
-    assert "a blend of up to 2," in blended.covers
-    assert blended.covers.endswith("random grey levels from 0 to 9.")
+    assert "a blend of up to 2," in blended.caption
+    assert blended.caption.endswith("random grey levels from 0 to 9.")
 
 
 def test_mixtures_say_of_what_and_are_not_called_raw(folder: Path) -> None:
     made, state = gallery(folder, "mixfl"), kept(folder, "mixfl")
     dummies = state.entries.tensors["dummies"][:, 0].tolist()
-    assert [p.mixture for p in made.pictures] == [f"9: 75 %, {dummy}: 25 %" for dummy in dummies]
+    assert [p.caption for p in made.images] == [f"9: 75 %, {dummy}: 25 %" for dummy in dummies]
     assert not made.raw
 
     made, state = gallery(folder, "mix2fld"), kept(folder, "mix2fld")
     labels = state.entries.tensors["y"].tolist()
-    assert [p.mixture for p in made.pictures] == [f"{b}: 75 %, {a}: 25 %" for a, b in labels]
+    assert [p.caption for p in made.images] == [f"{b}: 75 %, {a}: 25 %" for a, b in labels]
     assert not made.raw
     assert made.strips == []
-    assert "mixture of two samples" in made.covers
+    assert "mixture of two samples" in made.caption
     assert gallery(folder, "fld").raw
-    assert gallery(folder, "fld").covers == "Each image is one raw sample."
+    assert gallery(folder, "fld").caption == "Each image is one raw sample."
 
 
 @pytest.mark.parametrize("label", ["xormixfl", "mixfl"])
@@ -144,14 +144,14 @@ def test_strips_show_raw_samples_first(folder: Path) -> None:
     strip = gallery(folder, "xormixfl").strips[2]
     (one,) = stories(made, state, np.array([2]))
 
-    image = shown(strip, TIMES)
+    image = shown(strip, ZOOM)
     assert image.shape == (8, 5 * 8 + 4 * GAP)
     assert one.own is not None
     assert one.made is not None
     for place, part in enumerate((one.target, one.dummy, one.sent, one.own, one.made)):
         np.testing.assert_array_equal(image[:, place * (8 + GAP) :][:, :8], part[0].numpy())
     dummy = one.labels[1]
-    assert strip.mixture == f"9, {dummy}, what was sent, the server's {dummy}, what it decoded"
+    assert strip.caption == f"9, {dummy}, the sent seed, the server's {dummy}, the decoded sample"
 
 
 def test_entries_that_do_not_follow_from_the_world_have_no_story(folder: Path) -> None:
@@ -163,5 +163,5 @@ def test_entries_that_do_not_follow_from_the_world_have_no_story(folder: Path) -
 def test_the_page_holds_them(folder: Path) -> None:
     report.write(find_runs([folder / "xormixfl", folder / "mixfl"]), folder / "report.html")
     text = (folder / "report.html").read_text()
-    assert text.count("What became of some of them") == 2
+    assert text.count("Some of these seeds step by step") == 2
     assert "9 XOR " in text

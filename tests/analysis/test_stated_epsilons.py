@@ -24,7 +24,7 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.methods.aggregators.mean import Sums, WeightedMean
 from fedblend.methods.protections.noise import ClipAndNoise
-from fedblend.report.guarantees import of_run
+from fedblend.report.privacy import run_statements
 from fedblend.runs.groups import Outcome
 
 NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
@@ -152,7 +152,7 @@ def test_a_real_federations_cohorts_are_no_secret_and_gain_nothing() -> None:
     pytest.importorskip("dp_accounting")
     made = experiment(protection={**NOISY, "side": "server"}, method=PLAIN)
 
-    (simulated,), (real,) = (of_run(outcome(made, engine)) for engine in ("stacked", "flower"))
+    (simulated,), (real,) = (run_statements(outcome(made, engine)) for engine in ("stacked", "flower"))
 
     assert simulated.epsilon == epsilon([Release("gaussian", 4.0, 4, (10, 2))], 1e-5)
     # Client 0 took part in all four rounds, and everybody knows it.

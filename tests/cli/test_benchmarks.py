@@ -1,4 +1,4 @@
-"""docs/benchmarks.md says what the committed measurements say."""
+"""docs/benchmarks.md has the numbers of the committed measurements."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +10,15 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.setup import make_setup
 
 
-def test_every_figure_of_the_benchmarks_page_is_made_from_the_committed_measurements() -> None:
+def test_the_benchmarks_page_is_generated_from_the_committed_measurements() -> None:
     page = script("benchmarks/page.py")
     text = (ROOT / "docs" / "benchmarks.md").read_text()
 
-    made = page.fill(text, page.SECTIONS)
-
-    assert made == text
+    assert page.fill(text, page.SECTIONS) == text
     assert text.count("<!-- end -->") == len(page.SECTIONS)
 
 
-def test_no_committed_measurement_has_weights_that_cannot_be_right() -> None:
+def test_committed_measurements_have_no_faults_and_equal_weights() -> None:
     results = script("benchmarks/page.py").read("rounds")
 
     assert results

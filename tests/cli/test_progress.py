@@ -1,4 +1,4 @@
-"""What is told of long work while it goes on."""
+"""Progress of long work: remaining time, and lines outside a terminal."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(progress, "time", made)
-    return made
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
 
 
-def test_what_is_left_goes_by_the_pace_since_it_was_first_told(clock: Clock) -> None:
-    pace, told = RemainingTime(), []
+def test_remaining_time_follows_the_pace_since_the_first_call(clock: Clock) -> None:
+    remaining, texts = RemainingTime(), []
 
-    for now, what, done in [(100, "a", 4), (106, "a", 6), (106, "b", 0), (108, "b", 5), (130, "a", 10), (131, "a", 3)]:
+    for now, task, done in [(100, "a", 4), (106, "a", 6), (106, "b", 0), (108, "b", 5), (130, "a", 10), (131, "a", 3)]:
         clock.now = now
-        told.append(pace.left(what, done, 10))
+        texts.append(remaining.left(task, done, 10))
 
-    # a: 2 steps in 6 s, 4 more; b: 5 in 2 s, 5 more; what is done, and what has begun anew, tells nothing.
-    assert told == ["", "  12 s left", "", "  2 s left", "", ""]
+    # a: 2 steps in 6 s, 4 more; b: 5 in 2 s, 5 more; a finished or restarted task has no remaining time.
+    assert texts == ["", "  12 s left", "", "  2 s left", "", ""]
     clock.now = 133
-    assert pace.left("a", 4, 10) == "  12 s left"
+    assert remaining.left("a", 4, 10) == "  12 s left"
 
 
-def test_steps_outside_a_terminal_are_told_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_a_terminal_a_line_comes_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     steps = Steps()
 
     for done in range(31):

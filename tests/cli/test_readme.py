@@ -1,4 +1,4 @@
-"""The files, programs and commands of the README and other pages, as a reader would copy them."""
+"""The files and programs of the README run as they stand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
 
 
-def test_files_are_sound() -> None:
+def test_files_are_valid() -> None:
     sizes = [len(expand(tomllib.loads(block)).experiments) for block in blocks("toml")]
     assert sizes == [12]
 
@@ -36,8 +36,8 @@ def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "rounds=10" in train
     names: dict[str, Any] = {}
     exec(train.replace("rounds=10", "rounds=1"), names)
-    told = capsys.readouterr().out
-    assert re.findall(r"^(\d) 0\.\d+$", told, re.M) == ["0", "1"]  # what on_round printed
+    printed = capsys.readouterr().out
+    assert re.findall(r"^(\d) 0\.\d+$", printed, re.M) == ["0", "1"]  # what on_round printed
     exec(load, names)
     accuracy = names["result"].metrics["accuracy"].iloc[-1]
     assert float(names["right"].float().mean()) == pytest.approx(accuracy, abs=1e-6)

@@ -10,7 +10,7 @@ from cli_helpers import here, succeeded
 from cli_helpers import refused as refused_by_cli
 from datasets_helpers import cifar, refused
 
-from fedblend.cli.showing import new_file
+from fedblend.cli.new import new_file
 from fedblend.experiment.config import resolve
 
 OURS = ("cifar10", "cifar100", "emnist", "femnist", "fer2013", "har", "heart", "leaf-shakespeare", "voc2007")

@@ -115,7 +115,7 @@ def test_the_folder_of_all_studies_is_told_from_a_study() -> None:
         succeeded(run({"rounds": 0}, "--out", f"runs/{name}"))
     refused(here("resume", "runs"), "runs: holds studies, not runs", "one, two")
     succeeded(run({"rounds": 0, "method": "fedmix"}, "--out", "runs", "--resume"))
-    assert "studies in it are left alone: one, two" in succeeded(here("resume", "runs")).err
+    assert "studies in it are not: one, two" in succeeded(here("resume", "runs")).err
     several = refused(here("switches", "runs"), "runs: holds 3 runs; name one of them: ")
     assert "fedmix-seed0, one/custom-seed0, two/custom-seed0" in several.err
 

@@ -1,4 +1,4 @@
-"""The reference: what it says of every field is what the code does, and the committed page is what is made of it."""
+"""The reference of every field: it agrees with the code, and the committed page is generated from it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,31 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build
 from fedblend.experiment import presets
 from fedblend.experiment.config import TABLES, Experiment
-from fedblend.experiment.reference.options import descriptions, of_kind, of_part, options, places, tables
-from fedblend.experiment.reference.page import page
+from fedblend.experiment.options import (
+    class_options,
+    descriptions,
+    field_paths,
+    kind_entries,
+    part_entry,
+    table_entries,
+)
+from fedblend.experiment.reference import page
 from fedblend.experiment.study import expand
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
-ENTRIES = [*tables(), *(entry for kind in registry.MODULES for entry in of_kind(kind))]
+ENTRIES = [*table_entries(), *(entry for kind in registry.MODULES for entry in kind_entries(kind))]
 """Everything that has options."""
 
 
-def test_the_committed_page_is_made_from_the_code() -> None:
+def test_the_committed_page_is_generated_from_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), (
         "run: python -m fedblend.experiment.reference > docs/configuration.md"
     )
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.kind}-{entry.name}")
-def test_every_option_says_what_it_is(entry: Any) -> None:
+def test_every_option_has_a_description_a_type_and_a_default(entry: Any) -> None:
     assert entry.summary.strip()
     for option in entry.options:
         assert re.fullmatch(r"[A-Z].*\.", option.text), f"{entry.name}.{option.name}: {option.text!r}"
@@ -41,36 +48,36 @@ def test_every_option_says_what_it_is(entry: Any) -> None:
 
 
 def test_options_are_those_of_the_code() -> None:
-    of_table = {entry.name: [o.name for o in entry.options] for entry in tables()}
+    of_table = {entry.name: [o.name for o in entry.options] for entry in table_entries()}
     assert of_table == {name: list(cls.model_fields) for name, cls in {"experiment": Experiment, **TABLES}.items()}
     for kind in registry.MODULES:
         for name, cls in registry.known(kind).items():
             spelled = [registry.FILE_WORDS.get(field, field) for field in registry.fields_of(cls)]
-            assert [o.name for o in of_part(cls).options] == spelled, name
+            assert [o.name for o in part_entry(cls).options] == spelled, name
 
 
 def test_types_ranges_and_defaults_in_words() -> None:
-    told = {o.name: (o.type, o.default) for o in of_part(registry.find("sharing", "means")).options}
-    assert told["samples_per_mean"] == ('whole number from 1, or "all"', '"all"')
-    assert told["refresh"] == ("number from 0 to 1", "not given")
-    assert told["split"] == ('"random" or "class"', '"random"')
-    told = {o.name: (o.type, o.default) for entry in tables() for o in entry.options}
-    assert told["lr_decay"] == ("number above 0, at most 1", "0.999")
-    assert told["momentum"] == ("number from 0, below 1", "0.0")
-    assert told["data"] == ("dataset", "required")
-    assert told["terms"] == ("list of terms", "[]")
-    assert told["train"] == ("table", "its defaults")
-    assert told["unsafe"] == ("true or false", "false")
-    (counts,) = options(registry.find("partition", "counts"))
+    shown = {o.name: (o.type, o.default) for o in part_entry(registry.find("sharing", "means")).options}
+    assert shown["samples_per_mean"] == ('whole number from 1, or "all"', '"all"')
+    assert shown["refresh"] == ("number from 0 to 1", "not given")
+    assert shown["split"] == ('"random" or "class"', '"random"')
+    shown = {o.name: (o.type, o.default) for entry in table_entries() for o in entry.options}
+    assert shown["lr_decay"] == ("number above 0, at most 1", "0.999")
+    assert shown["momentum"] == ("number from 0, below 1", "0.0")
+    assert shown["data"] == ("dataset", "required")
+    assert shown["terms"] == ("list of terms", "[]")
+    assert shown["train"] == ("table", "its defaults")
+    assert shown["unsafe"] == ("true or false", "false")
+    (counts,) = class_options(registry.find("partition", "counts"))
     assert (counts.type, counts.default) == ("list of lists of whole numbers", "required")
-    assert options(registry.find("model", "module"))[1].default == "{}"
-    assert options(registry.find("model", "mlp"))[0].type == "list of whole numbers from 1"
+    assert class_options(registry.find("model", "module"))[1].default == "{}"
+    assert class_options(registry.find("model", "mlp"))[0].type == "list of whole numbers from 1"
 
 
-def test_the_ranges_told_are_those_that_are_checked() -> None:
+def test_the_listed_ranges_are_those_that_are_checked() -> None:
     needed = {"path": "x", "dataset": "x", "counts": [[1]]}
     tried = 0
-    for entry in (entry for kind in registry.MODULES for entry in of_kind(kind)):
+    for entry in (entry for kind in registry.MODULES for entry in kind_entries(kind)):
         given = {o.name: needed[o.name] for o in entry.options if o.default == "required"}
         for option in entry.options:
             for bound in re.findall(r"above ([-\d.]+)", option.type):
@@ -89,15 +96,19 @@ def test_inherited_fields_keep_their_descriptions_and_a_class_without_source_has
 
 
 def test_every_kind_has_a_place_in_a_file() -> None:
-    assert set(places()) == set(registry.MODULES)
-    assert (places()["dataset"], places()["sharing"], places()["term"]) == ("data", "method.sharing", "method.terms")
+    assert set(field_paths()) == set(registry.MODULES)
+    assert (field_paths()["dataset"], field_paths()["sharing"], field_paths()["term"]) == (
+        "data",
+        "method.sharing",
+        "method.terms",
+    )
 
 
 def blocks() -> list[str]:
     return re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
 
 
-def test_the_files_on_the_page_are_sound() -> None:
+def test_the_files_on_the_page_are_valid() -> None:
     made = [expand(tomllib.loads(block)) for block in blocks()]
     assert [len(study.experiments) for study in made] == [3, 24]
     assert {e.train.lr for e in made[0].experiments.values()} == {0.05}
@@ -120,7 +131,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
 
 
-def test_list_tells_the_options_of_a_method_with_the_values_it_gives_them() -> None:
+def test_list_prints_the_options_of_a_method_with_the_values_of_the_preset() -> None:
     shown = succeeded(here("list", "naivemix-hidden")).out
     assert "method naivemix-hidden: NaiveMix on hidden states" in shown
     assert re.search(r'^form +"fedmix" or "naivemix" +"naivemix" +The loss on the hidden states\.', shown, re.M)
@@ -129,24 +140,24 @@ def test_list_tells_the_options_of_a_method_with_the_values_it_gives_them() -> N
 
 
 @pytest.mark.parametrize("name", presets.presets())
-def test_list_knows_every_method(name: str) -> None:
+def test_list_prints_every_method(name: str) -> None:
     assert f"method {name}: " in succeeded(here("list", name)).out
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.kind}-{entry.name}")
-def test_list_tells_every_option_of_every_name(entry: Any) -> None:
+def test_list_prints_every_option_of_every_name(entry: Any) -> None:
     shown = succeeded(here("list", entry.name)).out
     assert entry.summary in shown
     for option in entry.options:
         assert re.search(rf"^{option.name} .*{re.escape(option.text)}", shown, re.M), option.name
 
 
-def test_list_names_a_part_by_its_path_as_a_file_must() -> None:
+def test_list_shows_the_path_of_a_part_as_a_file_needs_it() -> None:
     shown = succeeded(here("list", "fedblend.methods.objectives:FedMix")).out
     assert 'method.objective.name = "fedblend.methods.objectives:FedMix"' in shown
 
 
-def test_list_tells_all_parts_of_a_kind() -> None:
+def test_list_prints_all_parts_of_a_kind() -> None:
     shown = succeeded(here("list", "objective")).out
     for name in registry.known("objective"):
         assert f"objective {name}: " in shown

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedblend.cli.federating import init_site, show_audit
+from fedblend.cli.federation import init_site, show_audit
 from fedblend.core.errors import FedblendError
 from fedblend.flower.audit import Audit
 from fedblend.flower.site import SAFE, Site, read_site

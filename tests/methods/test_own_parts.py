@@ -48,7 +48,7 @@ def test_data_of_one_class_run_with_a_warning() -> None:
         np.savez("own.npz", x=rng.standard_normal((60, 6)), y=y)
         file = write(Path("own.toml"), {"data": {"name": "npz", "path": "own.npz"}, "rounds": 0})
         shown = words_of(succeeded(here("run", file, "--out", f"out{told}")).out)
-        assert shown.count("all samples are of one class, '0': there is nothing to tell apart") == told
+        assert shown.count("all samples are of one class, '0': there is nothing to classify") == told
         assert Path(f"out{told}/report.html").read_text().count("all samples are of the class 0") == told
 
 

@@ -23,7 +23,7 @@ from fedblend.core.setup import Setup
 from fedblend.engines.autotune import unstackable
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.experiment.reference.options import of_kind
+from fedblend.experiment.options import kind_entries
 
 NORMED = ("cnn", "cnn1d", "vgg16", "convnet", "resnet18", "resnet50")
 
@@ -216,6 +216,6 @@ def test_the_list_of_models_has_one_line_each(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("COLUMNS", "300")
     shown = succeeded(here("list", "models")).out
 
-    for entry in of_kind("model"):
+    for entry in kind_entries("model"):
         assert entry.summary.endswith(".")
         assert any(entry.name in line and entry.summary.rstrip(".") in line for line in shown.splitlines()), entry.name

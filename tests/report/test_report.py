@@ -1,4 +1,4 @@
-"""The report: pictures against numbers worked out by hand, and the real page in a real browser."""
+"""The report: figures against numbers computed by hand, and the page in a browser."""
 
 import base64
 import io
@@ -14,18 +14,16 @@ import torch
 from PIL import Image
 
 from fedblend import report
-from fedblend.analysis.plotting import METHODS, PHASES, looks
+from fedblend.analysis.plotting import METHODS, PHASES, as_png, line_styles
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table, resolve
-from fedblend.report import pictures
-from fedblend.report.chapters import chapters
-from fedblend.report.figures import by_class, curve, plain, split, time
-from fedblend.report.lines import lines
+from fedblend.report import shared_images
+from fedblend.report.description import describe_runs, rerun_command
+from fedblend.report.figures import class_figure, figure_by_round, lines, plotly_text, split_figure, time_figure
 from fedblend.report.page import _as_json
-from fedblend.report.privacy import gives_raw_away
-from fedblend.report.settings import command, settings
-from fedblend.report.tables import results
-from fedblend.report.terminal import best_of
+from fedblend.report.privacy import shares_raw_samples
+from fedblend.report.sections import dataset_sections
+from fedblend.report.tables import best_rows, results_table
 from fedblend.runs.api import expand_file
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
@@ -47,7 +45,7 @@ FLAGS = [
 ]
 
 HOSTILE = "a<b>&</script>"
-"""A method's label that must be shown as it is."""
+"""A method's label that would be markup without escaping."""
 
 RUNS = [("fedavg", 0), ("fedavg", 1), ("fedmix", 0), ("fedmix", 1), ("naivemix", 0), ("global-mixup", 0)]
 
@@ -70,7 +68,7 @@ def experiment(method, seed, **more):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Runs of four methods, one of them cut short after a round."""
+    """Runs of four methods; one run is unfinished after a round."""
     folder = tmp_path_factory.mktemp("tiny")
     for method, seed in RUNS:
         execute(experiment(method, seed), folder / f"{method}-seed{seed}")
@@ -83,14 +81,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(folder, tmp_path_factory):
-    """The page, written as the command line writes it."""
+    """The page, written as by the command line."""
     path = tmp_path_factory.mktemp("page") / "new" / "report.html"
     report.write(find_runs([folder]), path, path.with_suffix(".png"))
     return path
 
 
 def words_of(page):
-    """What a reader sees of a page, tags and scripts left out."""
+    """The visible text of a page, without tags and scripts."""
     words = re.sub(r"<(script|style)\b.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", words))
 
@@ -127,7 +125,7 @@ class Tags(HTMLParser):
         return [a for t, a in self.tags if t == tag and all(a.get(k) == v for k, v in attrs.items())]
 
 
-def test_page_refers_to_nothing_outside_itself(page):
+def test_page_loads_nothing_from_elsewhere(page):
     text = page.read_text(encoding="utf-8")
     tags = Tags(text).tags
     links = [a[k] for _, a in tags for k in ("src", "href", "srcset", "data", "action", "poster") if a.get(k)]
@@ -141,24 +139,24 @@ def test_page_refers_to_nothing_outside_itself(page):
     assert "default-src 'none'" in policy
 
 
-def test_page_shows_labels_as_they_are(page):
+def test_page_escapes_labels(page):
     text = page.read_text(encoding="utf-8")
     assert HOSTILE not in text
     assert "a&lt;b&gt;&amp;&lt;/script&gt;" in text
 
 
-def test_page_tells_what_was_run_what_is_unfinished_and_what_breaks_privacy(page):
+def test_page_describes_the_runs_unfinished_runs_and_methods_that_break_privacy(page):
     words = words_of(page)
     assert "7 runs of 4 methods (seeds 0, 1, 2) on the data set digits" in words
-    assert "1,438 samples to train on and 359 to test on (images of 1 by 8 by 8; 10 classes)" in words
+    assert "1,438 training samples and 359 test samples (images of 1 by 8 by 8; 10 classes)" in words
     assert "fedmix, seed 2: stopped at round 1 of 3 (interrupted)" in words
-    assert "Breaks privacy: global-mixup gives raw samples of clients away" in words
+    assert "Breaks privacy: global-mixup shares raw samples of clients" in words
     assert re.search(r"SHA-256 of load_digits\(\) images [0-9a-f]{64}", words)
     assert f"fedblend run {page.parents[1]}" not in words
     assert "fedmix-seed0/config.toml --seeds 0,1,2" in words
 
 
-def test_still_picture_is_drawn(page):
+def test_summary_figure_has_the_colours_of_all_methods(page):
     image = np.asarray(Image.open(page.with_suffix(".png")).convert("RGB"))
     assert image.shape[1] == 1650
     for colour in METHODS[:4]:
@@ -240,10 +238,10 @@ def test_browser_draws_every_figure_of_every_data_set(mixed, tmp_path):
     wanted |= {f"{name}-3" for name in classified - {"accuracy", "classes"}}
     assert set(places) == wanted
     assert all("js-plotly-plot" in attrs["class"] for attrs in places.values())
-    assert [a["id"] for a in opened.having("section", **{"class": "chapter"})] == ["data", "data-2", "data-3"]
+    assert [a["id"] for a in opened.having("section", **{"class": "dataset"})] == ["data", "data-2", "data-3"]
 
 
-def test_browser_offers_no_button_that_sends_a_figure_away(browsed):
+def test_browser_shows_no_button_that_uploads_a_figure(browsed):
     tools = browsed.having("body")[0]["data-tools"]
     assert "Download" in tools
     assert not re.search(r"cloud|share|upload|edit", tools, re.IGNORECASE)
@@ -253,7 +251,7 @@ def test_page_is_no_wider_than_the_window(browsed):
     assert int(browsed.having("body")[0]["data-wide"]) <= 0
 
 
-def test_lines_span_the_seeds_and_unfinished_runs_stand_alone(folder):
+def test_lines_span_the_seeds_and_unfinished_runs_have_their_own(folder):
     frame = curves(find_runs([folder]))
     by_name = {line.name: line for line in lines(frame, "accuracy")}
     assert list(by_name) == ["fedavg", "fedmix", "fedmix, unfinished (seed 2)", "global-mixup", HOSTILE]
@@ -269,26 +267,26 @@ def test_lines_span_the_seeds_and_unfinished_runs_stand_alone(folder):
 
 def test_a_method_has_one_colour_in_every_figure(folder):
     runs = find_runs([folder])
-    by_method = looks([g.name for g in group(runs)])
+    by_method = line_styles([g.name for g in group(runs)])
     for column in ("accuracy", "loss"):
-        figure = curve(curves(runs), column, by_method)
+        figure = figure_by_round(curves(runs), column, by_method)
         named = {trace.name: trace.line.color for trace in figure.data if trace.name}
         assert named["fedmix"] == by_method["fedmix"].colour
-        assert named[plain(HOSTILE)] == by_method[HOSTILE].colour
-    assert len({look.colour for look in looks(list("abcdefg")).values()}) == 7
-    assert looks(list("abcdefgh"))["h"].dash != "solid"
+        assert named[plotly_text(HOSTILE)] == by_method[HOSTILE].colour
+    assert len({look.colour for look in line_styles(list("abcdefg")).values()}) == 7
+    assert line_styles(list("abcdefgh"))["h"].dash != "solid"
 
 
 def test_nothing_in_a_figure_can_end_its_script(folder):
     runs = find_runs([folder])
-    figure = curve(curves(runs), "accuracy", looks([g.name for g in group(runs)]))
+    figure = figure_by_round(curves(runs), "accuracy", line_styles([g.name for g in group(runs)]))
     assert "</script" not in _as_json(figure)
     assert "<" not in _as_json(figure)
 
 
 def test_by_class_is_the_mean_over_finished_seeds(folder):
     groups = group(find_runs([folder]))
-    figure = by_class(groups)
+    figure = class_figure(groups)
     fedmix = next(g for g in groups if g.name == "fedmix")
     finals = [o.records[-1]["per_class"] for o in fedmix.outcomes[:2]]
     row = list(figure.data[0].y).index("fedmix")
@@ -296,22 +294,22 @@ def test_by_class_is_the_mean_over_finished_seeds(folder):
 
 
 def test_each_data_set_has_its_own_table_curves_and_classes(mixed):
-    told = {chapter.name: chapter for chapter in chapters(mixed)}
-    assert list(told) == ["digits", "letters", "numbers"]
-    assert [g.name for chapter in told.values() for g in chapter.groups] == ["fedavg", "fedmix"] * 3
-    assert list(by_class(told["digits"].groups).data[0].x) == list("0123456789")
-    assert list(by_class(told["letters"].groups).data[0].x) == list("abc")
-    assert by_class(told["numbers"].groups) is None
-    assert len({chapter.looks["fedmix"] for chapter in told.values()}) == 1
+    sections = {section.name: section for section in dataset_sections(mixed)}
+    assert list(sections) == ["digits", "letters", "numbers"]
+    assert [g.name for section in sections.values() for g in section.groups] == ["fedavg", "fedmix"] * 3
+    assert list(class_figure(sections["digits"].groups).data[0].x) == list("0123456789")
+    assert list(class_figure(sections["letters"].groups).data[0].x) == list("abc")
+    assert class_figure(sections["numbers"].groups) is None
+    assert len({section.styles["fedmix"] for section in sections.values()}) == 1
     for name, better in (("digits", max), ("letters", max), ("numbers", min)):
-        finals = told[name].table["final"].tolist()
-        grid = results(told[name].table)
+        finals = sections[name].table["final"].tolist()
+        grid = results_table(sections[name].table)
         marked = [value for value, (_, cells) in zip(finals, grid.rows, strict=True) if cells[1].best]
         assert marked == [better(finals)], name
         assert grid.headings[1][0] == ("final loss" if name == "numbers" else "final accuracy (%)")
 
 
-def test_a_page_on_several_data_sets_has_a_chapter_for_each(mixed, tmp_path):
+def test_a_page_on_several_data_sets_has_a_section_for_each(mixed, tmp_path):
     path = tmp_path / "report.html"
     report.write(mixed, path, tmp_path / "report.png")
     text, words = path.read_text(encoding="utf-8"), words_of(path)
@@ -327,12 +325,15 @@ def test_a_page_on_several_data_sets_has_a_chapter_for_each(mixed, tmp_path):
     assert heights[1] == 3 * heights[0]
 
 
-def test_the_mean_of_the_last_evaluations_tells_how_many_they_are(mixed):
-    letters = chapters(mixed[4:6])[0]
-    (heading, _), cells = results(letters.table).headings[2], [row[1][2].text for row in results(letters.table).rows]
+def test_the_mean_of_the_last_evaluations_shows_their_number(mixed):
+    letters = dataset_sections(mixed[4:6])[0]
+    (heading, _), cells = (
+        results_table(letters.table).headings[2],
+        [row[1][2].text for row in results_table(letters.table).rows],
+    )
     assert heading == "mean of last n"
     assert [re.findall(r"\(.*", cell) for cell in cells] == [["(n = 2)"], ["(n = 4)"]]
-    alike = results(chapters(mixed[:4])[0].table)
+    alike = results_table(dataset_sections(mixed[:4])[0].table)
     assert alike.headings[2][0] == "mean of last 3"
     assert "n =" not in alike.rows[0][1][2].text
 
@@ -343,7 +344,7 @@ def test_methods_are_counted_apart_from_their_configurations(tmp_path):
         for i, one in enumerate(runs):
             (place / str(i)).mkdir(parents=True)
             RunDirectory(place / str(i)).create(one, {}, {})
-        return settings(group(find_runs([place]))).tiles[:2]
+        return describe_runs(group(find_runs([place]))).tiles[:2]
 
     rates = [{"train": {"cohort": 3, "lr": lr}} for lr in (0.1, 0.2)]
     grid = [experiment(method, 0, **rate) for method in ("fedavg", "fedmix") for rate in rates]
@@ -353,70 +354,70 @@ def test_methods_are_counted_apart_from_their_configurations(tmp_path):
     assert tiles(*prox) == [("2", "methods"), ("1", "seed")]
 
 
-def test_the_status_says_how_runs_ended(folder):
-    by_method = {method: cells[-1].text for method, cells in results(table(find_runs([folder]))).rows}
+def test_the_status_column_shows_how_runs_ended(folder):
+    by_method = {method: cells[-1].text for method, cells in results_table(table(find_runs([folder]))).rows}
     assert (by_method["fedavg"], by_method["fedmix"]) == ("done", "1 stopped")
 
 
 def test_times_are_in_seconds_unless_every_run_took_a_minute(folder):
     frame = table(find_runs([folder]))
-    told = []
+    shown = []
     for seconds in ([30.0, 90.0, 0.25, 600.0], [60.0, 90.0, 120.0, 600.0]):
-        grid = results(frame.assign(seconds=seconds))
+        grid = results_table(frame.assign(seconds=seconds))
         place = next(i for i, (heading, _) in enumerate(grid.headings) if heading.startswith("time"))
-        told.append([grid.headings[place][0], *(cells[place].text for _, cells in grid.rows)])
-    assert told == [["time (s)", "30.0", "90.0", "0.25", "600"], ["time (min)", "1.0", "1.5", "2.0", "10.0"]]
+        shown.append([grid.headings[place][0], *(cells[place].text for _, cells in grid.rows)])
+    assert shown == [["time (s)", "30.0", "90.0", "0.25", "600"], ["time (min)", "1.0", "1.5", "2.0", "10.0"]]
 
 
-def test_what_reads_like_the_best_is_best_too():
+def test_cells_with_the_text_of_the_best_are_best_too():
     rows = [{"finished": 1, "mb": mb} for mb in (0.821, 0.822, 0.9)]
-    assert best_of(rows, lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], -1) == {0, 1}
-    assert best_of(rows[:2], lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], -1) == set()
+    assert best_rows(rows, lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], -1) == {0, 1}
+    assert best_rows(rows[:2], lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], -1) == set()
     rows[0]["finished"] = 0
-    assert best_of(rows, lambda row: f"{row['mb']:.3f}", lambda row: row["mb"], -1) == {1}
-    rows[2]["finished"] = 3  # the one method with three seeds is not compared with those of one
-    assert best_of(rows, lambda row: f"{row['mb']:.3f}", lambda row: row["mb"], -1) == set()
+    assert best_rows(rows, lambda row: f"{row['mb']:.3f}", lambda row: row["mb"], -1) == {1}
+    rows[2]["finished"] = 3  # a method with three seeds is not compared with methods with one seed
+    assert best_rows(rows, lambda row: f"{row['mb']:.3f}", lambda row: row["mb"], -1) == set()
 
 
 def test_axes_of_few_rounds_or_clients_have_whole_ticks(folder):
     runs = find_runs([folder])
-    frame, by_method = curves(runs), looks([g.name for g in group(runs)])
-    assert curve(frame, "accuracy", by_method).layout.xaxis.dtick == 1
-    assert curve(frame.assign(round=20 * frame["round"]), "accuracy", by_method).layout.xaxis.dtick is None
-    few = split({"classes": ["x"], "counts": [[1], [2]], "sizes": [1, 2]})
+    frame, by_method = curves(runs), line_styles([g.name for g in group(runs)])
+    assert figure_by_round(frame, "accuracy", by_method).layout.xaxis.dtick == 1
+    assert figure_by_round(frame.assign(round=20 * frame["round"]), "accuracy", by_method).layout.xaxis.dtick is None
+    few = split_figure({"classes": ["x"], "counts": [[1], [2]], "sizes": [1, 2]})
     assert (few.layout.xaxis.dtick, few.data[0].colorbar.dtick) == (1, 1)
-    assert split({"classes": [], "counts": [], "sizes": [3, 7]}).layout.yaxis.dtick == 1
+    assert split_figure({"classes": [], "counts": [], "sizes": [3, 7]}).layout.yaxis.dtick == 1
 
 
 def test_a_phase_has_one_colour_in_every_report(folder):
     frame = table(find_runs([folder])).assign(**{"seconds.encode": 50.0})
-    colours = {bar.name: bar.marker.color for bar in time(frame).data}
+    colours = {bar.name: bar.marker.color for bar in time_figure(frame).data}
     assert colours["train"] == PHASES["train"]
     assert colours["evaluate"] == PHASES["evaluate"]
     assert colours["encode"] not in PHASES.values()
-    less = time(frame.drop(columns=["seconds.train", "seconds.encode"]))
+    less = time_figure(frame.drop(columns=["seconds.train", "seconds.encode"]))
     assert {bar.name: bar.marker.color for bar in less.data}.items() <= colours.items()
 
 
 def test_split_is_drawn_class_by_client():
-    figure = split({"classes": ["x", " "], "counts": [[1, 2], [3, 4], [5, 6]], "sizes": [3, 7, 11]})
-    assert (figure.data[0].zmin, figure.data[0].zmax) == (0, 6)  # one alone would not count
+    figure = split_figure({"classes": ["x", " "], "counts": [[1, 2], [3, 4], [5, 6]], "sizes": [3, 7, 11]})
+    assert (figure.data[0].zmin, figure.data[0].zmax) == (0, 6)  # plotly ignores zmin without zmax
     assert [list(row) for row in figure.data[0].z] == [[1, 3, 5], [2, 4, 6]]
     assert list(figure.data[0].y) == ["x", "' '"]
-    assert list(split({"classes": [], "counts": [], "sizes": [3, 7]}).data[0].y) == [3, 7]
-    assert split({}) is None
+    assert list(split_figure({"classes": [], "counts": [], "sizes": [3, 7]}).data[0].y) == [3, 7]
+    assert split_figure({}) is None
 
 
 def pixels(picture):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.url.split(",")[1]))))
 
 
-def test_pictures_are_the_means_of_what_each_client_held(folder):
-    gallery = next(g for g in pictures.galleries(group(find_runs([folder]))) if "fedmix" in g.methods)
-    assert gallery.methods == ("fedmix", HOSTILE)  # they share alike
+def test_images_are_the_means_of_each_clients_samples(folder):
+    gallery = next(g for g in shared_images.galleries(group(find_runs([folder]))) if "fedmix" in g.methods)
+    assert gallery.methods == ("fedmix", HOSTILE)  # both share the same means
     assert (gallery.shown, gallery.entries, gallery.raw, gallery.seed) == (6, 6, False, 0)
     made = execute(experiment("fedmix", 0), folder.parent / "again").setup
-    for picture in (gallery.pictures[0], gallery.pictures[5]):
+    for picture in (gallery.images[0], gallery.images[5]):
         held = torch.from_numpy(made.population.indices(picture.client))
         mean = made.data.train.x[held].double().mean(0)[0].numpy()
         image = pixels(picture)
@@ -424,28 +425,28 @@ def test_pictures_are_the_means_of_what_each_client_held(folder):
         assert np.abs(image[6::12, 6::12] - mean).max() <= 1
         labels = made.data.train.y[held].numpy()
         common = np.bincount(labels).argmax()
-        assert picture.mixture.startswith(f"{common}: {100 * (labels == common).mean():.0f} %")
+        assert picture.caption.startswith(f"{common}: {100 * (labels == common).mean():.0f} %")
     sizes = made.population.sizes
-    assert gallery.covers.endswith(f"held when it shared: {sizes.min()} to {sizes.max()}.")
+    assert gallery.caption.endswith(f"held when it shared: {sizes.min()} to {sizes.max()}.")
 
 
-def test_raw_samples_are_shown_as_such(folder):
-    gallery = next(g for g in pictures.galleries(group(find_runs([folder]))) if "global-mixup" in g.methods)
+def test_raw_samples_are_marked_as_raw(folder):
+    gallery = next(g for g in shared_images.galleries(group(find_runs([folder]))) if "global-mixup" in g.methods)
     assert gallery.raw
-    assert gallery.covers == "Each image is one raw sample."
-    assert (gallery.shown, len(gallery.pictures)) == (24, 24)
-    assert {picture.client for picture in gallery.pictures} == set(range(6))
+    assert gallery.caption == "Each image is one raw sample."
+    assert (gallery.shown, len(gallery.images)) == (24, 24)
+    assert {picture.client for picture in gallery.images} == set(range(6))
 
 
-def test_pictures_come_from_all_clients_before_any_gives_a_second():
-    assert pictures.spread(np.array([0, 0, 0, 1, 1, 2]), 4).tolist() == [0, 1, 3, 5]
-    assert pictures.spread(np.array([4, 4]), 24).tolist() == [0, 1]
+def test_images_come_from_all_clients_before_a_second_one_of_any():
+    assert shared_images.rows_across_clients(np.array([0, 0, 0, 1, 1, 2]), 4).tolist() == [0, 1, 3, 5]
+    assert shared_images.rows_across_clients(np.array([4, 4]), 24).tolist() == [0, 1]
 
 
-def test_colour_images_stay_in_colour():
+def test_colour_images_keep_their_colours():
     image = np.zeros((3, 2, 2), np.float32)
     image[0, 0, 0] = 1
-    url = pictures.as_png(image)
+    url = as_png(image)
     made = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
     assert made.shape == (96, 96, 3)
     assert made[0, 0].tolist() == [255, 0, 0]
@@ -462,20 +463,20 @@ def test_colour_images_stay_in_colour():
         ({"name": "local-means", "sharing": {"samples_per_mean": 1}}, False),
     ],
 )
-def test_which_methods_give_raw_samples_away(method, raw):
-    assert gives_raw_away(as_table(experiment(method, 0))) is raw
+def test_methods_that_share_raw_samples_are_found(method, raw):
+    assert shares_raw_samples(as_table(experiment(method, 0))) is raw
 
 
 def test_the_command_repeats_a_groups_runs(folder):
     for g in group(find_runs([folder])):
-        path, seeds = re.fullmatch(r"fedblend run (\S+) --seeds ([\d,]+)", command(g)).groups()
+        path, seeds = re.fullmatch(r"fedblend run (\S+) --seeds ([\d,]+)", rerun_command(g)).groups()
         study = expand_file(path, [], [int(seed) for seed in seeds.split(",")])
         wanted = {o.seed: RunDirectory(o.path).experiment() for o in g.outcomes}
         assert {e.seed: e for e in study.experiments.values()} == wanted
 
 
-def test_settings_that_differ_stand_apart(folder):
-    about = settings(group(find_runs([folder])))
+def test_settings_that_differ_are_listed_apart(folder):
+    about = describe_runs(group(find_runs([folder])))
     differs = dict(about.differs)
     assert differs["method.name"] == ["fedavg", "fedmix", "global-mixup", "naivemix"]
     assert differs["method.sharing.name"] == ["none", "means", "raw", "means"]

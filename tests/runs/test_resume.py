@@ -461,4 +461,4 @@ def test_resuming_says_where_there_is_nothing_or_too_much(tmp_path: Path) -> Non
     file, out = write(tmp_path / "file.toml", {"rounds": 3}), tmp_path / "out"
     assert "nothing to resume" in succeeded(here("run", file, "--resume", "--out", out)).err
     told = succeeded(here("run", file, "--resume", "--set", "rounds=1", "--out", out)).err
-    assert "3 rounds are made already, more than rounds = 1" in " ".join(told.split())
+    assert "has 3 rounds already, more than rounds = 1" in " ".join(told.split())

@@ -176,4 +176,4 @@ def test_runs_that_tell_of_no_sites(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text('rounds = 0\nname = "a"\ndata = "digits"\npartition = "iid"\nmodel = "mlp"\n')
     succeeded(here("run", "a.toml"))
-    refused(here("compare", "--sites", "runs/a"), "sites: none of these runs tells of accuracy by site")
+    refused(here("compare", "--sites", "runs/a"), "sites: none of these runs has accuracies by site")

@@ -12,7 +12,7 @@ from fedblend.analysis.privacy.accountant import Release, epsilon
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import resolve
 from fedblend.report import compare
-from fedblend.report.guarantees import short
+from fedblend.report.privacy import epsilon_text
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.summary import averaged, curves, megabytes, rounds_to_target, score, table
@@ -286,7 +286,7 @@ def test_terminal_table_has_epsilon_where_a_run_adds_noise(tmp_path):
         noise = {"name": "noise", "clip": 1.0, "side": "server", "multiplier": multiplier}
         runs.append(write_run(tmp_path / label, records, method=method, protection=noise, delta=1e-3))
     text = printed(runs)
-    epsilons = [short(epsilon([Release("gaussian", m / 2, 2, (0, 2))], 1e-3)) for m in (2.0, 8.0)]
+    epsilons = [epsilon_text(epsilon([Release("gaussian", m / 2, 2, (0, 2))], 1e-3)) for m in (2.0, 8.0)]
     rows = {line.split()[0]: line.split() for line in re.sub(r"\x1b\[\d*m", "", text).splitlines() if line.strip()}
     place = rows["method"].index("epsilon") - len(rows["method"])
     assert [rows[name][place] for name in ("fedavg", "some", "much", "weighted")] == ["—", *epsilons, "none"]

@@ -1,37 +1,24 @@
-"""What ``fedblend privacy`` prints and draws."""
+"""``fedblend privacy samples``: print and draw the sample privacy of Mixup and inverse Mixup (Mix2FLD)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from fedblend.analysis.privacy.samples import Mixtures, Row, draw, measure
+from fedblend.cli.arguments import Change
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.data.partitions import prepare
 from fedblend.runs import api
 
 
-def parse_lambdas(text: str) -> list[float]:
-    """``0.1,0.4`` as a list of mixing ratios above 0 and below 1. Raises :class:`FedblendError` for anything else."""
-    try:
-        lambdas = [float(word) for word in text.split(",")]
-    except ValueError:
-        lambdas = []
-    if not lambdas or not all(0 < lam < 1 for lam in lambdas):
-        raise FedblendError(
-            f"--lambdas {text!r} is not valid: write numbers above 0 and below 1 with commas, such as 0.1,0.4"
-        )
-    return lambdas
-
-
 def show_samples(
     file: Path,
-    changes: Sequence[tuple[str, Any]],
+    changes: Sequence[Change],
     lambdas: Sequence[float],
     samples: int,
     devices: int,
@@ -39,29 +26,31 @@ def show_samples(
     out: Path | None,
     coordinated: bool = False,
 ) -> None:
-    """Print the sample privacy of Mixup and Mix2up by lambda, for the data and the split of a file's first experiment.
+    """Print the sample privacy of Mixup and Mix2up by lambda, on the data and the split of a file's first experiment.
 
-    ``out`` is a folder for pictures of the first draw, one for each lambda.
+    Each of ``devices`` mixes ``samples`` samples; the numbers are means over ``repeats`` draws. With ``coordinated``
+    the devices mix labels that match. ``out`` is a folder for pictures of the first draw, one for each lambda.
     """
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     data = experiment.data.load()
     population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
-    drawn = [draw(data, population, experiment.seed, one, devices, samples, coordinated) for one in range(repeats)]
-    rows = measure(drawn, lambdas)
+    seed = experiment.seed
+    draws = [draw(data, population, seed, repeat, devices, samples, coordinated) for repeat in range(repeats)]
+    rows = measure(draws, lambdas)
     if out is not None:
-        _draw(out, drawn[0], data, lambdas)
+        _draw(out, draws[0], data, lambdas)
     console = Console()
     console.print(
         f"{data.name}: {samples} samples, {devices} devices; natural logarithms of Euclidean distances between stored "
-        f"values, means over {repeats} draws; recognised: the nearest of all raw samples is one it was made of",
+        f"values, means over {repeats} draws; recognised: the nearest raw sample of all is one of those mixed",
         highlight=False,
     )
     console.print(_table(rows))
-    repeated = sum(one.pairs.repeated for one in drawn)
+    repeated = sum(mixtures.pairs.repeated for mixtures in draws)
     if repeated:
         console.print(
             f"Of {samples * repeats} inversely mixed-up samples {repeated} repeat a pair: too few mixtures match "
-            "(--coordinated lets all match).",
+            "(with --coordinated all match).",
             highlight=False,
         )
     if out is not None:
@@ -71,9 +60,9 @@ def show_samples(
 def _table(rows: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("lambda", justify="right")
-    for what in ("Mixup", "Mix2up"):
-        for measured in ("smallest", "mean", "recognised"):
-            table.add_column(f"{what}: {measured}", justify="right")
+    for method in ("Mixup", "Mix2up"):
+        for column in ("smallest", "mean", "recognised"):
+            table.add_column(f"{method}: {column}", justify="right")
     for row in rows:
         table.add_row(
             f"{row.lam:g}",
@@ -87,17 +76,17 @@ def _table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _draw(out: Path, one: Mixtures, data: Dataset, lambdas: Sequence[float]) -> None:
+def _draw(out: Path, mixtures: Mixtures, data: Dataset, lambdas: Sequence[float]) -> None:
     from fedblend.analysis.privacy.pictures import draw_samples
 
     if data.kind != "image":
         raise FedblendError(
-            f"--out {out}: '{data.name}' holds {data.kind}, of which there are no pictures; leave it out"
+            f"--out {out}: '{data.name}' holds {data.kind}, which cannot be drawn as pictures; leave out --out"
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
         for lam in lambdas:
             title = f"{data.name}: Mixup and inverse Mixup at lambda = {lam:g}"
-            draw_samples(one, data.classes, lam, out / f"lambda-{lam:g}.png", title)
+            draw_samples(mixtures, data.classes, lam, out / f"lambda-{lam:g}.png", title)
     except OSError as error:
         raise FedblendError(f"--out {out}: cannot be written ({error}); name a folder") from None

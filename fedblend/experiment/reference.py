@@ -1,4 +1,7 @@
-"""The page's words on what no single field tells: how a file is laid out, and units."""
+"""The page ``docs/configuration.md``, generated from the code.
+
+``python -m fedblend.experiment.reference > docs/configuration.md`` writes it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from fedblend.core import registry
 from fedblend.data.measures import noniid_measures, smoothed
 from fedblend.experiment import presets
-from fedblend.experiment.reference.options import Entry, of_kind, tables
+from fedblend.experiment.options import Entry, part_entry, table_entries
 
 LAYOUT = """\
 ## How a file is laid out
@@ -101,7 +104,7 @@ Every field of an experiment file, and of `fedblend.Experiment`. `fedblend list 
 
 def page() -> str:
     """The whole page, as Markdown."""
-    experiment, *inner = tables()
+    experiment, *inner = table_entries()
     return "\n".join(
         [
             HEAD,
@@ -120,7 +123,7 @@ def page() -> str:
 
 
 def markdown(docstring: str) -> str:
-    """A docstring's reStructuredText as Markdown, with an empty line at its end.
+    """A docstring's reStructuredText as Markdown, ending in a newline.
 
     >>> markdown("See :func:`a.b.fit` in :mod:`a.b` for ``x``.")
     'See `fit` in `a.b` for `x`.\\n'
@@ -131,8 +134,8 @@ def markdown(docstring: str) -> str:
 
 
 def _kind(kind: str) -> Iterable[str]:
-    """A section for each part of a kind that comes with fedblend."""
-    entries = [entry for entry in of_kind(kind) if registry.find(kind, entry.name).__module__.startswith("fedblend.")]
+    """A section for each part of a kind that fedblend declares; users' parts are left out."""
+    entries = [part_entry(cls) for cls in registry.known(kind).values() if cls.__module__.startswith("fedblend.")]
     yield f"## Parts: {kind}\n"
     yield f"In a file: `{entries[0].where}`.\n"
     for entry in entries:
@@ -177,7 +180,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def fill(page: str, makers: Mapping[str, Callable[[], str]]) -> str:
-    r"""The page with all between ``<!-- NAME -->`` and ``<!-- end -->`` made anew by the maker of that name.
+    r"""The page with the text between ``<!-- NAME -->`` and ``<!-- end -->`` replaced by that of the maker NAME.
 
     >>> fill("<!-- sum -->\nold\n<!-- end -->", {"sum": lambda: "2"})
     '<!-- sum -->\n2\n<!-- end -->'
@@ -187,3 +190,7 @@ def fill(page: str, makers: Mapping[str, Callable[[], str]]) -> str:
         return f"<!-- {found[1]} -->\n{makers[found[1]]()}\n<!-- end -->"
 
     return re.sub(r"<!-- (?!end)(.+?) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,15 +1,16 @@
-"""What the commands of a real federation do."""
+"""``fedblend federation`` and ``fedblend site``: try, write and audit a real federation."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from fedblend import report
-from fedblend.cli.running import parse_change
+from fedblend.cli.arguments import parse_changes
 from fedblend.core.errors import FedblendError, Stopped, did_you_mean, listed
 from fedblend.core.registry import has_option
 from fedblend.experiment.config import Experiment, as_table, resolve
@@ -18,13 +19,16 @@ from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
 
-LOOK = 0.5
-"""Seconds between two looks at how a run stands."""
+POLL_S = 0.5
+"""Seconds between two reads of the run's records."""
 
 
-def one_experiment(file: Path, changes: list[str], run: str | None) -> Experiment:
-    """The experiment of a file, or the one that ``run`` names among several."""
-    runs = api.expand_file(file, [parse_change(text) for text in changes], None).experiments
+def one_experiment(file: Path, changes: Sequence[str] | None, run: str | None) -> Experiment:
+    """The experiment of a file, or the one named ``run`` among several.
+
+    Raises :class:`FedblendError` if ``run`` is unknown, or missing where the file has several runs.
+    """
+    runs = api.expand_file(file, parse_changes(changes), None).experiments
     if run is None and len(runs) > 1:
         raise FedblendError(f"{file}: has {len(runs)} runs; name one with --run: {listed(list(runs))}")
     if run is not None and run not in runs:
@@ -33,20 +37,20 @@ def one_experiment(file: Path, changes: list[str], run: str | None) -> Experimen
 
 
 def for_sites(experiment: Experiment, sites: int) -> Experiment:
-    """The experiment with as many clients as there are sites, where its split can have any number; told if changed."""
+    """The experiment with one client a site, where its partition has a number of clients. Prints a note on a change."""
     table = as_table(experiment)
     if has_option(experiment.partition, "clients"):
         table["partition"]["clients"] = sites
     table["train"]["cohort"] = min(experiment.train.cohort, sites)
-    made = resolve(table)
-    if made != experiment:
-        text = f"{sites} clients, of which {made.train.cohort} train in a round, so that each site is one client"
+    adapted = resolve(table)
+    if adapted != experiment:
+        text = f"one client a site: {sites} clients, of which {adapted.train.cohort} train in a round"
         Console(stderr=True).print(text, highlight=False)
-    return made
+    return adapted
 
 
-def write(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:
-    """Write the Flower app of an experiment."""
+def write_app_folder(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:
+    """Write the Flower app of an experiment into the folder ``out``; its run directory will be ``folder``."""
     from fedblend.flower.app_folder import write_app
     from fedblend.flower.limits import DEADLINE, FederationLimits
 
@@ -54,11 +58,14 @@ def write(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadl
     Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME", highlight=False)
 
 
-def up(
+def run_trial(
     experiment: Experiment, sites: int, files: list[Path], min_sites: int, deadline: float | None, out: Path | None
 ) -> None:
-    """Run an experiment in a trial federation, show its rounds, and end all processes."""
-    _require_flower()
+    """Run an experiment in a trial federation on loopback, print its rounds, and stop all processes at the end.
+
+    Raises :class:`FedblendError` if the run fails, and :class:`Stopped` after Ctrl-C.
+    """
+    import fedblend.flower  # noqa: F401  (raises where Flower is missing)
     from fedblend.flower.app_folder import write_app
     from fedblend.flower.limits import DEADLINE, FederationLimits
     from fedblend.flower.site import read_site
@@ -78,12 +85,12 @@ def up(
             paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
             for site, path in enumerate(paths):
                 trial.start_node(site, {"site": str(path.absolute())})
-            process, seen = trial.submit(folder / "app"), 0
-            while process.poll() is None or seen < len(RunDirectory(run).metrics()):
-                seen = _show_rounds(console, run, seen)
-                time.sleep(LOOK)
+            process, printed = trial.submit(folder / "app"), 0
+            while process.poll() is None or printed < len(RunDirectory(run).metrics()):
+                printed = _print_rounds(console, run, printed)
+                time.sleep(POLL_S)
         except KeyboardInterrupt:
-            raise Stopped(f"stopped; go on by the same command with --out {folder}") from None
+            raise Stopped(f"stopped; to resume, give the same command with --out {folder}") from None
         _require_done(run, trial.log_of("run"))
     console.print(report.compare([RunDirectory(run)]))
     logs = [str(read_site(path).audit) for path in paths]
@@ -91,7 +98,7 @@ def up(
 
 
 def _site_file(folder: Path, experiment: Experiment) -> Path:
-    """A site file for a trial, which allows what the method sends, kept if there is one already."""
+    """The path of a trial's site file. A new file permits what the method sends; an existing one is kept."""
     from fedblend.flower.site import KINDS, SAFE
     from fedblend.flower.site_file import site_text
 
@@ -99,15 +106,15 @@ def _site_file(folder: Path, experiment: Experiment) -> Path:
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         kind = experiment.method.sharing.bytes_kind
-        asked = (kind,) if kind in KINDS and kind not in SAFE and experiment.method.sharing.active else ()
-        write_atomically(path, site_text(path, None, SAFE + asked))
+        permitted = (kind,) if kind in KINDS and kind not in SAFE and experiment.method.sharing.active else ()
+        write_atomically(path, site_text(path, None, SAFE + permitted))
     return path
 
 
-def _show_rounds(console: Console, run: Path, seen: int) -> int:
-    """Print the rounds that were made since the last look; how many there are now."""
+def _print_rounds(console: Console, run: Path, printed: int) -> int:
+    """Print the records after the first ``printed``; returns how many records there are."""
     records = RunDirectory(run).metrics()
-    for record in records[seen:]:
+    for record in records[printed:]:
         score = "".join(f"  {name} {record[name]:.4f}" for name in ("loss", "accuracy") if name in record)
         refused = "".join(f"  client {one['client']} refused: {one['reason']}" for one in record.get("refused", ()))
         console.print(f"round {record['round']}{score}{refused}", highlight=False, soft_wrap=True)
@@ -115,21 +122,17 @@ def _show_rounds(console: Console, run: Path, seen: int) -> int:
 
 
 def _require_done(run: Path, log: str) -> None:
-    """Raise :class:`FedblendError` that says why a run has not come to its end."""
-    told = RunDirectory(run).status() if RunDirectory.is_run(run) else {"state": "not begun"}
-    if told["state"] == "done":
+    """Raise :class:`FedblendError` with the reason unless a run is done."""
+    status = RunDirectory(run).status() if RunDirectory.is_run(run) else {"state": "not begun"}
+    if status["state"] == "done":
         return
-    marked = [line.partition("fedblend: error: ")[2] for line in log.splitlines() if "fedblend: error: " in line]
-    reason = told.get("reason") or (marked[-1] if marked else "the log says more")
-    raise FedblendError(f"the federation's run is {told['state']}: {reason} (logs in {run.parent / 'logs'})")
-
-
-def _require_flower() -> None:
-    import fedblend.flower  # noqa: F401  (raises where Flower is missing)
+    errors = [line.partition("fedblend: error: ")[2] for line in log.splitlines() if "fedblend: error: " in line]
+    reason = status.get("reason") or (errors[-1] if errors else "see the log")
+    raise FedblendError(f"the federation's run is {status['state']}: {reason} (logs in {run.parent / 'logs'})")
 
 
 def init_site(path: Path, data: Path | None, min_mean: int) -> None:
-    """Write a new site file."""
+    """Write a new site file. Raises :class:`FedblendError` if ``path`` exists, or ``data`` does not."""
     from fedblend.flower.site import read_site
     from fedblend.flower.site_file import site_text
 
@@ -140,7 +143,7 @@ def init_site(path: Path, data: Path | None, min_mean: int) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FedblendError(f"{path.parent}: cannot be made: {error.strerror}") from None
+        raise FedblendError(f"{path.parent}: cannot be created: {error.strerror}") from None
     write_atomically(path, site_text(path, data, min_mean=min_mean))
     read_site(path)
     Console().print(f"Site file: {path}; read it and decide what may leave", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What was run, in words, and which settings the runs share."""
+"""The description of runs on the page: text, settings, data sources, and the commands that repeat them."""
 
 from __future__ import annotations
 
@@ -7,59 +7,64 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedblend.experiment import presets as methods
+from fedblend.experiment import presets
 from fedblend.runs.directory import CONFIG
 from fedblend.runs.groups import NOT_COMPARED, Group, Outcome, differing, flatten
 from fedblend.runs.summary import NOTHING
 
 
 @dataclass(frozen=True)
-class Settings:
-    """All that the page says about how runs were made.
-
-    ``tiles`` are (number, what it counts); ``text`` is the paragraph; ``described`` says what each preset
-    is; ``shared`` are the fields that all runs have in common, ``differs`` the others, a value a method;
-    ``commands`` repeat the runs, and ``singly`` one method at a time where ``commands`` are as they were given.
-    """
+class RunDescription:
+    """The description of the runs on one data set."""
 
     title: str
+    """The names of the experiments."""
     tiles: list[tuple[str, str]]
+    """Numbers, each with the thing that it counts."""
     short: str
+    """The experiment in one line."""
     text: str
-    described: list[tuple[str, str]]
+    """The experiment as a paragraph."""
+    presets: list[tuple[str, str]]
+    """The presets of the methods, with their descriptions."""
     shared: list[tuple[str, str]]
+    """Fields with one value in all runs, with that value."""
     differs: list[tuple[str, list[str]]]
+    """The other fields, with a value for each method."""
     sources: list[tuple[str, str]]
+    """Data sources and checksums, the scale of inputs, versions."""
     commands: list[str]
-    singly: list[str]
+    """Commands that repeat the runs: those that were given, or else one for each method."""
+    commands_by_method: list[str]
+    """A command for each method, where ``commands`` are those that were given; else empty."""
 
 
-def settings(groups: Sequence[Group]) -> Settings:
-    """What was run, from the runs' configurations and facts."""
+def describe_runs(groups: Sequence[Group]) -> RunDescription:
+    """The description of runs, from their configurations and facts."""
     outcomes = [o for g in groups for o in g.outcomes]
     configs = [flatten(g.config) for g in groups]
     apart = differing([g.config for g in groups])
     first = flatten(outcomes[0].config)
-    given = list(dict.fromkeys(o.facts["command"] for o in outcomes if o.facts.get("command")))
-    own = [command(g) for g in groups]
-    return Settings(
-        title=_either(o.config.get("name", "") for o in outcomes),
+    commands = list(dict.fromkeys(o.facts["command"] for o in outcomes if o.facts.get("command")))
+    by_method = [rerun_command(g) for g in groups]
+    return RunDescription(
+        title=_values_text(o.config.get("name", "") for o in outcomes),
         tiles=_tiles(groups, outcomes),
         short=_short(outcomes),
         text=" ".join([_data(groups, outcomes), _split(outcomes), _training(outcomes), _rounds(outcomes)]),
-        described=_described(groups),
-        shared=[(f, show(v)) for f, v in first.items() if f not in apart and f not in NOT_COMPARED],
-        differs=[(f, [show(one.get(f)) for one in configs]) for f in apart],
+        presets=_presets(groups),
+        shared=[(f, setting_text(v)) for f, v in first.items() if f not in apart and f not in NOT_COMPARED],
+        differs=[(f, [setting_text(config.get(f)) for config in configs]) for f in apart],
         sources=_sources(outcomes),
-        commands=given or own,
-        singly=own if given else [],
+        commands=commands or by_method,
+        commands_by_method=by_method if commands else [],
     )
 
 
-def show(value: Any) -> str:
-    """A setting's value as it stands in an experiment file; a missing one as a dash.
+def setting_text(value: Any) -> str:
+    """A setting's value as in an experiment file; a dash for a missing one.
 
-    >>> show(True), show(0.001), show("mean"), show(None), show([])
+    >>> setting_text(True), setting_text(0.001), setting_text("mean"), setting_text(None), setting_text([])
     ('true', '0.001', 'mean', '—', '[]')
     """
     if value is None:
@@ -67,27 +72,29 @@ def show(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or '""'
 
 
-def command(g: Group) -> str:
-    """The command that repeats a group's runs from the configuration that its first run kept."""
+def rerun_command(g: Group) -> str:
+    """The command that repeats a group's runs from the configuration in its first run's folder."""
     path = shlex.quote(str(g.outcomes[0].path / CONFIG))
     return f"fedblend run {path} --seeds {','.join(str(o.seed) for o in g.outcomes)}"
 
 
-def _either(values: Iterable[Any]) -> str:
-    """The value that all have, or the different ones side by side."""
-    return " / ".join(dict.fromkeys(show(value) for value in values))
+def _values_text(values: Iterable[Any]) -> str:
+    """The common value as text, or the different values with slashes."""
+    return " / ".join(dict.fromkeys(setting_text(value) for value in values))
 
 
-def _number(values: Iterable[int | None]) -> str:
+def _counts_text(values: Iterable[int | None]) -> str:
+    """The common count as text, or the different counts with slashes."""
     return " / ".join(dict.fromkeys(NOTHING if v is None else f"{v:,}" for v in values))
 
 
 def _field(outcomes: Sequence[Outcome], path: str) -> str:
-    return _either(flatten(o.config).get(path) for o in outcomes)
+    """The values of a configuration field as text."""
+    return _values_text(flatten(o.config).get(path) for o in outcomes)
 
 
 def _facts(outcomes: Sequence[Outcome], *path: str) -> list[Any]:
-    """One fact of every run that has it."""
+    """The value of a fact in every run that has it."""
     values: list[Any] = [o.facts for o in outcomes]
     for step in path:
         values = [v[step] for v in values if isinstance(v, Mapping) and v.get(step) is not None]
@@ -99,23 +106,23 @@ def _tiles(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> list[tuple[s
     tiles = [
         *_counted(groups),
         (str(len(seeds)), "seed" if len(seeds) == 1 else "seeds"),
-        (_number(_facts(outcomes, "clients", "number")), "clients"),
+        (_counts_text(_facts(outcomes, "clients", "number")), "clients"),
         (_field(outcomes, "train.cohort"), "clients a round"),
-        (_number(o.rounds for o in outcomes), "rounds"),
-        (_number(_facts(outcomes, "model", "parameters")), "model weights"),
+        (_counts_text(o.rounds for o in outcomes), "rounds"),
+        (_counts_text(_facts(outcomes, "model", "parameters")), "model weights"),
     ]
     return [(number, word) for number, word in tiles if number]
 
 
 def _counted(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """How many methods there are, and in how many configurations (options, learning rates, ...) if these are more."""
+    """The number of methods, and of configurations (options, learning rates, ...) if these are more."""
     methods, configurations = len({_method(g) for g in groups}), len(groups)
     counts = [(str(methods), "method" if methods == 1 else "methods")]
     return counts if methods == configurations else [*counts, (str(configurations), "configurations")]
 
 
 def _method(g: Group) -> tuple[str, ...]:
-    """A method is one by its name and the names of its parts; their options make a configuration."""
+    """The name of a method and of its parts, which identify it; their options make a configuration."""
     table = g.config["method"]
     parts = [part for value in table.values() for part in (value if isinstance(value, list) else [value])]
     return (str(table["name"]), *(str(part["name"]) for part in parts if isinstance(part, Mapping)))
@@ -123,8 +130,8 @@ def _method(g: Group) -> tuple[str, ...]:
 
 def _short(outcomes: Sequence[Outcome]) -> str:
     """The experiment in one line."""
-    data = _either(_facts(outcomes, "data", "name")) or _field(outcomes, "data.name")
-    clients = _number(_facts(outcomes, "clients", "number"))
+    data = _values_text(_facts(outcomes, "data", "name")) or _field(outcomes, "data.name")
+    clients = _counts_text(_facts(outcomes, "clients", "number"))
     return (
         f"{data}, {clients} clients by '{_field(outcomes, 'partition.name')}', {_field(outcomes, 'train.cohort')} "
         f"a round, {_field(outcomes, 'model.name')}"
@@ -137,18 +144,18 @@ def _data(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> str:
     seeds = sorted({o.seed for o in outcomes})
     of_seeds = f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
     text = f"{runs} of {counted} ({of_seeds})"
-    text += f" on the data set {_either(_facts(outcomes, 'data', 'name')) or _field(outcomes, 'data.name')}"
-    train, test = (_number(_facts(outcomes, "data", half)) for half in ("train", "test"))
+    text += f" on the data set {_values_text(_facts(outcomes, 'data', 'name')) or _field(outcomes, 'data.name')}"
+    train, test = (_counts_text(_facts(outcomes, "data", half)) for half in ("train", "test"))
     if train and test:
-        shape = _either(_sample(data) for data in _facts(outcomes, "data"))
-        classes = _either(len(c) for c in _facts(outcomes, "data", "classes"))
+        shape = _values_text(_sample(data) for data in _facts(outcomes, "data"))
+        classes = _values_text(len(c) for c in _facts(outcomes, "data", "classes"))
         kind = "regression" if classes == "0" else f"{classes} classes"
-        text += f": {train} samples to train on and {test} to test on ({shape}; {kind})"
+        text += f": {train} training samples and {test} test samples ({shape}; {kind})"
     return text + "."
 
 
 def _sample(data: Mapping[str, Any]) -> str:
-    """What one sample is: ``images of 1 by 28 by 28``."""
+    """The shape of a sample in words: ``images of 1 by 28 by 28``."""
     shape = " by ".join(map(str, data.get("shape", [])))
     return {"image": f"images of {shape}", "text": f"texts of {shape} characters"}.get(
         str(data.get("kind")), f"{shape} features"
@@ -162,8 +169,9 @@ def _split(outcomes: Sequence[Outcome]) -> str:
         if f.startswith("partition.") and f not in ("partition.name", "partition.clients")
     }
     how = ", ".join(f"{name} = {value}" for name, value in options.items())
-    number = _number(_facts(outcomes, "clients", "number")) or NOTHING
-    text = f"They are split over {number} clients by '{_field(outcomes, 'partition.name')}'{f' ({how})' if how else ''}"
+    number = _counts_text(_facts(outcomes, "clients", "number")) or NOTHING
+    text = f"The samples are split over {number} clients by '{_field(outcomes, 'partition.name')}'"
+    text += f" ({how})" if how else ""
     low, high = _facts(outcomes, "clients", "smallest"), _facts(outcomes, "clients", "largest")
     if low and high:
         text += f", each with {_span(min(low), max(high))} training samples"
@@ -171,7 +179,7 @@ def _split(outcomes: Sequence[Outcome]) -> str:
     if any(flatten(o.config).get("fraction", 1) != 1 for o in outcomes):
         notes.append(f"after a fraction of {_field(outcomes, 'fraction')} was kept")
     if any(o.config.get("holdout") for o in outcomes):
-        notes.append(f"besides a share of {_field(outcomes, 'holdout')} that it holds out to test on")
+        notes.append(f"besides a share of {_field(outcomes, 'holdout')} that is held out for testing")
     return text + (f" {' and '.join(notes)}" if notes else "") + "."
 
 
@@ -180,18 +188,19 @@ def _span(low: int, high: int) -> str:
 
 
 def _training(outcomes: Sequence[Outcome]) -> str:
-    def of(name: str) -> str:
+    def field(name: str) -> str:
         return _field(outcomes, f"train.{name}")
 
     idle = [o for o in outcomes if o.config["method"]["upload"]["name"] == "nothing"]
     if len(idle) == len(outcomes):
-        return f"No client trains; the server does, the model '{_field(outcomes, 'model.name')}'."
-    one = of("cohort") == "1"
+        return f"No client trains. The server trains the model '{_field(outcomes, 'model.name')}'."
+    one = field("cohort") == "1"
     text = (
-        f"{'Where clients train, in' if idle else 'In'} every round {of('cohort')} "
+        f"{'Where clients train, in' if idle else 'In'} every round {field('cohort')} "
         f"{'client trains' if one else 'clients train'} the model "
-        f"'{_field(outcomes, 'model.name')}' for {of('epochs')} local epoch{'' if of('epochs') == '1' else 's'} on "
-        f"batches of {of('batch_size')} by SGD at a learning rate of {of('lr')} times {of('lr_decay')}^round"
+        f"'{_field(outcomes, 'model.name')}' for {field('epochs')} local "
+        f"epoch{'' if field('epochs') == '1' else 's'} on batches of {field('batch_size')} by SGD at a learning rate "
+        f"of {field('lr')} times {field('lr_decay')}^round"
     )
     extra = []
     for name, words in (
@@ -200,38 +209,35 @@ def _training(outcomes: Sequence[Outcome]) -> str:
         ("clip_norm", "gradients clipped to"),
     ):
         if any(flatten(o.config).get(f"train.{name}") for o in outcomes):
-            extra.append(f"{words} {of(name)}")
+            extra.append(f"{words} {field(name)}")
     return text + (f" ({', '.join(extra)})" if extra else "") + "."
 
 
-def _judged(config: Mapping[str, Any]) -> str:
-    """Whose model is tested."""
-    evaluate_model = config.get("evaluate_model") or (
-        "device" if config["method"].get("stateful_clients") else "server"
-    )
-    return {"server": "the server's model", "device": "one device's model", "each": "each client's model"}[
-        evaluate_model
-    ]
+def _evaluated_model(config: Mapping[str, Any]) -> str:
+    """The model that is evaluated."""
+    default = "device" if config["method"].get("stateful_clients") else "server"
+    names = {"server": "the server's model", "device": "one device's model", "each": "each client's model"}
+    return names[config.get("evaluate_model") or default]
 
 
 def _rounds(outcomes: Sequence[Outcome]) -> str:
     every = _field(outcomes, "eval_every")
     when = "after every round" if every == "1" else f"every {every} rounds"
-    whose = list(dict.fromkeys(_judged(o.config) for o in outcomes))
-    text = f"{' or '.join(whose)} is tested {when}, {_number(o.rounds for o in outcomes)} rounds in all."
+    models = list(dict.fromkeys(_evaluated_model(o.config) for o in outcomes))
+    text = f"{' or '.join(models)} is tested {when}, {_counts_text(o.rounds for o in outcomes)} rounds in total."
     text = text[0].upper() + text[1:]
     return text + f" Inputs are on the scale '{_field(outcomes, 'scale.name')}'."
 
 
-def _described(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """What each preset is that a method is made from."""
-    known = methods.presets()
+def _presets(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """The presets of the methods, with their descriptions."""
+    known = presets.presets()
     names = dict.fromkeys(str(g.config["method"]["name"]) for g in groups)
     return [(name, known[name][0]) for name in names if name in known]
 
 
 def _sources(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
-    """Where data came from, their checksums, the scale in numbers, and versions."""
+    """Data sources and checksums, the scale and the split in numbers, versions and the machine."""
     rows: dict[tuple[str, str], None] = {}
     for o in outcomes:
         data = o.facts.get("data", {})
@@ -241,12 +247,12 @@ def _sources(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
         pairs += [(f"split: {name}", _brief(v)) for name, v in o.facts.get("partition", {}).items()]
         pairs += [(f"version of {name}", v) for name, v in o.facts.get("versions", {}).items()]
         pairs += [(f"machine: {name}", v) for name, v in o.facts.get("machine", {}).items()]
-        rows |= {(name, show(value)): None for name, value in pairs if value not in (None, "")}
+        rows |= {(name, setting_text(value)): None for name, value in pairs if value not in (None, "")}
     return list(rows)
 
 
 def _brief(value: Any) -> str:
-    """A value, with long lists cut short."""
+    """A value as text, with at most twelve items of a list."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 12:
-        return f"[{', '.join(map(str, value[:12]))}, ... {len(value)} in all]"
-    return show(value)
+        return f"[{', '.join(map(str, value[:12]))}, ... {len(value)} items]"
+    return setting_text(value)

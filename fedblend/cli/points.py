@@ -1,4 +1,4 @@
-"""What the commands that look into a run's points and boundaries do."""
+"""``fedblend points`` and ``boundaries``: measure class interior points, and draw decision boundaries."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend.analysis import points
+from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.plotting import spread
 from fedblend.analysis.points import figures
 from fedblend.analysis.points.replay import Row
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError
-from fedblend.report import boundaries
+from fedblend.report.boundary_figure import accuracies, draw_boundaries
 from fedblend.runs.directory import find_runs
 from fedblend.runs.files import write_atomically
 from fedblend.runs.runner import one_thread
 
 ROWS = 8
-"""Rounds of a replay in the terminal, evenly chosen; the file has all."""
+"""Largest number of rounds of a replay in the terminal, evenly spaced; the file has all."""
 
 
 def show_points(
@@ -34,11 +35,14 @@ def show_points(
     replay: bool,
     out: Path | None,
 ) -> None:
-    """Measure a run's points, print the tables, and write them with figures into a folder if one is given."""
+    """Measure a run's class interior points, print the tables, and write them with figures into ``out`` if given.
+
+    ``settings`` are the epochs, learning rate and batch size of a new model on the points (``None``: the defaults).
+    """
     subject = points.read(path)
     chosen = points.TrainingSettings.of(subject, *settings)
     if out is not None:
-        _make_folder(out)  # before anything that takes long
+        make_folder(out)  # an unusable folder is refused before the measurements
     rows: list[Row] = []
     with steps_shown() as steps, one_thread():
         evidence = points.look(subject, chosen, vae_epochs, steps)
@@ -56,7 +60,7 @@ def show_points(
 
 
 def _print_points(console: Console, evidence: points.Evidence) -> None:
-    """The table by round, of those in which a model was trained, and below it what its columns compare with."""
+    """Print a row for each round in which a model was trained, and below it the definitions of the columns."""
     levels, settings = evidence.levels, evidence.settings
     table = _table("round", "points\nuntil then", "alignment", "distance", "new model\naccuracy %")
     for row in evidence.rounds.dropna(subset="accuracy").to_dict("records"):
@@ -66,18 +70,18 @@ def _print_points(console: Console, evidence: points.Evidence) -> None:
     console.print(table)
     lines = [
         "alignment: cosine of the gradients on the round's points and on clients' data, at the last model (equation 9)",
-        f"new model: trained on the points until then alone, {settings.epochs} epochs, lr {settings.lr:g}, "
+        f"new model: trained only on the points made until then, {settings.epochs} epochs, lr {settings.lr:g}, "
         f"batch {settings.batch_size}; the run's own last model: {100 * levels['accuracy']:.1f} %",
     ]
     if "noise" in levels:
-        compared = ", ".join(f"{figures.LEVELS[name]} {levels[name]:.4f}" for name in ("noise", "test", "train"))
-        lines.insert(1, f"distance: of the round's points to the training samples (equation 19); {compared}")
+        references = ", ".join(f"{figures.LEVELS[name]} {levels[name]:.4f}" for name in ("noise", "test", "train"))
+        lines.insert(1, f"distance: of the round's points to the training samples (equation 19); {references}")
     for line in lines:
         console.print(Text(line), style="dim")
 
 
 def _print_replay(console: Console, rows: Sequence[Row]) -> None:
-    """The alignment in each round of the run."""
+    """Print the alignment in evenly spaced rounds of the repeated run."""
     chosen = set(spread([int(row["round"]) for row in rows], ROWS))
     table = _table("round", "points\nso far", "alignment\nall points", "alignment\nnew points", "accuracy %")
     for row in rows:
@@ -87,7 +91,7 @@ def _print_replay(console: Console, rows: Sequence[Row]) -> None:
             table.add_row(str(int(row["round"])), f"{int(row['points']):,}", *numbers, accuracy)
     console.print()
     console.print(table)
-    text = "the run made again: both gradients at each round's aggregate, before it was tuned; accuracy after that"
+    text = "repeated run: both gradients at each round's aggregate before the server step; accuracy after it"
     console.print(Text(text), style="dim")
 
 
@@ -99,40 +103,33 @@ def _table(*headings: str) -> Table:
 
 
 def _write_points(out: Path, evidence: points.Evidence, rows: Sequence[Row], title: str) -> None:
-    """Tables as CSV and figures as PNG."""
+    """Write tables as CSV and figures as PNG."""
     levels = pd.DataFrame({"name": list(evidence.levels), "value": list(evidence.levels.values())})
     write_atomically(out / "points.csv", evidence.rounds.to_csv(index=False))
     write_atomically(out / "levels.csv", levels.to_csv(index=False))
-    drawn = figures.of_points(evidence, title)
+    pngs = figures.of_points(evidence, title)
     if rows:
         write_atomically(out / "replay.csv", pd.DataFrame(rows).to_csv(index=False))
-        drawn["replay.png"] = figures.of_replay(rows, title)
-    for name, png in drawn.items():
+        pngs["replay.png"] = figures.of_replay(rows, title)
+    for name, png in pngs.items():
         write_atomically(out / name, png)
 
 
 def show_boundaries(paths: list[Path], out: Path) -> None:
-    """Draw the boundaries of runs' models and print the accuracies."""
+    """Draw the decision boundaries of runs' models and print the accuracies. ``out`` must end in ``.png``."""
     if out.suffix.lower() != ".png":
         raise FedblendError(f"--out {out}: is not valid; name a file that ends in .png")
     with steps_shown() as steps, one_thread():
         plane = points.plane(
             find_runs(paths), tick=lambda done, total: steps("models of clients' samples", done, total)
         )
-    _make_folder(out.parent)
-    write_atomically(out, boundaries.draw(plane))
+    make_folder(out.parent)
+    write_atomically(out, draw_boundaries(plane))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column("boundary")
     table.add_column("accuracy %", justify="right")
-    for name, accuracy in boundaries.words(plane):
+    for name, accuracy in accuracies(plane):
         table.add_row(Text(name), f"{100 * accuracy:.1f}")
     console = Console()
     console.print(table)
     console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedblendError(f"--out {path}: cannot be used as a folder: {error.strerror}; name another") from None

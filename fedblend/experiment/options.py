@@ -1,4 +1,4 @@
-"""What can be set: each table of an experiment and each part, with its options as the code declares them."""
+"""The options of every table of an experiment and of every part, read from the code that declares them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedblend.experiment.fields import Method
 
 @dataclass(frozen=True)
 class Option:
-    """One field, as a file spells it; ``type`` and ``default`` are in words."""
+    """One field with its name in files; ``type`` and ``default`` are in words."""
 
     name: str
     type: str
@@ -32,7 +32,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Entry:
-    """A table or a part: its docstring, and its options; ``where`` is its path in a file, "" at the top."""
+    """A table or a part: its docstring and its options. ``where`` is its path in a file, "" at the top."""
 
     kind: str
     name: str
@@ -50,33 +50,33 @@ TABLE_CLASSES: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
 """The experiment itself, and its tables, by name."""
 
 
-def tables() -> list[Entry]:
-    """All of these."""
-    return [of_table(name) for name in TABLE_CLASSES]
+def table_entries() -> list[Entry]:
+    """An entry for the experiment and each of its tables."""
+    return [table_entry(name) for name in TABLE_CLASSES]
 
 
-def of_table(name: str) -> Entry:
-    """One of these."""
+def table_entry(name: str) -> Entry:
+    """The entry of a table, by its name in :data:`TABLE_CLASSES`."""
     cls = TABLE_CLASSES[name]
-    return Entry("table", name, name if cls is not Experiment else "", _text(cls), options(cls))
+    return Entry("table", name, name if cls is not Experiment else "", _docstring(cls), class_options(cls))
 
 
-def of_kind(kind: str) -> list[Entry]:
-    """All parts of a kind."""
-    return [of_part(cls) for cls in registry.known(kind).values()]
+def kind_entries(kind: str) -> list[Entry]:
+    """An entry for each part of a kind."""
+    return [part_entry(cls) for cls in registry.known(kind).values()]
 
 
-def of_part(cls: Any, values: Mapping[str, Any] | None = None) -> Entry:
-    """One part; with ``values`` (see :func:`fedblend.core.registry.dump`) these take the place of its defaults."""
-    made = options(cls)
+def part_entry(cls: Any, values: Mapping[str, Any] | None = None) -> Entry:
+    """The entry of a part. ``values`` (see :func:`fedblend.core.registry.dump`) replace the defaults, if given."""
+    own = class_options(cls)
     if values is not None:
-        made = tuple(Option(o.name, o.type, _value(values.get(o.name)), o.text) for o in made)
-    return Entry(cls.kind, cls.name, places()[cls.kind], _text(cls), made)
+        own = tuple(replace(o, default=default_in_words({"default": values.get(o.name)}, False)) for o in own)
+    return Entry(cls.kind, cls.name, field_paths()[cls.kind], _docstring(cls), own)
 
 
 @functools.cache
-def options(cls: Any) -> tuple[Option, ...]:
-    """The options of a model of pydantic or of a part, in order."""
+def class_options(cls: Any) -> tuple[Option, ...]:
+    """The options of a pydantic model or of a part, in order."""
     schema, texts = TypeAdapter(cls).json_schema(), descriptions(cls)
     required = schema.get("required", [])
     return tuple(
@@ -91,26 +91,28 @@ def options(cls: Any) -> tuple[Option, ...]:
 
 
 def descriptions(cls: type) -> dict[str, str]:
-    """The docstrings of a class's fields (the text below each), those that it inherits among them.
+    """The docstrings of a class's fields (the text below each) by name, with those of inherited fields.
 
-    Python does not keep them, so they are read from the source; a class without a source has none.
+    Python discards them, so they are read from the source; a class without source has none. Pydantic's
+    ``use_attribute_docstrings`` does not serve here: it omits the inherited fields of dataclasses, and it parses the
+    source of every part at import.
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         try:
-            source = textwrap.dedent(inspect.getsource(base))
+            (declared,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         except (OSError, TypeError):
             continue
-        declared = ast.parse(source).body[0]
         for field, below in pairwise(getattr(declared, "body", [])):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _is_text(below):
-                found[field.target.id] = " ".join(below.value.value.split())
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
     return found
 
 
 @functools.cache
-def places() -> dict[str, str]:
-    """Where in a file a part of each kind is named: kind -> path."""
+def field_paths() -> dict[str, str]:
+    """The path in a file of the field that names a part: kind -> path."""
     found: dict[str, str] = {}
     for cls, before in ((Experiment, ""), (Method, "method.")):
         for name, field in cls.model_json_schema()["properties"].items():
@@ -120,16 +122,8 @@ def places() -> dict[str, str]:
     return found
 
 
-def _is_text(node: ast.AST) -> Any:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _text(cls: type) -> str:
+def _docstring(cls: type) -> str:
     return inspect.cleandoc(cls.__doc__ or "")
-
-
-def _value(value: Any) -> str:
-    return NOT_GIVEN if value is None else default_in_words({"default": value}, False)
 
 
 NOT_GIVEN = "not given"
@@ -140,7 +134,7 @@ BOUNDS = {"minimum": " from", "exclusiveMinimum": " above", "maximum": ", at mos
 
 
 def type_in_words(schema: Mapping[str, Any], many: bool = False) -> str:
-    """What a field may be; that it may also be left out is said by its default.
+    """The values that a field accepts. ``null`` is left out: the default shows that a field is optional.
 
     >>> type_in_words({"type": "integer", "minimum": 1})
     'whole number from 1'
@@ -161,7 +155,7 @@ def type_in_words(schema: Mapping[str, Any], many: bool = False) -> str:
         return " or ".join(map(json.dumps, schema.get("enum", [schema.get("const")])))
     if schema.get("type") == "boolean":
         return "true or false"
-    # Only a table within a table is told by reference.
+    # Only a table within a table has no type, but a reference.
     words = NOUNS[schema.get("type", "object")] + ("s" if many else "")
     if schema.get("items"):
         return f"{words} of {type_in_words(schema['items'], many=True)}"
@@ -171,7 +165,7 @@ def type_in_words(schema: Mapping[str, Any], many: bool = False) -> str:
 
 
 def default_in_words(schema: Mapping[str, Any], required: bool) -> str:
-    """What a field is where a file does not give it.
+    """The value of a field that a file omits.
 
     >>> default_in_words({"default": "auto"}, False), default_in_words({"default": None}, False)
     ('"auto"', 'not given')
@@ -182,6 +176,6 @@ def default_in_words(schema: Mapping[str, Any], required: bool) -> str:
         return "required"
     if "$ref" in schema:
         return "its defaults"
-    # Without a default in the schema it is made anew each time: an empty table.
+    # A schema has no default where a factory makes it: an empty table.
     value = schema.get("default", {})
     return NOT_GIVEN if value is None else json.dumps(value)

@@ -1,0 +1,62 @@
+"""Parsers of option values that several commands take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.tables import parse_value
+
+Change = tuple[str, Any]
+"""A field's path and its new value, as ``--set`` gives them; ``None`` removes an optional field."""
+
+
+def parse_changes(texts: Sequence[str] | None) -> list[Change]:
+    """Parse every ``--set FIELD=VALUE``. Raises :class:`FedblendError` as :func:`parse_change` does."""
+    return [parse_change(text) for text in texts or []]
+
+
+def parse_change(text: str) -> Change:
+    """Parse ``train.lr=0.05`` as (field, value). The value of a bare ``none`` is ``None``: TOML has no null.
+
+    Raises :class:`FedblendError` where the text is not ``FIELD=VALUE``.
+    """
+    field, equals, value = text.partition("=")
+    if not equals or not field.strip():
+        raise FedblendError(f"--set {text!r} is not valid: write FIELD=VALUE, such as --set train.lr=0.05")
+    return field.strip(), None if value.strip() == "none" else parse_value(value.strip())
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """Parse ``0,1,2`` as a list of seeds. Raises :class:`FedblendError` unless all are whole numbers from 0."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and word.isascii() for word in words):
+        raise FedblendError(f"--seeds {text!r} is not valid: write whole numbers from 0 with commas, such as 0,1,2")
+    return [int(word) for word in words]
+
+
+def parse_counts(text: str, option: str) -> list[int]:
+    """Parse ``10,50`` as a list of counts. Raises :class:`FedblendError` unless all are whole numbers from 1."""
+    try:
+        counts = [int(word) for word in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise FedblendError(f"{option} {text!r} is not valid: write whole numbers from 1 with commas, such as 10,50")
+    return counts
+
+
+def parse_lambdas(text: str) -> list[float]:
+    """Parse ``0.1,0.4`` as a list of mixing ratios. Raises :class:`FedblendError` unless all are in (0, 1)."""
+    try:
+        lambdas = [float(word) for word in text.split(",")]
+    except ValueError:
+        lambdas = []
+    if not lambdas or not all(0 < lam < 1 for lam in lambdas):
+        raise FedblendError(
+            f"--lambdas {text!r} is not valid: write numbers above 0 and below 1 with commas, such as 0.1,0.4"
+        )
+    return lambdas

@@ -1,0 +1,137 @@
+"""``fedblend attack``: run an attack on a client, print the measures, write the images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedblend.analysis.attacks.outcome import DEFINITIONS, PICTURE, TABLE, Attacked, Labels, attack_run, make_folder
+from fedblend.analysis.attacks.setup import Attacker
+from fedblend.cli.interrupts import interrupted_once
+from fedblend.cli.progress import Steps, steps_shown
+from fedblend.core.errors import Stopped
+from fedblend.runs.runner import one_thread
+
+ROWS = 16
+"""Largest number of images in the terminal's table; the file has all."""
+
+COST_EVERY = 10
+"""Iterations between two readings of the cost: each reading waits for the device."""
+
+ATTACKERS = {
+    "guesses": "has the objective, and draws its random numbers itself",
+    "plain": "assumes plain cross-entropy as the loss",
+    "knows": "has the objective and all of its random numbers (a control)",
+}
+
+
+class CostProgress:
+    """Shows an attack's iterations with the current cost and the least cost so far."""
+
+    def __init__(self, steps: Steps, attack: str, total: int) -> None:
+        self.steps, self.attack, self.total = steps, attack, total
+        self.least = math.inf
+
+    def __call__(self, restart: int, number: int, cost: torch.Tensor) -> None:
+        """Show one iteration."""
+        if number % COST_EVERY and number != self.total:
+            return
+        now = float(cost)
+        self.least = min(self.least, now)  # NaN is not less
+        what = self.attack if restart == 0 else f"{self.attack}, start {restart + 1}"
+        self.steps(what, number, self.total, f"cost {now:.4g}, least {self.least:.4g}")
+
+
+def show_attack(
+    run: Path,
+    where: tuple[int, int],
+    attack: str,
+    settings: tuple[int | None, int | None, str, str],
+    options: Mapping[str, Any],
+    out: Path | None,
+) -> None:
+    """Attack the client ``where`` = (round, client), print the measures, write images and numbers into a folder.
+
+    ``settings`` are (images, steps, attacker, labels), ``options`` those of the attack. ``out`` is by default a folder
+    in the run's. Raises :class:`Stopped` after Ctrl-C.
+    """
+    if out is not None:
+        make_folder(out)  # an unusable folder is refused before the attack
+    with interrupted_once():
+        result = _attack(run, where, attack, settings, options)
+        folder = result.write(out)
+    console = Console()
+    _print(console, result)
+    console.print(f"Images and numbers: {folder / PICTURE}, {folder / TABLE}", highlight=False, soft_wrap=True)
+    if result.rebuilt.stopped:
+        raise Stopped(f"stopped after {len(result.rebuilt.curve) - 1} iterations; the best images so far are kept")
+
+
+def _attack(
+    run: Path,
+    where: tuple[int, int],
+    attack: str,
+    settings: tuple[int | None, int | None, str, str],
+    options: Mapping[str, Any],
+) -> Attacked:
+    """Run the attack and show its progress. Raises :class:`Stopped` on Ctrl-C before its first iteration."""
+    images, steps, attacker, labels = settings
+    with steps_shown() as display, one_thread():
+        try:
+            return attack_run(
+                run,
+                *where,
+                attack,
+                images=images,
+                steps=steps,
+                attacker=cast(Attacker, attacker),
+                labels=cast(Labels, labels),
+                watch=lambda done, total: display("rounds", done, total),
+                progress=CostProgress(display, attack, options.get("iterations", 0) or _iterations(attack)),
+                **options,
+            )
+        except KeyboardInterrupt:
+            raise Stopped("stopped before the attack began; nothing was written") from None
+
+
+def _iterations(attack: str) -> int:
+    """An attack's default number of iterations; 0 for an unknown attack, which :func:`attack_run` refuses."""
+    from fedblend.analysis.attacks.inversion import ATTACKS
+
+    return ATTACKS[attack]().iterations if attack in ATTACKS else 0
+
+
+def _print(console: Console, result: Attacked) -> None:
+    """Print the measures of each image, their means, and the settings of the attack."""
+    scene, table = result.scene, result.table()
+    classes = scene.moment.setup.data.classes
+    measures = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for heading in ("image", "MSE", "PSNR dB", "SSIM"):
+        measures.add_column(heading, justify="left" if heading == "image" else "right")
+    for row in table["each"][:ROWS]:
+        measures.add_row(Text(str(classes[row["label"]])), *_measures(row))
+    measures.add_section()
+    measures.add_row("mean", *_measures(table))
+    console.print(measures)
+    drawn = "" if scene.drawn else "; the client was not in the run's cohort of this round, so its update is simulated"
+    for line in (
+        f"{result.title()}, of {table['method']} on {table['data']}{drawn}",
+        f"the attacker {ATTACKERS[scene.attacker]}; labels: {result.labels}; cost {result.rebuilt.cost:.4g} after "
+        f"{table['iterations']} iterations",
+        DEFINITIONS,
+    ):
+        console.print(Text(line), style="dim", soft_wrap=True)
+
+
+def _measures(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """MSE, PSNR and SSIM as text; the PSNR of an exactly rebuilt image is infinite."""
+    psnr = "∞" if row["psnr"] is None else f"{row['psnr']:.2f}"
+    return f"{row['mse']:.4f}", psnr, f"{row['ssim']:.4f}"

@@ -1,0 +1,101 @@
+"""``fedblend new``: a commented experiment file for a method and a data set.
+
+The tables below are by data set; other data sets have the defaults of :func:`new_file`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedblend.core import registry
+from fedblend.experiment import presets
+
+PARTITIONS = {
+    "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
+    "npz": 'name = "iid"\nclients = 20',
+    "toy": 'name = "natural"   # the data\'s own clients: D1, D2 and D3',
+    "femnist": 'name = "natural"   # one client a writer',
+    "leaf-shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
+    "har": 'name = "natural"   # one client a person',
+    "heart": 'name = "natural"   # one client a hospital',
+}
+DATA_OPTIONS = {
+    "shakespeare": "roles = 20\nmax_samples = 250    # of each role, so that a run takes minutes, not hours\n",
+    "npz": 'path = "data.npz"    # relative to this file; arrays x, y and, if present, client and split\n',
+    "hub": 'dataset = "ylecun/mnist"    # a name of https://huggingface.co/datasets, or a folder of Parquet files\n',
+    "image-folder": 'path = "pictures"    # relative to this file; train/CLASS/*.png and test/CLASS/*.png, '
+    "or CLASS/*.png\n",
+    **dict.fromkeys(
+        ("cifar10", "cifar100", "emnist", "fer2013", "voc2007", "heart", "leaf-shakespeare"),
+        '# folder = "DATA"    # folder of the files, relative to this file; default: searched under $FEDBLEND_DATA\n',
+    ),
+    **dict.fromkeys(
+        ("femnist", "har"),
+        '# path = "DATA"    # path of the data, relative to this file; default: searched under $FEDBLEND_DATA\n',
+    ),
+}
+MODELS = {
+    "shakespeare": 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run',
+    "leaf-shakespeare": 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run',
+    "npz": 'name = "mlp"',
+    "heart": 'name = "mlp"\nhidden = [16]',
+    "har": 'name = "cnn1d"',
+    "cifar10": 'name = "cnn"',
+    "cifar100": 'name = "cnn"',
+    "voc2007": 'name = "cnn"\nchannels = [16, 64, 256]    # AggEnhance, section 4.2',
+    "fer2013": 'name = "cnn"\nchannels = [16, 32, 64, 64]    # AggEnhance, section 4.2\nnorm = "group"',
+    "digits": 'name = "mlp"',
+    "toy": 'name = "mlp"\nhidden = []           # a linear model: its boundary is a line',
+}
+COHORTS = {"toy": 3, "heart": 4}
+TEXT_LEARNING_RATE = "lr = 4.0             # text needs large steps, with clipped gradients\nclip_norm = 1.0"
+LEARNING_RATES = {"shakespeare": TEXT_LEARNING_RATE, "leaf-shakespeare": TEXT_LEARNING_RATE}
+
+
+def _is_unsafe(method: Mapping[str, Any]) -> bool:
+    """Whether a part of a method sends raw samples to the server or other clients."""
+    classes = [registry.find(kind, spec["name"]) for kind, spec in method.items() if isinstance(spec, Mapping)]
+    return any(getattr(cls, flag, False) for cls in classes for flag in ("unsafe", "breaks_privacy"))
+
+
+def new_file(method: str, dataset: str) -> str:
+    """A commented experiment file for a method and a data set.
+
+    Raises :class:`~fedblend.core.errors.FedblendError` for an unknown name.
+    """
+    parts = presets.expand({"name": method}, "method")
+    registry.find("dataset", dataset, "dataset")
+    unsafe = "unsafe = true   # this method shares raw samples: an upper bound, not for real data\n"
+    partition = PARTITIONS.get(
+        dataset,
+        'name = "classes"   # each client holds few classes: far from IID\nclients = 20\nclasses_per_client = 2',
+    )
+    options = DATA_OPTIONS.get(dataset, "")
+    learning = LEARNING_RATES.get(dataset, "lr = 0.01")
+    return f"""# {method} on {dataset}. Run it with: fedblend run FILE
+name = "{method}-{dataset}"
+rounds = 20
+seed = 0             # or several: seeds = [0, 1, 2]
+eval_every = 1
+target = 0.7         # "rounds to reach" in tables
+{unsafe if _is_unsafe(parts) else ""}
+[data]               # fedblend list datasets
+name = "{dataset}"
+{options}
+[partition]          # which client holds which samples: fedblend list partitions
+{partition}
+
+[model]              # fedblend list models
+{MODELS.get(dataset, 'name = "lenet5"')}
+
+[train]              # local SGD at lr * lr_decay^round
+cohort = {COHORTS.get(dataset, 5)}           # clients a round
+epochs = 2
+batch_size = 10
+{learning}
+lr_decay = 0.999
+
+[method]             # fedblend list methods; fields of its parts can be set: objective.lambda = 0.1
+name = "{method}"
+"""

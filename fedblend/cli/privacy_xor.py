@@ -1,0 +1,124 @@
+"""``fedblend privacy xor``: print and draw the sample privacy of seeds of target labels (XorMixFL, MixFL)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fedblend.analysis.privacy.xor import Row, Shared, draw, measure
+from fedblend.cli.arguments import Change
+from fedblend.core.dataset import Dataset
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import dump
+from fedblend.data.partitions import prepare
+from fedblend.experiment.config import Experiment
+from fedblend.experiment.study import slugify
+from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
+from fedblend.runs import api
+from fedblend.runs.files import write_json
+
+
+def show_xor(
+    file: Path,
+    changes: Sequence[Change],
+    blended: Sequence[int] | None,
+    repeats: int,
+    mds: bool,
+    out: Path | None,
+    json: Path | None = None,
+) -> None:
+    """Print the sample privacy of each method of a file that shares seeds of target labels, with its first seed.
+
+    ``blended`` are values of p (samples blended into one) that replace the method's own. The numbers are means over
+    ``repeats`` draws; ``mds`` adds distances after multidimensional scaling. ``out`` is a folder for pictures, ``json``
+    a file for the measurements. Raises :class:`FedblendError` if no method of the file shares such seeds.
+    """
+    experiments = _of_first_seed(list(api.expand_file(file, changes, None).experiments.values()))
+    loaded: dict[str, Dataset] = {}
+    rows: list[tuple[str, int, Row]] = []
+    first_draws: dict[str, Shared] = {}
+    for experiment in experiments:
+        which = str(dump(experiment.data))
+        data = loaded[which] = loaded.get(which) or experiment.data.load()
+        population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
+        name = experiment.method.label or experiment.method.name
+        for p in blended or [experiment.method.sharing.p]:
+            sharing = replace(experiment.method.sharing, p=p)
+            draws = [draw(data, population, sharing, experiment.seed, repeat) for repeat in range(repeats)]
+            rows.append((name, p, measure(draws, mds, experiment.seed)))
+            if out is not None:
+                first_draws[f"{name}, p = {p}"] = draws[0]
+                _draw(out, f"{name}, p = {p}", draws[0], data)
+    from fedblend.analysis.privacy.seed_pictures import draw_side_by_side
+
+    console = Console()
+    console.print(
+        "Distance: between the stored pixels (0 to 255) of a sample that the server trains on and the nearest of the\n"
+        f"raw samples that it was made of; mean ± deviation, means over {repeats} draws. Sent known, made known: the\n"
+        "devices' raw sample nearest to a sent seed, or to a sample that the server made, is one of those that it was\n"
+        "made of. Clear, of ink: pixels that are sent unchanged, of all and of the target's ink. Bits: the target's\n"
+        "bits that are right when a seed is decoded with a usual dummy. Guessed: the same without the seed.",
+        highlight=False,
+    )
+    console.print(_table(rows, mds))
+    if out is not None:
+        if len(first_draws) > 1:
+            draw_side_by_side(
+                first_draws, out / "side-by-side.png", ", ".join(dict.fromkeys(d.name for d in loaded.values()))
+            )
+        console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
+    if json is not None:
+        _write_json(json, rows, repeats)
+
+
+def _write_json(path: Path, rows: Sequence[tuple[str, int, Row]], repeats: int) -> None:
+    """Write the measurements as JSON: ``repeats``, and ``rows`` with the method, p and the fields of :class:`Row`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedblendError(f"--json {path}: cannot be written ({error}); name a file") from None
+    tables = [{"method": name, "p": p, **asdict(row)} for name, p, row in rows]
+    write_json(path, {"repeats": repeats, "rows": tables})
+
+
+def _of_first_seed(experiments: list[Experiment]) -> list[Experiment]:
+    """The experiments that share seeds of target labels, with the first one's seed."""
+    sharing_seeds = [e for e in experiments if isinstance(e.method.sharing, XorSeeds | MixedTargetSeeds)]
+    if not sharing_seeds:
+        raise FedblendError(
+            f"method.sharing: '{experiments[0].method.sharing.name}' shares no seeds of target labels; valid: "
+            "xor-seeds or mixed-target-seeds"
+        )
+    return [e for e in sharing_seeds if e.seed == sharing_seeds[0].seed]
+
+
+def _table(rows: Sequence[tuple[str, int, Row]], mds: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method")
+    headings = ["p", "distance", *(["MDS"] if mds else []), "sent known", "made known", "clear", "of ink"]
+    for heading in [*headings, "bits", "guessed"]:
+        table.add_column(heading, justify="right", no_wrap=heading in ("distance", "MDS"))
+    for name, p, row in rows:
+        distances = [row.distance, *([row.mds] if row.mds else [])]
+        shares = [row.sent_recognised, row.made_recognised, row.clear, row.clear_ink, row.bits, row.blind]
+        table.add_row(
+            name,
+            str(p),
+            *(f"{mean:.0f} ± {deviation:.0f}" for mean, deviation in distances),
+            *("" if share is None else f"{share:.1%}" for share in shares),
+        )
+    return table
+
+
+def _draw(out: Path, title: str, seeds: Shared, data: Dataset) -> None:
+    from fedblend.analysis.privacy.seed_pictures import draw_seeds
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        draw_seeds(seeds, out / f"{slugify(title)}.png", f"{data.name}: {title}")
+    except OSError as error:
+        raise FedblendError(f"--out {out}: cannot be written ({error}); name a folder") from None

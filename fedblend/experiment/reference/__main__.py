@@ -1,5 +1,0 @@
-"""Print the page: ``python -m fedblend.experiment.reference > docs/configuration.md``."""
-
-from fedblend.experiment.reference.page import page
-
-print(page(), end="")

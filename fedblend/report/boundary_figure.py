@@ -1,0 +1,135 @@
+"""The figure of decision boundaries on data of two features, after AggEnhance's Figure 2."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from fedblend.analysis.plotting import INK, MUTED, PHASES, blank_figure, dress, line_styles, png_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedblend.analysis.points.boundaries import Boundary, Holding, Plane
+
+PANEL_SIZE = (4.1, 3.5)
+"""Width and height of a panel in inches."""
+
+CLASS_COLOURS = tuple(PHASES.values())
+"""Colours of classes, paler than those of the methods, whose lines are drawn over them."""
+
+CLASS_MARKERS = ("o", "s", "D", "P", "v", "X")
+"""Markers of classes, which distinguish them without colour."""
+
+METHOD_DASHES: tuple[Any, ...] = ("--", ":", "-.", (0, (8, 3)))
+"""Dashes of methods in matplotlib; only the best possible boundary is solid."""
+
+
+def draw_boundaries(plane: Plane) -> bytes:
+    """A PNG with a panel of each client's samples and one of all samples; each shows every model's boundary.
+
+    The solid line of a panel is the boundary of a model trained on the panel's samples alone. The legend below has the
+    accuracies.
+    """
+    panels = [*plane.clients, plane.whole]
+    columns = math.ceil(math.sqrt(len(panels))) if len(panels) != 2 else 2
+    rows = math.ceil(len(panels) / columns)
+    legend_height = 0.25 * (len(plane.models) + len(plane.classes) + 2) / 2 + 0.4
+    figure = blank_figure(max(PANEL_SIZE[0] * columns, 6.4), PANEL_SIZE[1] * rows + legend_height, (0.1, 0.1))
+    figure.suptitle(
+        f"{plane.title}: decision boundaries", x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK,
+        parse_math=False,
+    )  # fmt: skip
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    for axes, holding in zip(grid, panels, strict=False):
+        _draw_panel(axes, holding, plane)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    _draw_legend(figure, plane)
+    return png_bytes(figure)
+
+
+def accuracies(plane: Plane) -> list[tuple[str, float]]:
+    """The name and test accuracy of each boundary: the best possible, the methods, each client's own model."""
+    return [
+        ("trained on all samples at once", plane.whole.best.accuracy),
+        *((model.name, model.accuracy) for model in plane.models),
+        *((f"trained on {holding.name} alone", holding.best.accuracy) for holding in plane.clients),
+    ]
+
+
+def _draw_panel(axes: Axes, holding: Holding, plane: Plane) -> None:
+    size = 15 if len(holding.y) <= 500 else 8
+    for c in range(len(plane.classes)):
+        of_class = holding.y == c
+        axes.scatter(
+            holding.x[of_class, 0], holding.x[of_class, 1], s=size, color=_class_colour(c), marker=_class_marker(c),
+            linewidths=0, alpha=0.75,
+        )  # fmt: skip
+    counts = " + ".join(str(int((holding.y == c).sum())) for c in range(len(plane.classes)))
+    title = f"{holding.name}, {counts} samples: {_percent(holding.best)}"
+    axes.set_title(title, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
+    _draw_boundary(axes, plane, holding.best, INK, "-", 1.6)
+    styles = line_styles([model.name for model in plane.models])
+    for i, model in enumerate(plane.models):
+        colour = styles[model.name].colour
+        _draw_boundary(axes, plane, model, colour, METHOD_DASHES[i % len(METHOD_DASHES)], 2.2)
+        for c in range(len(plane.classes)):
+            of_class = model.labels == c
+            axes.scatter(
+                model.points[of_class, 0], model.points[of_class, 1], s=62, marker="^", color=_class_colour(c),
+                edgecolors=colour, linewidths=1.4, zorder=5, clip_on=False,
+            )  # fmt: skip
+    dress(axes, "first feature", "second feature")
+    axes.label_outer()
+    axes.set_xlim(plane.axes[0][0], plane.axes[0][-1])
+    axes.set_ylim(plane.axes[1][0], plane.axes[1][-1])
+    axes.set_aspect("equal")
+
+
+def _class_colour(c: int) -> str:
+    return CLASS_COLOURS[c % len(CLASS_COLOURS)]
+
+
+def _class_marker(c: int) -> str:
+    return CLASS_MARKERS[c % len(CLASS_MARKERS)]
+
+
+def _draw_boundary(axes: Axes, plane: Plane, model: Boundary, colour: str, dash: Any, width: float) -> None:
+    """Draw where each class's lead over the others is zero. Two classes share one line: their leads are opposite."""
+    leads = model.lead[:1] if len(model.lead) == 2 else model.lead
+    for lead in leads:
+        if lead.min() < 0 < lead.max():
+            axes.contour(*plane.axes, lead, levels=[0.0], colors=[colour], linestyles=[dash], linewidths=[width])
+
+
+def _draw_legend(figure: Figure, plane: Plane) -> None:
+    from matplotlib.lines import Line2D
+
+    styles = line_styles([model.name for model in plane.models])
+    handles = [Line2D([], [], color=INK, linewidth=1.6)]
+    texts = ["trained on the panel's samples alone"]
+    for i, model in enumerate(plane.models):
+        dash = METHOD_DASHES[i % len(METHOD_DASHES)]
+        handles.append(Line2D([], [], color=styles[model.name].colour, linestyle=dash, linewidth=2.2))
+        texts.append(f"{model.name}: {_percent(model)}")
+    for c, name in enumerate(plane.classes):
+        handles.append(Line2D([], [], color=_class_colour(c), marker=_class_marker(c), linestyle="", markersize=6))
+        texts.append(f"class {name}")
+    for model in plane.models:
+        if len(model.labels):
+            edge = styles[model.name].colour
+            handles.append(Line2D([], [], linestyle="", marker="^", markersize=8, color="white", markeredgecolor=edge))
+            texts.append(f"points made by {model.name}")
+    legend = figure.legend(
+        handles, texts, loc="outside lower left", fontsize=9, frameon=False, labelcolor=INK, ncols=2,
+        title="Per cent: accuracy on the test samples.", title_fontsize=8, alignment="left",
+    )  # fmt: skip
+    legend.get_title().set_color(MUTED)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _percent(model: Boundary) -> str:
+    return f"{100 * model.accuracy:.1f} %"

@@ -1,0 +1,107 @@
+"""The summary figure (PNG): curves, costs and final numbers in one picture, for a paper or a slide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedblend.analysis.plotting import BAND, INK, MUTED, LineStyle, blank_figure, dress, png_bytes
+from fedblend.report.figures import BAND_TEXT, Line, lines
+from fedblend.report.privacy import PRIVACY_NOTE
+from fedblend.report.sections import DatasetSection
+from fedblend.report.tables import method_rows
+from fedblend.runs.summary import averaged, megabytes, score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
+
+WIDTH, PANEL_HEIGHT, LEGEND_ROW = 11.0, 4.3, 0.25
+"""Inches: the width of the figure, the height of a data set's panels, and the height of a row of its legend."""
+
+LEGEND_LETTERS = 130
+"""Letters that fit into a row of the legend."""
+
+
+def draw_summary(sections: Sequence[DatasetSection], title: str) -> bytes:
+    """A PNG with a row of two panels for each data set, and the final numbers below.
+
+    The panels are the accuracy (or loss) by round with bands over seeds, and the same against megabytes sent.
+    """
+    legends = [_legend_texts(section) for section in sections]
+    heights = [PANEL_HEIGHT + LEGEND_ROW * sum(1 + text.count("\n") for text in legend) for legend in legends]
+    figure = blank_figure(WIDTH, sum(heights), (0.12, 0.08))
+    figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
+    rows = figure.subfigures(len(sections), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for row, section, legend in zip(rows, sections, legends, strict=True):
+        _draw_section(row, section, legend)
+    return png_bytes(figure)
+
+
+def _draw_section(figure: SubFigure, section: DatasetSection, legend: Sequence[str]) -> None:
+    """Draw the two panels of one data set, and its legend."""
+    from matplotlib.ticker import MaxNLocator
+
+    column = "accuracy" if section.curves["accuracy"].notna().any() else "loss"
+    by_round, by_bytes = figure.subplots(1, 2, sharey=True)
+    factor = 100 if column == "accuracy" else 1
+    for line in lines(section.curves, column):
+        _draw_line(by_round, line, line.rounds, section.styles[line.method], factor)
+        _draw_line(by_bytes, line, line.megabytes, section.styles[line.method], factor)
+    by_round.set_title(section.description.short, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
+    dress(by_round, "round", "test accuracy (%)" if column == "accuracy" else "test loss")
+    by_round.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    dress(by_bytes, "sent so far, up and down, all clients (MB)", "")
+    for target in section.targets if column == "accuracy" else ():
+        for axes in (by_round, by_bytes):
+            axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        by_round.annotate(
+            f"target {100 * target:g} %", (0.01, 100 * target), xycoords=("axes fraction", "data"), xytext=(0, 2),
+            textcoords="offset points", fontsize=8, color=MUTED,
+        )  # fmt: skip
+    _draw_legend(figure, legend, [section.styles[name] for name in section.table["method"]])
+
+
+def _draw_line(axes: Axes, line: Line, x: Sequence[float], style: LineStyle, factor: float) -> None:
+    if len(line.seeds) > 1:
+        low, high = ([factor * value for value in values] for values in (line.low, line.high))
+        axes.fill_between(x, low, high, color=style.colour, alpha=BAND, linewidth=0)
+    dash: Any = ":" if line.unfinished else style.matplotlib_dash
+    values = [factor * value for value in line.mean]
+    axes.plot(x, values, color=style.colour, linestyle=dash, linewidth=1.2 if line.unfinished else 1.8)
+
+
+def _draw_legend(figure: SubFigure, texts: Sequence[str], styles: Sequence[LineStyle]) -> None:
+    """Draw a row for each method below the panels: its line, its final numbers and its bytes."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=style.colour, linestyle=style.matplotlib_dash, linewidth=2) for style in styles]
+    legend = figure.legend(
+        handles, texts, loc="outside lower left", fontsize=9, frameon=False,
+        title=BAND_TEXT, title_fontsize=8, alignment="left", labelcolor=INK,
+    )  # fmt: skip
+    legend.get_title().set_color(MUTED)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _legend_texts(section: DatasetSection) -> list[str]:
+    """The wrapped legend text of each method."""
+    rows = method_rows(section.table)
+    return [textwrap.fill(_legend_text(row, row["method"] in section.unsafe), LEGEND_LETTERS) for row in rows]
+
+
+def _legend_text(row: Mapping[str, Any], unsafe: bool) -> str:
+    """``fedmix: final accuracy 71.2 ± 1.4 % (3 seeds), mean of last 10: ...``."""
+    unit = " %" if row["measure"] == "accuracy" else ""
+    seeds = f"{row['seeds']} seed{'' if row['seeds'] == 1 else 's'}"
+    name = f"{row['method']} ({PRIVACY_NOTE})" if unsafe else row["method"]
+    if not row["seeds"]:
+        return f"{name}: not evaluated yet"
+    final, last = (score(row["measure"], row[which], row[f"{which}_std"]) for which in ("final", "last"))
+    text = (
+        f"{name}: final {row['measure']} {final}{unit} ({seeds}), mean of last {averaged(row)}: {last}{unit}, "
+        f"{megabytes(row['bytes_up'] + row['bytes_down'])} sent"
+    )
+    return text + (f"; {row['states']}" if row["unfinished"] else "")
