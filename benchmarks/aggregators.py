@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from fedblend.core.aggregator import Aggregator
-from fedblend.methods.aggregators import compiled as ways
+from fedblend.methods.aggregators import kernels as ways
 from fedblend.methods.aggregators.krum import Krum, MultiKrum
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean

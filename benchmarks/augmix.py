@@ -33,7 +33,7 @@ from fedblend.core.registry import part
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.fields import Method
-from fedblend.methods.augment import augmix, compiled
+from fedblend.methods.augment import augmix, kernels
 from fedblend.methods.augment.augmix import draw_augmix
 from fedblend.methods.objectives.augmix import AugMix
 
@@ -62,11 +62,11 @@ def without_kernel(run: Callable[[], None]) -> Callable[[], None]:
     """The same, with views made in PyTorch."""
 
     def changed() -> None:
-        library, compiled.library = compiled.library, lambda: None  # type: ignore[assignment]
+        library, kernels.library = kernels.library, lambda: None  # type: ignore[assignment]
         try:
             run()
         finally:
-            compiled.library = library  # type: ignore[assignment]
+            kernels.library = library  # type: ignore[assignment]
 
     return changed
 

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedblend.analysis.privacy.pictures import draw_samples
-from fedblend.analysis.privacy.samples import LAMBDAS, SAMPLES, Row, draw, measure
+from fedblend.analysis.privacy.figures import draw_mixtures
+from fedblend.analysis.privacy.mixup import LAMBDAS, SAMPLES, MixupPrivacy, make_mixtures, measure_mixtures
 from fedblend.core.registry import build
 from fedblend.data.partitions import prepare
 
@@ -42,13 +42,13 @@ def measured(name: str, pictures: Path | None) -> dict[str, Any]:
     data, coordinated = build("dataset", name).load(), name == "cifar100"
     split = build("partition", {"name": "mix2fld", "form": "iid", "clients": DEVICES, "samples": HELD})
     population = prepare(split, data, 0)
-    drawn = [draw(data, population, 0, k, DEVICES, SAMPLES, coordinated) for k in range(DRAWS)]
-    rows = measure(drawn, LAMBDAS)
+    drawn = [make_mixtures(data, population, 0, k, DEVICES, SAMPLES, coordinated) for k in range(DRAWS)]
+    rows = measure_mixtures(drawn, LAMBDAS)
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
         for lam in PICTURED:
             title = f"{name}: Mixup and inverse Mixup at lambda = {lam:g}"
-            draw_samples(drawn[0], data.classes, lam, pictures / f"{name}-{lam:g}.png", title)
+            draw_mixtures(drawn[0], data.classes, lam, pictures / f"{name}-{lam:g}.png", title)
     mixup, mix2up = PAPER[name]
     return {
         "data": name,
@@ -60,7 +60,7 @@ def measured(name: str, pictures: Path | None) -> dict[str, Any]:
     }
 
 
-def apart(rows: Sequence[Row], which: str, paper: Sequence[float]) -> dict[str, float]:
+def apart(rows: Sequence[MixupPrivacy], which: str, paper: Sequence[float]) -> dict[str, float]:
     """The largest difference from the paper's row: of the smallest distances, and of the mean of all."""
     return {
         kind: max((getattr(row, f"{which}_{kind}") - told for row, told in zip(rows, paper, strict=True)), key=abs)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend.analysis.attacks.outcome import make_folder
-from fedblend.analysis.privacy.leaks import Card, Leak, card
+from fedblend.analysis.privacy.leak_report import Leak, LeakReport, leak_report
 from fedblend.cli.progress import steps_shown
 from fedblend.report.leaks import draw
 from fedblend.runs.directory import find_runs
@@ -39,7 +39,7 @@ def show_leaks(paths: Sequence[Path], out: Path | None) -> None:
     cards = []
     with steps_shown() as shown, one_thread():
         for number, run in enumerate(runs, 1):
-            cards.append(card(run))
+            cards.append(leak_report(run))
             shown("runs", number, len(runs))
     console = Console()
     leaks = [leak for one in cards for leak in one.leaks]
@@ -80,7 +80,7 @@ def _table(leaks: Sequence[Leak]) -> Table:
     return table
 
 
-def _by_size(one: Card) -> Table:
+def _by_size(one: LeakReport) -> Table:
     """The nearness of means by M_k; the run's own is marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=f"{one.run}: means by M_k")
     for heading in ("M_k", "means", "distance", "MSE", "PSNR", "SSIM", "recognised", "by chance"):
@@ -105,7 +105,7 @@ def _number(value: float, digits: int) -> str:
     return "∞" if math.isinf(value) else f"{value:.{digits}f}"
 
 
-def _write(out: Path, cards: Sequence[Card], leaks: Sequence[Leak]) -> None:
+def _write(out: Path, cards: Sequence[LeakReport], leaks: Sequence[Leak]) -> None:
     rows: list[dict[str, Any]] = [leak.table() for leak in leaks]
     write_atomically(out / "leaks.csv", pd.DataFrame(rows).to_csv(index=False))
     sizes = [{"run": one.run, **row} for one in cards for row in one.by_size]

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedblend.analysis.privacy.xor import Row, Shared, draw, measure
+from fedblend.analysis.privacy.xor import SharedSeeds, XorPrivacy, make_seeds, measure_seeds
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import dump
@@ -38,8 +38,8 @@ def show_xor(
     """
     experiments = _of_first_seed(list(api.expand_file(file, changes, None).experiments.values()))
     loaded: dict[str, Dataset] = {}
-    rows: list[tuple[str, int, Row]] = []
-    shown: dict[str, Shared] = {}
+    rows: list[tuple[str, int, XorPrivacy]] = []
+    shown: dict[str, SharedSeeds] = {}
     for experiment in experiments:
         which = str(dump(experiment.data))
         data = loaded[which] = loaded.get(which) or experiment.data.load()
@@ -47,12 +47,12 @@ def show_xor(
         name = experiment.method.label or experiment.method.name
         for p in blended or [experiment.method.sharing.p]:
             sharing = replace(experiment.method.sharing, p=p)
-            drawn = [draw(data, population, sharing, experiment.seed, repeat) for repeat in range(repeats)]
-            rows.append((name, p, measure(drawn, mds, experiment.seed)))
+            drawn = [make_seeds(data, population, sharing, experiment.seed, repeat) for repeat in range(repeats)]
+            rows.append((name, p, measure_seeds(drawn, mds, experiment.seed)))
             if out is not None:
                 shown[f"{name}, p = {p}"] = drawn[0]
                 _draw(out, f"{name}, p = {p}", drawn[0], data)
-    from fedblend.analysis.privacy.seed_pictures import draw_side_by_side
+    from fedblend.analysis.privacy.figures import draw_seed_comparison
 
     console = Console()
     console.print(
@@ -66,7 +66,7 @@ def show_xor(
     console.print(_table(rows, mds))
     if out is not None:
         if len(shown) > 1:
-            draw_side_by_side(
+            draw_seed_comparison(
                 shown, out / "side-by-side.png", ", ".join(dict.fromkeys(d.name for d in loaded.values()))
             )
         console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
@@ -74,8 +74,8 @@ def show_xor(
         _keep(json, rows, repeats)
 
 
-def _keep(path: Path, rows: Sequence[tuple[str, int, Row]], repeats: int) -> None:
-    """Write what was measured as JSON: ``repeats``, and ``rows`` with the method, p and the fields of :class:`Row`."""
+def _keep(path: Path, rows: Sequence[tuple[str, int, XorPrivacy]], repeats: int) -> None:
+    """Write the measures as JSON: ``repeats``, and ``rows`` of the method, p and the fields of :class:`XorPrivacy`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -94,7 +94,7 @@ def _of_first_seed(experiments: list[Experiment]) -> list[Experiment]:
     return [e for e in able if e.seed == able[0].seed]
 
 
-def _table(rows: Sequence[tuple[str, int, Row]], mds: bool) -> Table:
+def _table(rows: Sequence[tuple[str, int, XorPrivacy]], mds: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method")
     heads = ["p", "distance", *(["MDS"] if mds else []), "sent known", "made known", "clear", "of ink"]
@@ -112,8 +112,8 @@ def _table(rows: Sequence[tuple[str, int, Row]], mds: bool) -> Table:
     return table
 
 
-def _draw(out: Path, title: str, one: Shared, data: Dataset) -> None:
-    from fedblend.analysis.privacy.seed_pictures import draw_seeds
+def _draw(out: Path, title: str, one: SharedSeeds, data: Dataset) -> None:
+    from fedblend.analysis.privacy.figures import draw_seeds
 
     try:
         out.mkdir(parents=True, exist_ok=True)

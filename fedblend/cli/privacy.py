@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedblend.analysis.privacy.samples import Mixtures, Row, draw, measure
+from fedblend.analysis.privacy.mixup import Mixtures, MixupPrivacy, make_mixtures, measure_mixtures
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.data.partitions import prepare
@@ -46,8 +46,10 @@ def show_samples(
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     data = experiment.data.load()
     population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
-    drawn = [draw(data, population, experiment.seed, one, devices, samples, coordinated) for one in range(repeats)]
-    rows = measure(drawn, lambdas)
+    drawn = [
+        make_mixtures(data, population, experiment.seed, one, devices, samples, coordinated) for one in range(repeats)
+    ]
+    rows = measure_mixtures(drawn, lambdas)
     if out is not None:
         _draw(out, drawn[0], data, lambdas)
     console = Console()
@@ -68,7 +70,7 @@ def show_samples(
         console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[MixupPrivacy]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("lambda", justify="right")
     for what in ("Mixup", "Mix2up"):
@@ -88,7 +90,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _draw(out: Path, one: Mixtures, data: Dataset, lambdas: Sequence[float]) -> None:
-    from fedblend.analysis.privacy.pictures import draw_samples
+    from fedblend.analysis.privacy.figures import draw_mixtures
 
     if data.kind != "image":
         raise FedblendError(
@@ -98,6 +100,6 @@ def _draw(out: Path, one: Mixtures, data: Dataset, lambdas: Sequence[float]) -> 
         out.mkdir(parents=True, exist_ok=True)
         for lam in lambdas:
             title = f"{data.name}: Mixup and inverse Mixup at lambda = {lam:g}"
-            draw_samples(one, data.classes, lam, out / f"lambda-{lam:g}.png", title)
+            draw_mixtures(one, data.classes, lam, out / f"lambda-{lam:g}.png", title)
     except OSError as error:
         raise FedblendError(f"--out {out}: cannot be written ({error}); name a folder") from None

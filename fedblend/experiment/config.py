@@ -14,7 +14,7 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.paths import absolute
 from fedblend.core.registry import Count, Float, Fraction, Int, NonNegative, Positive
-from fedblend.experiment import agreement
+from fedblend.experiment import checks
 from fedblend.experiment.fields import Arrival, FrozenTable, Method, Policy, Train, field_of_part
 
 
@@ -127,11 +127,11 @@ class Experiment(FrozenTable):
     @pydantic.model_validator(mode="after")
     def _agree(self) -> Experiment:
         method = self.method
-        agreement.on_uploads(method, self.protection, self.adversary)
-        agreement.on_evaluate_model(method, self.evaluate_model)
-        agreement.on_raw_samples(method, self.policy, self.unsafe)
-        agreement.on_sharing(method, self.channel)
-        agreement.on_sums(method)
+        checks.check_uploads(method, self.protection, self.adversary)
+        checks.check_evaluate_model(method, self.evaluate_model)
+        checks.check_raw_samples(method, self.policy, self.unsafe)
+        checks.check_sharing(method, self.channel)
+        checks.check_sums(method)
         if self.min_uploads > self.train.cohort:
             raise ValueError(
                 f"min_uploads: {self.min_uploads} is more than train.cohort: {self.train.cohort}; "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedblend.analysis.plotting import DPI, INK, MUTED, dress, looks
 
 if TYPE_CHECKING:
-    from fedblend.analysis.privacy.leaks import Leak
+    from fedblend.analysis.privacy.leak_report import Leak
 
 MARKERS = {"weights": "o", "means": "s", "seeds": "^"}
 OTHER = "D"

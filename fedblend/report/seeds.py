@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from fedblend.analysis.plotting import Picture, as_png, mixture
-from fedblend.analysis.privacy.seed_trace import SeedTrace, stories
+from fedblend.analysis.privacy.seed_trace import SeedTrace, seed_traces
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.sharing.seeds import MixedSeeds
@@ -83,7 +83,7 @@ def strips_of(run: Path, sharing: object, rows: np.ndarray, classes: Sequence[st
         return []
     try:
         state = checkpoint.read(run)
-        told = stories(make_setup(RunDirectory(run).experiment()), state, rows) if state is not None else []
+        told = seed_traces(make_setup(RunDirectory(run).experiment()), state, rows) if state is not None else []
     except (FedblendError, OSError):
         return []
     return [Picture(as_png(_strip(one)), one.client, _words(one, classes)) for one in told]
@@ -91,7 +91,7 @@ def strips_of(run: Path, sharing: object, rows: np.ndarray, classes: Sequence[st
 
 def _strip(one: SeedTrace) -> np.ndarray:
     """The images of a story side by side on white, [C, H, W] in [0, 1]."""
-    shown = [image for image in (one.target, one.dummy, one.sent, one.own, one.made) if image is not None]
+    shown = [image for image in (one.target, one.dummy, one.sent, one.server_dummy, one.decoded) if image is not None]
     white = np.full((*shown[0].shape[:2], GAP), 255, np.uint8)
     parts = [part for image in shown for part in (image.numpy(), white)][:-1]
     return np.concatenate(parts, axis=2).repeat(TIMES, 1).repeat(TIMES, 2) / 255
@@ -100,4 +100,4 @@ def _strip(one: SeedTrace) -> np.ndarray:
 def _words(one: SeedTrace, classes: Sequence[str]) -> str:
     target, dummy = (classes[label] for label in one.labels)
     words = f"{target}, {dummy}, what was sent"
-    return f"{words}, the server's {dummy}, what it decoded" if one.made is not None else words
+    return f"{words}, the server's {dummy}, what it decoded" if one.decoded is not None else words

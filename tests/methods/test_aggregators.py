@@ -14,10 +14,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedblend.core.aggregator import Aggregator
-from fedblend.methods.aggregators import compiled as ways
+from fedblend.methods.aggregators import kernels as ways
+from fedblend.methods.aggregators.kernels import comparators, stages
 from fedblend.methods.aggregators.krum import Krum, MultiKrum, scores
 from fedblend.methods.aggregators.mean import Sums, WeightedMean
-from fedblend.methods.aggregators.network import comparators, stages
 from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
 
 

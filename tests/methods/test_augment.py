@@ -17,9 +17,9 @@ from sklearn.datasets import load_sample_images
 
 from fedblend.data.loaders.digits import Digits
 from fedblend.data.loaders.mnist5k import Mnist5k
-from fedblend.methods.augment import augmix, compiled
+from fedblend.methods.augment import augmix, kernels
 from fedblend.methods.augment.augmix import draw_augmix
-from fedblend.methods.augment.compiled import blend_images
+from fedblend.methods.augment.kernels import blend_images
 from fedblend.methods.augment.operations import NOTHING, OPERATIONS, apply, blended
 
 Draw = dict[str, torch.Tensor]
@@ -192,7 +192,7 @@ def test_without_a_compiler_the_views_are_the_same(monkeypatch: pytest.MonkeyPat
     unit, drawn = pictures("mnist")[:5] / 255, drawn_for((5,))
     wanted = augmix(unit, drawn)
 
-    monkeypatch.setattr(compiled, "library", lambda: None)
+    monkeypatch.setattr(kernels, "library", lambda: None)
 
     torch.testing.assert_close(augmix(unit, drawn), wanted, atol=1e-6, rtol=0)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedblend.core.errors import FedblendError
-from fedblend.methods.sharing.inverse import (
+from fedblend.methods.sharing.inverse_mixup import (
     Pairs,
     coordinate,
     inverse_ratio,

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Int, part
-from fedblend.methods.aggregators.compiled import squared_distances
+from fedblend.methods.aggregators.kernels import squared_distances
 from fedblend.methods.aggregators.mean import WeightedMean
 
 FEWEST = 3

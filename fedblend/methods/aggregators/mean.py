@@ -10,7 +10,7 @@ import torch
 
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload
 from fedblend.core.registry import part
-from fedblend.methods.aggregators.compiled import add_weighted
+from fedblend.methods.aggregators.kernels import add_weighted
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pydantic import Field
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Float, part
-from fedblend.methods.aggregators.compiled import mean_of_order, mean_within
+from fedblend.methods.aggregators.kernels import mean_of_order, mean_within
 from fedblend.methods.aggregators.mean import WeightedMean, as_stored
 
 

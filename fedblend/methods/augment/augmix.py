@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from fedblend.methods.augment.compiled import blend
+from fedblend.methods.augment.kernels import blend
 from fedblend.methods.augment.operations import NOTHING, OPERATIONS, blended
 
 VIEWS = 2

@@ -72,7 +72,7 @@ class SeedsPicture(Measure):
 
     def measured(self, seen: CellRun) -> str:
         """The path of a PNG."""
-        from fedblend.analysis.privacy.seed_pictures import draw_seeds
+        from fedblend.analysis.privacy.figures import draw_seeds
 
         def make(place: Path) -> dict[str, Any]:
             shared, data = shared_of(seen)

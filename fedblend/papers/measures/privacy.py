@@ -13,7 +13,7 @@ from fedblend.papers.measures.base import CellRun, Measure
 
 @part("measure", "sample-privacy")
 class SamplePrivacy(Measure):
-    """Sample privacy of Mixup or Mix2up (Mix2FLD, Tables II and III; :mod:`fedblend.analysis.privacy.samples`).
+    """Sample privacy of Mixup or Mix2up (Mix2FLD, Tables II and III; :mod:`fedblend.analysis.privacy.mixup`).
 
     The mixing ratio, and whether devices coordinate their labels, are those of the cell's ``method.sharing``.
     """
@@ -36,7 +36,7 @@ class SamplePrivacy(Measure):
         return float(seen.once("sample-privacy", settings, lambda place: self._measure(seen))[self.figure])
 
     def _measure(self, seen: CellRun) -> dict[str, Any]:
-        from fedblend.analysis.privacy.samples import draw, measure
+        from fedblend.analysis.privacy.mixup import make_mixtures, measure_mixtures
         from fedblend.data.partitions import prepare
 
         one, sharing = seen.experiment, seen.experiment.method.sharing
@@ -45,8 +45,10 @@ class SamplePrivacy(Measure):
         drawn = []
         for repeat in range(self.repeats):
             seen.tick("draws", repeat, self.repeats)
-            drawn.append(draw(data, population, one.seed, repeat, self.devices, self.samples, sharing.coordinated))
-        return asdict(measure(drawn, [sharing.lam])[0])
+            drawn.append(
+                make_mixtures(data, population, one.seed, repeat, self.devices, self.samples, sharing.coordinated)
+            )
+        return asdict(measure_mixtures(drawn, [sharing.lam])[0])
 
     def steps(self, experiment: Any) -> float:
         """About a hundred training steps a draw."""
@@ -57,7 +59,7 @@ class SamplePrivacy(Measure):
 class SeedPrivacy(Measure):
     """How far seeds of target labels lie from raw samples, and what is told of these (XorMixFL, Table 3).
 
-    See :class:`fedblend.analysis.privacy.xor.Row`.
+    See :class:`fedblend.analysis.privacy.xor.XorPrivacy`.
     """
 
     figure: Literal["distance", "mds", "sent_recognised", "made_recognised", "clear", "clear_ink", "bits", "blind"] = (
@@ -78,14 +80,14 @@ class SeedPrivacy(Measure):
         return value[int(self.deviation)] if isinstance(value, list) else value
 
     def _measure(self, seen: CellRun) -> dict[str, Any]:
-        from fedblend.analysis.privacy.xor import draw, measure
+        from fedblend.analysis.privacy.xor import make_seeds, measure_seeds
         from fedblend.data.partitions import prepare
 
         one = seen.experiment
         data = one.data.load()
         population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
-        drawn = [draw(data, population, one.method.sharing, one.seed, repeat) for repeat in range(self.repeats)]
-        return asdict(measure(drawn, self.figure == "mds", one.seed))
+        drawn = [make_seeds(data, population, one.method.sharing, one.seed, repeat) for repeat in range(self.repeats)]
+        return asdict(measure_seeds(drawn, self.figure == "mds", one.seed))
 
     def steps(self, experiment: Any) -> float:
         """Multidimensional scaling of each seed takes most of the time."""
@@ -94,7 +96,7 @@ class SeedPrivacy(Measure):
 
 def shared_of(seen: CellRun, p: int | None = None) -> Any:
     """What the devices of a cell share in its first draw; with ``p`` samples blended, if given."""
-    from fedblend.analysis.privacy.xor import draw
+    from fedblend.analysis.privacy.xor import make_seeds
     from fedblend.data.partitions import prepare
 
     one = seen.experiment
@@ -103,7 +105,7 @@ def shared_of(seen: CellRun, p: int | None = None) -> Any:
     sharing = one.method.sharing if p is None else replace(one.method.sharing, p=p)
     data = one.data.load()
     population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
-    return draw(data, population, sharing, one.seed), data
+    return make_seeds(data, population, sharing, one.seed), data
 
 
 def relative(path: Path, folder: Path) -> str:

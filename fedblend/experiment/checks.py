@@ -10,7 +10,7 @@ from typing import Any
 from fedblend.experiment.fields import Method, Policy
 
 
-def on_uploads(method: Method, protection: Any, adversary: Any) -> None:
+def check_uploads(method: Method, protection: Any, adversary: Any) -> None:
     """Uploads that are no models: nothing may change or combine models, and something must read what is sent."""
     upload = method.upload
     if not upload.is_model:
@@ -42,7 +42,7 @@ def on_uploads(method: Method, protection: Any, adversary: Any) -> None:
             )
 
 
-def on_evaluate_model(method: Method, evaluate_model: str | None) -> None:
+def check_evaluate_model(method: Method, evaluate_model: str | None) -> None:
     """Whose model is evaluated: one that there is."""
     if evaluate_model == "each" and not method.stateful_clients:
         raise ValueError(
@@ -55,7 +55,7 @@ def on_evaluate_model(method: Method, evaluate_model: str | None) -> None:
         )
 
 
-def on_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
+def check_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
     """Raw samples leave a client only where an experiment says that it is ``unsafe``."""
     if unsafe:
         return
@@ -78,7 +78,7 @@ def on_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
         )
 
 
-def on_sharing(method: Method, channel: Any) -> None:
+def check_sharing(method: Method, channel: Any) -> None:
     """What is shared is what somebody reads, and it gets there."""
     sharing, objective, step = method.sharing, method.objective, method.server_step
     if objective.needs and not sharing.active:
@@ -109,7 +109,7 @@ def on_sharing(method: Method, channel: Any) -> None:
         )
 
 
-def on_sums(method: Method) -> None:
+def check_sums(method: Method) -> None:
     """What the server averages or looks at reaches it, and not only as a sum."""
     sharing, step = method.sharing, method.server_step
     if not sharing.leaves_client and getattr(sharing, "server_average", 1) > 1:
