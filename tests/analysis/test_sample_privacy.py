@@ -206,10 +206,12 @@ def test_privacy_samples_refuses_what_it_cannot_measure() -> None:
     start = ("privacy", "samples", file, "--repeats", "1")
     refused(here(*start, "--lambdas", "0.1,x"), "--lambdas '0.1,x' is not valid")
     refused(here(*start, "--lambdas", "1.0"), "--lambdas '1.0' is not valid")
-    refused(here(*start, "--lambdas", "0.5"), "lambda: mixing with the ratios [0.5, 0.5] cannot be undone")
+    refused(here(*start, "--lambdas", "0.5"), "lambda: mixing with the ratios [0.5, 0.5] has no inverse")
     refused(here(*start, "--devices", "9"), "--devices 9: only 4 of 4 clients")
     refused(
-        here(*start, "--samples", "1"), "--samples 1: none of 2 mixtures", "send more, or coordinate their labels (--"
+        here(*start, "--samples", "1"),
+        "--samples 1: none of 2 mixtures",
+        "more samples of each device, or coordinated labels (--",
     )
     succeeded(here(*start, "--samples", "1", "--coordinated"))
     Path("taken").write_text("")

@@ -1,7 +1,8 @@
-"""The C++ kernels of aggregators, for many float32 numbers on a processor; each with its plain PyTorch way beside it.
+"""The C++ kernels of aggregators for float32 tensors on a CPU, each with an implementation in PyTorch.
 
-PyTorch sorts, subtracts and compares at a fraction of the speed at which uploads can be read; the kernels come
-near it. Where there is no compiler, or too little to do, the plain ways give the same but for the last bits.
+Where there is no compiler, and for small tensors, PyTorch is used; results then differ only in the last bits. The
+kernels are 1.8 times (mean) to 8.4 times (interval-mean) as fast as PyTorch, and the median 4.8 times. They reach 30 %
+to 101 % of the speed of a copy (`benchmarks/aggregators.py`: 100 uploads of 1.2 million parameters, one thread).
 """
 
 from __future__ import annotations
@@ -19,50 +20,48 @@ from fedblend._kernels import build
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 
-WORTH = 1 << 16
-"""Numbers below which no kernel is used, so that an experiment of small models never starts a compiler."""
+MIN_NUMBERS = 1 << 16
+"""Fewest numbers for which a kernel is used, so that an experiment with small models needs no compiler."""
 
-CACHE = 1 << 18
-"""Numbers of all uploads that are worked on at a time: as float32 they fill half of a core's second-level cache."""
+CPU_CHUNK, GPU_CHUNK = 1 << 18, 1 << 26
+"""Numbers of all uploads that are processed at a time. As float32 they fill half of a core's second-level cache, or 256
+MB on a GPU."""
 
-DEVICE = 1 << 26
-"""The same on a GPU, which wants much to do at once: 256 MB."""
-
-WIDEST = 1024
-"""Parameters of a block of :func:`squared_distances`, where the cache holds that many of every upload."""
+MAX_BLOCK = 1024
+"""Most parameters of a block of :func:`squared_distances`."""
 
 
 def chunks(rows: Sequence[torch.Tensor]) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The same parameters of all rows side by side, [rows, some], and where they lie in the flattened rows."""
+    """Parameters of all rows, stacked as [rows, some], with their slice of the flattened rows."""
     flat = [row.reshape(-1) for row in rows]
-    width = max(1, (CACHE if flat[0].device.type == "cpu" else DEVICE) // len(flat))
+    width = max(1, (CPU_CHUNK if flat[0].device.type == "cpu" else GPU_CHUNK) // len(flat))
     for start in range(0, len(flat[0]), width):
         place = slice(start, start + width)
         yield place, torch.stack([row[place] for row in flat])
 
 
 def add_weighted(total: torch.Tensor, tensor: torch.Tensor, weight: float) -> None:
-    """total += weight * tensor, in place; total is float64."""
-    if _suited([tensor]) and total.is_contiguous():
+    """Add weight * tensor to ``total`` (float64) in place."""
+    if _use_kernel([tensor]) and total.is_contiguous():
         _call("add_weighted", ctypes.c_int64(tensor.numel()), ctypes.c_double(weight), _at(tensor), _at(total))
     else:
         total.add_(tensor, alpha=weight)
 
 
 def mean_of_order(rows: Sequence[torch.Tensor], low: int, high: int) -> torch.Tensor:
-    """For each parameter the mean of its ``low``-th to ``high - 1``-th smallest values over the rows, from 0.
+    """For each parameter the mean of its ``low``-th to ``high - 1``-th smallest values over the rows, counted from 0.
 
-    Of the rows' shape; float32 where they are, else float64. All numbers must be finite.
+    The result has the rows' shape, in float32 where they are float32, else in float64. All numbers must be finite.
     """
-    if not _suited(rows):
-        return _plain_mean_of_order(rows, low, high)
+    if not _use_kernel(rows):
+        return _mean_of_order_in_torch(rows, low, high)
     pairs, out = comparators(len(rows), low, high), torch.empty_like(rows[0])
     numbers = (ctypes.c_int64(len(pairs)), pairs.ctypes.data_as(ctypes.c_void_p), low, high)
     _call("mean_of_order", *_rows(rows), *numbers, _at(out))
     return out
 
 
-def _plain_mean_of_order(rows: Sequence[torch.Tensor], low: int, high: int) -> torch.Tensor:
+def _mean_of_order_in_torch(rows: Sequence[torch.Tensor], low: int, high: int) -> torch.Tensor:
     out = torch.empty(rows[0].numel(), dtype=_precision(rows[0]), device=rows[0].device)
     for place, chunk in chunks(rows):
         values = chunk.to(out.dtype)
@@ -76,15 +75,15 @@ def _plain_mean_of_order(rows: Sequence[torch.Tensor], low: int, high: int) -> t
 
 
 def squared_distances(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """sum (row_i - row_j)^2 of all pairs, float64 [rows, rows], on the processor.
+    """sum (row_i - row_j)^2 of all pairs, float64 [rows, rows], on the CPU.
 
-    From the differences themselves: a matrix product would need <i, i> + <j, j> - 2 <i, j>, in which what two near
-    uploads differ by is lost wherever the origin is far, and one far upload moves any mean taken as the origin.
+    The sums are of differences. A matrix product would compute <i, i> + <j, j> - 2 <i, j>, which loses small
+    differences of two uploads that are far from the origin.
     """
     number = len(rows)
-    if _suited(rows):
+    if _use_kernel(rows):
         found = torch.zeros(number, number, dtype=torch.float64)
-        width = min(WIDEST, max(16, CACHE // number // 16 * 16))
+        width = min(MAX_BLOCK, max(16, CPU_CHUNK // number // 16 * 16))
         _call("squared_distances", *_rows(rows), width, _at(found))
         return found + found.t()
     above = torch.zeros(number * (number - 1) // 2, dtype=torch.float64, device=rows[0].device)
@@ -99,12 +98,12 @@ def squared_distances(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 def mean_within(
     rows: Sequence[torch.Tensor], weights: Sequence[float], origin: torch.Tensor, low: float, high: float
 ) -> torch.Tensor:
-    """origin + the weighted mean of those row - origin that lie in [low, high]; origin where none does.
+    """``origin`` plus the weighted mean of the differences row - origin in [low, high]; ``origin`` without any.
 
-    Of the rows' shape; float32 where they are, else float64.
+    The result has the rows' shape, in float32 where they are float32, else in float64.
     """
     shares = torch.tensor(weights, dtype=torch.float64, device=origin.device)
-    if _suited([*rows, origin]):
+    if _use_kernel([*rows, origin]):
         out = torch.empty_like(origin)
         _call(
             "mean_within", *_rows(rows), _at(shares), _at(origin), ctypes.c_double(low), ctypes.c_double(high), _at(out)
@@ -124,10 +123,10 @@ def _precision(tensor: torch.Tensor) -> torch.dtype:
     return tensor.dtype if tensor.dtype == torch.float32 else torch.float64
 
 
-def _suited(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether kernels can work on these tensors, and there is enough to do."""
+def _use_kernel(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether kernels support these tensors, and the tensors are large enough."""
     return (
-        sum(tensor.numel() for tensor in tensors) >= WORTH
+        sum(tensor.numel() for tensor in tensors) >= MIN_NUMBERS
         and all(t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
         and library() is not None
     )
@@ -139,7 +138,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _rows(rows: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """The arguments that tell a kernel of rows: how long they are, how many, and where."""
+    """The kernel arguments for rows: their length, their number, and their addresses."""
     return ctypes.c_int64(rows[0].numel()), len(rows), (ctypes.c_void_p * len(rows))(*(r.data_ptr() for r in rows))
 
 
@@ -151,11 +150,16 @@ def _call(name: str, *arguments: Any) -> None:
     getattr(library(), name)(*arguments)
 
 
+# Sorting networks -------------------------------------------------------------------------------------------
+# A comparator network sorts by a fixed list of (minimum, maximum) steps without branches, so that one step processes
+# many parameters at once. Steps that do not lead to the required places are left out beforehand.
+
+
 def stages(places: int) -> Iterator[np.ndarray]:
     """Batcher's merge exchange for any number of places: stages of comparators (i, j), i < j, int32 [n, 2].
 
     Knuth, The Art of Computer Programming, volume 3, section 5.2.2, Algorithm M. A comparator puts the smaller
-    value at i and the larger at j; those of one stage touch each place at most once.
+    value at i and the larger at j. Comparators of one stage use each place at most once.
 
     >>> [stage.tolist() for stage in stages(3)]
     [[[0, 2]], [[0, 1]], [[1, 2]]]
@@ -176,7 +180,7 @@ def stages(places: int) -> Iterator[np.ndarray]:
 
 @functools.lru_cache(maxsize=8)
 def comparators(places: int, low: int, high: int) -> np.ndarray:
-    """Comparators, int32 [n, 2] in order, after which places ``low`` to ``high - 1`` hold what sorting puts there.
+    """Comparators, int32 [n, 2] in order, that put the sorted values into places ``low`` to ``high - 1``.
 
     >>> comparators(3, 0, 1).tolist()
     [[0, 2], [0, 1]]
