@@ -131,7 +131,7 @@ def test_what_cannot_be_summed_is_refused() -> None:
         SecureMeans().require_possible(np.array([4, 3, 0, 9]), 4)
     SecureMeans().require_possible(np.array([4, 4, 0, 9]), 4)
     with pytest.raises(
-        FedblendError, match=r"'secure-means' sums what clients share once, and the channel 'wireless' l"
+        FedblendError, match=r"'secure-means' sums the data that clients share once, but the channel 'wireless' l"
     ):
         resolve(table(channel={"name": "wireless"}))
 
