@@ -330,7 +330,7 @@ def test_terms_of_a_wrong_type_are_told(terms: Any) -> None:
         ),
         (
             {"method": {"name": "aggenhance", "sharing": "xor-seeds"}},
-            "nor the server step 'aggenhance' reads; valid: none, an objective that mixes, or a server step",
+            "nor the server step 'aggenhance' uses; valid: none, an objective that mixes, or a server step",
             {"method": {"sharing": "xor-seeds", "server_step": "train-on-seeds"}},
         ),
         (
