@@ -26,7 +26,7 @@ from rich.table import Table
 
 from fedblend._kernels import build
 from fedblend.core.aggregator import Aggregator
-from fedblend.methods.aggregators import compiled as ways
+from fedblend.methods.aggregators import kernels as ways
 from fedblend.methods.aggregators.krum import Krum, MultiKrum
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
@@ -83,13 +83,13 @@ def contestants(given: list[Any]) -> dict[tuple[str, str], Callable[[], object]]
 
 def timed(run: Callable[[], object], way: str) -> float:
     """Seconds of one run in its way."""
-    before, ways.WORTH = ways.WORTH, NEVER if way == "plain" else 0
+    before, ways.MIN_NUMBERS = ways.MIN_NUMBERS, NEVER if way == "plain" else 0
     try:
         start = time.perf_counter()
         run()
         return time.perf_counter() - start
     finally:
-        ways.WORTH = before
+        ways.MIN_NUMBERS = before
 
 
 def megabytes(run: Callable[[], object], way: str) -> float | None:

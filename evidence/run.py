@@ -34,7 +34,7 @@ import alignment
 import inversion
 import numpy as np
 
-from fedblend.analysis.privacy.samples import LAMBDAS, SAMPLES, draw, measure
+from fedblend.analysis.privacy.mixup import LAMBDAS, SAMPLES, make_mixtures, measure_mixtures
 from fedblend.core.channel import Channel
 from fedblend.core.random import stream
 from fedblend.core.registry import build
@@ -343,9 +343,11 @@ def write_sample_privacy(path: Path) -> None:
         data, coordinated = build("dataset", name).load(), name == "cifar100"
         options = {"name": "mix2fld", "form": "iid", "clients": PRIVACY_DEVICES, "samples": PRIVACY_HELD}
         population = prepare(build("partition", options), data, 0)
-        drawn = [draw(data, population, 0, k, PRIVACY_DEVICES, SAMPLES, coordinated) for k in range(PRIVACY_DRAWS)]
+        drawn = [
+            make_mixtures(data, population, 0, k, PRIVACY_DEVICES, SAMPLES, coordinated) for k in range(PRIVACY_DRAWS)
+        ]
         repeated = sum(one.pairs.repeated for one in drawn)
-        rows = [asdict(row) for row in measure(drawn, LAMBDAS)]
+        rows = [asdict(row) for row in measure_mixtures(drawn, LAMBDAS)]
         sets.append({"data": name, "coordinated": coordinated, "repeated": repeated, "rows": rows})
     result = {
         "command": "python evidence/run.py mix2fld-privacy",

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend.analysis.attacks.outcome import make_folder
-from fedblend.analysis.privacy.leaks import Card, Leak
-from fedblend.analysis.privacy.leaks import card as leak_card
+from fedblend.analysis.privacy.leak_report import Leak, LeakReport, leak_report
 from fedblend.cli.progress import steps_shown
 from fedblend.report.leak_figure import draw_leaks
 from fedblend.runs.directory import find_runs
@@ -40,7 +39,7 @@ def show_leaks(paths: Sequence[Path], out: Path | None) -> None:
     cards = []
     with steps_shown() as steps, one_thread():
         for number, run in enumerate(runs, 1):
-            cards.append(leak_card(run))
+            cards.append(leak_report(run))
             steps("runs", number, len(runs))
     console = Console()
     leaks = [leak for card in cards for leak in card.leaks]
@@ -83,7 +82,7 @@ def _leaks_table(leaks: Sequence[Leak]) -> Table:
     return table
 
 
-def _sizes_table(card: Card) -> Table:
+def _sizes_table(card: LeakReport) -> Table:
     """The distance of means to raw samples by M_k (samples a mean); the run's own M_k is marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=f"{card.run}: means by M_k")
     for heading in ("M_k", "means", "distance", "MSE", "PSNR", "SSIM", "recognised", "by chance"):
@@ -109,7 +108,7 @@ def _number(value: float, digits: int) -> str:
     return "∞" if math.isinf(value) else f"{value:.{digits}f}"
 
 
-def _write(out: Path, cards: Sequence[Card], leaks: Sequence[Leak]) -> None:
+def _write(out: Path, cards: Sequence[LeakReport], leaks: Sequence[Leak]) -> None:
     rows: list[dict[str, Any]] = [leak.table() for leak in leaks]
     write_atomically(out / "leaks.csv", pd.DataFrame(rows).to_csv(index=False))
     sizes = [{"run": card.run, **row} for card in cards for row in card.by_size]

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedblend.analysis.privacy.samples import Mixtures, Row, draw, measure
+from fedblend.analysis.privacy.mixup import Mixtures, MixupPrivacy, make_mixtures, measure_mixtures
 from fedblend.cli.arguments import Change
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
@@ -35,8 +35,8 @@ def show_samples(
     data = experiment.data.load()
     population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
     seed = experiment.seed
-    draws = [draw(data, population, seed, repeat, devices, samples, coordinated) for repeat in range(repeats)]
-    rows = measure(draws, lambdas)
+    draws = [make_mixtures(data, population, seed, repeat, devices, samples, coordinated) for repeat in range(repeats)]
+    rows = measure_mixtures(draws, lambdas)
     if out is not None:
         _draw(out, draws[0], data, lambdas)
     console = Console()
@@ -57,7 +57,7 @@ def show_samples(
         console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[MixupPrivacy]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("lambda", justify="right")
     for method in ("Mixup", "Mix2up"):
@@ -77,7 +77,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _draw(out: Path, mixtures: Mixtures, data: Dataset, lambdas: Sequence[float]) -> None:
-    from fedblend.analysis.privacy.pictures import draw_samples
+    from fedblend.analysis.privacy.figures import draw_mixtures
 
     if data.kind != "image":
         raise FedblendError(
@@ -87,6 +87,6 @@ def _draw(out: Path, mixtures: Mixtures, data: Dataset, lambdas: Sequence[float]
         out.mkdir(parents=True, exist_ok=True)
         for lam in lambdas:
             title = f"{data.name}: Mixup and inverse Mixup at lambda = {lam:g}"
-            draw_samples(mixtures, data.classes, lam, out / f"lambda-{lam:g}.png", title)
+            draw_mixtures(mixtures, data.classes, lam, out / f"lambda-{lam:g}.png", title)
     except OSError as error:
         raise FedblendError(f"--out {out}: cannot be written ({error}); name a folder") from None

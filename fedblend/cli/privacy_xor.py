@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedblend.analysis.privacy.xor import Row, Shared, draw, measure
+from fedblend.analysis.privacy.xor import SharedSeeds, XorPrivacy, make_seeds, measure_seeds
 from fedblend.cli.arguments import Change
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
@@ -39,8 +39,8 @@ def show_xor(
     """
     experiments = _of_first_seed(list(api.expand_file(file, changes, None).experiments.values()))
     loaded: dict[str, Dataset] = {}
-    rows: list[tuple[str, int, Row]] = []
-    first_draws: dict[str, Shared] = {}
+    rows: list[tuple[str, int, XorPrivacy]] = []
+    first_draws: dict[str, SharedSeeds] = {}
     for experiment in experiments:
         which = str(dump(experiment.data))
         data = loaded[which] = loaded.get(which) or experiment.data.load()
@@ -48,12 +48,12 @@ def show_xor(
         name = experiment.method.label or experiment.method.name
         for p in blended or [experiment.method.sharing.p]:
             sharing = replace(experiment.method.sharing, p=p)
-            draws = [draw(data, population, sharing, experiment.seed, repeat) for repeat in range(repeats)]
-            rows.append((name, p, measure(draws, mds, experiment.seed)))
+            draws = [make_seeds(data, population, sharing, experiment.seed, repeat) for repeat in range(repeats)]
+            rows.append((name, p, measure_seeds(draws, mds, experiment.seed)))
             if out is not None:
                 first_draws[f"{name}, p = {p}"] = draws[0]
                 _draw(out, f"{name}, p = {p}", draws[0], data)
-    from fedblend.analysis.privacy.seed_pictures import draw_side_by_side
+    from fedblend.analysis.privacy.figures import draw_seed_comparison
 
     console = Console()
     console.print(
@@ -67,7 +67,7 @@ def show_xor(
     console.print(_table(rows, mds))
     if out is not None:
         if len(first_draws) > 1:
-            draw_side_by_side(
+            draw_seed_comparison(
                 first_draws, out / "side-by-side.png", ", ".join(dict.fromkeys(d.name for d in loaded.values()))
             )
         console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
@@ -75,8 +75,8 @@ def show_xor(
         _write_json(json, rows, repeats)
 
 
-def _write_json(path: Path, rows: Sequence[tuple[str, int, Row]], repeats: int) -> None:
-    """Write the measurements as JSON: ``repeats``, and ``rows`` with the method, p and the fields of :class:`Row`."""
+def _write_json(path: Path, rows: Sequence[tuple[str, int, XorPrivacy]], repeats: int) -> None:
+    """Write the measurements as JSON: ``repeats``, and ``rows`` with method, p and the fields of :class:`XorPrivacy`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -96,7 +96,7 @@ def _of_first_seed(experiments: list[Experiment]) -> list[Experiment]:
     return [e for e in sharing_seeds if e.seed == sharing_seeds[0].seed]
 
 
-def _table(rows: Sequence[tuple[str, int, Row]], mds: bool) -> Table:
+def _table(rows: Sequence[tuple[str, int, XorPrivacy]], mds: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method")
     headings = ["p", "distance", *(["MDS"] if mds else []), "sent known", "made known", "clear", "of ink"]
@@ -114,8 +114,8 @@ def _table(rows: Sequence[tuple[str, int, Row]], mds: bool) -> Table:
     return table
 
 
-def _draw(out: Path, title: str, seeds: Shared, data: Dataset) -> None:
-    from fedblend.analysis.privacy.seed_pictures import draw_seeds
+def _draw(out: Path, title: str, seeds: SharedSeeds, data: Dataset) -> None:
+    from fedblend.analysis.privacy.figures import draw_seeds
 
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Paths in experiments: those in a file are relative to the file's folder, all others to the current one."""
+"""Paths in experiments: relative to the file's folder if they are from a file, else to the current folder."""
 
 from __future__ import annotations
 
@@ -10,49 +10,51 @@ from typing import Any
 
 
 def import_from(folders: Iterable[str]) -> None:
-    """Let modules in these folders be imported, here and in processes that are started from here.
+    """Add folders to the import path of this process and of the processes that it starts.
 
-    The fedblend that runs goes before them: a folder in one of them that is called so, such as a checkout, would be
-    taken for it otherwise.
+    The running fedblend is added first, so that a folder named fedblend in one of them, such as a checkout, does not
+    replace it.
     """
-    ours = str(Path(__file__).resolve().parents[2])
-    sys.path += [folder for folder in dict.fromkeys([ours, *folders]) if folder not in sys.path]
+    own = str(Path(__file__).resolve().parents[2])
+    sys.path += [folder for folder in dict.fromkeys([own, *folders]) if folder not in sys.path]
 
 
-class FromFile(str):
-    """Text of an experiment file, which knows in what folder the file lies."""
+class FileText(str):
+    """Text of a configuration file, with the folder of that file.
+
+    The folder is stored with the text, because one table holds values of a file and of the command line (``--set``),
+    whose paths are relative to different folders.
+    """
 
     folder: str
 
-    @classmethod
-    def of(cls, text: str, folder: str) -> FromFile:
-        """``text`` as it stands in a file in ``folder``."""
-        made = cls(text)
-        made.folder = folder
-        return made
+    def __new__(cls, text: str, folder: str = "") -> FileText:
+        """``text`` of a file in ``folder``."""
+        file_text = super().__new__(cls, text)
+        file_text.folder = folder
+        return file_text
 
 
 def from_file(value: Any, file: str | Path) -> Any:
-    """A file's content, with every text in it marked as that file's (names of fields are left as they are)."""
+    """The content of a file, with every string value as :class:`FileText`; keys are unchanged."""
     if isinstance(value, Mapping):
         return {key: from_file(inner, file) for key, inner in value.items()}
     if isinstance(value, list):
         return [from_file(inner, file) for inner in value]
-    return FromFile.of(value, str(Path(file).absolute().parent)) if isinstance(value, str) else value
+    return FileText(value, str(Path(file).absolute().parent)) if isinstance(value, str) else value
 
 
 def absolute(value: Any) -> Any:
-    """A path with ``~`` expanded, absolute, so that it names the same file from wherever a run goes on.
+    """A path as an absolute one with ``~`` expanded, independent of the folder in which a run is resumed.
 
-    What is no text is given back as it is, for the validation to tell.
+    A value of another type is returned unchanged; validation rejects it.
     """
     if not isinstance(value, str):
         return value
-    folder = value.folder if isinstance(value, FromFile) else ""
-    return os.path.abspath(os.path.join(folder, os.path.expanduser(value)))
+    return os.path.abspath(os.path.join(getattr(value, "folder", ""), os.path.expanduser(value)))
 
 
 def absolute_folder(value: Any) -> Any:
-    """The path of a folder that is there, absolute; anything else, such as a name, as it is."""
+    """The absolute path of an existing folder; any other value, such as a name, unchanged."""
     path = absolute(value)
     return path if isinstance(path, str) and os.path.isdir(path) else value

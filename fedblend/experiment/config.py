@@ -1,4 +1,4 @@
-"""One experiment as typed, validated data: TOML in, TOML out."""
+"""The configuration of one experiment as typed, validated data, read from and written to TOML."""
 
 from __future__ import annotations
 
@@ -14,127 +14,129 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.paths import absolute
 from fedblend.core.registry import Count, Float, Fraction, Int, NonNegative, Positive
-from fedblend.experiment import agreement
+from fedblend.experiment import checks
 from fedblend.experiment.fields import Arrival, FrozenTable, Method, Policy, Train, field_of_part, parts_field
 
 
 def _run_folder(given: Any) -> Any:
-    """A folder as an absolute path; a name alone is left as it is."""
+    """A path with a folder as an absolute path; a name alone unchanged."""
     return absolute(given) if isinstance(given, str) and "/" in given else given
 
 
-def _fit_for_a_folder(name: str) -> str:
+def _folder_name(name: str) -> str:
     if not re.search("[A-Za-z0-9]", name) or re.search(r"[/\\\x00-\x1f]", name):
-        raise ValueError(
-            "folders are called by it; valid: letters A to Z or digits, and beside them any sign but / and \\"
-        )
+        raise ValueError("it is the name of a folder; valid: letters A to Z or digits, and any other sign but / and \\")
     return name
 
 
 class Experiment(FrozenTable):
-    """One run: data, split, model, local training, method, and how it is evaluated.
+    """One run: data, partition, model, local training, method, and evaluation.
 
-    Made from a file's content by :func:`resolve`, or in Python::
+    :func:`resolve` makes it from the content of a file. In Python::
 
         Experiment(data="mnist5k", partition={"name": "classes", "clients": 20}, method="fedmix")
     """
 
-    name: Annotated[str, AfterValidator(_fit_for_a_folder)] = "experiment"
-    """What the study is called: its folder under `runs/`, and the report's title."""
+    name: Annotated[str, AfterValidator(_folder_name)] = "experiment"
+    """Name of the study: its folder under `runs/`, and the report's title."""
     seed: Annotated[Int, Field(ge=0)] = 0
-    """Seed of every random choice: split, first weights, cohorts, batches, mixing."""
+    """Seed of every random choice: partition, initial weights, cohorts, batches, mixing."""
     rounds: Annotated[Int, Field(ge=0)] = 10
-    """Rounds to make; 0 evaluates the untrained model."""
+    """Number of rounds; 0 evaluates the untrained model."""
     eval_every: Count = 1
-    """Rounds from one evaluation on the test samples to the next; the last round is always evaluated."""
+    """Rounds between evaluations on the test samples; the last round is always evaluated."""
     evaluate_model: Literal["server", "device", "each"] | None = None
-    """Whose model is evaluated: the server's, that of one device of the first cohort after training, or each client's
-    on its own tests; unless given, the server's, or a device's where clients keep their own weights.
+    """Model that is evaluated: the server's, that of one device of the first cohort after training, or each client's on
+    its own tests (default: the server's; a device's where clients keep their own weights).
     """
     convergence_tol: Positive | None = None
     """Relative change of the model (or of the mean outputs of every label) below which a run ends early."""
     compute_seconds: NonNegative | None = None
-    """Seconds that a round's computing is counted for in the time of a run, beside the channel's; unless given, the
-    measured time.
+    """Fixed compute time per round in seconds, in the time of a run, which also includes the channel's time (default:
+    the measured time).
     """
     target: Fraction | None = None
-    """Test accuracy (a share, not per cent) for "rounds to reach" in tables; it stops nothing."""
+    """Test accuracy (a share, not per cent) for "rounds to reach" in tables; it does not stop a run."""
     unsafe: bool = False
-    """Allow methods that give raw samples away, as upper bounds."""
+    """Allow methods that send raw samples, as upper bounds."""
     data: field_of_part("dataset", "data")  # type: ignore[valid-type]
     """The data set."""
     scale: field_of_part("scale") = Field(default="standard", validate_default=True)  # type: ignore[valid-type]
-    """What stored values become on their way into the model."""
+    """The scaling of stored values to the model's inputs."""
     partition: field_of_part("partition")  # type: ignore[valid-type]
-    """Which client holds which training samples."""
+    """The assignment of training samples to clients."""
     fraction: Annotated[Float, Field(gt=0, le=1)] = 1.0
-    """Share of each client's samples that is kept, at least one (FedMix, Table 4)."""
+    """Share of each client's samples that is used, at least one sample (FedMix, Table 4)."""
     holdout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
-    """Share of each client's samples that it keeps to test the model on, for accuracy by client."""
+    """Share of each client's samples that is reserved for tests, for accuracy by client."""
     arrival: Arrival | None = None
-    """Data that arrive while training goes on; without this table all are there from the start."""
+    """Arrival of data during training (default: all data are available from the start)."""
     model: field_of_part("model") = Field(default="lenet5", validate_default=True)  # type: ignore[valid-type]
     """The network."""
     start: Annotated[str | None, BeforeValidator(_run_folder)] = None
-    """A run to begin with the last weights of (a warm start): its folder, or the name alone of an earlier run of this
-    study, such as `xormixfl-seed{seed}`; `{seed}` is the run's own seed.
+    """The run whose last weights are the initial weights (a warm start): its folder, or the name of an earlier run of
+    this study, such as `xormixfl-seed{seed}`; `{seed}` is the run's own seed.
     """
     train: Train = Train()
     """Local training."""
     method: Method = Method()
     """The method: a name, or a table."""
     channel: field_of_part("channel") = Field(default="ideal", validate_default=True)  # type: ignore[valid-type]
-    """What gets through between clients and server."""
+    """The transmission between clients and server."""
     protection: field_of_part("protection") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
-    """What is done to uploads before they leave a client."""
+    """The transformation of uploads before they leave a client."""
     delta: Annotated[Float, Field(gt=0, lt=1)] = 1e-5
-    """Probability that a stated epsilon may fail (the delta of differential privacy); below 1 / clients, say."""
+    """The delta of differential privacy, the probability that epsilon does not hold; it should be below 1 / clients."""
     adversary: field_of_part("adversary") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
-    """Clients that send what they should not, to see what an aggregator makes of it."""
+    """Clients that send corrupted uploads, to test aggregators."""
     policy: Policy = Policy()
-    """What a client refuses."""
+    """Payloads that a client refuses to send."""
     min_uploads: Annotated[Int, Field(ge=0)] = 1
-    """Good uploads without which a round stops the run, at most `train.cohort`; with 0 a round without any changes
-    nothing.
+    """Valid uploads that a round needs, at most `train.cohort`; a round with fewer stops the run. With 0, a round
+    without uploads changes nothing.
     """
     checkpoint_every: Count = 1
-    """Rounds from one checkpoint to the next; the last round always has one."""
+    """Rounds between checkpoints; the last round always has one."""
     callbacks: parts_field("callback", "callbacks") = ()  # type: ignore[valid-type]
-    """What watches the run and may end it: a list of callbacks."""
+    """Callbacks, which watch the run and may end it: a list."""
     engine: Literal["auto", "loop", "stacked"] = "auto"
-    """How clients are run: one after another, several at once as one model, or whichever a few timed steps favour."""
+    """Execution of clients: one after another (loop), several at once as one model (stacked), or the faster of both in
+    a few timed steps (auto).
+    """
     stack: Count | None = None
-    """Clients in one stack; unless given, of some that fit into memory the fastest (auto) or the largest (stacked)."""
+    """Clients in one stack (default: of several sizes that fit into memory, the fastest (auto) or the largest
+    (stacked)).
+    """
     ranks: Count | None = None
-    """Processes that share a round's clients; unless given, one a processor where the run is long enough."""
+    """Processes that share a round's clients (default: one for each processor if the run is long enough)."""
     memory_format: Literal["contiguous", "channels_last"] | None = None
-    """How the loop engine lays images out in memory; unless given, whichever is faster."""
+    """Memory layout of images in the loop engine (default: the faster one)."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-    """Numbers of convolutions and matrix products in training; weights, sums and tests stay float32."""
+    """Number format of convolutions and matrix products in training; weights, sums and tests stay float32."""
     device: str = "cpu"
-    """Where tensors are computed, as PyTorch names it: cpu, cuda, cuda:1."""
+    """Device of tensors, by PyTorch's name: cpu, cuda, cuda:1."""
     cuda_graphs: bool = False
-    """On a GPU, whether the steps of a stack are captured as CUDA graphs and replayed."""
+    """Whether the steps of a stack are captured as CUDA graphs and replayed, on a GPU."""
 
     @property
     def evaluates_device(self) -> bool:
-        """Whether the model of a device is evaluated, not the server's."""
+        """Whether the model of a device is evaluated instead of the server's."""
         return self.evaluate_model == "device" or (self.evaluate_model is None and self.method.stateful_clients)
 
     @property
     def keeps_client_weights(self) -> bool:
-        """Whether clients' own weights are kept between rounds: where one may go on from them, or is judged by them."""
+        """Whether clients' own weights are stored between rounds, because they train or are evaluated with them."""
         return self.method.stateful_clients or self.channel.loses or self.evaluates_device
 
     @pydantic.model_validator(mode="after")
-    def _agree(self) -> Experiment:
+    def _check_fields(self) -> Experiment:
         method = self.method
-        agreement.on_uploads(method, self.protection, self.adversary)
-        agreement.on_evaluate_model(method, self.evaluate_model)
-        agreement.on_raw_samples(method, self.policy, self.unsafe)
-        agreement.on_sharing(method, self.channel)
-        agreement.on_sums(method)
-        agreement.on_client_parts(method, self.train, self.protection, self.adversary)
+        checks.check_uploads(method, self.protection, self.adversary)
+        checks.check_evaluate_model(method, self.evaluate_model)
+        checks.check_raw_samples(method, self.policy, self.unsafe)
+        checks.check_sharing(method, self.channel)
+        checks.check_sums(method)
+        checks.check_client_parts(method, self.train, self.protection, self.adversary)
         if self.min_uploads > self.train.cohort:
             raise ValueError(
                 f"min_uploads: {self.min_uploads} is more than train.cohort: {self.train.cohort}; "
@@ -142,10 +144,10 @@ class Experiment(FrozenTable):
             )
         return self
 
-    # Below the other validators, so that their faults pass through it too.
+    # Defined after the other validators, so that it also handles their errors.
     @pydantic.model_validator(mode="wrap")
     @classmethod
-    def _in_one_message(cls, given: Any, validate: pydantic.ModelWrapValidatorHandler[Experiment]) -> Experiment:
+    def _raise_one_message(cls, given: Any, validate: pydantic.ModelWrapValidatorHandler[Experiment]) -> Experiment:
         if isinstance(given, Mapping):
             given = renamed(given)
             check_keys(given)
@@ -163,7 +165,7 @@ OLD_NAMES = {
     "stop_change": "convergence_tol",
     "method.keep_weights": "method.stateful_clients",
 }
-"""Fields that had another name before version 0.2: old name -> name. Files may still use the old one."""
+"""Old names of fields, before version 0.2: old name -> name. Files may still use the old name."""
 
 OTHER_WORDS = {
     "learning_rate": "lr",
@@ -174,7 +176,7 @@ OTHER_WORDS = {
     "local_epochs": "epochs",
     "local_steps": "steps",
 }
-"""What other libraries and papers call a field -> the field; only to tell which was meant."""
+"""Names of fields in other libraries and papers -> the field, for suggestions in error messages."""
 
 
 def resolve(table: Mapping[str, Any]) -> Experiment:
@@ -183,27 +185,30 @@ def resolve(table: Mapping[str, Any]) -> Experiment:
 
 
 def renamed(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with today's names of fields; an old name gives a warning.
+    """The table with the current names of fields; an old name gives a warning.
 
     Raises :class:`FedblendError` where both the old and the new name of a field are given.
     """
-    made = dict(table)
+    result = dict(table)
     for old, new in OLD_NAMES.items():
         outer, _, last = old.rpartition(".")
-        inner = made.get(outer) if outer else made
+        inner = result.get(outer) if outer else result
         if not isinstance(inner, Mapping) or last not in inner:
             continue
         if (now := new.rpartition(".")[2]) in inner:
             raise FedblendError(f"{old}: is the old name of {new}, and both are given; give {new} only")
         warnings.warn(f"{old}: this field is called {new} since version 0.2", FutureWarning, stacklevel=2)
         fields = {now if key == last else key: value for key, value in inner.items()}
-        made = {**made, outer: fields} if outer else fields
-    return made
+        result = {**result, outer: fields} if outer else fields
+    return result
 
 
-def check_keys(table: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
-    """Refuse unknown keys with the nearest known one suggested; ``beside`` are keys of a file that are no field."""
-    _require_known(table, [*Experiment.model_fields, *beside], "")
+def check_keys(table: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
+    """Raise :class:`FedblendError` for unknown keys, and suggest the nearest field.
+
+    ``extra`` are valid keys of a file that are no fields.
+    """
+    _require_known(table, [*Experiment.model_fields, *extra], "")
     for key, model in TABLES.items():
         if isinstance(table.get(key), Mapping):
             _require_known(table[key], list(model.model_fields), f"{key}.")
@@ -212,14 +217,14 @@ def check_keys(table: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
 def _require_known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in table:
         if key not in known:
-            one = OTHER_WORDS.get(key, key)
-            inside = [] if where else [f"{name}.{one}" for name, model in TABLES.items() if one in model.model_fields]
-            meant = f" (did you mean '{inside[0]}'?)" if inside else did_you_mean(key, known, others=OTHER_WORDS)
+            field = OTHER_WORDS.get(key, key)
+            in_tables = [] if where else [f"{name}.{field}" for name, t in TABLES.items() if field in t.model_fields]
+            meant = f" (did you mean '{in_tables[0]}'?)" if in_tables else did_you_mean(key, known, others=OTHER_WORDS)
             raise FedblendError(f"{where}{key}: unknown key{meant}; valid: {', '.join(known)}")
 
 
 def as_table(experiment: Experiment) -> dict[str, Any]:
-    """The full resolved experiment as plain data that :func:`resolve` reads back to the same experiment."""
+    """The full resolved experiment as plain data, from which :func:`resolve` makes the same experiment."""
     return _without_none(experiment.model_dump())
 
 

@@ -1,4 +1,4 @@
-"""The tables within an experiment file: local training, the method, clients' policy, arriving data."""
+"""The tables of an experiment file: local training, the method, the clients' policy, arriving data."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedblend.experiment import presets
 
 
 class FrozenTable(BaseModel):
-    """A table of an experiment file: unknown keys are refused, values cannot be changed."""
+    """Base of the tables of an experiment file: unknown keys are invalid, values cannot be changed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 def field_of_part(kind: str, where: str = "") -> Any:
-    """The type of a field that holds a part of ``kind``, given by name, as a table, or ready made.
+    """The type of a field that holds a part of ``kind``, given by its name, as a table, or as an object.
 
-    ``where`` is the field's path in a file, where that is not the kind's name.
+    ``where`` is the field's path in a file (default: ``kind``).
     """
 
     def read(spec: Any) -> Any:
@@ -53,26 +53,26 @@ class Train(FrozenTable):
     """Local training: SGD at lr * lr_decay^round; FedMix's settings by default (appendix B)."""
 
     cohort: Count = 10
-    """Clients that are drawn for each round, among those that hold samples."""
+    """Clients that are drawn for each round, of those that hold samples."""
     epochs: Count = 2
-    """Passes over its samples that a client makes in a round."""
+    """Passes over a client's samples in a round."""
     steps: Count | None = None
-    """Steps of a round in place of epochs, on samples drawn with replacement (Mix2FLD: 6,400 steps of one sample)."""
+    """Steps in a round, instead of epochs, on samples drawn with replacement (Mix2FLD: 6,400 steps of one sample)."""
     batch_size: Count = 10
-    """Samples in a step; a client's last, smaller batch is kept."""
+    """Samples in a step; a client's last, smaller batch is used too."""
     lr: Positive = 0.01
     """Learning rate in the first round."""
     lr_decay: Annotated[Float, Field(gt=0, le=1)] = 0.999
     """Factor by which the learning rate is multiplied after every round."""
     momentum: Annotated[Float, Field(ge=0, lt=1)] = 0.0
-    """Momentum of SGD; a client begins every round without any."""
+    """Momentum of SGD; it starts from zero in every round."""
     weight_decay: NonNegative = 0.0
-    """L2 penalty of SGD: this times the weights is added to each gradient."""
+    """L2 penalty of SGD: weight_decay times the weights is added to each gradient."""
     clip_norm: Positive | None = None
-    """Norm to which the gradient of a step is scaled down if it is longer."""
+    """Largest norm of a step's gradient; a larger gradient is scaled down to it (default: no clipping)."""
 
     def steps_of(self, samples: int) -> int:
-        """Steps that a client with so many samples makes in a round."""
+        """Steps in a round of a client with ``samples`` samples."""
         return (self.steps or self.epochs * -(-samples // self.batch_size)) if samples else 0
 
     def lr_in(self, round: int) -> float:
@@ -81,28 +81,28 @@ class Train(FrozenTable):
 
 
 class Method(FrozenTable):
-    """A method as a composition of parts; presets with names are in :mod:`fedblend.experiment.presets`."""
+    """A method as a composition of parts; named presets are in :mod:`fedblend.experiment.presets`."""
 
     name: str = "custom"
-    """A preset (`fedblend list methods`), whose parts can be changed by the fields below; without one, parts alone."""
+    """A preset (`fedblend list methods`) of the parts below, which other fields can change (default: no preset)."""
     label: str = ""
-    """What tables, figures and the run's folder call it, where that is not its name."""
+    """Name of the method in tables, figures and the run's folder (default: its name)."""
     sharing: field_of_part("sharing", "method.sharing") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
-    """What a client gives before training, and what the server makes of it."""
+    """The data that clients share before training, and their use at the server."""
     objective: field_of_part("objective", "method.objective") = Field(default="plain", validate_default=True)  # type: ignore[valid-type]
     """The loss that a client minimises."""
     terms: parts_field("term", "method.terms") = ()  # type: ignore[valid-type]
-    """What is added to the loss: a list of terms."""
+    """Terms that are added to the loss: a list."""
     personal: field_of_part("personal", "method.personal") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
     """The model that each client trains for itself beside the global one."""
     upload: field_of_part("upload", "method.upload") = Field(default="model", validate_default=True)  # type: ignore[valid-type]
-    """What a client sends each round."""
+    """The payload that a client sends each round."""
     stateful_clients: bool = False
-    """Clients go on from their own weights, and no model comes down to them (federated distillation)."""
+    """Clients continue from their own weights, and the server sends them no model (federated distillation)."""
     aggregator: field_of_part("aggregator", "method.aggregator") = Field(default="mean", validate_default=True)  # type: ignore[valid-type]
-    """How the uploads of a round become one."""
+    """The combination of a round's uploads into one."""
     server_step: field_of_part("server_step", "method.server_step") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
-    """What the server does with the aggregate."""
+    """The server's computation on the aggregate."""
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -111,7 +111,7 @@ class Method(FrozenTable):
             spec = {"name": spec}
         if not isinstance(spec, Mapping):
             return spec
-        # A resolved method names its parts in full; laying them over the preset changes nothing then.
+        # A resolved method contains all its parts; updating the preset with them changes nothing.
         name = spec.get("name", "custom")
         return {
             "name": name,
@@ -120,18 +120,18 @@ class Method(FrozenTable):
 
 
 class Policy(FrozenTable):
-    """What a client refuses to send, whatever the method asks of it."""
+    """Limits on the payloads of a client, for any method."""
 
     min_mean: Count = 2
-    """Fewest samples of which a client sends a mean; 1 only with `unsafe`."""
+    """Fewest samples in a mean that a client sends; 1 only with `unsafe`."""
 
 
 class Arrival(FrozenTable):
-    """Data that arrive while training goes on (FedMix, section 3.4)."""
+    """Data that arrive during training (FedMix, section 3.4)."""
 
     first: Fraction = 0.5
-    """Share of its samples that a client starts with (at least one sample)."""
+    """Share of a client's samples that are available from the start (at least one sample)."""
     clients: Fraction = 0.1
     """Probability, in each round, that a client gets a further portion."""
     portion: Fraction = 0.1
-    """Share of its samples that such a portion is."""
+    """Share of a client's samples in such a portion."""

@@ -1,4 +1,4 @@
-"""Named methods: each is a preset of parts, and nothing else in the code knows its name."""
+"""Named methods: each is a preset of parts, and no other code depends on its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         {"objective": {"name": "localmix"}},
     ),
     "global-mixup": (
-        "mixup with everyone's raw samples: an upper bound, breaks privacy (FedMix, figure 1a)",
+        "mixup with raw samples of all clients: an upper bound, breaks privacy (FedMix, figure 1a)",
         {"sharing": {"name": "raw"}, "objective": {"name": "global-mixup"}},
     ),
     "naivemix": (
@@ -26,7 +26,7 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         {"sharing": {"name": "means"}, "objective": {"name": "fedmix"}},
     ),
     "aggenhance": (
-        "FedAvg, enhanced by class interior points of the clients' models (AggEnhance, Ou et al. 2022)",
+        "FedAvg, tuned on class interior points of the clients' models (AggEnhance, Ou et al. 2022)",
         {"server_step": {"name": "aggenhance"}},
     ),
     "aggenhance-secure": (
@@ -55,7 +55,7 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
     "fedadam": ("FedAvg with Adam at the server (Reddi et al. 2021)", {"server_step": {"name": "fedadam"}}),
     "fedyogi": ("FedAvg with Yogi at the server (Reddi et al. 2021)", {"server_step": {"name": "fedyogi"}}),
     "fd": (
-        "federated distillation: mean outputs by label go up and down, devices keep their models (Mix2FLD)",
+        "federated distillation: mean outputs by label are exchanged, devices keep their models (Mix2FLD)",
         {"upload": "outputs", "stateful_clients": True, "terms": [{"name": "distill"}]},
     ),
     "fld": (
@@ -63,7 +63,7 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         {"upload": "outputs", "sharing": {"name": "raw-seeds"}, "server_step": {"name": "distill-to-model"}},
     ),
     "mixfld": (
-        "outputs up, a model down, distilled on mixed-up seeds (Mix2FLD, section III-B)",
+        "outputs up, a model down, distilled on mixed seeds (Mix2FLD, section III-B)",
         {
             "upload": "outputs",
             "sharing": {"name": "mixed-seeds", "inverse": False},
@@ -71,15 +71,15 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mix2fld": (
-        "outputs up, a model down, distilled on inversely mixed-up seeds (Mix2FLD, section III-C)",
+        "outputs up, a model down, distilled on inversely mixed seeds (Mix2FLD, section III-C)",
         {"upload": "outputs", "sharing": {"name": "mixed-seeds"}, "server_step": {"name": "distill-to-model"}},
     ),
     "xormixfl": (
-        "one shot: the server levels its labels with decoded XOR-encoded samples, and trains (XorMixFL)",
+        "one shot: the server balances its labels with decoded XOR-encoded samples, and trains (XorMixFL)",
         {"upload": "nothing", "sharing": {"name": "xor-seeds"}, "server_step": {"name": "train-on-seeds"}},
     ),
     "mixfl": (
-        "one shot: the server levels its labels with mixed-up samples, and trains (XorMixFL, section 1)",
+        "one shot: the server balances its labels with mixed samples, and trains (XorMixFL, section 1)",
         {"upload": "nothing", "sharing": {"name": "mixed-target-seeds"}, "server_step": {"name": "train-on-seeds"}},
     ),
     "vanilla-fl": (
@@ -91,11 +91,11 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
         {"upload": "nothing", "sharing": {"name": "base-samples"}, "server_step": {"name": "train-on-seeds"}},
     ),
     "fed-augmix": (
-        "augmented views of each image, held to the image's own outputs (Fed-AugMix)",
+        "augmented views of each image, whose outputs are kept near the image's own (Fed-AugMix)",
         {"objective": {"name": "augmix"}},
     ),
     "noise-mix": (
-        "control: NaiveMix with random noise for means (FedMix, Table 9)",
+        "control: NaiveMix with random noise in place of means (FedMix, Table 9)",
         {"sharing": {"name": "noise"}, "objective": {"name": "naivemix"}},
     ),
     "local-means": (
@@ -115,13 +115,13 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
 PROXIMAL = {"name": "proximal"}
 
 AUGMENTED = ("naivemix", "fedmix")
-"""Methods that have a name with Fed-AugMix, too; any other objective can stand as `augmix`'s base as well."""
+"""Methods that also have a preset with Fed-AugMix; other objectives can be `augmix`'s base too, without a preset."""
 
 
 def presets() -> dict[str, tuple[str, dict[str, Any]]]:
-    """All named methods: name -> (what it is, its parts).
+    """All named methods: name -> (description, parts).
 
-    Some exist with Fed-AugMix's divergence on their loss; those that train clients exist with FedProx's term too.
+    Some also exist with Fed-AugMix's divergence. Methods that train clients also exist with FedProx's term.
     """
     with_views = {
         f"{name}+fed-augmix": (
@@ -130,23 +130,23 @@ def presets() -> dict[str, tuple[str, dict[str, Any]]]:
         )
         for name in AUGMENTED
     }
-    several = SINGLE | with_views
+    methods = SINGLE | with_views
     with_prox = {
         "fedprox" if name == "fedavg" else f"fedprox+{name}": (
             "FedAvg with a proximal term (Li et al. 2020)" if name == "fedavg" else f"FedProx with: {text}",
             {**spec, "terms": [*spec.get("terms", []), PROXIMAL]},
         )
-        for name, (text, spec) in several.items()
+        for name, (text, spec) in methods.items()
         if spec.get("upload") != "nothing"
     }
-    return several | with_prox
+    return methods | with_prox
 
 
 def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
-    """A method's parts: its preset, with the fields that ``spec`` gives laid over it.
+    """The parts of a method: its preset, updated with the fields of ``spec``.
 
-    ``spec`` is ``{name = "fedmix", objective = {lambda = 0.2}}``; without a name it is parts alone. A part
-    table without a name changes options of the preset's part; one with another name replaces it.
+    ``spec`` is such as ``{name = "fedmix", objective = {lambda = 0.2}}``; without a name it consists of parts only. A
+    part table without a name changes options of the preset's part. A part table with another name replaces it.
     """
     given = dict(spec)
     name = given.pop("name", None)
@@ -165,7 +165,7 @@ def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
 
 
 def overlay(preset: Any, given: Any) -> Any:
-    """Lay a part's given options over the preset's, and those of a part within it alike."""
+    """Update a preset's part with given options, and a part inside it likewise."""
     if isinstance(given, Mapping) and isinstance(preset, Mapping):
         if "name" in given and given["name"] != preset.get("name"):
             return dict(given)

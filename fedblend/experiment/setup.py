@@ -1,4 +1,4 @@
-"""Set a run up from its experiment: load and split the data, fit the scale, build the model."""
+"""The setup of a run from its experiment: load and partition the data, fit the scale, build the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedblend.experiment.config import Experiment
 
 
 def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
-    """Load the data (unless given), split them, fit the scale and build the model with its first weights."""
+    """Load the data (unless given), partition them, fit the scale and build the model with its initial weights."""
     data = data or experiment.data.load()
     population = prepare(
         experiment.partition,
@@ -32,12 +32,12 @@ def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     sample = scale(data.train.x[:1])
     with lent_generator(experiment.seed, "model"):
         model = experiment.model.build(tuple(sample.shape[1:]), task.outputs)
-    _try(model, sample, task, experiment)
+    _require_fit(model, sample, task, experiment)
     return Setup(experiment, data, population, scale, model, task)
 
 
-def _try(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:
-    """Refuse a model that cannot take the data, before anything is trained."""
+def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:
+    """Raise :class:`FedblendError` for a model that does not accept the data, or has outputs of another shape."""
     was_training = model.training
     try:
         with torch.no_grad():
@@ -49,9 +49,8 @@ def _try(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experim
     finally:
         model.train(was_training)
     if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != (1, task.outputs):
-        given = (
-            f"shape {list(outputs.shape)}" if isinstance(outputs, torch.Tensor) else f"type {type(outputs).__name__}"
-        )
+        is_tensor = isinstance(outputs, torch.Tensor)
+        given = f"shape {list(outputs.shape)}" if is_tensor else f"type {type(outputs).__name__}"
         raise FedblendError(
             f"model: {experiment.model.name} gives outputs of {given} for one sample; valid: [1, {task.outputs}]"
         )

@@ -1,4 +1,4 @@
-"""A study: one experiment file with several methods, several seeds, and a grid over any field."""
+"""A study: one file of several experiments, by methods, seeds, variants, and a grid over any fields."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from fedblend.experiment.presets import overlay
 from fedblend.experiment.tables import set_field
 
 STUDY_KEYS = ("methods", "seeds", "grid", "variants")
-"""Keys of a file that make it a study; every other key belongs to each of its experiments."""
+"""Keys of a file that make it a study; all other keys apply to each of its experiments."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Experiments by the name of their run directory inside the study's folder."""
+    """A named set of experiments."""
 
     name: str
     experiments: dict[str, Experiment]
+    """Experiments by the name of their run directory in the study's folder."""
 
 
 def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Study:
@@ -68,35 +69,35 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
 
 
 def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The table of each variant: the file's without its methods and grid, and the variant's own laid over it."""
+    """The table of each variant: the file's table without its methods and grid, updated with the variant's own."""
     given = table.get("variants", [])
     if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
         raise FedblendError(f"variants: {given!r} is not valid: write a table [[variants]] for each")
     for key in ("name", "seeds", "variants"):
         if any(key in one for one in given):
-            raise FedblendError(f"variants.{key}: is the whole file's; write it at the top of the file")
+            raise FedblendError(f"variants.{key}: applies to the whole file; write it at the top of the file")
     plain = {key: value for key, value in base.items() if key != "method"}
-    return [{**copy.deepcopy(plain), **{key: _over(plain.get(key), one[key]) for key in one}} for one in given]
+    return [{**copy.deepcopy(plain), **{key: _override(plain.get(key), one[key]) for key in one}} for one in given]
 
 
-def _over(below: Any, given: Any) -> Any:
-    """A variant's value laid over the file's: options over a part's or a table's, else in its place."""
-    if isinstance(below, str) and isinstance(given, Mapping):
-        below = {"name": below}
-    return overlay(below, given)
+def _override(base: Any, given: Any) -> Any:
+    """A variant's value over the file's: options update those of a part or table; other values replace."""
+    if isinstance(base, str) and isinstance(given, Mapping):
+        base = {"name": base}
+    return overlay(base, given)
 
 
 def _require_in_all(field: str, base: Mapping[str, Any], methods: Sequence[Mapping[str, Any] | None]) -> None:
-    """Raise an error that names the methods that lack a field of the grid, if others have it."""
+    """Raise :class:`FedblendError` if a field of the grid exists in some methods but not in others."""
     try:
-        made = [resolve({**base, **({"method": method} if method else {})}) for method in methods]
+        resolved = [resolve({**base, **({"method": method} if method else {})}) for method in methods]
     except FedblendError:
-        # A method that cannot be made without the grid; its own message says why it cannot be with it either.
+        # This method is invalid without the grid too; the caller raises the error of the method itself.
         return
-    lacking = [e.method.label or e.method.name for e in made if not registry.has_option(e, field)]
-    if lacking and len(lacking) < len(made):
+    missing = [e.method.label or e.method.name for e in resolved if not registry.has_option(e, field)]
+    if missing and len(missing) < len(resolved):
         raise FedblendError(
-            f"grid: {field} is a field of some of this study's methods but not of {' or '.join(lacking)}; write an "
+            f"grid: {field} is a field of some of this study's methods but not of {' or '.join(missing)}; write an "
             "entry for each value of the methods that have it under [[methods]], or run the others from another file"
         ) from None
 
@@ -106,7 +107,7 @@ def _methods(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str
         return [None]
     given = table["methods"]
     if "method" in base:
-        raise FedblendError("methods: stands beside 'method'; a file has one or the other")
+        raise FedblendError("methods: cannot be combined with 'method'; give only one of them")
     if not isinstance(given, list) or not given or not all(isinstance(m, (str, Mapping)) for m in given):
         raise FedblendError(
             f'methods: {given!r} is not valid: write a list, such as ["fedavg", "fedmix"] or [[methods]]'
@@ -116,7 +117,7 @@ def _methods(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str
 
 def _grid(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, Mapping) and "seed" in given:
-        raise FedblendError(f"grid.seed: {given['seed']!r}: seeds are no part of a grid; write seeds = [0, 1, 2]")
+        raise FedblendError(f"grid.seed: {given['seed']!r}: a grid cannot contain seeds; write seeds = [0, 1, 2]")
     if not isinstance(given, Mapping) or not all(isinstance(v, list) and v for v in given.values()):
         raise FedblendError(f'grid: {given!r} is not valid: write lists by field, such as "train.lr" = [0.01, 0.1]')
     return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
@@ -125,8 +126,8 @@ def _grid(given: Any) -> list[dict[str, Any]]:
 def _seeds(given: Any, base: Mapping[str, Any]) -> list[int]:
     if given is None:
         return [base.get("seed", 0)]
-    whole = isinstance(given, list) and given and all(isinstance(s, int) and not isinstance(s, bool) for s in given)
-    if not whole or len(set(given)) != len(given):
+    valid = isinstance(given, list) and given and all(isinstance(s, int) and not isinstance(s, bool) for s in given)
+    if not valid or len(set(given)) != len(given):
         raise FedblendError(
             f"seeds: {given!r} is not valid: write a list of different whole numbers, such as [0, 1, 2]"
         )
@@ -139,18 +140,20 @@ def _label(
     methods: Sequence[Mapping[str, Any] | None],
     cell: Mapping[str, Any],
 ) -> str:
-    """A name that tells this run's method from the study's others; empty where the method's own does."""
+    """A label that distinguishes this run's method from the study's others; empty if the method's name suffices."""
     spec = one.get("method", {})
     if not isinstance(spec, Mapping):
         spec = {"name": spec}
     label = str(spec.get("label", ""))
     name = str(spec.get("name", "custom"))
-    alike = method is not None and sum(m is not None and m.get("name") == method.get("name") for m in methods) > 1
-    if not label and alike:
+    same_name = method is not None and sum(m is not None and m.get("name") == method.get("name") for m in methods) > 1
+    if not label and same_name:
         assert method is not None
         label = " ".join([name, *_options({k: v for k, v in method.items() if k not in ("name", "label")})])
     if cell:
-        label = " ".join([label or name, *(f"{_last(path)}={_short(v)}" for path, v in cell.items())])
+        # `scale.name` is labelled `scale`.
+        fields = [f"{path.removesuffix('.name').split('.')[-1]}={_short(value)}" for path, value in cell.items()]
+        label = " ".join([label or name, *fields])
     return label
 
 
@@ -162,17 +165,12 @@ def _options(spec: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _last(path: str) -> str:
-    """What a field's path ends in; ``scale.name`` names the scale."""
-    return path.removesuffix(".name").split(".")[-1]
-
-
 def _short(value: Any) -> str:
     return str(value.get("name", value)) if isinstance(value, Mapping) else str(value)
 
 
 def slugify(label: str) -> str:
-    """A label as a folder's name.
+    """A label as the name of a folder.
 
     >>> slugify("fedmix lambda=0.05")
     'fedmix-lambda-0.05'

@@ -1,4 +1,4 @@
-"""Tables of plain data: TOML in, TOML out, and fields that are named by their path."""
+"""Tables of plain data: reading and writing TOML, and access to fields by their path."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_toml(table: Mapping[str, Any]) -> str:
 
 
 def set_field(table: dict[str, Any], path: str, value: Any) -> None:
-    """Set ``a.b.c`` in nested tables, in place; names given as bare strings become tables on the way."""
+    """Set ``a.b.c`` in nested tables, in place; a part that is given by its name becomes a table."""
     *outer, last = path.split(".")
     for step in outer:
         inner = table.get(step)
@@ -42,7 +42,7 @@ def set_field(table: dict[str, Any], path: str, value: Any) -> None:
 
 
 def unset_field(table: dict[str, Any], path: str) -> None:
-    """Take ``a.b.c`` out of nested tables, in place, where it is there."""
+    """Remove ``a.b.c`` from nested tables, in place, if it exists."""
     *outer, last = path.split(".")
     for step in outer:
         inner = table.get(step)
@@ -53,7 +53,7 @@ def unset_field(table: dict[str, Any], path: str) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """A value from the command line, read as TOML where it is TOML, else as a plain string.
+    """A value from the command line: parsed as TOML if it is TOML, else a plain string.
 
     >>> parse_value("0.1"), parse_value("true"), parse_value("fedmix"), parse_value("[1, 2]")
     (0.1, True, 'fedmix', [1, 2])

@@ -1,1 +1,1 @@
-"""The parts that methods are composed of, one folder or file for each kind."""
+"""The parts that methods are composed of, one package or module for each kind."""

@@ -1,4 +1,4 @@
-"""Adversaries: clients that send what they should not, to see what aggregators make of it."""
+"""Adversaries: clients that send corrupted uploads, to test aggregators."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["Adversary", "NaNs", "NoAdversary", "NoiseSender", "SignFlip"]
 
 @part("adversary", "none")
 class NoAdversary(Adversary):
-    """Every client sends what it should."""
+    """No client is an adversary."""
 
 
 @part("adversary", "noise")
 class NoiseSender(Adversary):
-    """Some clients send the round's weights with Gaussian noise on them in place of what they learned."""
+    """Some clients send the round's weights plus Gaussian noise instead of their trained weights."""
 
     share: Fraction = 0.2
-    """Share of the clients that do so, the same ones in all rounds."""
+    """Share of the clients that are adversaries, the same ones in all rounds."""
     scale: NonNegative = 1.0
     """Standard deviation of the noise, in the units of weights."""
 
     def corrupt(self, upload: Tensors, start: Tensors, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The round's weights with noise on them."""
+        """The round's weights plus noise."""
 
         def noisy(tensor: torch.Tensor) -> torch.Tensor:
             drawn = np.asarray(rng.standard_normal(tuple(tensor.shape), np.float32))
@@ -38,29 +38,29 @@ class NoiseSender(Adversary):
 
 @part("adversary", "sign-flip")
 class SignFlip(Adversary):
-    """Some clients send their update turned round and made longer: w - factor (w_k - w)."""
+    """Some clients send their update with the sign flipped and scaled up: w - factor (w_k - w)."""
 
     share: Fraction = 0.2
-    """Share of the clients that do so, the same ones in all rounds."""
+    """Share of the clients that are adversaries, the same ones in all rounds."""
     factor: Positive = 10.0
-    """How many times longer the update becomes."""
+    """Factor on the flipped update."""
 
     def corrupt(self, upload: Tensors, start: Tensors, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The round's weights moved the wrong way."""
+        """The round's weights less ``factor`` times the update."""
 
-        def turned(tensor: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
+        def flipped(tensor: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
             return begin - self.factor * (tensor - begin)
 
-        return {n: turned(t, start[n].to(t)) if t.is_floating_point() else t for n, t in upload.items()}
+        return {n: flipped(t, start[n].to(t)) if t.is_floating_point() else t for n, t in upload.items()}
 
 
 @part("adversary", "nan")
 class NaNs(Adversary):
-    """Some clients send NaN for every number, as a client does whose training broke down."""
+    """Some clients send NaN for every number, like a client whose training diverged."""
 
     share: Fraction = 0.2
-    """Share of the clients that do so, the same ones in all rounds."""
+    """Share of the clients that are adversaries, the same ones in all rounds."""
 
     def corrupt(self, upload: Tensors, start: Tensors, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """NaN throughout."""
+        """NaN in every tensor of a floating-point type."""
         return {n: torch.full_like(t, torch.nan) if t.is_floating_point() else t for n, t in upload.items()}

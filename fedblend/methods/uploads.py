@@ -1,4 +1,4 @@
-"""Uploads: what a client sends each round, and how it is checked."""
+"""Uploads: the payload that a client sends each round, and its validation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from fedblend.methods.aggregators.mean import WeightedMean
 
 @part("upload", "model")
 class Model(Upload):
-    """The client's weights after training (FedAvg)."""
+    """Send the client's weights after training (FedAvg)."""
 
     from_round: Count = 1
-    """The first round in which clients train; before it only the server does (XorMixFL as a warm start: 2)."""
+    """First round in which clients train, counted from 1; before it only the server trains (XorMixFL as a warm start:
+    2).
+    """
 
     def trains_in(self, round: int) -> bool:
-        """From ``from_round`` on, which counts from 1."""
+        """Whether ``round``, counted from 0, is ``from_round`` or later."""
         return round + 1 >= self.from_round
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -35,16 +37,16 @@ class Model(Upload):
 
 
 ROUNDING = 1e-3
-"""How far a mean of distributions may sum from 1."""
+"""Largest deviation from 1 of the sum of a mean of distributions."""
 
 
 @part("upload", "outputs")
 class Outputs(Upload):
-    """For each label n the mean of the softmax outputs on samples of that label, over the local steps.
+    """Send for each label n the mean of the softmax outputs on samples of that label, over the local steps.
 
-    Mix2FLD, equation 2 (Oh et al. 2020; Jeong et al. 2018): C vectors of C numbers, whatever the model's size. The
-    outputs are those that the steps compute anyway, each before its own update. A label of which a client saw no
-    sample is a row of zeros, which no distribution is: equation 2 would be 0 / 0 there.
+    Mix2FLD, equation 2 (Oh et al. 2020; Jeong et al. 2018): C vectors of C numbers, independent of the model's size.
+    The outputs are those that the steps compute before their updates. A label without samples, for which equation 2
+    would be 0 / 0, has a row of zeros.
     """
 
     bytes_kind = "outputs"
@@ -54,7 +56,9 @@ class Outputs(Upload):
     def require_possible(self, task: Task) -> None:
         """Raise :class:`FedblendError` unless the task has classes."""
         if task.kind != "classification":
-            raise FedblendError("method.upload: 'outputs' sends means by class; these data have none; valid: model")
+            raise FedblendError(
+                "method.upload: 'outputs' sends means by class, but these data have no classes; valid: model"
+            )
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """The means [C, C]."""
@@ -66,38 +70,38 @@ class Outputs(Upload):
         return {"outputs": torch.zeros(task.outputs, task.outputs)}
 
     def fault(self, payload: Tensors, weights: Tensors, task: Task) -> str | None:
-        """Also refused: rows that are no distributions."""
+        """As :meth:`Upload.fault`; also rows that are neither a distribution nor zeros."""
         fault = super().fault(payload, weights, task)
         if fault:
             return fault
         rows = payload["outputs"]
         sums = rows.sum(1)
         if bool((rows < 0).any()) or bool((((sums - 1).abs() > ROUNDING) & (sums != 0)).any()):
-            return "'outputs' holds a row that is no distribution over the classes (nor all zeros)"
+            return "'outputs' has a row that is no distribution over the classes (nor all zeros)"
         return None
 
     def aggregator(self, chosen: Aggregator) -> Aggregator:
-        """The mean by label over the clients that hold it."""
+        """The mean by label over the clients that have samples of it."""
         return LabelMeanAggregator()
 
 
 class LabelMeanAggregator(Aggregator):
-    """G_n: the mean of the clients' mean outputs for label n, each client that saw the label counting once.
+    """Compute G_n, the mean of the clients' mean outputs for label n, over the clients with samples of that label.
 
-    Mix2FLD, section II-B, with labels that a device never saw left out of the mean. A label that nobody saw stays a
-    row of zeros.
+    Mix2FLD, section II-B, without the devices that have no samples of a label. A label without samples on any client
+    has a row of zeros.
     """
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """{"outputs": [C, C]}."""
         rows = torch.stack([tensors["outputs"] for tensors, _ in uploads]).double()
-        holders = (rows.sum(2) > 0).sum(0)
-        return {"outputs": (rows.sum(0) / holders.clamp(min=1)[:, None]).float()}
+        clients = (rows.sum(2) > 0).sum(0)
+        return {"outputs": (rows.sum(0) / clients.clamp(min=1)[:, None]).float()}
 
 
 @part("upload", "nothing")
 class NoUpload(Upload):
-    """Clients neither train nor send anything in a round; all that the server has is what they shared before."""
+    """Neither train nor send anything in a round; the server only has what clients shared before."""
 
     is_model = False
     trains = False
@@ -105,10 +109,10 @@ class NoUpload(Upload):
 
 @part("upload", "silent")
 class Silent(Upload):
-    """Clients train but send nothing: with ``stateful_clients`` each is alone, as without a federation.
+    """Train but send nothing: with ``stateful_clients`` each client trains alone, without a federation.
 
-    It is what a federation has to beat: with ``evaluate_model = "each"`` every client's model is tested
-    on that client's own test samples.
+    This is the baseline of a federation: with ``evaluate_model = "each"`` every client's model is tested on that
+    client's own test samples.
     """
 
     is_model = False
@@ -122,5 +126,5 @@ class Silent(Upload):
         return {}
 
     def aggregator(self, chosen: Aggregator) -> Aggregator:
-        """The mean of nothing, which is nothing."""
+        """A mean; payloads are empty."""
         return WeightedMean()

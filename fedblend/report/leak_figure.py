@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedblend.analysis.plotting import INK, MUTED, blank_figure, dress, line_styles, png_bytes
 
 if TYPE_CHECKING:
-    from fedblend.analysis.privacy.leaks import Leak
+    from fedblend.analysis.privacy.leak_report import Leak
 
 MARKERS = {"weights": "o", "means": "s", "seeds": "^"}
 OTHER_MARKER = "D"

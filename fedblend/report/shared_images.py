@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch.nn import functional as F
 
 from fedblend.analysis.plotting import ClientImage, as_png, label_text
-from fedblend.analysis.privacy.seed_trace import SeedTrace, stories
+from fedblend.analysis.privacy.seed_trace import SeedTrace, seed_traces
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.data.scale import Scaler
@@ -233,7 +233,7 @@ def _seed_strips(run: Path, sharing: object, rows: np.ndarray, classes: Sequence
         return []
     try:
         state = checkpoint.read(run)
-        traces = stories(make_setup(RunDirectory(run).experiment()), state, rows) if state is not None else []
+        traces = seed_traces(make_setup(RunDirectory(run).experiment()), state, rows) if state is not None else []
     except (FedblendError, OSError):
         return []
     return [ClientImage(as_png(_strip(trace)), trace.client, _strip_caption(trace, classes)) for trace in traces]
@@ -241,7 +241,11 @@ def _seed_strips(run: Path, sharing: object, rows: np.ndarray, classes: Sequence
 
 def _strip(trace: SeedTrace) -> np.ndarray:
     """The images of a trace side by side on white, [C, H, W] in [0, 1]."""
-    steps = [image for image in (trace.target, trace.dummy, trace.sent, trace.own, trace.made) if image is not None]
+    steps = [
+        image
+        for image in (trace.target, trace.dummy, trace.sent, trace.server_dummy, trace.decoded)
+        if image is not None
+    ]
     white = np.full((*steps[0].shape[:2], GAP), 255, np.uint8)
     parts = [part for image in steps for part in (image.numpy(), white)][:-1]
     return np.concatenate(parts, axis=2).repeat(ZOOM, 1).repeat(ZOOM, 2) / 255
@@ -250,4 +254,4 @@ def _strip(trace: SeedTrace) -> np.ndarray:
 def _strip_caption(trace: SeedTrace, classes: Sequence[str]) -> str:
     target, dummy = (classes[label] for label in trace.labels)
     caption = f"{target}, {dummy}, the sent seed"
-    return f"{caption}, the server's {dummy}, the decoded sample" if trace.made is not None else caption
+    return f"{caption}, the server's {dummy}, the decoded sample" if trace.decoded is not None else caption

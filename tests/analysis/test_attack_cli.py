@@ -19,8 +19,8 @@ from fedblend.analysis.attacks.search import cosine
 from fedblend.analysis.attacks.setup import prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.points.loss_scaling import SwitchCounter, switches
-from fedblend.analysis.privacy.leaks import NOT_ATTACKED, Leak, card
-from fedblend.analysis.privacy.rebuilt import _shared, by_chance, of_means, sizes_of
+from fedblend.analysis.privacy.leak_report import NOT_ATTACKED, Leak, leak_report
+from fedblend.analysis.privacy.similarity import _shared_means, mean_sizes, recognised_by_chance, similarity_of_means
 from fedblend.cli import attack
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -272,7 +272,7 @@ def test_means_are_remade_as_they_were_sent(study: Path) -> None:
     setup, state = make_setup(RunDirectory(study / "fedmix").experiment()), checkpoint.read(study / "fedmix")
     assert state is not None
 
-    made, groups = _shared(setup, setup.experiment.method.sharing)
+    made, groups = _shared_means(setup, setup.experiment.method.sharing)
 
     x, number = torch.cat(made), torch.from_numpy(np.concatenate(groups))
     assert torch.equal(x, state.entries.tensors["x"])
@@ -285,12 +285,12 @@ def test_means_are_remade_as_they_were_sent(study: Path) -> None:
 def test_the_nearest_raw_sample_is_found_as_by_hand(study: Path) -> None:
     setup = make_setup(RunDirectory(study / "fedmix").experiment())
     sharing = setup.experiment.method.sharing
-    made, groups = _shared(setup, sharing)
+    made, groups = _shared_means(setup, sharing)
     x, number = torch.cat(made).double(), np.concatenate(groups)
     samples = setup.scale(setup.data.train.x[torch.from_numpy(setup.population.order)]).double()
     apart = (x[:, None] - samples[None]).square().flatten(2).mean(2)
 
-    found = of_means(setup, sharing)
+    found = similarity_of_means(setup, sharing)
 
     assert found is not None
     assert found.samples == len(x) < 300  # all of them
@@ -309,19 +309,19 @@ def test_a_mean_of_one_sample_is_that_sample(tmp_path: Path) -> None:
     path = run(tmp_path / "a", method=method, unsafe=True, rounds=1)
     setup = make_setup(RunDirectory(path).experiment())
 
-    near = of_means(setup, setup.experiment.method.sharing)
+    near = similarity_of_means(setup, setup.experiment.method.sharing)
 
     assert near is not None
     assert (near.recognised, near.psnr) == (1.0, 100.0)
     assert near.ssim == pytest.approx(1.0)
     assert near.distance == pytest.approx(0.0, abs=1e-3)
-    assert sizes_of(setup, setup.experiment.method.sharing) == [1, 2, 3, 5, 10, 20, 50, "all"]
-    assert by_chance(setup, 5) == pytest.approx(5 / len(setup.population.order))
-    assert by_chance(setup, "all") == pytest.approx(1 / 4)
+    assert mean_sizes(setup, setup.experiment.method.sharing) == [1, 2, 3, 5, 10, 20, 50, "all"]
+    assert recognised_by_chance(setup, 5) == pytest.approx(5 / len(setup.population.order))
+    assert recognised_by_chance(setup, "all") == pytest.approx(1 / 4)
 
 
 def test_larger_means_are_farther_from_raw_samples(study: Path) -> None:
-    rows = card(RunDirectory(study / "fedmix")).by_size
+    rows = leak_report(RunDirectory(study / "fedmix")).by_size
 
     assert [row["samples_per_mean"] for row in rows] == [2, 3, 5, 10, 20, 50, "all"]
     assert [row["own"] for row in rows] == [False, False, True, False, False, False, False]

@@ -14,8 +14,8 @@ from cli_helpers import TINY, changed, here, succeeded
 from fedblend.analysis.attacks.metrics import ssim
 from fedblend.analysis.attacks.outcome import attack_run
 from fedblend.analysis.privacy import xor
-from fedblend.analysis.privacy.leaks import SEEDS, card
-from fedblend.analysis.privacy.rebuilt import of_targets
+from fedblend.analysis.privacy.leak_report import SEED_MEASURES, leak_report
+from fedblend.analysis.privacy.similarity import similarity_of_target_seeds
 from fedblend.core.setup import Setup
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
@@ -55,11 +55,13 @@ def world_of(study: Path, name: str) -> Setup:
 def test_seeds_are_compared_with_the_devices_raw_samples_as_by_hand(name: str, study: Path) -> None:
     setup = world_of(study, name)
     sharing = setup.experiment.method.sharing
-    one = xor.draw(setup.data, setup.population, sharing, setup.experiment.seed)
-    raw = one.raw[: one.private].double().flatten(1)
-    wanted = {"sent": one.seeds} | ({} if one.guessed is None else {"guessed": one.guessed, "decoded": one.made})
+    one = xor.make_seeds(setup.data, setup.population, sharing, setup.experiment.seed)
+    raw = one.raw[: one.device_samples].double().flatten(1)
+    wanted = {"sent": one.seeds} | (
+        {} if one.guessed is None else {"guessed": one.guessed, "decoded": one.server_samples}
+    )
 
-    found = of_targets(setup, sharing)
+    found = similarity_of_target_seeds(setup, sharing)
 
     assert list(found) == list(wanted)
     factor = float(setup.scale.factor.flatten()[0])
@@ -83,11 +85,11 @@ def test_seeds_are_compared_with_the_devices_raw_samples_as_by_hand(name: str, s
 def test_the_decoded_are_what_the_server_trains_on(study: Path) -> None:
     """Seeds decoded with the very dummies would be the raw samples; with the server's they are not."""
     setup = world_of(study, "xormixfl")
-    one = xor.draw(setup.data, setup.population, setup.experiment.method.sharing, setup.experiment.seed)
+    one = xor.make_seeds(setup.data, setup.population, setup.experiment.method.sharing, setup.experiment.seed)
     exact = one.seeds ^ one.raw[torch.from_numpy(one.dummies[:, 0])]
 
     assert torch.equal(exact, one.raw[torch.from_numpy(one.targets[:, 0])])
-    assert of_targets(setup, setup.experiment.method.sharing)["decoded"].psnr < 100
+    assert similarity_of_target_seeds(setup, setup.experiment.method.sharing)["decoded"].psnr < 100
 
 
 def test_one_figure_compares_all_four_papers(study: Path, tmp_path: Path) -> None:
@@ -101,5 +103,5 @@ def test_one_figure_compares_all_four_papers(study: Path, tmp_path: Path) -> Non
     }  # fmt: skip
     assert all(row["accuracy"] is not None for row in rows)
     assert (tmp_path / "card" / "leaks.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    told = {leak.how for leak in card(RunDirectory(study / "xormixfl")).leaks if leak.kind == "seeds"}
-    assert told == {SEEDS[name] for name in ("sent", "guessed", "decoded")}
+    told = {leak.how for leak in leak_report(RunDirectory(study / "xormixfl")).leaks if leak.kind == "seeds"}
+    assert told == {SEED_MEASURES[name] for name in ("sent", "guessed", "decoded")}

@@ -11,10 +11,18 @@ import torch
 from cli_helpers import PNG, here, refused, succeeded, write
 from helpers import images, numbers
 
-from fedblend.analysis.privacy.samples import LAMBDAS, Mixtures, draw, measure, nearest, nearest_of_all, recognised
+from fedblend.analysis.privacy.mixup import (
+    LAMBDAS,
+    Mixtures,
+    make_mixtures,
+    measure_mixtures,
+    nearest_rows,
+    recognised_share,
+    smallest_distances,
+)
 from fedblend.core.dataset import Dataset, Population, Samples
 from fedblend.core.errors import FedblendError
-from fedblend.methods.sharing.inverse import Pairs
+from fedblend.methods.sharing.inverse_mixup import Pairs
 
 # MNIST's rows of the two tables.
 TABLE_II = (2.163, 4.465, 5.158, 5.564, 5.852, 6.055)
@@ -46,8 +54,8 @@ def population(*groups: range) -> Population:
 def test_the_nearest_contributor_by_hand() -> None:
     raw = torch.tensor([[0, 0], [3, 4], [250, 255]], dtype=torch.uint8)
     samples = torch.tensor([[0.0, 1.0], [250.0, 250.0]])
-    assert nearest(samples, raw, np.array([[0, 1], [1, 2]])).tolist() == [1, 5]
-    assert nearest(samples, raw, np.array([[1], [2]])).tolist() == [pytest.approx(math.sqrt(18)), 5]
+    assert smallest_distances(samples, raw, np.array([[0, 1], [1, 2]])).tolist() == [1, 5]
+    assert smallest_distances(samples, raw, np.array([[1], [2]])).tolist() == [pytest.approx(math.sqrt(18)), 5]
 
 
 @pytest.mark.parametrize("lam", LAMBDAS)
@@ -55,7 +63,9 @@ def test_a_mixture_lies_lambda_times_the_distance_of_its_samples_from_the_nearer
     one = two_devices()
     x = vectors(one)
     apart = np.linalg.norm(x[one.mixed[:, 0]] - x[one.mixed[:, 1]], axis=1)
-    np.testing.assert_allclose(nearest(one.mixup(lam), one.raw, one.mixed), min(lam, 1 - lam) * apart, rtol=1e-5)
+    np.testing.assert_allclose(
+        smallest_distances(one.mixup(lam), one.raw, one.mixed), min(lam, 1 - lam) * apart, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("lam", LAMBDAS)
@@ -67,11 +77,11 @@ def test_an_inversely_mixed_sample_lies_where_its_weights_say(lam: float) -> Non
     second = s2 + lam / (1 - 2 * lam) * (lam * (s2 - t2) + (1 - lam) * (s1 - t1))
     np.testing.assert_allclose(one.mix2up(lam).flatten(1).numpy(), [first, second], rtol=1e-3, atol=1e-2)
     expected = [min(np.linalg.norm(made - raw) for raw in (s1, s2, t2, t1)) for made in (first, second)]
-    np.testing.assert_allclose(nearest(one.mix2up(lam), one.raw, one.contributors), expected, rtol=1e-4)
+    np.testing.assert_allclose(smallest_distances(one.mix2up(lam), one.raw, one.contributors), expected, rtol=1e-4)
 
 
 def test_mixup_grows_as_the_logarithm_of_lambda_as_in_table_2() -> None:
-    rows = measure([two_devices()], LAMBDAS)
+    rows = measure_mixtures([two_devices()], LAMBDAS)
     steps = np.diff(np.log(LAMBDAS))
     np.testing.assert_allclose(np.diff([row.mixup_smallest for row in rows]), steps, atol=1e-5)
     # The paper's own row does so only if its outer columns hold 0.01 and 0.49, not the 0.001 and 0.499 they are headed.
@@ -82,28 +92,31 @@ def test_a_row_is_the_smallest_and_the_mean_of_each_draw_averaged() -> None:
     one, lam = two_devices(), 0.2
     twice = Mixtures(one.raw // 2 * 2, one.y, one.holder, one.mixed, one.owner, one.pairs)
     logs = [
-        [np.log(nearest(m.mixup(lam)[:1], m.raw, m.mixed[:1])), np.log(nearest(m.mix2up(lam), m.raw, m.contributors))]
+        [
+            np.log(smallest_distances(m.mixup(lam)[:1], m.raw, m.mixed[:1])),
+            np.log(smallest_distances(m.mix2up(lam), m.raw, m.contributors)),
+        ]
         for m in (one, twice)
     ]
-    (row,) = measure([one, twice], [lam])
+    (row,) = measure_mixtures([one, twice], [lam])
     assert row.mixup_smallest == row.mixup_mean == pytest.approx(np.mean([up[0] for up, _ in logs]))
     assert row.mix2up_smallest == pytest.approx(np.mean([two.min() for _, two in logs]))
     assert row.mix2up_mean == pytest.approx(np.mean([two.mean() for _, two in logs]))
     with pytest.raises(FedblendError, match="lambda: mixing with the ratios"):
-        measure([one], [0.5])
+        measure_mixtures([one], [0.5])
 
 
 def test_recognised_is_whose_nearest_raw_sample_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.analysis.privacy.samples.CHUNK", 3)
+    monkeypatch.setattr("fedblend.analysis.privacy.mixup.CHUNK", 3)
     draws = rng(4)
     raw = torch.from_numpy(draws.integers(0, 256, (10, 2, 3)).astype(np.uint8))
     samples = torch.from_numpy(draws.uniform(0, 255, (6, 2, 3)))
     distances = np.linalg.norm((samples.numpy()[:, None] - raw.double().numpy()[None]).reshape(6, 10, -1), axis=2)
-    assert nearest_of_all(samples, raw).tolist() == distances.argmin(1).tolist()
+    assert nearest_rows(samples, raw).tolist() == distances.argmin(1).tolist()
     own = distances.argmin(1)
     others = (own + 1) % 10
     contributors = np.stack([others, np.where(np.arange(6) < 2, own, others)], 1)
-    assert recognised(samples, raw, contributors) == pytest.approx(2 / 6)
+    assert recognised_share(samples, raw, contributors) == pytest.approx(2 / 6)
 
 
 # Draws -----------------------------------------------------------------------------------------------------
@@ -111,7 +124,7 @@ def test_recognised_is_whose_nearest_raw_sample_is_its_own(monkeypatch: pytest.M
 
 def test_a_draw_mixes_labels_within_devices_and_pairs_across_them() -> None:
     data = images(60, classes=3)
-    one = draw(data, population(range(20), range(20, 40), range(40, 60)), seed=5, devices=3, samples=12)
+    one = make_mixtures(data, population(range(20), range(20, 40), range(40, 60)), seed=5, devices=3, samples=12)
     assert len(one.mixed) == len(one.owner) == 36
     assert len(one.pairs.chosen) == 12
     assert (one.labels[:, 0] != one.labels[:, 1]).all()
@@ -128,7 +141,9 @@ def test_a_draw_mixes_labels_within_devices_and_pairs_across_them() -> None:
 
 def test_draws_are_keyed() -> None:
     data, clients = images(60, classes=3), population(range(30), range(30, 60))
-    first, again, other, seeded = (draw(data, clients, *key, samples=8) for key in ((1, 0), (1, 0), (1, 1), (2, 0)))
+    first, again, other, seeded = (
+        make_mixtures(data, clients, *key, samples=8) for key in ((1, 0), (1, 0), (1, 1), (2, 0))
+    )
     assert (first.mixed == again.mixed).all()
     assert (first.pairs.chosen == again.pairs.chosen).all()
     assert (first.mixed != other.mixed).any()
@@ -138,20 +153,20 @@ def test_draws_are_keyed() -> None:
 def test_devices_that_cannot_mix_are_passed_over() -> None:
     data = images(60, classes=3)
     of_one_label = range(0, 60, 3)
-    one = draw(data, population(of_one_label, range(0), range(20), range(20, 40)), seed=0, samples=6)
+    one = make_mixtures(data, population(of_one_label, range(0), range(20), range(20, 40)), seed=0, samples=6)
     assert len(one.raw) == 40
     with pytest.raises(FedblendError, match=r"--devices 3: only 2 of 3 clients .* valid: 2 to 2"):
-        draw(data, population(of_one_label, range(20), range(20, 40)), seed=0, devices=3)
+        make_mixtures(data, population(of_one_label, range(20), range(20, 40)), seed=0, devices=3)
     with pytest.raises(FedblendError, match=r"partition: 1 of 2 clients hold samples of two labels"):
-        draw(data, population(of_one_label, range(20)), seed=0)
+        make_mixtures(data, population(of_one_label, range(20)), seed=0)
 
 
 def test_data_that_cannot_be_mixed_are_told() -> None:
     with pytest.raises(FedblendError, match=r"'numbers' is regression"):
-        draw(numbers(), population(range(10), range(10, 20)), seed=0)
+        make_mixtures(numbers(), population(range(10), range(10, 20)), seed=0)
     codes = Samples(torch.zeros(8, 4, dtype=torch.uint8), torch.arange(8) % 2)
     with pytest.raises(FedblendError, match=r"'words' is text"):
-        draw(Dataset("words", "text", codes, codes, ("a", "b")), population(range(4), range(4, 8)), seed=0)
+        make_mixtures(Dataset("words", "text", codes, codes, ("a", "b")), population(range(4), range(4, 8)), seed=0)
 
 
 # The command -----------------------------------------------------------------------------------------------
@@ -191,10 +206,12 @@ def test_privacy_samples_refuses_what_it_cannot_measure() -> None:
     start = ("privacy", "samples", file, "--repeats", "1")
     refused(here(*start, "--lambdas", "0.1,x"), "--lambdas '0.1,x' is not valid")
     refused(here(*start, "--lambdas", "1.0"), "--lambdas '1.0' is not valid")
-    refused(here(*start, "--lambdas", "0.5"), "lambda: mixing with the ratios [0.5, 0.5] cannot be undone")
+    refused(here(*start, "--lambdas", "0.5"), "lambda: mixing with the ratios [0.5, 0.5] has no inverse")
     refused(here(*start, "--devices", "9"), "--devices 9: only 4 of 4 clients")
     refused(
-        here(*start, "--samples", "1"), "--samples 1: none of 2 mixtures", "send more, or coordinate their labels (--"
+        here(*start, "--samples", "1"),
+        "--samples 1: none of 2 mixtures",
+        "more samples of each device, or coordinated labels (--",
     )
     succeeded(here(*start, "--samples", "1", "--coordinated"))
     Path("taken").write_text("")

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedblend import report
 from fedblend.analysis.plotting import ClientImage
-from fedblend.analysis.privacy.seed_trace import stories
+from fedblend.analysis.privacy.seed_trace import seed_traces
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.sharing.xor import blend
 from fedblend.report import shared_images
@@ -109,7 +109,7 @@ def test_mixtures_say_of_what_and_are_not_called_raw(folder: Path) -> None:
 @pytest.mark.parametrize("label", ["xormixfl", "mixfl"])
 def test_a_seed_s_story_is_what_the_run_did(folder: Path, label: str) -> None:
     state, made = kept(folder, label), make_setup(RunDirectory(folder / label).experiment())
-    told = stories(made, state, np.arange(len(state.entries)))
+    told = seed_traces(made, state, np.arange(len(state.entries)))
     x, y = made.samples(0, int(made.sizes(0)[0]))
 
     assert [one.client for one in told] == state.entries.owner.tolist()
@@ -119,21 +119,21 @@ def test_a_seed_s_story_is_what_the_run_did(folder: Path, label: str) -> None:
         assert one.labels == (9, dummy)
         assert torch.equal(one.sent, sent)
         if label == "mixfl":
-            assert one.own is one.made is None
+            assert one.server_dummy is one.decoded is None
             exact = 0.75 * one.target.double() + 0.25 * one.dummy.double()
             assert float((exact - sent.double()).abs().max()) <= 0.5
         else:
             assert torch.equal(sent, one.target ^ one.dummy)
-            assert one.own is not None
-            assert one.made is not None
-            assert torch.equal(one.made, sent ^ one.own)
+            assert one.server_dummy is not None
+            assert one.decoded is not None
+            assert torch.equal(one.decoded, sent ^ one.server_dummy)
             # It is one of the server's own of the dummy's label.
-            assert any(torch.equal(one.own, image) for image in x[y == dummy])
+            assert any(torch.equal(one.server_dummy, image) for image in x[y == dummy])
 
 
 def test_of_blends_the_first_sample_is_shown(folder: Path) -> None:
     state, made = kept(folder, "blended"), make_setup(RunDirectory(folder / "blended").experiment())
-    (one,) = stories(made, state, np.array([3]))
+    (one,) = seed_traces(made, state, np.array([3]))
     mine = made.data.train.x[torch.from_numpy(made.population.indices(one.client))]
     assert any(torch.equal(one.target, image) for image in mine)
     assert not torch.equal(blend(mine, np.array([[0]]), 0.5)[0], one.sent)
@@ -142,13 +142,13 @@ def test_of_blends_the_first_sample_is_shown(folder: Path) -> None:
 def test_strips_show_raw_samples_first(folder: Path) -> None:
     state, made = kept(folder, "xormixfl"), make_setup(RunDirectory(folder / "xormixfl").experiment())
     strip = gallery(folder, "xormixfl").strips[2]
-    (one,) = stories(made, state, np.array([2]))
+    (one,) = seed_traces(made, state, np.array([2]))
 
     image = shown(strip, ZOOM)
     assert image.shape == (8, 5 * 8 + 4 * GAP)
-    assert one.own is not None
-    assert one.made is not None
-    for place, part in enumerate((one.target, one.dummy, one.sent, one.own, one.made)):
+    assert one.server_dummy is not None
+    assert one.decoded is not None
+    for place, part in enumerate((one.target, one.dummy, one.sent, one.server_dummy, one.decoded)):
         np.testing.assert_array_equal(image[:, place * (8 + GAP) :][:, :8], part[0].numpy())
     dummy = one.labels[1]
     assert strip.caption == f"9, {dummy}, the sent seed, the server's {dummy}, the decoded sample"
@@ -157,7 +157,7 @@ def test_strips_show_raw_samples_first(folder: Path) -> None:
 def test_entries_that_do_not_follow_from_the_world_have_no_story(folder: Path) -> None:
     state, made = kept(folder, "xormixfl"), make_setup(RunDirectory(folder / "xormixfl").experiment())
     state.entries.tensors["seeds"][0, 0, 0, 0] ^= 1
-    assert stories(made, state, np.arange(2)) == []
+    assert seed_traces(made, state, np.arange(2)) == []
 
 
 def test_the_page_holds_them(folder: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from cli_helpers import PNG, here, refused, succeeded, write
 from helpers import images, numbers
-from sklearn.manifold import smacof
 
-from fedblend.analysis.privacy.xor import Shared, draw, majorities, mds_distances, measure, scale_down
+from fedblend.analysis.privacy.xor import SharedSeeds, bit_majorities, make_seeds, mds_distances, measure_seeds
 from fedblend.core.dataset import Dataset, Population, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
@@ -22,13 +21,15 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def by_hand() -> Shared:
+def by_hand() -> SharedSeeds:
     """One seed of four pixels: target 12 0 255 8, dummy 0 0 1 8, decoded with 0 4 1 8."""
     raw = torch.tensor([[12, 0, 255, 8], [0, 0, 1, 8], [90, 90, 90, 90], [0, 4, 1, 8]], dtype=torch.uint8)
     seed = raw[:1] ^ raw[1:2]
     made = seed ^ raw[3:]
     usual = torch.tensor([[0, 0, 1, 0]], dtype=torch.uint8)
-    return Shared(raw, 3, np.array([[0]]), np.array([[1]]), np.array([[3]]), raw[:1], seed, made, seed ^ usual, usual)
+    return SharedSeeds(
+        raw, 3, np.array([[0]]), np.array([[1]]), np.array([[3]]), raw[:1], seed, made, seed ^ usual, usual
+    )
 
 
 def world_of(rows: list[list[int]], **options: int) -> tuple[Dataset, Population]:
@@ -45,7 +46,7 @@ def world_of(rows: list[list[int]], **options: int) -> tuple[Dataset, Population
 
 
 def test_what_leaks_of_one_seed_by_hand() -> None:
-    row = measure([by_hand()])
+    row = measure_seeds([by_hand()])
 
     # Sent are 12 0 254 0, of which the first two pixels are the target's own; of its ink only the first.
     assert row.clear == 2 / 4
@@ -64,10 +65,10 @@ def test_a_mixture_has_distances_and_no_dummy_to_undo() -> None:
     one = by_hand()
     half = torch.tensor([[6, 0, 128, 8]], dtype=torch.uint8)
     one.raw[2] = torch.tensor([6, 0, 120, 8])
-    mixture = Shared(
+    mixture = SharedSeeds(
         one.raw, 3, one.targets, one.dummies, np.empty((1, 0), np.int64), one.blended, half, half, None, None
     )
-    row = measure([mixture])
+    row = measure_seeds([mixture])
     assert row.distance[0] == pytest.approx(np.sqrt(36 + 127**2))
     assert row.clear is row.clear_ink is row.bits is row.blind is None
     # The third raw sample, of another, is the nearest.
@@ -76,17 +77,18 @@ def test_a_mixture_has_distances_and_no_dummy_to_undo() -> None:
 
 def test_the_majority_of_each_bit() -> None:
     x = torch.tensor([[1, 255], [3, 0], [7, 255], [8, 8]], dtype=torch.uint8)
-    made = majorities(x, torch.tensor([0, 0, 0, 2]), 3)
+    made = bit_majorities(x, torch.tensor([0, 0, 0, 2]), 3)
     assert made.tolist() == [[3, 255], [0, 0], [8, 8]]
 
 
-def test_scaling_is_scikit_learn_s() -> None:
-    points = torch.from_numpy(rng(1).uniform(0, 255, (4, 5, 30)))
-    wanted, begin = torch.cdist(points, points), torch.from_numpy(rng(2).random((4, 5, 2)))
-    made = scale_down(wanted, begin, 25)
-    for one, distances, start in zip(made, wanted, begin, strict=True):
-        theirs, _ = smacof(distances.numpy(), init=start.numpy(), n_init=1, max_iter=25, eps=0, normalized_stress=False)
-        np.testing.assert_allclose(one.numpy(), theirs, rtol=1e-6, atol=1e-6)
+def test_points_in_a_plane_keep_their_distances() -> None:
+    pixels = np.zeros((9, 1, 4, 4), np.uint8)
+    pixels[:, 0, 0, :2] = rng(1).integers(0, 256, (9, 2))
+    raw, samples = torch.from_numpy(pixels[:8]), torch.from_numpy(pixels[8:])
+    contributors = np.array([[0, 1, 2, 3]])
+
+    expected = min(np.linalg.norm(pixels[8].astype(float) - pixels[row].astype(float)) for row in range(4))
+    np.testing.assert_allclose(mds_distances(samples, raw, contributors, rng(2)), [expected], rtol=1e-2)
 
 
 def test_three_points_are_scaled_without_loss() -> None:
@@ -107,26 +109,26 @@ def test_three_points_are_scaled_without_loss() -> None:
 def test_a_draw_says_what_each_seed_was_made_of(p: int) -> None:
     data, clients = world_of([[9, 9, 2], [9, 9, 4], [8, 8, 5]])
     sharing = XorSeeds(p=p, alpha=0.5)
-    one = draw(data, clients, sharing, 3)
+    one = make_seeds(data, clients, sharing, 3)
 
     assert len(one.seeds) == 7
-    assert one.private == 43
+    assert one.device_samples == 43
     assert len(one.raw) == 63
     owner = np.repeat([1, 2, 0], [22, 21, 20])
     labels = np.concatenate([data.train.y.numpy()[clients.indices(c)] for c in (1, 2, 0)])
     assert (labels[one.targets] == 2).all()
     assert (owner[one.targets] == owner[one.dummies[:, :1]]).all()
-    assert (owner[one.own] == 0).all()
-    assert (labels[one.own] == labels[one.dummies]).all()
+    assert (owner[one.server_dummies] == 0).all()
+    assert (labels[one.server_dummies] == labels[one.dummies]).all()
     if p == 1:
-        target, dummy, own = (one.raw[rows[:, 0]] for rows in (one.targets, one.dummies, one.own))
+        target, dummy, own = (one.raw[rows[:, 0]] for rows in (one.targets, one.dummies, one.server_dummies))
         assert torch.equal(one.seeds, target ^ dummy)
-        assert torch.equal(one.made, target ^ dummy ^ own)
+        assert torch.equal(one.server_samples, target ^ dummy ^ own)
         assert torch.equal(one.blended, target)
-        assert measure([one]).clear == pytest.approx(float((dummy == 0).float().mean()))
-    again = draw(data, clients, sharing, 3)
-    assert torch.equal(one.made, again.made)
-    assert not torch.equal(one.seeds, draw(data, clients, sharing, 3, repeat=1).seeds)
+        assert measure_seeds([one]).clear == pytest.approx(float((dummy == 0).float().mean()))
+    again = make_seeds(data, clients, sharing, 3)
+    assert torch.equal(one.server_samples, again.server_samples)
+    assert not torch.equal(one.seeds, make_seeds(data, clients, sharing, 3, repeat=1).seeds)
 
 
 def test_an_offset_hides_what_a_black_dummy_tells() -> None:
@@ -136,7 +138,7 @@ def test_an_offset_hides_what_a_black_dummy_tells() -> None:
     x[data.train.y < 2, :, 1:] = 0
     black = Dataset("black", "image", Samples(x, data.train.y), data.test, data.classes)
     _, clients = world_of([[9, 9, 2], [9, 9, 4], [8, 8, 5]])
-    plain, hidden = (measure([draw(black, clients, XorSeeds(offset=o), 0)]) for o in (0, 255))
+    plain, hidden = (measure_seeds([make_seeds(black, clients, XorSeeds(offset=o), 0)]) for o in (0, 255))
 
     assert plain.clear is not None
     assert hidden.clear is not None
@@ -150,20 +152,20 @@ def test_an_offset_hides_what_a_black_dummy_tells() -> None:
 
 def test_mixtures_are_drawn_too() -> None:
     data, clients = world_of([[9, 9, 2], [9, 9, 4], [8, 8, 5]])
-    one = draw(data, clients, MixedTargetSeeds(equal_parts=True), 0)
+    one = make_seeds(data, clients, MixedTargetSeeds(equal_parts=True), 0)
     assert one.dummies.shape == (7, 2)
     mean = sum(one.raw[rows].double() for rows in (one.targets[:, 0], *one.dummies.T.copy())) / 3
-    assert float((one.made.double() - mean).abs().max()) <= 0.5 + 1e-6
+    assert float((one.server_samples.double() - mean).abs().max()) <= 0.5 + 1e-6
 
 
 def test_what_cannot_be_measured() -> None:
     data, clients = world_of([[9, 9, 2], [9, 9, 0], [8, 8, 0]])
-    with pytest.raises(FedblendError, match="no device holds what the server asks for"):
-        draw(data, clients, XorSeeds(), 0)
+    with pytest.raises(FedblendError, match="no device holds samples that the server requests"):
+        make_seeds(data, clients, XorSeeds(), 0)
     with pytest.raises(FedblendError, match=r"method\.sharing\.server: 3"):
-        draw(data, clients, XorSeeds(server=3), 0)
-    with pytest.raises(FedblendError, match="does not hold pixels of 8 bits"):
-        draw(numbers(), clients, XorSeeds(), 0)
+        make_seeds(data, clients, XorSeeds(server=3), 0)
+    with pytest.raises(FedblendError, match="does not hold 8-bit pixels"):
+        make_seeds(numbers(), clients, XorSeeds(), 0)
 
 
 # The command -----------------------------------------------------------------------------------------------

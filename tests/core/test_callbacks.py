@@ -81,7 +81,8 @@ def test_a_callback_ends_a_run_which_is_then_done_with_a_checkpoint_and_can_go_o
 
 def test_a_file_names_callbacks_by_name_and_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
-        "from fedblend import Callback, part\n\n\n@part('callback', 'after')\nclass After(Callback):\n    rounds: int = 1\n"
+        "from fedblend import Callback, part\n\n\n"
+        "@part('callback', 'after')\nclass After(Callback):\n    rounds: int = 1\n"
         "    def on_round_end(self, state, record):\n        return state.round >= self.rounds\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

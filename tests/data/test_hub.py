@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.paths import FromFile
+from fedblend.core.paths import FileText
 from fedblend.core.registry import build
 
 
@@ -50,11 +50,11 @@ def test_images_labels_and_writers(folder):
     assert (data.classes, data.client_names, data.kind) == (("nought", "one"), ("a", "b", "c"), "image")
 
 
-def test_a_folder_is_relative_to_the_experiment_file(folder):
-    named = FromFile.of(folder.name, str(folder.parent))
+def test_a_folder_named_in_a_file_lies_beside_it(folder):
+    named = FileText(folder.name, str(folder.parent))
 
     assert build("dataset", {"name": "hub", "dataset": named}).dataset == str(folder)
-    assert build("dataset", {"name": "hub", "dataset": FromFile.of("a/name", "/")}).dataset == "a/name"
+    assert build("dataset", {"name": "hub", "dataset": FileText("a/name", "/")}).dataset == "a/name"
 
 
 def test_without_a_test_split_a_half_is_drawn(folder):

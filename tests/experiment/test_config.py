@@ -320,17 +320,17 @@ def test_terms_of_a_wrong_type_are_told(terms: Any) -> None:
         ),
         (
             {"method": {"objective": "fedmix"}},
-            "method.sharing: 'none' gives nothing, but the objective 'fedmix' needs x, y",
+            "method.sharing: 'none' shares nothing, but the objective 'fedmix' needs x, y",
             {"method": {"objective": "fedmix", "sharing": "noise"}},
         ),
         (
             {"method": {"name": "fedavg", "sharing": "means"}},
-            "method.sharing: 'means' gives what neither the objective 'plain' nor the server step 'none' reads",
+            "method.sharing: 'means' shares data that neither the objective 'plain' nor the server step 'none' uses",
             {"method": "naivemix"},
         ),
         (
             {"method": {"name": "aggenhance", "sharing": "xor-seeds"}},
-            "nor the server step 'aggenhance' reads; valid: none, an objective that mixes, or a server step",
+            "nor the server step 'aggenhance' uses; valid: none, an objective that mixes, or a server step",
             {"method": {"sharing": "xor-seeds", "server_step": "train-on-seeds"}},
         ),
         (

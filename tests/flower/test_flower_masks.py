@@ -99,9 +99,9 @@ def test_what_does_not_fit_is_refused() -> None:
     for method, told in (
         (
             {"name": "fd", "aggregator": "secure-mean"},
-            "'secure-mean' makes one of models, but method.upload 'outputs' sends",
+            "'secure-mean' aggregates models, but method.upload 'outputs' sends",
         ),
-        ({"name": "aggenhance", "aggregator": "secure-mean"}, "looks at single uploads, which 'secure-mean' hides"),
+        ({"name": "aggenhance", "aggregator": "secure-mean"}, "needs single uploads, which 'secure-mean' hides"),
     ):
         with pytest.raises(FedblendError, match=told):
             experiment(method)

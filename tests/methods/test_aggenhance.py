@@ -217,7 +217,7 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(engine: type[LoopEngine]
 
 
 def test_regression_and_text_are_refused_before_the_first_round() -> None:
-    with pytest.raises(FedblendError, match="'aggenhance' works with classes"):
+    with pytest.raises(FedblendError, match="'aggenhance' needs classes"):
         federation(numbers(), method="aggenhance", model={"name": "mlp", "hidden": [4]}, scale="standard")
 
 
@@ -313,7 +313,9 @@ def test_augmentation_moves_and_mirrors_and_does_nothing_else() -> None:
 
 def test_augmentation_needs_pictures() -> None:
     known = server([], linear(), shape=(4,))
-    with pytest.raises(FedblendError, match=r"server_step.augment: true moves pictures; these data are of shape \[4\]"):
+    with pytest.raises(
+        FedblendError, match=r"server_step.augment: true needs images, but these data are of shape \[4\]"
+    ):
         PriorSamples(augment=True).require_possible(known)
     PriorSamples().require_possible(known)
 

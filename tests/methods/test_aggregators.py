@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 
 from fedblend._kernels import build
 from fedblend.core.aggregator import Aggregator
-from fedblend.methods.aggregators import compiled as ways
+from fedblend.methods.aggregators import kernels as ways
+from fedblend.methods.aggregators.kernels import comparators, stages
 from fedblend.methods.aggregators.krum import Krum, MultiKrum, scores
 from fedblend.methods.aggregators.mean import Sums, WeightedMean
-from fedblend.methods.aggregators.network import comparators, stages
 from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
 
 
 @pytest.fixture(params=["kernels", "plain"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of computing: kernels even where there is little to do, or never."""
-    monkeypatch.setattr(ways, "WORTH", 0 if request.param == "kernels" else 1 << 60)
+    monkeypatch.setattr(ways, "MIN_NUMBERS", 0 if request.param == "kernels" else 1 << 60)
     if request.param == "kernels" and build.library(ways.SOURCE) is None:
         pytest.skip("no C++ compiler")
     return str(request.param)
@@ -229,7 +229,7 @@ def test_tensors_that_are_not_contiguous() -> None:
 
 
 def test_chunks_cover_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "CACHE", 30)
+    monkeypatch.setattr(ways, "CPU_CHUNK", 30)
     rows = [torch.arange(67.0) + 100 * k for k in range(3)]
 
     found = list(ways.chunks(rows))
@@ -245,7 +245,7 @@ def test_the_mean_is_the_same_in_both_ways_to_the_last_bit(values: list[float], 
     found = []
     for worth in (0, 1 << 60):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ways, "WORTH", worth)
+            patch.setattr(ways, "MIN_NUMBERS", worth)
             sums = Sums()
             for weight_of in (3.0, float(weight)):
                 sums.add({"w": row * weight_of}, weight_of)
@@ -265,7 +265,7 @@ ROWS = st.integers(1, 5).flatmap(
 def test_the_order_of_clients_changes_nothing(rows: list[list[float]], data: Any, plain: bool) -> None:
     permuted = data.draw(st.permutations(rows))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ways, "WORTH", 1 << 60 if plain else 0)
+        patch.setattr(ways, "MIN_NUMBERS", 1 << 60 if plain else 0)
         for aggregator in (Median(), TrimmedMean(share=0.2), TrimmedMean(share=0.45)):
             one, two = (result_of(aggregator, uploads_of(r)) for r in (rows, permuted))
             assert torch.equal(one, two)
@@ -369,7 +369,7 @@ def test_so_many_outliers_cannot_move_a_parameter_beyond_the_others(
 ) -> None:
     rows = [[value] for value in [*others, *honest]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ways, "WORTH", 1 << 60 if plain else 0)
+        patch.setattr(ways, "MIN_NUMBERS", 1 << 60 if plain else 0)
         found = [result_of(Median(), uploads_of(rows)).item()]
         share = min(0.49, len(others) / len(rows))
         found.append(result_of(TrimmedMean(share=share), uploads_of(rows)).item())
@@ -401,7 +401,7 @@ def test_krum_takes_an_honest_upload_and_multi_krum_none_of_the_others(
     evil = np.full((byzantine, 30), far) if alike else far * np.sign(rng.normal(0, 1, (byzantine, 30)))
     rows = rng.permutation(np.concatenate([honest, evil]).astype(np.float32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ways, "WORTH", 1 << 60 if plain else 0)
+        patch.setattr(ways, "MIN_NUMBERS", 1 << 60 if plain else 0)
         one = result_of(Krum(byzantine=byzantine), uploads_of(rows)).numpy()
         several = result_of(MultiKrum(byzantine=byzantine), uploads_of(rows)).numpy()
     assert (one == honest.astype(np.float32)).all(1).any()

@@ -88,7 +88,7 @@ def test_a_round_with_too_few_uploads_for_krum_is_told() -> None:
     made = setup(partition={"name": "iid", "clients": 10}, train={"cohort": 6}, method={"aggregator": "krum"})
     lossy = made.experiment.model_copy(update={"channel": LosesThree()})
     fed = federation_with(made, lossy)
-    with pytest.raises(FedblendError, match=r"byzantine: 1 needs 5 uploads .* but good ones are 3; valid: 0 to 0"):
+    with pytest.raises(FedblendError, match=r"byzantine: 1 needs 5 uploads .* but valid uploads are 3; valid: 0 to 0"):
         run(fed, 1)
 
 

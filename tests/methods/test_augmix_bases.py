@@ -227,7 +227,7 @@ def test_another_base_replaces_the_presets() -> None:
 @pytest.mark.parametrize(
     ("base", "told"),
     [
-        ("augmix", "'augmix' cannot stand on itself"),
+        ("augmix", "'augmix' cannot be its own base"),
         ("fedmyx", "unknown objective 'fedmyx'.*fedmix"),
         ({"name": "fedmix", "lambada": 1}, r"lambada: unknown key"),
         ({"name": "fedmix", "lambda": 2}, r"lambda: 2 is not valid"),

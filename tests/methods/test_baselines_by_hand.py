@@ -89,7 +89,7 @@ def test_scaffold(option: str) -> None:
         models, changes = [], []
         for i in cohort:
             g = of.gradient(i)
-            y = descend(x, lambda w, g=g, i=i: g(w) - variates[i] + c)
+            y = descend(x, lambda w, g=g, i=i, c=c: g(w) - variates[i] + c)
             renewed = g(x) if option == "I" else variates[i] - c + (x - y) / (STEPS * LR)
             models.append(y - x)
             changes.append(renewed - variates[i])
@@ -114,7 +114,7 @@ def test_feddyn() -> None:
         models = []
         for k in cohort:
             g = of.gradient(k)
-            model = descend(theta, lambda w, g=g, k=k: g(w) - kept[k] + alpha * (w - theta))
+            model = descend(theta, lambda w, g=g, k=k, theta=theta: g(w) - kept[k] + alpha * (w - theta))
             kept[k] = kept[k] - alpha * (model - theta)
             models.append(model)
         h = h - alpha / CLIENTS * sum(model - theta for model in models)
@@ -135,7 +135,7 @@ def test_ditto() -> None:
         for k in cohort:
             g = of.gradient(k)
             models.append(descend(w, g))
-            personal[k] = descend(personal.get(k, w), lambda v, g=g: g(v) + lam * (v - w))
+            personal[k] = descend(personal.get(k, w), lambda v, g=g, w=w: g(v) + lam * (v - w))
         w = of.mean(cohort, models)
 
     state = of.trained()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import images, run, setup
 
-from fedblend.analysis.privacy.samples import draw
+from fedblend.analysis.privacy.mixup import make_mixtures
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
@@ -89,7 +89,7 @@ def test_a_device_that_nobody_asks_says_so() -> None:
     on = made(coordinated=True)
     local = LoopEngine(on).local(0, 10, np.random.default_rng(0), 1)
 
-    with pytest.raises(FedblendError, match="coordinated: true, but this device was asked for no labels"):
+    with pytest.raises(FedblendError, match="coordinated: true, but the server requested no labels of this device"):
         MixedSeeds(coordinated=True).share(local)
 
 
@@ -105,8 +105,8 @@ def test_sample_privacy_of_many_classes_repeats_no_pair_where_labels_match() -> 
     data = images(n=200, classes=CLASSES)
     population = prepare(build("partition", {"name": "iid", "clients": 2}), data, 0)
 
-    alone = draw(data, population, 0, samples=20)
-    together = draw(data, population, 0, samples=20, coordinated=True)
+    alone = make_mixtures(data, population, 0, samples=20)
+    together = make_mixtures(data, population, 0, samples=20, coordinated=True)
 
     assert alone.pairs.repeated > 0
     assert together.pairs.repeated == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedblend.core.errors import FedblendError
-from fedblend.methods.sharing.inverse import (
+from fedblend.methods.sharing.inverse_mixup import (
     Pairs,
     coordinate,
     inverse_ratio,
@@ -78,7 +78,7 @@ def test_three_mixtures_by_hand() -> None:
 @pytest.mark.parametrize("ratios", SINGULAR)
 def test_singular_mixing_is_refused(ratios: list[float]) -> None:
     assert abs(np.linalg.det(mixing_matrix(ratios))) < 1e-12
-    with pytest.raises(FedblendError, match=r"lambda: mixing with the ratios .* cannot be undone"):
+    with pytest.raises(FedblendError, match=r"lambda: mixing with the ratios .* has no inverse"):
         inverse_ratios(ratios)
 
 
@@ -273,5 +273,5 @@ def test_coordinated_devices_mix_what_they_are_asked_for() -> None:
 
 
 def test_labels_that_a_device_lacks_are_told() -> None:
-    with pytest.raises(FedblendError, match=r"labels \[3\] are asked of a device"):
+    with pytest.raises(FedblendError, match=r"requested labels \[3\] of a device"):
         pairs_of_labels(np.array([0, 1, 1]), np.array([[0, 1], [3, 0]]), rng())

@@ -15,9 +15,9 @@ from sharing_helpers import DATA, MADE, entries, mean, share
 
 from fedblend.core.registry import build
 from fedblend.core.sharing import Pool
+from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing import means as means_module
 from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Noise, SharedMeans
-from fedblend.methods.sharing.raw import Raw
 
 X, Y = MADE.scale(DATA.train.x), MADE.task.encode(DATA.train.y)
 

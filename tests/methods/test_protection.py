@@ -188,7 +188,7 @@ def test_noise_is_the_same_in_every_engine(side: str) -> None:
     ("options", "message"),
     [
         ({"multiplier": 1.0}, "multiplier: 1.0 is a multiple of clip, which is not given"),
-        ({"multiplier": 1.0, "scale": 1.0, "clip": 1.0}, "both say how much noise"),
+        ({"multiplier": 1.0, "scale": 1.0, "clip": 1.0}, "both set the noise"),
         ({"scale": -1.0}, r"protection.scale: -1.0 is not valid"),
         ({"clip": 0}, r"protection.clip: 0 is not valid"),
         ({"distribution": "cauchy"}, r"protection.distribution: 'cauchy' is not valid"),
@@ -325,7 +325,7 @@ def test_noise_at_the_server_counts_every_round_and_gains_by_sampling() -> None:
         ({"protection": {"name": "noise", "scale": 1.0}}, "protection.clip is not given"),
         ({"protection": {"name": "noise", "clip": 1.0}}, "adds no noise"),
         ({"protection": "prune"}, "depends on the data"),
-        ({"protection": NOISY, "method": "fedmix"}, "means leave without noise"),
+        ({"protection": NOISY, "method": "fedmix"}, "means get no noise"),
         ({"protection": NOISY, "method": "global-mixup", "unsafe": True}, "'raw' shares without noise"),
         ({"protection": NOISY, "method": "prior-samples", "unsafe": True}, "uses raw samples"),
         (
@@ -484,6 +484,6 @@ def test_the_report_and_inspect_tell_what_was_earned_and_why_not(
     assert len(epsilons) == 1
     assert "Accuracy against epsilon" in page
     assert "none: noise at the server is sized for a plain mean of uploads" in page
-    assert "none: clients train on what others shared, and means leave without noise" in page
+    assert "none: clients train on shared data, and means get no noise" in page
     told = succeeded(here("inspect", "runs/private/noisy-seed0")).out
     assert f"weights, for a client: ({epsilons[0]}, 1e-05)" in told

@@ -121,7 +121,9 @@ def test_noise_is_that_of_means() -> None:
 
 
 def test_what_cannot_be_summed_is_refused() -> None:
-    with pytest.raises(FedblendError, match=r"server_average: groups of 2 clients, but a sum is of 3 at least"):
+    with pytest.raises(
+        FedblendError, match=r"server_average: groups of 2 clients are smaller than the smallest sum, fewest = 3"
+    ):
         build("sharing", {"name": "secure-means", "server_average": 2})
     with pytest.raises(FedblendError, match="unknown key for the sharing 'secure-means'"):
         build("sharing", {"name": "secure-means", "refresh": 0.5})
@@ -129,7 +131,7 @@ def test_what_cannot_be_summed_is_refused() -> None:
         SecureMeans().require_possible(np.array([4, 3, 0, 9]), 4)
     SecureMeans().require_possible(np.array([4, 4, 0, 9]), 4)
     with pytest.raises(
-        FedblendError, match=r"'secure-means' sums what clients share once, and the channel 'wireless' l"
+        FedblendError, match=r"'secure-means' sums the data that clients share once, but the channel 'wireless' l"
     ):
         resolve(table(channel={"name": "wireless"}))
 

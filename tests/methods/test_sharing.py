@@ -19,8 +19,8 @@ from fedblend.core.random import stream
 from fedblend.core.setup import Portions, arrived
 from fedblend.core.sharing import Payload, Pool, gather, rows_of
 from fedblend.core.upload import bytes_of
+from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing.means import LocalMeans, Noise, SharedMeans
-from fedblend.methods.sharing.raw import Raw
 
 # Controls, hidden states, raw samples ---------------------------------------------------------------------
 

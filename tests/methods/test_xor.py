@@ -183,10 +183,10 @@ def test_an_offset_leaves_no_dummy_pixel_constant_and_never_passes_white(way: st
     encoded = encode(x, np.array([[1]]), np.array([[0]]), 0.5, noise)
     assert encoded.tolist() == [[7, 7 ^ 9, 7 ^ 255, 7 ^ 255]]
 
-    drawn = XorSeeds(offset=15).noise(x, 5000, rng())
+    drawn = XorSeeds(offset=15).dummy_noise(x, 5000, rng())
     assert drawn is not None
     assert sorted(drawn.unique().tolist()) == list(range(16))
-    assert XorSeeds().noise(x, 5, rng()) is None
+    assert XorSeeds().dummy_noise(x, 5, rng()) is None
 
 
 def test_mixup_is_the_rounded_sum_of_shares() -> None:

@@ -80,25 +80,25 @@ def test_dummy_labels_are_named_or_those_of_which_the_server_holds_most() -> Non
 def test_a_device_sends_what_is_asked_hidden_by_dummies_it_holds() -> None:
     sharing, labels = XorSeeds(p=2), np.array([0, 0, 1, 1, 2, 2, 4])
     request = Request(np.array([0, 0, 0, 3, 5]), np.array([0, 2, 3]))
-    drawn = sharing.drawn(labels, request, rng())
+    drawn = sharing.draw_recipe(labels, request, rng())
 
     assert drawn is not None
     # None of label 3, which it does not hold.
     assert drawn.labels.tolist() == [4] * 5
-    assert set(drawn.hidden.ravel().tolist()) <= {0, 2}
-    assert (labels[drawn.dummies[0]] == drawn.hidden).all()
-    assert sharing.drawn(labels, None, rng()) is None
-    assert sharing.drawn(labels, Request(np.array([0, 0, 0, 3, 0]), np.array([0])), rng()) is None
-    assert sharing.drawn(labels, Request(np.array([0, 0, 0, 0, 5]), np.array([3])), rng()) is None
+    assert set(drawn.dummy_labels.ravel().tolist()) <= {0, 2}
+    assert (labels[drawn.dummies[0]] == drawn.dummy_labels).all()
+    assert sharing.draw_recipe(labels, None, rng()) is None
+    assert sharing.draw_recipe(labels, Request(np.array([0, 0, 0, 3, 0]), np.array([0])), rng()) is None
+    assert sharing.draw_recipe(labels, Request(np.array([0, 0, 0, 0, 5]), np.array([3])), rng()) is None
 
 
 def test_samples_that_are_not_stored_in_8_bits_are_refused() -> None:
     data = numbers()
     task, scale = Task("classification", 2), experiment().scale.fit(data)
     given = replace(local(data.train.x, torch.zeros(30, dtype=torch.int64), task, scale), request=None)
-    with pytest.raises(FedblendError, match="works on pixels of 8 bits; these data are float32"):
+    with pytest.raises(FedblendError, match=r"needs 8-bit pixels \(uint8\); these data are float32"):
         XorSeeds().share(given)
-    with pytest.raises(FedblendError, match="asks for samples by label"):
+    with pytest.raises(FedblendError, match="requests samples by label"):
         XorSeeds().requests(data.train.y.numpy(), 2, [1])
 
 
@@ -183,8 +183,8 @@ def test_mixed_seeds_have_soft_labels_by_shares() -> None:
 
 def test_a_device_that_lacks_a_dummy_label_makes_no_equal_parts() -> None:
     sharing, request = MixedTargetSeeds(equal_parts=True), Request(np.array([0, 0, 2]), np.array([0, 1]))
-    assert sharing.drawn(np.array([0, 0, 2]), request, rng()) is None
-    drawn = sharing.drawn(np.array([0, 1, 2]), request, rng())
+    assert sharing.draw_recipe(np.array([0, 0, 2]), request, rng()) is None
+    drawn = sharing.draw_recipe(np.array([0, 1, 2]), request, rng())
     assert drawn is not None
     assert [part.ravel().tolist() for part in drawn.dummies] == [[0, 0], [1, 1]]
 
@@ -319,7 +319,7 @@ def test_a_resumed_one_shot_run_makes_the_same_pool() -> None:
         ({"server": 3}, "method.sharing.server: 3: there are 3 clients"),
         ({"targets": [3]}, r"method.sharing.targets: \[3\] is not valid: labels from 0 to 2"),
         ({"dummies": [5], "targets": [2]}, r"method.sharing.dummies: \[5\] is not valid"),
-        ({"dummies": 3}, "method.sharing.dummies: 3 of 2 labels that are no targets"),
+        ({"dummies": 3}, "method.sharing.dummies: 3 is more than the 2 labels that are no targets"),
         ({"targets": [2], "dummies": [1, 2]}, "dummies: 2 is a target label"),
         ({"dummies": []}, "dummies: is empty"),
         ({"targets": []}, "targets: is empty"),
@@ -341,7 +341,7 @@ def _begin(method: Any) -> RoundLoop:
 def test_a_server_that_could_not_decode_is_refused_before_anything_is_sent() -> None:
     rows = [[6, 0, 2], [6, 6, 5], [6, 6, 3]]
     lacking = one_shot({"name": "xormixfl", "sharing": {"targets": [2], "dummies": [1]}}, rows=rows)
-    with pytest.raises(FedblendError, match=r"the server \(client 0\) holds no samples of \[1\]"):
+    with pytest.raises(FedblendError, match=r"the server \(client 0\) has no samples of \[1\]"):
         RoundLoop(lacking, LoopEngine(lacking))
     fine = one_shot({"name": "mixfl", "sharing": {"targets": [2], "dummies": [1]}}, rows=rows)
     assert len(pool_of(fine)[0]) == 8 + 4

@@ -62,7 +62,7 @@ def test_variants_have_methods_grids_and_parts_of_their_own():
     ("variants", "told"),
     [
         ({"a": 1}, r"variants: \{'a': 1\} is not valid: write a table"),
-        ([{"seeds": [1]}], r"variants.seeds: is the whole file's"),
+        ([{"seeds": [1]}], r"variants.seeds: applies to the whole file"),
         ([{"method": {"name": "fedavg", "label": "ours"}}], "two runs would both be called 'ours-seed0'"),
         ([{"method": "fedavg", "rond": 1}], r"rond: unknown key \(did you mean 'rounds'"),
     ],

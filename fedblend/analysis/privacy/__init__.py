@@ -1,1 +1,1 @@
-"""What can be proved, and what can be measured, of what leaves a client."""
+"""Privacy of what leaves a client: (epsilon, delta) guarantees, sample privacy, and leak reports."""

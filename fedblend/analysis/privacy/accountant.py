@@ -1,4 +1,4 @@
-"""Differential privacy: from noise that was added to the (epsilon, delta) that it earned."""
+"""Differential privacy accounting: the epsilon of noisy releases at a given delta."""
 
 from __future__ import annotations
 
@@ -13,77 +13,76 @@ from fedblend.core.errors import FedblendError
 
 @dataclass(frozen=True)
 class Release:
-    """Noisy numbers that were given away ``times`` times.
-
-    ``distribution`` is "gaussian" or "laplace"; ``multiplier`` is the noise's standard deviation (or scale) over the
-    L2 (or L1) distance that one record can make. ``sampled`` = (n, m) says that m of n records, drawn without
-    replacement and kept secret, went into each.
-    """
+    """Noisy numbers that were released ``times`` times."""
 
     distribution: str
+    """Distribution of the noise: "gaussian" or "laplace"."""
     multiplier: float
+    """Standard deviation (or scale) of the noise, over the largest L2 (or L1) change that one record can cause."""
     times: int
+    """Number of releases."""
     sampled: tuple[int, int] | None = None
+    """(n, m) where each release uses m of n records, drawn in secret and without replacement."""
 
 
 GRID = 50_000
-"""Steps of a privacy-loss distribution from 0 to the sum of all losses, at most: tens of megabytes."""
+"""Most steps of a privacy-loss distribution, from 0 to the sum of all losses: tens of megabytes."""
 
-FINEST = 1e-4
-"""Smallest step between them, as in dp-accounting."""
+MIN_STEP = 1e-4
+"""Smallest step of the grid, as in dp-accounting."""
 
-WIDEST = 500.0
-"""Largest loss of one Laplace release on a grid, which needs its exponential as a float."""
+MAX_LOSS = 500.0
+"""Largest loss of one Laplace release on a grid, so that its exponential does not overflow."""
 
-FAINTEST = 1e-6
-"""Least mu of Gaussian releases that is told from a smaller one: below it rounding would show in delta."""
+MIN_MU = 1e-6
+"""Smallest mu of Gaussian releases; for a smaller one delta would have rounding errors."""
 
 
 def epsilon(releases: Sequence[Release], delta: float) -> float:
-    """The least epsilon that all releases together are known to have at ``delta``, when one record is replaced.
+    """The least proven epsilon of all releases together at ``delta``, when one record is replaced.
 
-    Gaussian releases of every record have a closed form (Balle and Wang 2018, Theorem 8). With Laplace noise among
-    them it is the smaller of the sum of their epsilons and of what privacy-loss distributions say. Where records are
-    sampled, it is the smaller of the above, which leaves the sampling out, and Renyi differential privacy (Wang, Balle
-    and Kasiviswanathan 2019, Theorem 27); for Laplace noise nothing is gained by the sampling. Distributions and the
-    Renyi bound are Google's dp-accounting; raises :class:`FedblendError` where it is needed and not installed.
+    Gaussian releases of all records have a closed form (Balle and Wang 2018, Theorem 8). With Laplace noise, epsilon is
+    the smaller of two bounds: the sum of the epsilons of the releases, and a bound by privacy-loss distributions. For
+    sampled records, it is the smaller of the above without sampling, and a bound by Renyi differential privacy (Wang,
+    Balle and Kasiviswanathan 2019, Theorem 27); Laplace noise gains nothing by sampling. Distributions and the Renyi
+    bound are of Google's dp-accounting. Raises :class:`FedblendError` where it is needed and not installed.
     """
     given = tuple(r for r in releases if r.times)
-    whole = _whole(given, delta)
-    return min(whole, _sampled(given, delta)) if any(_gains(r) for r in given) else whole
+    unsampled = _unsampled(given, delta)
+    return min(unsampled, _sampled(given, delta)) if any(_gains(r) for r in given) else unsampled
 
 
 def _gains(release: Release) -> bool:
-    """Whether sampling makes a release more private, as far as is proved."""
+    """Whether sampling is proven to make a release more private."""
     return (
         release.distribution == "gaussian" and release.sampled is not None and release.sampled[1] < release.sampled[0]
     )
 
 
-def _whole(releases: tuple[Release, ...], delta: float) -> float:
-    """Every record is in every release."""
-    # Gaussian releases together are one, whose multiplier's inverse squares add up: exact.
+def _unsampled(releases: tuple[Release, ...], delta: float) -> float:
+    """Epsilon if every record is in every release."""
+    # Gaussian releases compose exactly to one release: the inverse squares of their multipliers add up.
     mu = math.hypot(*(math.sqrt(r.times) / r.multiplier for r in releases if r.distribution == "gaussian"))
-    pure = tuple((1 / r.multiplier, r.times) for r in releases if r.distribution == "laplace")
-    added = _of_gaussian(mu, delta) + sum(loss * times for loss, times in pure)
-    # Where the sum is no number, or one release alone is no guarantee, there is nothing to be gained by more work.
-    if not pure or not math.isfinite(added) or max(loss for loss, _ in pure) > WIDEST:
-        return added
-    return min(added, _on_a_grid(mu, pure, added, delta))
+    laplace = tuple((1 / r.multiplier, r.times) for r in releases if r.distribution == "laplace")
+    total = _gaussian_epsilon(mu, delta) + sum(loss * times for loss, times in laplace)
+    # A grid improves nothing if the sum is infinite, and does not work if one release has too large a loss.
+    if not laplace or not math.isfinite(total) or max(loss for loss, _ in laplace) > MAX_LOSS:
+        return total
+    return min(total, _on_a_grid(mu, laplace, total, delta))
 
 
-def _of_gaussian(mu: float, delta: float) -> float:
-    """The least epsilon of a Gaussian release whose multiplier is 1 / ``mu``; 0 of none."""
+def _gaussian_epsilon(mu: float, delta: float) -> float:
+    """The least epsilon of a Gaussian release with the multiplier 1 / ``mu``; 0 for ``mu`` = 0, no release."""
     if mu == 0:
         return 0.0
-    mu = max(mu, FAINTEST)
+    mu = max(mu, MIN_MU)
     # delta is below Phi(mu / 2 - epsilon / mu), and the normal distribution's tail below exp(-x^2 / 2).
     low, high = 0.0, mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
     if math.isinf(high):
         return high
     if delta_of_gaussian(low, mu) <= delta:
         return low
-    # Until no number lies between: what is given back is the upper end.
+    # Bisection until no float lies between; the upper end is returned.
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if delta_of_gaussian(middle, mu) > delta else (low, middle)
     return high
@@ -91,32 +90,35 @@ def _of_gaussian(mu: float, delta: float) -> float:
 
 def delta_of_gaussian(epsilon: float, mu: float) -> float:
     """Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu), for one Gaussian release of 1 / ``mu``."""
-    from scipy.special import erfcx, ndtr  # a second's import that trainings do without
+    from scipy.special import erfcx, ndtr  # Takes a second to import, and training does not need it.
 
     near, far = mu / 2 - epsilon / mu, mu / 2 + epsilon / mu
-    # e^epsilon Phi(-far) without its large factor: epsilon - far^2 / 2 is -near^2 / 2.
+    # e^epsilon Phi(-far) without a large factor, by epsilon - far^2 / 2 = -near^2 / 2.
     return float(ndtr(near) - math.exp(-near * near / 2) * erfcx(far / math.sqrt(2)) / 2)
 
 
 @functools.lru_cache(maxsize=512)
-def _on_a_grid(mu: float, pure: tuple[tuple[float, int], ...], most: float, delta: float) -> float:
-    """By privacy-loss distributions, of a Gaussian release and Laplace ones, (loss, times), that lose ``most``.
+def _on_a_grid(mu: float, laplace: tuple[tuple[float, int], ...], total: float, delta: float) -> float:
+    """Epsilon by privacy-loss distributions, of a Gaussian release and Laplace releases (loss, times).
 
-    An upper bound on any grid, above the least epsilon by more on a coarser one. Sensitivity is 1 here, which
-    dp-accounting says by "add or remove".
+    ``total`` is the sum of all losses. The result is an upper bound on any grid, and is larger on a coarser grid. The
+    sensitivity is 1, which is "add or remove" in dp-accounting.
     """
     dp = _library()
-    accountant = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, max(FINEST, most / GRID))
+    accountant = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, max(MIN_STEP, total / GRID))
     if mu:
         accountant.compose(dp.GaussianDpEvent(1 / mu))
-    for loss, times in pure:
+    for loss, times in laplace:
         accountant.compose(dp.LaplaceDpEvent(1 / loss), times)
     return float(accountant.get_epsilon(delta))
 
 
 @functools.lru_cache(maxsize=512)
 def _sampled(releases: tuple[Release, ...], delta: float) -> float:
-    """Some releases are of sampled records. Here multipliers are over the distance of a replacement as they stand."""
+    """Epsilon by Renyi differential privacy, if some releases are of sampled records.
+
+    Multipliers are relative to the change by a replacement, as dp-accounting expects for "replace one".
+    """
     dp = _library()
     accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     for r in releases:

@@ -1,4 +1,4 @@
-"""What became of single samples in a run: raw, hidden, and as the server trains on them (XorMixFL, Figure 2)."""
+"""Seeds traced through a run: raw samples, the seed that was sent, the decoded sample (XorMixFL, Figure 2)."""
 
 from __future__ import annotations
 
@@ -15,62 +15,63 @@ from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
 @dataclass(frozen=True)
 class SeedTrace:
-    """One seed: the device's (first) target and dummy sample, what it sent, and the server's side, uint8 [C, H, W].
-
-    ``own`` is the (first) sample that the server decoded it with, ``made`` what it trains on; both ``None`` in MixFL,
-    where that is what was sent, and for a seed that the server does not use. ``labels`` are the target's and the
-    (first) dummy's.
-    """
+    """The images of one seed, uint8 [C, H, W]; where p samples are blended, the first of them."""
 
     client: int
     labels: tuple[int, int]
+    """Labels of the target and of the (first) dummy."""
     target: torch.Tensor
+    """The device's target sample."""
     dummy: torch.Tensor
+    """The device's dummy sample."""
     sent: torch.Tensor
-    own: torch.Tensor | None
-    made: torch.Tensor | None
+    """The seed that the device sent."""
+    server_dummy: torch.Tensor | None
+    """The server's sample for decoding the seed; ``None`` in MixFL and for a seed that the server did not use."""
+    decoded: torch.Tensor | None
+    """The sample that the server trains on; ``None`` as above (in MixFL it trains on the seed)."""
 
 
-def stories(setup: Setup, state: RunState, rows: np.ndarray) -> list[SeedTrace]:
-    """The stories of some of the entries that a run has kept, by the streams that it drew from.
+def seed_traces(setup: Setup, state: RunState, rows: np.ndarray) -> list[SeedTrace]:
+    """Trace some of the entries that a run has stored, by the random streams that the run drew from.
 
-    Empty where these entries do not follow from the world: of other data, of clients who chose on their own machines,
-    or renewed in a later round.
+    Empty where the entries cannot be reproduced: they are of other data, of real sites, or were renewed in a later
+    round.
     """
-    sharing, sent = setup.experiment.method.sharing, state.entries
-    if not isinstance(sharing, XorSeeds | MixedTargetSeeds) or not len(sent):
+    sharing, entries = setup.experiment.method.sharing, state.entries
+    if not isinstance(sharing, XorSeeds | MixedTargetSeeds) or not len(entries):
         return []
     sizes = setup.sizes(0)
     base = setup.base(sizes)
     assert base is not None
-    wanted, found = setup.requests(sizes), {}
-    for client in np.unique(sent.owner[rows]).tolist():
+    requests, recipes = setup.requests(sizes), {}
+    for client in np.unique(entries.owner[rows]).tolist():
         x, y = setup.samples(client, int(sizes[client]))
         rng = stream(setup.experiment.seed, "share", 0, client)
-        drawn = sharing.drawn(y.numpy(), wanted.get(client), rng)
-        its = torch.from_numpy(np.flatnonzero(sent.owner == client))
-        if drawn is None or not torch.equal(sharing.made(x, drawn, rng), sent.tensors["seeds"][its]):
+        recipe = sharing.draw_recipe(y.numpy(), requests.get(client), rng)
+        own_rows = torch.from_numpy(np.flatnonzero(entries.owner == client))
+        if recipe is None or not torch.equal(sharing.make_seeds(x, recipe, rng), entries.tensors["seeds"][own_rows]):
             return []
-        found[client] = x, drawn
-    decoded = _decoded(sharing, state, base, setup.experiment.seed)
-    told = []
+        recipes[client] = x, recipe
+    decoded_by_row = _decode(sharing, state, base, setup.experiment.seed)
+    traces = []
     for row in rows.tolist():
-        client = int(sent.owner[row])
-        x, drawn = found[client]
-        place = row - int(np.flatnonzero(sent.owner == client)[0])
-        own, made = decoded.get(row, (None, None))
-        labels = int(drawn.labels[place]), int(drawn.hidden[place, 0])
-        target, dummy = x[drawn.targets[place, 0]], x[drawn.dummies[0][place, 0]]
-        told.append(SeedTrace(client, labels, target, dummy, sent.tensors["seeds"][row], own, made))
-    return told
+        client = int(entries.owner[row])
+        x, recipe = recipes[client]
+        number = row - int(np.flatnonzero(entries.owner == client)[0])
+        server_dummy, decoded = decoded_by_row.get(row, (None, None))
+        labels = int(recipe.labels[number]), int(recipe.dummy_labels[number, 0])
+        target, dummy = x[recipe.targets[number, 0]], x[recipe.dummies[0][number, 0]]
+        traces.append(SeedTrace(client, labels, target, dummy, entries.tensors["seeds"][row], server_dummy, decoded))
+    return traces
 
 
-def _decoded(
+def _decode(
     sharing: XorSeeds | MixedTargetSeeds, state: RunState, base: tuple[torch.Tensor, torch.Tensor], seed: int
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """By entry: the server's own sample, and what it decoded with it (the first time)."""
+    """By entry: the server's own sample, and the sample that it decoded with it (the first time)."""
     if not isinstance(sharing, XorSeeds):
         return {}
-    rows, made, own = sharing.levelled(state.entries, base, stream(seed, "pool", max(0, state.shared_round)))
-    places = dict(zip(rows[::-1].tolist(), range(len(rows) - 1, -1, -1), strict=True))
-    return {row: (base[0][own[place, 0]], made[place]) for row, place in places.items()}
+    rows, decoded, own = sharing.balance(state.entries, base, stream(seed, "pool", max(0, state.shared_round)))
+    first = dict(zip(rows[::-1].tolist(), range(len(rows) - 1, -1, -1), strict=True))
+    return {row: (base[0][own[place, 0]], decoded[place]) for row, place in first.items()}

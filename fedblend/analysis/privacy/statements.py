@@ -1,4 +1,4 @@
-"""What a run may claim of differential privacy, and why not where it may not."""
+"""Differential privacy statements of a run: (epsilon, delta) by round, or the reason why none holds."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from fedblend.core.protection import Mechanism
 from fedblend.experiment.config import Experiment
 
 MOST_ROUNDS = 12
-"""Rounds at which epsilon is worked out, at most: for a curve."""
+"""Most rounds at which epsilon is computed, for a curve."""
 
 SCOPE = (
-    "A guarantee covers what it names, when all data of one client (or one sample) are replaced by others. It counts "
-    "as known to all: how many samples each client holds, the scale of inputs, and the test accuracy. It does not "
-    "cover the training loss and the list of who took part that a simulation writes into its log. A simulation draws "
-    "noise and cohorts from keyed streams, so that a run can be repeated: who knows the seed can take its noise off "
-    "again, and knows who was drawn."
+    "A guarantee covers the payloads that it names, when all data of one client (or one sample) are replaced by "
+    "others. The number of samples of each client, the scale of inputs, and the test accuracy count as public. The "
+    "guarantee does not cover the training loss and the list of participants that a simulation writes into its log. A "
+    "simulation draws noise and cohorts from streams keyed by the seed, so that a run can be repeated. Whoever knows "
+    "the seed can remove the noise, and knows the cohorts."
 )
-"""What every (epsilon, delta) here rests on."""
+"""The assumptions of every (epsilon, delta)."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """(epsilon, delta) of what left the clients up to each of some rounds, or why none can be stated.
-
-    ``what`` left ("weights", or "means" and "weights and means") and what is protected, ``unit`` ("a client" or
-    "a sample").
-    """
+    """(epsilon, delta) of the payloads that left the clients up to each of some rounds, or why none can be stated."""
 
     what: str
+    """The payloads: "weights", "means", or "weights and means"."""
     unit: str
+    """The protected unit: "a client" or "a sample"."""
     delta: float
     by_round: tuple[tuple[int, float], ...] = ()
+    """(round, epsilon) pairs."""
     reason: str = ""
+    """Why no epsilon can be stated."""
 
     @property
     def epsilon(self) -> float | None:
@@ -45,7 +45,7 @@ class Statement:
 
 
 def is_private(experiment: Experiment) -> bool:
-    """Whether an experiment adds noise anywhere, so that there is something to state."""
+    """Whether an experiment adds noise to uploads or to shared data."""
     sharing = experiment.method.sharing
     return isinstance(experiment.protection.mechanism(), Mechanism) or isinstance(sharing.mechanism(), Mechanism)
 
@@ -53,27 +53,28 @@ def is_private(experiment: Experiment) -> bool:
 def statements(
     experiment: Experiment, clients: int, records: Sequence[Mapping[str, Any]], secret_cohorts: bool
 ) -> list[Statement]:
-    """What a run may claim, from its settings, the number of clients that hold samples, and its metrics.
+    """The statements of a run, from its settings, the number of clients that hold samples, and its metrics.
 
-    ``secret_cohorts`` says that nobody who sees the models knows who took part. The last statement is of all that left
-    the clients. Raises :class:`FedblendError` if dp-accounting is needed and not installed.
+    ``secret_cohorts`` is true where no recipient of the models knows the participants of a round. The last statement
+    covers all payloads that left the clients. Raises :class:`FedblendError` if dp-accounting is needed and not
+    installed.
     """
     rounds = [r for r in records if r.get("round", 0) > 0]
     population = clients if secret_cohorts else None
     weights, means = weights_noise(experiment), means_noise(experiment)
     if means == "":
-        return [_stated("weights", "a client", experiment, population, rounds, {"weights": weights})]
-    # None of the weights alone: other clients train on the means, so that all weights depend on a sample through the
-    # means as well, and noise on weights is sized for what its own client does with it.
+        return [_statement("weights", "a client", experiment, population, rounds, {"weights": weights})]
+    # There is no statement of the weights alone: all clients train on the means, so that all weights depend on each
+    # sample, but the noise on weights is sized for the influence of a client's own samples only.
     both = {"weights": weights, "means": means}
     return [
-        _stated("means", "a sample", experiment, population, rounds, {"means": means}),
-        _stated("weights and means", "a sample", experiment, population, rounds, both),
+        _statement("means", "a sample", experiment, population, rounds, {"means": means}),
+        _statement("weights and means", "a sample", experiment, population, rounds, both),
     ]
 
 
 def weights_noise(experiment: Experiment) -> Mechanism | str:
-    """The noise on uploads, or why it earns nothing."""
+    """The noise on uploads, or why it gives no (epsilon, delta)."""
     noise, method = experiment.protection.mechanism(), experiment.method
     if isinstance(noise, str):
         return noise
@@ -83,24 +84,24 @@ def weights_noise(experiment: Experiment) -> Mechanism | str:
         return f"the server trains on the samples of client {method.sharing.server} without noise (method.sharing)"
     shared = means_noise(experiment)
     if isinstance(shared, str) and shared:
-        return f"clients train on what others shared, and {shared}"
+        return f"clients train on shared data, and {shared}"
     if noise.at_server and not method.aggregator.is_plain_mean:
         return (
             "noise at the server is sized for a plain mean of uploads; "
             'method.aggregator = {name = "mean", by = "clients"} is one'
         )
     if noise.at_server and method.server_step.looks_at_uploads:
-        return f"the server step '{method.server_step.name}' looks at uploads before there is noise on them"
+        return f"the server step '{method.server_step.name}' uses uploads before noise is added to them"
     return noise
 
 
 def means_noise(experiment: Experiment) -> Mechanism | str:
-    """The noise on what is shared, or why it earns nothing; "" where nothing is."""
+    """The noise on shared data, or why it gives no (epsilon, delta); "" where nothing is shared."""
     sharing = experiment.method.sharing
     return sharing.mechanism() if sharing.active and sharing.leaves_client else ""
 
 
-def _stated(
+def _statement(
     what: str,
     unit: str,
     experiment: Experiment,
@@ -112,40 +113,40 @@ def _stated(
     if reason:
         return Statement(what, unit, experiment.delta, reason=reason)
     parts = [(kind, n) for kind, n in noises.items() if isinstance(n, Mechanism)]
-    taken = _taken(rounds)
-    found = []
-    for i in _told(rounds):
-        releases = [_release(kind, noise, taken[i], population, experiment.train.cohort) for kind, noise in parts]
-        found.append((int(rounds[i]["round"]), epsilon(releases, experiment.delta)))
-    return Statement(what, unit, experiment.delta, tuple(found))
+    counts = _participation(rounds)
+    by_round = []
+    for i in _selected_rounds(rounds):
+        releases = [_release(kind, noise, counts[i], population, experiment.train.cohort) for kind, noise in parts]
+        by_round.append((int(rounds[i]["round"]), epsilon(releases, experiment.delta)))
+    return Statement(what, unit, experiment.delta, tuple(by_round))
 
 
-def _told(rounds: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Places of the rounds that epsilon is worked out for: some of those that were evaluated, and the last."""
+def _selected_rounds(rounds: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Indices of the rounds for which epsilon is computed: some of the evaluated rounds, and the last round."""
     evaluated = [i for i, record in enumerate(rounds) if "loss" in record] or list(range(len(rounds)))
     step = -(-len(evaluated) // MOST_ROUNDS) or 1
     return sorted({*evaluated[::-step], *([len(rounds) - 1] if rounds else [])})
 
 
-def _taken(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, int]]:
-    """After each round: rounds made, rounds that the most frequent client took part in, and sharings."""
-    part: Counter[int] = Counter()
-    most, shared, taken = 0, 0, []
+def _participation(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, int]]:
+    """Counts after each round: rounds, rounds of the most frequent participant, and sharings."""
+    by_client: Counter[int] = Counter()
+    most, shared, counts = 0, 0, []
     for number, record in enumerate(rounds, 1):
-        part.update(record.get("cohort", ()))
-        most = max([most, *(part[c] for c in record.get("cohort", ()))])
+        by_client.update(record.get("cohort", ()))
+        most = max([most, *(by_client[c] for c in record.get("cohort", ()))])
         shared += "shared" in record
-        taken.append({"rounds": number, "most": most, "shared": shared})
-    return taken
+        counts.append({"rounds": number, "most": most, "shared": shared})
+    return counts
 
 
-def _release(kind: str, noise: Mechanism, taken: Mapping[str, int], population: int | None, cohort: int) -> Release:
-    """What was given away so far: a sum of clients drawn in secret from a ``population``, or each client's own.
+def _release(kind: str, noise: Mechanism, counts: Mapping[str, int], population: int | None, cohort: int) -> Release:
+    """The releases so far: sums of clients drawn in secret from a ``population``, or those of one client's rounds.
 
-    Whoever knows the cohorts (no ``population``) knows which sums a client is in: those of its own rounds, in full.
+    Where cohorts are public (``population`` is ``None``), the sums that a client is in are known: those of its rounds.
     """
     if kind == "means":
-        return Release(noise.distribution, noise.multiplier, taken["shared"])
+        return Release(noise.distribution, noise.multiplier, counts["shared"])
     if noise.at_server and population is not None:
-        return Release(noise.distribution, noise.multiplier, taken["rounds"], (population, cohort))
-    return Release(noise.distribution, noise.multiplier, taken["most"])
+        return Release(noise.distribution, noise.multiplier, counts["rounds"], (population, cohort))
+    return Release(noise.distribution, noise.multiplier, counts["most"])

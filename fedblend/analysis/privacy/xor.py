@@ -1,11 +1,13 @@
-"""Sample privacy of XorMixFL's and MixFL's seeds: distances to raw samples (Table 3), and what leaks of them.
+"""Sample privacy of XorMixFL's and MixFL's seeds: distances to raw samples (Table 3), and leaked pixels and bits.
 
 The paper measures "the minimum MDS value between the augmented sample and any raw sample contributing to the augmented
-sample" (section 4.2): here the smallest Euclidean distance to a contributor on pixels from 0 to 255, and that distance
-after multidimensional scaling of the sample and its contributors to two dimensions, as `sklearn.manifold.MDS` makes it.
+sample" (section 4.2). Two readings are measured, on pixels from 0 to 255: the smallest Euclidean distance to a
+contributor, and that distance after multidimensional scaling of the sample and its contributors to two dimensions, as
+`sklearn.manifold.MDS` does it.
 
-A distance says nothing of what can be read off an encoded sample, so that this is measured too. An XOR hides a pixel
-only as far as the dummy's is unknown; those of drawings on black are nearly all 0, where the target travels in clear.
+A distance does not show how much of the target can be read off an encoded sample, so leaked pixels and bits are
+measured too. An XOR hides a pixel only as far as the dummy's pixel is unknown. Drawings on black have dummy pixels that
+are nearly all 0; there the target's pixel is sent in clear.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedblend.analysis.privacy.samples import nearest, recognised
+from fedblend.analysis.privacy.mixup import recognised_share, smallest_distances
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
@@ -24,69 +26,75 @@ from fedblend.core.sharing import Pool
 from fedblend.methods.sharing.xor import blend
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
-STARTS, STEPS = 4, 300
-"""Random starts of multidimensional scaling, of which the best counts, and the steps of each."""
+STARTS, STEPS, TOLERANCE = 4, 300, 1e-8
+"""Multidimensional scaling: random starts, of which the one of least stress is used, most steps of each, and the
+relative change of stress at which a start has converged."""
 
 
 @dataclass(frozen=True)
-class Shared:
-    """The seeds of all devices in one draw, and what they were made of.
-
-    ``raw`` uint8 [n, ...] are all raw samples, the first ``private`` of them the devices', the others the server's;
-    ``targets``, ``dummies`` int64 [m, ...] number those that a device made each seed of, ``own`` int64 [m, p] those
-    that the server decoded it with (none in MixFL). ``blended`` uint8 [m, ...] are the blended targets, ``seeds`` what
-    travels, ``made`` what the server trains on. ``guessed`` and ``blind`` uint8 [m, ...] are what can be told of the
-    targets with and without the seeds (see :class:`Row`); ``None`` in MixFL.
-    """
+class SharedSeeds:
+    """The seeds of all devices in one draw, and the samples that they were made of; -1 fills short rows."""
 
     raw: torch.Tensor
-    private: int
+    """All raw samples, uint8 [n, ...]: the devices' first, then the server's."""
+    device_samples: int
+    """Number of the devices' raw samples."""
     targets: np.ndarray
+    """Rows of ``raw`` that are blended into each target, int64 [m, p]."""
     dummies: np.ndarray
-    own: np.ndarray
+    """Rows of ``raw`` that are blended into each seed's dummies, int64 [m, ...]."""
+    server_dummies: np.ndarray
+    """Rows of ``raw`` that the server decodes each seed with, int64 [m, p]; [m, 0] in MixFL."""
     blended: torch.Tensor
+    """The blended targets, uint8 [m, ...]."""
     seeds: torch.Tensor
-    made: torch.Tensor
+    """The seeds as they are sent, uint8 [m, ...]."""
+    server_samples: torch.Tensor
+    """The samples that the server trains on, uint8 [m, ...]."""
     guessed: torch.Tensor | None
+    """Targets guessed with the seeds, uint8 [m, ...] (see :class:`XorPrivacy`); ``None`` in MixFL."""
     blind: torch.Tensor | None
+    """Targets guessed without the seeds, uint8 [m, ...]; ``None`` in MixFL."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """Sample privacy of one way of sharing, means over the draws; shares are from 0 to 1.
+class XorPrivacy:
+    """Sample privacy of one sharing, means over the draws; shares are from 0 to 1.
 
-    ``distance`` and ``mds`` are mean and standard deviation over what the server trains on. ``sent_recognised`` and
-    ``made_recognised``: the nearest of the devices' raw samples is one that the device made the seed of, for what
-    travels and for what the server trains on.
-
-    Of an XOR only (``None`` in MixFL): ``clear``, pixels that are sent as they are, since the dummy's is 0;
-    ``clear_ink``, the same among the target's pixels above 0; ``bits``, those of the target that are right when a
-    seed is decoded by the majority of each bit in the server's samples of the dummy's label; ``blind``, those that are
-    right when they are guessed by the majority in the server's samples of the target's label, without the seed.
+    A sample is *recognised* where the nearest device sample is one that the device made the seed of. The last four
+    fields are of an XOR only, and ``None`` in MixFL.
     """
 
     distance: tuple[float, float]
+    """Smallest distance to a contributor: mean and standard deviation over the samples that the server trains on."""
     mds: tuple[float, float] | None
+    """The same after multidimensional scaling; ``None`` where this is not measured."""
     sent_recognised: float
+    """Share of the sent seeds that are recognised."""
     made_recognised: float
+    """Share of the samples that the server trains on that are recognised."""
     clear: float | None = None
+    """Share of the pixels that are sent in clear, because the dummy's pixel is 0."""
     clear_ink: float | None = None
+    """The same share among the target's pixels above 0."""
     bits: float | None = None
+    """Share of the target's bits that are right when a seed is decoded with a guessed dummy: the majority of each bit
+    in the server's samples of the dummy's label."""
     blind: float | None = None
+    """Share of the target's bits that are right when guessed without the seed: the majority of each bit in the server's
+    samples of the target's label."""
 
 
-def draw(
+def make_seeds(
     data: Dataset, population: Population, sharing: XorSeeds | MixedTargetSeeds, seed: int, repeat: int = 0
-) -> Shared:
-    """The seeds that all devices send when asked, and what the server makes of each of them.
+) -> SharedSeeds:
+    """The seeds that all devices send on request, and the sample that the server makes of each.
 
-    Everything follows from ``seed`` and ``repeat``. Raises :class:`FedblendError` for data that are not stored in 8
-    bits or have no labels, a server that holds nothing, or if no device sends anything.
+    The result is a function of ``seed`` and ``repeat``. Raises :class:`FedblendError` for data that are not stored in 8
+    bits or have no labels, for a server without samples, or if no device sends a seed.
     """
     if data.train.x.dtype != torch.uint8 or data.task != "classification":
-        raise FedblendError(
-            f"data: '{data.name}' does not hold pixels of 8 bits with labels; valid: images with classes"
-        )
+        raise FedblendError(f"data: '{data.name}' does not hold 8-bit pixels with labels; valid: images with classes")
     sizes = population.sizes
     if sharing.server >= len(sizes) or not sizes[sharing.server]:
         raise FedblendError(f"method.sharing.server: {sharing.server}: no such client, or it holds no samples")
@@ -95,106 +103,108 @@ def draw(
     base = data.train.x[torch.from_numpy(rows)], data.train.y[torch.from_numpy(rows)]
     clients = [client for client in np.flatnonzero(sizes).tolist() if client != sharing.server]
     requests = sharing.requests(labels[rows], data.outputs, clients)
-    found, start = [], 0
+    drawn, seeds, blended, targets, dummies, start = [], [], [], [], [], 0
     for client in clients:
         own = population.indices(client)
         x, rng = data.train.x[torch.from_numpy(own)], stream(seed, "sample privacy", repeat, client)
-        drawn = sharing.drawn(labels[own], requests[client], rng)
-        if drawn is not None:
-            seeds = sharing.made(x, drawn, rng)
-            places = [np.where(part >= 0, start + part, -1) for part in (drawn.targets, *drawn.dummies)]
-            found.append((drawn, places, seeds, blend(x, drawn.targets, sharing.alpha)))
+        recipe = sharing.draw_recipe(labels[own], requests[client], rng)
+        if recipe is not None:
+            drawn.append(recipe)
+            seeds.append(sharing.make_seeds(x, recipe, rng))
+            blended.append(blend(x, recipe.targets, sharing.alpha))
+            all_dummies = np.concatenate(recipe.dummies, axis=1)
+            targets.append(np.where(recipe.targets >= 0, start + recipe.targets, -1))
+            dummies.append(np.where(all_dummies >= 0, start + all_dummies, -1))
         start += len(own)
-    if not found:
-        raise FedblendError("method.sharing: no device holds what the server asks for; give devices the target labels")
+    if not drawn:
+        raise FedblendError(
+            "method.sharing: no device holds samples that the server requests; valid: a partition in which devices "
+            "hold the target labels"
+        )
     raw = data.train.x[torch.from_numpy(np.concatenate([*(population.indices(c) for c in clients), rows]))]
-    seeds, blended = torch.cat([one[2] for one in found]), torch.cat([one[3] for one in found])
-    targets = np.concatenate([one[1][0] for one in found])
-    dummies = np.concatenate([np.concatenate(one[1][1:], axis=1) for one in found])
-    made, used, guessed, blind = seeds, np.empty((len(seeds), 0), np.int64), None, None
+    sent = torch.cat(seeds)
+    server_samples, server_dummies, guessed, blind = sent, np.empty((len(sent), 0), np.int64), None, None
     if isinstance(sharing, XorSeeds):
-        hidden = np.concatenate([one[0].hidden for one in found])
-        entries = Pool({"seeds": seeds, "dummies": torch.from_numpy(hidden)}, np.zeros(len(seeds), np.int64))
-        made, used = sharing.decoded(entries, base, stream(seed, "sample privacy", repeat))
-        used = np.where(used >= 0, start + used, -1)
-        usual = majorities(*base, data.outputs)
-        guessed = seeds ^ usual[torch.from_numpy(hidden[:, 0])]
-        blind = usual[torch.from_numpy(np.concatenate([one[0].labels for one in found]))]
-    return Shared(raw, start, targets, dummies, used, blended, seeds, made, guessed, blind)
+        dummy_labels = np.concatenate([recipe.dummy_labels for recipe in drawn])
+        entries = Pool({"seeds": sent, "dummies": torch.from_numpy(dummy_labels)}, np.zeros(len(sent), np.int64))
+        server_samples, used = sharing.decode_entries(entries, base, stream(seed, "sample privacy", repeat))
+        server_dummies = np.where(used >= 0, start + used, -1)
+        majority = bit_majorities(*base, data.outputs)
+        guessed = sent ^ majority[torch.from_numpy(dummy_labels[:, 0])]
+        blind = majority[torch.from_numpy(np.concatenate([recipe.labels for recipe in drawn]))]
+    return SharedSeeds(
+        raw=raw,
+        device_samples=start,
+        targets=np.concatenate(targets),
+        dummies=np.concatenate(dummies),
+        server_dummies=server_dummies,
+        blended=torch.cat(blended),
+        seeds=sent,
+        server_samples=server_samples,
+        guessed=guessed,
+        blind=blind,
+    )
 
 
-def majorities(x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
-    """A picture of each label whose every bit is what most samples of it have there: uint8 [C, ...]; black if none."""
+def bit_majorities(x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
+    """One image for each label, of the majority of each bit over the label's samples: uint8 [C, ...]; 0 without any."""
     flat, labels = x.flatten(1).numpy(), y.numpy()
-    usual = np.zeros((classes, flat.shape[1]), np.uint8)
+    majority = np.zeros((classes, flat.shape[1]), np.uint8)
     for label in np.unique(labels):
         bits = np.unpackbits(flat[labels == label], axis=1)
-        usual[label] = np.packbits(2 * bits.sum(0, dtype=np.int64) > len(flat[labels == label]))
-    return torch.from_numpy(usual).reshape(classes, *x.shape[1:])
+        majority[label] = np.packbits(2 * bits.sum(0, dtype=np.int64) > len(flat[labels == label]))
+    return torch.from_numpy(majority).reshape(classes, *x.shape[1:])
 
 
-def measure(drawn: Sequence[Shared], mds: bool = False, seed: int = 0) -> Row:
-    """What :class:`Row` tells, means over draws; with ``mds`` also Table 3's measure."""
+def measure_seeds(drawn: Sequence[SharedSeeds], mds: bool = False, seed: int = 0) -> XorPrivacy:
+    """Mean privacy over the draws; with ``mds`` also Table 3's measure."""
     found = []
     for repeat, one in enumerate(drawn):
         devices = np.concatenate([one.targets, one.dummies], axis=1)
         devices = np.where(devices >= 0, devices, one.targets[:, :1])
-        everyone = np.concatenate([devices, np.where(one.own >= 0, one.own, one.own[:, :1])], axis=1)
-        distances = nearest(one.made, one.raw, everyone)
-        numbers = [distances.mean(), distances.std()]
-        scaled = mds_distances(one.made, one.raw, everyone, stream(seed, "scaling", repeat)) if mds else np.zeros(1)
-        numbers += [scaled.mean(), scaled.std()]
-        numbers += [recognised(sent, one.raw[: one.private], devices) for sent in (one.seeds, one.made)]
-        found.append(numbers + _leaks(one))
+        server = np.where(one.server_dummies >= 0, one.server_dummies, one.server_dummies[:, :1])
+        everyone = np.concatenate([devices, server], axis=1)
+        distances = smallest_distances(one.server_samples, one.raw, everyone)
+        scaled = np.zeros(1)
+        if mds:
+            scaled = mds_distances(one.server_samples, one.raw, everyone, stream(seed, "scaling", repeat))
+        raw = one.raw[: one.device_samples]
+        recognised = [recognised_share(samples, raw, devices) for samples in (one.seeds, one.server_samples)]
+        found.append([distances.mean(), distances.std(), scaled.mean(), scaled.std(), *recognised, *_xor_leaks(one)])
     mean = np.mean(found, axis=0).tolist()
-    return Row((mean[0], mean[1]), (mean[2], mean[3]) if mds else None, *mean[4:])
+    return XorPrivacy((mean[0], mean[1]), (mean[2], mean[3]) if mds else None, *mean[4:])
 
 
-def _leaks(one: Shared) -> list[float]:
-    """``clear``, ``clear_ink``, ``bits`` and ``blind`` of an XOR."""
+def _xor_leaks(one: SharedSeeds) -> list[float]:
+    """``clear``, ``clear_ink``, ``bits`` and ``blind`` of an XOR; empty in MixFL."""
     if one.guessed is None or one.blind is None:
         return []
     clear, ink = one.seeds == one.blended, one.blended > 0
-    of_ink = float(clear[ink].float().mean()) if bool(ink.any()) else 0.0
-    return [float(clear.float().mean()), of_ink, *(_right_bits(one.blended, told) for told in (one.guessed, one.blind))]
-
-
-def _right_bits(x: torch.Tensor, told: torch.Tensor) -> float:
-    """The share of bits in which two sets of pictures agree."""
-    return 1 - float(np.unpackbits((x ^ told).flatten().numpy()).mean())
-
-
-# Multidimensional scaling -----------------------------------------------------------------------------------
+    clear_ink = float(clear[ink].float().mean()) if bool(ink.any()) else 0.0
+    bits = [1 - float(np.unpackbits((one.blended ^ guess).numpy()).mean()) for guess in (one.guessed, one.blind)]
+    return [float(clear.float().mean()), clear_ink, *bits]
 
 
 def mds_distances(
     samples: torch.Tensor, raw: torch.Tensor, contributors: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """The smallest distance of each sample to its contributors, after scaling all of them to two dimensions: [n].
+    """Smallest distance of each sample to its contributors, after scaling them all to two dimensions: float64 [n].
 
-    ``contributors`` int64 [n, k] number rows of ``raw``. Of {STARTS} random starts the one of least stress counts.
+    ``contributors`` int64 [n, k] are rows of ``raw``. Scaling is metric SMACOF (`sklearn.manifold.smacof`).
     """
+    from sklearn.manifold import smacof  # Takes a second to import, and only this measure needs it.
+
     points = torch.cat([samples.flatten(1)[:, None], raw.flatten(1)[torch.from_numpy(contributors)]], dim=1).double()
-    wanted = torch.cdist(points, points)
-    best, stress = torch.zeros(len(points)), torch.full((len(points),), torch.inf, dtype=torch.float64)
-    for _ in range(STARTS):
-        placed = scale_down(wanted, torch.from_numpy(rng.random((*points.shape[:2], 2))), STEPS)
-        between = torch.cdist(placed, placed)
-        found = (between - wanted).square().sum((1, 2)) / 2
-        best = torch.where(found < stress, between[:, 0, 1:].amin(1), best)
-        stress = torch.minimum(found, stress)
-    return best.numpy()
-
-
-def scale_down(wanted: torch.Tensor, placed: torch.Tensor, steps: int) -> torch.Tensor:
-    """Points whose distances come near to those wanted (SMACOF, metric): float64 [n, k, d].
-
-    ``wanted`` float64 [n, k, k] of n sets of k points each, ``placed`` float64 [n, k, d] where they begin. Each step
-    is a Guttman transform, all sets at once.
-    """
-    for _ in range(steps):
-        between = torch.cdist(placed, placed)
-        ratio = -wanted / torch.where(between == 0, 1e-5, between)
-        ratio.diagonal(dim1=1, dim2=2).sub_(ratio.sum(2))
-        placed = ratio @ placed / wanted.shape[1]
-    return placed
+    smallest = []
+    for distances in torch.cdist(points, points).numpy():
+        placed, _ = smacof(
+            distances,
+            n_components=2,
+            n_init=STARTS,
+            max_iter=STEPS,
+            eps=TOLERANCE,
+            random_state=int(rng.integers(2**31)),
+            normalized_stress=False,
+        )
+        smallest.append(np.linalg.norm(placed[1:] - placed[0], axis=1).min())
+    return np.array(smallest)

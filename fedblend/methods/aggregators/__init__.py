@@ -1,4 +1,4 @@
-"""Aggregators: how uploads become one. Importing this package registers them all."""
+"""Aggregators: functions that combine the uploads of a round into one. Importing this package registers them all."""
 
 from fedblend.core.aggregator import Aggregator
 from fedblend.methods.aggregators.krum import Krum, MultiKrum

@@ -1,4 +1,4 @@
-"""Krum and Multi-Krum: the uploads that have the nearest neighbours."""
+"""Krum and Multi-Krum: the uploads with the smallest distances to their nearest neighbours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Int, part
-from fedblend.methods.aggregators.compiled import squared_distances
+from fedblend.methods.aggregators.kernels import squared_distances
 from fedblend.methods.aggregators.mean import WeightedMean
 
 FEWEST = 3
@@ -20,45 +20,47 @@ FEWEST = 3
 
 @part("aggregator", "krum")
 class Krum(Aggregator):
-    """The one upload that is nearest to its n - f - 2 nearest neighbours, unchanged.
+    """Select the one upload that is nearest to its n - f - 2 nearest neighbours, unchanged.
 
-    Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4: the
-    score of an upload is the sum of its squared distances to its n - f - 2 nearest others, f being ``byzantine``;
-    the lowest score wins, and of equal ones the client of the lowest number. Needs n >= 2 f + 3 uploads. Every upload
-    counts once, however many samples it was trained on, as in the paper. Whole-number tensors (batch norm's
-    counters) are no parameters and take no part in distances.
+    Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4. The
+    score of an upload is the sum of its squared distances to its n - f - 2 nearest other uploads; f is ``byzantine``.
+    The lowest score is selected; of equal scores, the client with the lowest number. Krum needs n >= 2 f + 3 uploads.
+    Every upload counts once, independent of its number of samples, as in the paper. Integer tensors (batch norm's
+    counters) are no parameters and are left out of distances.
     """
 
     byzantine: Annotated[Int, Field(ge=0)] = 1
     """Clients of a round, f, that may send anything; `train.cohort` must be 2 f + 3 or more."""
 
     def require_possible(self, cohort: int) -> None:
-        """Refuse more such clients than a cohort can have."""
+        """Raise :class:`FedblendError` if a cohort is too small for ``byzantine``."""
         _require_byzantine(self.byzantine, cohort, "train.cohort is")
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
-        """The winner's tensors."""
-        kept = counting(uploads)
-        winner = kept[nearest(kept, self.byzantine)[0]]
-        # Copies: an upload may be a view of all clients of a stack, which would live as long as it.
-        return {name: tensor.clone() for name, tensor in winner.items()}
+        """The tensors of the selected upload."""
+        counted = counting(uploads)
+        selected = counted[by_score(counted, self.byzantine)[0]]
+        # Copies, because an upload may be a view of the memory of all clients of a stack.
+        return {name: tensor.clone() for name, tensor in selected.items()}
 
 
 @part("aggregator", "multi-krum")
 class MultiKrum(Aggregator):
-    """The mean of the m uploads with Krum's lowest scores (Blanchard et al. 2017, section 4); see `krum`.
+    """Average the m uploads with Krum's lowest scores (Blanchard et al. 2017, section 4); see `krum`.
 
-    m = 1 is Krum. The paper lets m be up to n, where it is the plain mean; here m is at most n - f, since more
-    would always take in what Krum is to keep out. Every upload counts once. Whole-number tensors are rounded.
+    m = 1 is Krum. The paper allows m up to n, which is the plain mean. Here m is at most n - f, because a larger m
+    would always include uploads that Krum is meant to exclude. Every upload counts once. Integer tensors are rounded.
     """
 
     byzantine: Annotated[Int, Field(ge=0)] = 1
     """Clients of a round, f, that may send anything; `train.cohort` must be 2 f + 3 or more."""
     kept: Count | None = None
-    """Uploads that are averaged, m; unless given, all but `byzantine`. Where fewer arrive, at most all but those."""
+    """Uploads that are averaged, m (default: all but `byzantine`); never more than the uploads received less
+    `byzantine`.
+    """
 
     def require_possible(self, cohort: int) -> None:
-        """Refuse more such clients than a cohort can have, and a mean that must take them in."""
+        """Raise :class:`FedblendError` if a cohort is too small for ``byzantine`` or for ``kept``."""
         _require_byzantine(self.byzantine, cohort, "train.cohort is")
         if self.kept is not None and self.kept > cohort - self.byzantine:
             raise FedblendError(
@@ -67,17 +69,17 @@ class MultiKrum(Aggregator):
             )
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
-        """The mean of the winners."""
-        kept = counting(uploads)
-        most = len(kept) - self.byzantine
-        winners = nearest(kept, self.byzantine)[: min(self.kept or most, most)]
+        """The mean of the selected uploads."""
+        counted = counting(uploads)
+        most = len(counted) - self.byzantine
+        selected = by_score(counted, self.byzantine)[: min(self.kept or most, most)]
         # In order of client, so that the sum does not depend on the scores.
-        return WeightedMean().aggregate((kept[i], 1.0) for i in sorted(winners))
+        return WeightedMean().aggregate((counted[i], 1.0) for i in sorted(selected))
 
 
-def nearest(uploads: Sequence[Tensors], byzantine: int) -> list[int]:
-    """The places of uploads by their score, lowest first. Raises :class:`FedblendError` if they are too few."""
-    _require_byzantine(byzantine, len(uploads), "good ones are")
+def by_score(uploads: Sequence[Tensors], byzantine: int) -> list[int]:
+    """The numbers of the uploads, lowest score first. Raises :class:`FedblendError` if they are too few."""
+    _require_byzantine(byzantine, len(uploads), "valid uploads are")
     distances = torch.zeros(len(uploads), len(uploads), dtype=torch.float64)
     for name, tensor in uploads[0].items():
         if tensor.is_floating_point():
@@ -88,16 +90,16 @@ def nearest(uploads: Sequence[Tensors], byzantine: int) -> list[int]:
 
 def scores(distances: torch.Tensor, byzantine: int) -> torch.Tensor:
     """Each upload's sum of squared distances to its n - f - 2 nearest others, from those of all pairs [n, n]."""
-    others = distances.clone().fill_diagonal_(torch.inf)
-    return others.sort(1).values[:, : len(others) - byzantine - 2].sum(1)
+    to_others = distances.clone().fill_diagonal_(torch.inf)
+    return to_others.sort(1).values[:, : len(to_others) - byzantine - 2].sum(1)
 
 
-def _require_byzantine(byzantine: int, uploads: int, there_are: str) -> None:
-    """Raise :class:`FedblendError` unless Krum can stand so many."""
+def _require_byzantine(byzantine: int, uploads: int, subject: str) -> None:
+    """Raise :class:`FedblendError` if the uploads are too few for ``byzantine``; ``subject`` names them."""
     needed = 2 * byzantine + FEWEST
     if uploads < needed:
         valid = f"0 to {(uploads - FEWEST) // 2}" if uploads >= FEWEST else f"a train.cohort of {needed} or more"
         raise FedblendError(
             f"method.aggregator.byzantine: {byzantine} needs {needed} uploads a round or more, 2 byzantine + {FEWEST}, "
-            f"but {there_are} {uploads}; valid: {valid}"
+            f"but {subject} {uploads}; valid: {valid}"
         )

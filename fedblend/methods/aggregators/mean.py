@@ -10,19 +10,22 @@ import torch
 
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload
 from fedblend.core.registry import part
-from fedblend.methods.aggregators.compiled import add_weighted
+from fedblend.methods.aggregators.kernels import add_weighted
 
 
 @dataclass
 class Sums:
-    """Weighted sums of uploads in float64, with the tensors' own types; sums of several machines add up."""
+    """Weighted sums of uploads in float64; sums of several processes can be added."""
 
     weight: float = 0.0
+    """Sum of the weights."""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Weighted sums by name, float64."""
     kinds: dict[str, torch.dtype] = field(default_factory=dict)
+    """Type of each tensor in the uploads, and so of the mean."""
 
     def add(self, tensors: Tensors, weight: float) -> None:
-        """Add one upload; one of weight 0 counts for nothing."""
+        """Add one upload; an upload of weight 0 is ignored."""
         if weight == 0:
             return
         self.weight += weight
@@ -34,35 +37,35 @@ class Sums:
                 self.kinds[name] = tensor.dtype
 
     def unrounded(self) -> Sums:
-        """The same sums, with a mean that stays in float64 where the tensors hold real numbers."""
+        """The same sums, whose mean stays in float64 where tensors are of a floating-point type."""
         kinds = {n: torch.float64 if kind.is_floating_point else kind for n, kind in self.kinds.items()}
         return replace(self, kinds=kinds)
 
     def mean(self) -> dict[str, torch.Tensor]:
-        """The sums over the weight; whole-number tensors (batch norm's counters) are rounded."""
+        """The sums divided by the weight; integer tensors (batch norm's counters) are rounded."""
         return {name: as_stored(t / self.weight, self.kinds[name]) for name, t in self.tensors.items()}
 
 
 def as_stored(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """Values in a tensor's own type, rounded where that holds whole numbers."""
+    """Values converted to a type, rounded if it is an integer type."""
     return (values if kind.is_floating_point else values.round()).to(kind)
 
 
 @part("aggregator", "mean")
 class WeightedMean(Aggregator):
-    """sum_k p_k w_k with p_k = n_k / sum n over the round's clients (FedAvg; FedMix, section 3.1).
+    """Average the uploads: sum_k p_k w_k with p_k = n_k / sum n over the round's clients (FedAvg; FedMix, section 3.1).
 
-    The further 1/K in FedMix's Algorithms 1 and 3 would shrink the weights and is left out. Uploads are
-    used one at a time and may be freed after; sums are in float64, so that equal uploads average to
+    The further factor 1/K in FedMix's Algorithms 1 and 3 would shrink the weights and is left out. Uploads are
+    used one at a time and may be freed afterwards. Sums are in float64, so that equal uploads average to
     themselves and the mean lies in their convex hull.
     """
 
     by: Literal["samples", "clients"] = "samples"
-    """What counts: samples, or clients, each of which then counts alike (noise at the server needs that)."""
+    """Weights of the mean: the clients' numbers of samples, or equal weights (noise at the server needs these)."""
 
     @property
     def is_plain_mean(self) -> bool:
-        """Whether clients count alike."""
+        """Whether clients have equal weights."""
         return self.by == "clients"
 
     def partial(self, uploads: Iterable[WeightedUpload]) -> Sums:

@@ -1,4 +1,4 @@
-"""Aggregators by order statistics: each parameter's values over the clients, without the outermost."""
+"""Aggregators that exclude extreme values of each parameter over the clients: median and trimmed means."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from pydantic import Field
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Float, part
-from fedblend.methods.aggregators.compiled import mean_of_order, mean_within
+from fedblend.methods.aggregators.kernels import mean_of_order, mean_within
 from fedblend.methods.aggregators.mean import WeightedMean, as_stored
 
 
 @part("aggregator", "median")
 class Median(Aggregator):
-    """The median of each parameter over the clients; of an even number, the mean of the two in the middle.
+    """Take the median of each parameter over the clients; of an even number, the mean of the two middle values.
 
     Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", Algorithm 1, option
-    I. Every upload counts once, however many samples it was trained on, as in the paper, whose workers hold equally
-    many. Fewer than half of the clients cannot move a parameter beyond the others' values. Whole-number tensors
+    I. Every upload counts once, independent of its number of samples, as in the paper, whose workers hold equally
+    many. Less than half of the clients cannot move a parameter beyond the values of the other clients. Integer tensors
     are rounded.
     """
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The medians."""
-        kept = counting(uploads)
-        return _means_of_order(kept, (len(kept) - 1) // 2)
+        counted = counting(uploads)
+        return _means_of_order(counted, (len(counted) - 1) // 2)
 
 
 @part("aggregator", "trimmed-mean")
 class TrimmedMean(Aggregator):
-    """The mean of each parameter over the clients without its largest and its smallest values.
+    """Average each parameter over the clients without its largest and its smallest values.
 
     Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", Algorithm 1, option
-    II, with beta = ``share``. Every upload counts once, as in the paper. Of K uploads beta K are left out at each
-    end, rounded down; so many clients cannot move a parameter beyond the others' values. Whole-number tensors are
-    rounded. AggEnhance's "trimmed mean" is the aggregator `interval-mean`.
+    II, with beta = ``share``. Every upload counts once, as in the paper. Of K uploads beta K, rounded down, are left
+    out at each end. That many clients cannot move a parameter beyond the values of the other clients. Integer tensors
+    are rounded. AggEnhance's "trimmed mean" is the aggregator `interval-mean`.
     """
 
     share: Annotated[Float, Field(ge=0, lt=0.5)] = 0.1
-    """Share of the uploads that is left out at each end, for each parameter by itself."""
+    """Share of the uploads that is left out at each end, separately for each parameter."""
 
     def require_possible(self, cohort: int) -> None:
-        """Refuse a share so small that nothing is left out."""
+        """Raise :class:`FedblendError` for a share above 0 that would leave out no upload."""
         if self.share > 0 and not self.trimmed(cohort):
             least = math.ceil(1000 / cohort) / 1000
             valid = f"from {least} to below 0.5, or 0" if cohort > 2 else "0, or a train.cohort of 3 or more"
@@ -57,22 +57,22 @@ class TrimmedMean(Aggregator):
             )
 
     def trimmed(self, uploads: int) -> int:
-        """Of how many uploads so many are left out at each end.
+        """The number of uploads that are left out at each end, of ``uploads``.
 
         >>> TrimmedMean(share=0.29).trimmed(100), TrimmedMean(share=0.49).trimmed(2)
         (29, 0)
         """
-        # Rounded first, or 0.29 * 100 would be 28.
+        # Rounded first, because 0.29 * 100 is below 29 in floating point.
         return min(int(round(self.share * uploads, 9)), (uploads - 1) // 2)
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The trimmed means."""
-        kept = counting(uploads)
-        return _means_of_order(kept, self.trimmed(len(kept)))
+        counted = counting(uploads)
+        return _means_of_order(counted, self.trimmed(len(counted)))
 
 
 def _means_of_order(uploads: list[Tensors], trimmed: int) -> dict[str, torch.Tensor]:
-    """Of each parameter the mean of its values without the ``trimmed`` smallest and largest."""
+    """The mean of each parameter without its ``trimmed`` smallest and largest values."""
     return {
         name: as_stored(mean_of_order([u[name] for u in uploads], trimmed, len(uploads) - trimmed), tensor.dtype)
         for name, tensor in uploads[0].items()
@@ -81,13 +81,13 @@ def _means_of_order(uploads: list[Tensors], trimmed: int) -> dict[str, torch.Ten
 
 @part("aggregator", "interval-mean")
 class IntervalMean(Aggregator):
-    """w + the weighted mean of those updates w_k - w that lie in [low, high], for each parameter by itself.
+    """Average, separately for each parameter, the updates w_k - w that lie in [low, high].
 
-    AggEnhance, section 4.2: "we apply the averaging operator to the updates in [-0.5, 0.5]". An update is read as
-    what a client changed, w_k - w with w the round's weights; weights themselves leave the interval wherever a
-    normalisation scales by 1. The averaging operator is FedAvg's, weighted by samples, over the clients that are
-    left; where none is, the parameter stays as it was. Whole-number tensors (batch norm's counters) are no
-    parameters and get the plain weighted mean. The trimmed mean by rank is the aggregator `trimmed-mean`.
+    AggEnhance, section 4.2: "we apply the averaging operator to the updates in [-0.5, 0.5]". An update is taken to be
+    a client's change w_k - w of the round's weights w; weights themselves are outside the interval wherever a
+    normalisation scales by 1. The averaging operator is FedAvg's, weighted by samples, over the clients whose update
+    lies in the interval. Without such a client the parameter is unchanged. Integer tensors (batch norm's counters) are
+    no parameters and get the plain weighted mean. The trimmed mean by rank is the aggregator `trimmed-mean`.
     """
 
     low: float = -0.5
@@ -102,7 +102,7 @@ class IntervalMean(Aggregator):
         return self
 
     def finish(self, partial: Any, weights: Tensors) -> dict[str, torch.Tensor]:
-        """The means, each of what lies within the interval around the round's weights."""
+        """The round's weights plus the mean updates."""
         uploads: Sequence[WeightedUpload] = [(tensors, weight) for tensors, weight in partial if weight > 0]
         return {
             name: self._parameter([u[name] for u, _ in uploads], [w for _, w in uploads], start.to(uploads[0][0][name]))

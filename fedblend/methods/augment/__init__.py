@@ -1,4 +1,4 @@
-"""AugMix on tensors: nine operations, chains of them, and their mixture, for whole batches and stacks of clients."""
+"""AugMix on tensors: nine operations, chains of operations, and their mixture, for batches and stacks of clients."""
 
 from fedblend.methods.augment.augmix import VIEWS, augmix, draw_augmix
 from fedblend.methods.augment.operations import NOTHING, OPERATIONS, apply

@@ -1,6 +1,6 @@
 """AugMix: chains of operations on an image, mixed with each other and the image itself (Fed-AugMix, Algorithm 2).
 
-The random half is drawn outside, as arrays; :func:`augmix` is a function of images and of what was drawn.
+:func:`draw_augmix` draws all random numbers; :func:`augmix` is a deterministic function of images and these numbers.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from fedblend.methods.augment.compiled import blend
+from fedblend.methods.augment.kernels import blend
 from fedblend.methods.augment.operations import NOTHING, OPERATIONS, blended
 
 VIEWS = 2
-"""Augmented views of each image: more cost time and gain little (section IV-C)."""
+"""Augmented views of each image; more views take time and improve little (section IV-C)."""
 
 LEAST_LEVEL = 0.1
 """The least SampLevel (section IV-B)."""
@@ -23,12 +23,12 @@ LEAST_LEVEL = 0.1
 def draw_augmix(
     rng: np.random.Generator, shape: tuple[int, ...], severity: float, chains: int, depth: int, alpha: float
 ) -> dict[str, np.ndarray]:
-    """The random half of AugMix for images [shape], two views of each.
+    """Draw the random numbers of AugMix for images [shape], two views of each.
 
     - ``operation`` int8 [*shape, 2, chains, depth]: uniform over the nine, with replacement; the length of a chain is
       uniform over 1 to ``depth``, and beyond it the operation is :data:`NOTHING`;
-    - ``level`` float32, alike: SampLevel ~ U(0.1, severity), negative for half of them (the sign that geometric
-      operations take);
+    - ``level`` float32, same shape: SampLevel ~ U(0.1, severity), negative for half of them (the sign of geometric
+      operations);
     - ``mix`` float32 [*shape, 2, 1 + chains]: the weights of the image itself and of its chains, (m, (1 - m) b) with
       m ~ Beta(alpha, alpha) and b ~ Dirichlet(alpha, ..., alpha).
     """
@@ -46,9 +46,9 @@ def draw_augmix(
 def augmix(unit: torch.Tensor, drawn: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Views x_augmix = m x + (1 - m) sum_i b_i ch_i(x) (equations 3 and 4): [..., B, C, H, W] to [..., 2, B, C, H, W].
 
-    ``unit`` are images on the unit scale, [0, 1], which are rounded to the 256 grey levels that the operations work
-    on; ``drawn`` is what :func:`draw_augmix` drew for shape [..., B]. Views are float32, on the same scale. Where
-    ``unit`` asks for gradients they flow through the operations, as :func:`.operations.apply` says.
+    ``unit`` are images on the unit scale, [0, 1]; they are rounded to the 256 grey levels of the operations. ``drawn``
+    is of :func:`draw_augmix` for the shape [..., B]. Views are float32, on the unit scale. Where ``unit`` requires
+    gradients, the operations are differentiable, as defined in :func:`.operations.apply`.
     """
     if unit.requires_grad:
         greys = unit.double() * 255

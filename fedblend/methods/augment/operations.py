@@ -1,8 +1,8 @@
-"""AugMix's nine operations on grey levels as Pillow computes them, each image with an operation and level of its own.
+"""AugMix's nine operations on grey levels, with Pillow's results; each image has its own operation and level.
 
-A step of a chain is a table of 256 grey levels, looked up, and then an affine map of the plane, resampled. Each
-operation is one of the two, and the other is then the identity, which changes nothing. So images that undergo
-different operations are worked on together, and every level comes out as Pillow's.
+A step of a chain is a look-up in a table of 256 grey levels, followed by an affine map with resampling. Each operation
+is one of the two, and the other is the identity. So images with different operations are processed together, and every
+grey level equals Pillow's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPERATIONS = (
 
 AUTOCONTRAST, EQUALIZE, POSTERIZE, ROTATE, SOLARIZE, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y = range(9)
 NOTHING = len(OPERATIONS)
-"""The number of the operation that does nothing: what fills a chain up to its longest."""
+"""The number of the identity, which pads shorter chains."""
 
 MOST_DEGREES, MOST_SHEAR, MOST_BITS, MOST_LEVELS = 30, 0.3, 4, 256
 """MaxVal of rotation, shear, posterize and solarize (Fed-AugMix, equation 2); a translation's is a third of the side.
@@ -52,18 +52,18 @@ def constants(height: int, width: int, device: torch.device) -> Constants:
 
 
 kept_constants = functools.cache(constants)
-"""The same, made once: to bring numbers to a GPU is to wait for it. Not for use inside ``torch.func``'s transforms."""
+"""Cached :func:`constants`, because copies to a GPU synchronise. Not for use inside ``torch.func``'s transforms."""
 
 
 def apply(images: Tensor, operation: Tensor, level: Tensor, given: Constants | None = None) -> Tensor:
     """Apply one operation to each image: float64 [N, C, H, W] of whole grey levels 0 to 255, to the same.
 
     ``operation`` int [N] are numbers of :data:`OPERATIONS` or :data:`NOTHING`. ``level`` float [N] is SampLevel, from
-    0 to 10, with the sign of the geometric operations; AugLevel = SampLevel / 10 * MaxVal (equation 2), cut to a whole
-    number for all but shears, as in AugMix's own code. What geometric operations bring in from outside is level 0.
+    0 to 10, with the sign of the geometric operations. AugLevel = SampLevel / 10 * MaxVal (equation 2), truncated to an
+    integer for all but shears, as in AugMix's own code. Pixels from outside the image are 0.
 
-    Gradients flow: through interpolation as it is, and past tables and cuts with the slope of autocontrast's stretch,
-    solarize's sign, and 1 elsewhere, since a table's own slope is zero nearly everywhere.
+    Gradients of the interpolation are exact. Tables and truncations have a slope of zero nearly everywhere, so their
+    gradient is replaced: by the slope of autocontrast's stretch, the sign of solarize, and 1 elsewhere.
     """
     operation, level = operation.long(), level.double()
     height, width = images.shape[-2:]
@@ -74,8 +74,8 @@ def apply(images: Tensor, operation: Tensor, level: Tensor, given: Constants | N
 
 
 def _amount(operation: Tensor, level: Tensor, most: Tensor) -> Tensor:
-    """AugLevel, float64 [N]: whole but for shears, and signed for geometric operations."""
-    # A tensor of 10, since GPUs divide by a number as if it were its reciprocal.
+    """AugLevel, float64 [N]: an integer except for shears, and signed for geometric operations."""
+    # A tensor of 10, because GPUs divide by a scalar as a product with its reciprocal.
     amount = level.abs() * most[operation] / torch.full_like(level, 10.0)
     sheared = (operation == SHEAR_X) | (operation == SHEAR_Y)
     by_table = (operation == POSTERIZE) | (operation == SOLARIZE)
@@ -87,14 +87,14 @@ def _amount(operation: Tensor, level: Tensor, most: Tensor) -> Tensor:
 
 
 class Tables(NamedTuple):
-    """What each grey level becomes, and how fast it changes there: float64 [N, C, 256] both."""
+    """The new value of each grey level, and the slope there: both float64 [N, C, 256]."""
 
     values: Tensor
     slopes: Tensor
 
 
 def _look_up(images: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
-    """Each level by its image's and channel's table."""
+    """Map each grey level by the table of its image and channel."""
     levels = images.detach().long()
     tables = _tables(levels, operation.view(-1, 1, 1), amount.view(-1, 1, 1))
     places = levels.flatten(2)
@@ -107,8 +107,8 @@ def _look_up(images: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
 def _tables(levels: Tensor, operation: Tensor, amount: Tensor) -> Tables:
     grey = torch.arange(GREYS, device=levels.device).expand(*levels.shape[:2], GREYS)
     low, high = levels.amin((2, 3))[..., None], levels.amax((2, 3))[..., None]
-    # As Pillow rounds: the scale first, then the product, then the sum, all in double precision.
-    # A tensor of 255, since a number over a tensor would be its reciprocal times the number.
+    # Pillow's order of rounding: the scale first, then the product, then the sum, all in double precision.
+    # A tensor of 255, because a scalar over a tensor is computed as a product with the reciprocal.
     span = (high - low).clamp(min=1).double()
     stretch = torch.full_like(span, 255.0) / span
     stretched = (grey * stretch + -low * stretch).trunc().clamp(0, 255)
@@ -130,7 +130,7 @@ def _tables(levels: Tensor, operation: Tensor, amount: Tensor) -> Tables:
 
 
 def _equalized(levels: Tensor, grey: Tensor, high: Tensor) -> Tensor:
-    """Pillow's table that levels a histogram, int64 [N, C, 256]; the identity where there are too few levels."""
+    """Pillow's table for histogram equalisation, int64 [N, C, 256]; the identity where there are too few levels."""
     places = levels.flatten(2)
     counts = torch.zeros_like(grey).scatter_add(2, places, torch.ones_like(places))
     step = (places.shape[2] - counts.gather(2, high)) // 255
@@ -149,9 +149,9 @@ def turns() -> tuple[tuple[float, float], ...]:
 
 
 def _matrices(operation: Tensor, amount: Tensor, turned: Tensor, height: int, width: int) -> Tensor:
-    """Where each place of the result comes from: (a, b, c, d, e, f), float64 [N, 6], the identity for tables.
+    """The affine maps (a, b, c, d, e, f) from result to source, float64 [N, 6]; the identity for table operations.
 
-    (x, y) comes from (a x + b y + c, d x + e y + f), in pixels, of which the first lies from 0 to 1.
+    The source of (x, y) is (a x + b y + c, d x + e y + f), in pixels; the first pixel covers 0 to 1.
     """
     degrees = torch.where(operation == ROTATE, amount, 0.0).long() + MOST_DEGREES
     cosine, sine = turned[degrees].unbind(1)
@@ -168,7 +168,7 @@ def _matrices(operation: Tensor, amount: Tensor, turned: Tensor, height: int, wi
 
 
 def resample(images: Tensor, matrices: Tensor) -> Tensor:
-    """Images [N, C, H, W] seen through affine maps [N, 6]: bilinear interpolation, cut to whole levels; 0 outside."""
+    """Resample images [N, C, H, W] by affine maps [N, 6]: bilinear, truncated to integer levels; 0 outside."""
     height, width = images.shape[-2:]
     y = torch.arange(height, device=images.device, dtype=torch.float64)[:, None] + 0.5
     x = torch.arange(width, device=images.device, dtype=torch.float64) + 0.5
@@ -180,7 +180,7 @@ def resample(images: Tensor, matrices: Tensor) -> Tensor:
     flat = images.flatten(2)
 
     def pixels(row: Tensor, column: Tensor) -> Tensor:
-        """The levels at these places, the nearest ones where they lie outside."""
+        """The levels at these places, or at the nearest pixel for places outside the image."""
         places = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
         return flat.gather(2, places.long().flatten(1)[:, None].expand(-1, flat.shape[1], -1)).view(images.shape)
 
@@ -190,7 +190,7 @@ def resample(images: Tensor, matrices: Tensor) -> Tensor:
 
     upper = between(top)
     value = upper + (between(top + 1) - upper) * down
-    # The cut counts as nothing for gradients.
+    # Gradients ignore the truncation.
     cut = value + (value.floor() - value).detach() if value.requires_grad else value.floor()
     return torch.where(inside[:, None], cut, 0.0)
 
@@ -202,10 +202,10 @@ def blended(
     mix: torch.Tensor,
     given: Constants | None = None,
 ) -> torch.Tensor:
-    """The views in plain PyTorch, on any device: whole levels float64 [..., B, C, H, W] to [..., 2, B, C, H, W]."""
+    """The views in PyTorch, on any device: integer levels float64 [..., B, C, H, W] to [..., 2, B, C, H, W]."""
     depth = operation.shape[-1]
     picture = greys.shape[-3:]
-    # [..., B, 2, chains, C, H, W], one image for each chain, then all of them in a row.
+    # [..., B, 2, chains, C, H, W], one image for each chain, then flattened.
     copies = greys[..., None, None, :, :, :].expand(*operation.shape[:-1], *picture)
     images = copies.reshape(-1, *picture)
     for step in range(depth):

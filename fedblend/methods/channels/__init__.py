@@ -1,4 +1,4 @@
-"""Channels: what gets through, and when."""
+"""Channels: which transmissions between clients and server arrive, and how long they take."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Channel", "Ideal", "Link", "Sent", "Wireless"]
 
 @part("channel", "ideal")
 class Ideal(Channel):
-    """Everything arrives, at once."""
+    """Deliver everything without delay."""
 
     loses = False
 
     def transmit(
         self, direction: str, sizes: np.ndarray, rng: np.random.Generator, clients: np.ndarray | None = None
     ) -> Sent:
-        """All true, after no time."""
+        """All transmissions arrive after 0 seconds."""
         return Sent(np.ones(len(sizes), bool), np.zeros(len(sizes)))

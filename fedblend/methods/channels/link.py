@@ -1,4 +1,4 @@
-"""One link over a fading channel, in closed form: what a time slot carries, and how many slots a payload takes."""
+"""One link over a fading channel, in closed form: bits of a time slot, and slots of a payload."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LARGEST = 600.0
-"""Largest theta / SNR that is told from others: success is then of probability 1e-261, and nothing overflows."""
+"""Upper limit of theta / SNR, to avoid overflow; the probability of success is then 1e-261."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Link:
     """One direction between a device and the server, under Rayleigh block fading (Mix2FLD, section II-C).
 
     In every slot the received SNR is ``snr * h`` with h exponential of mean 1, independent of other slots and
-    devices. A slot in which it reaches ``theta`` carries :attr:`bits_per_slot`, any other nothing.
+    devices. A slot whose SNR reaches ``theta`` carries :attr:`bits_per_slot`; any other slot carries nothing.
     """
 
     snr: float
@@ -55,8 +55,8 @@ class Link:
         """The distribution of the slots T that a payload takes, within the limit.
 
         T = t int64 [k] from the slots needed to T_max, and P(T = t) float64 [k]: a negative binomial distribution,
-        C(t - 1, n - 1) p^n (1 - p)^(t - n) for n slots needed. What is missing to 1 is :meth:`outage`: all
-        of it, and no t, where n > T_max. A payload of no bits takes no slot.
+        C(t - 1, n - 1) p^n (1 - p)^(t - n) for n slots needed. The probabilities sum to 1 - :meth:`outage`. Both arrays
+        are empty where n > T_max. A payload of 0 bits takes 0 slots.
         """
         n = int(self.needed(bits))
         if n == 0:
@@ -67,11 +67,7 @@ class Link:
         return t, np.exp(_log_choose(t - 1, n - 1) - n * self._ratio + (t - n) * self._log_failure)
 
     def outage(self, bits: float) -> float:
-        """Probability that a payload needs more than T_max slots.
-
-        It does where fewer than the n slots needed are decoded among T_max: P(Binomial(T_max, p) < n). It is 1 where
-        n > T_max.
-        """
+        """Probability that a payload takes more than T_max slots: P(Binomial(T_max, p) < n); 1 where n > T_max."""
         n = int(self.needed(bits))
         if n > self.limit:
             return 1.0
@@ -80,17 +76,17 @@ class Link:
         return float(min(1.0, np.exp(log_p).sum()))
 
     def mean_seconds(self, bits: float) -> float:
-        """Mean seconds that a payload takes without a limit: tau n / p."""
+        """Mean seconds of a payload without a limit: tau n / p."""
         return float(self.slot * self.needed(bits) / self.success)
 
     @property
     def _log_failure(self) -> float:
-        # exp(-x) is 1 to the last digit where x is tiny, and the logarithm of what is left of 1 would be lost.
+        # expm1, because 1 - exp(-x) loses all digits where x is tiny.
         return float(np.log(max(-np.expm1(-self._ratio), np.finfo(float).tiny)))
 
 
 def slots_in(quotient: np.ndarray | float, up: bool) -> np.ndarray:
-    """A number of slots rounded up or down to a whole one, int64; a rounding error of division does not count.
+    """A quotient rounded up or down to whole slots, int64, after removal of the division's rounding error.
 
     >>> slots_in(0.3 / 0.1, up=False).item(), slots_in(100.352, up=True).item()
     (3, 101)

@@ -1,4 +1,4 @@
-"""Objectives: what loss a client minimises on a batch, and terms that add to any of them."""
+"""Objectives: the loss that a client minimises on a batch, and terms that are added to it."""
 
 from fedblend.core.objective import Batch, Context, Net, Objective, Plain, StepPlan, Task, Term
 from fedblend.methods.objectives.augmix import AugMix

@@ -1,4 +1,4 @@
-"""Mixing with averaged data under MAFL: NaiveMix and FedMix, on inputs or on hidden states."""
+"""NaiveMix and FedMix: mixup with averaged data (MAFL), on inputs or on hidden states."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_l
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class MeanMix(Objective):
-    """What NaiveMix and FedMix have in common: one entry (x_g, y_g) a batch, and a small fixed lambda."""
+    """Base of NaiveMix and FedMix: one entry (x_g, y_g) for each batch, and a small fixed lambda."""
 
     needs = ("x", "y")
 
     lam: Fraction = 0.1
     """Mixing ratio: the share of the mean in a mixed sample."""
     mixed_share: Fraction = 1.0
-    """Share of the batches that are mixed; the others are plain (lambda = 0)."""
+    """Share of the batches that are mixed; the other batches are plain (lambda = 0)."""
     warmup: Annotated[Int, Field(ge=0)] = 0
     """Rounds over which lambda rises linearly to its value."""
     exclude_own: bool = False
-    """Pick no mean of the client's own; where there is no other, its batches stay plain."""
+    """Use no means of the client itself; without means of other clients its batches are plain."""
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """``lam`` float32 [steps] (0 where a batch stays plain) and ``entry`` int64 [steps]."""
@@ -41,14 +41,14 @@ class MeanMix(Objective):
 
 def entry_of(drawn: Tensors, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
     """The step's averaged sample x_g [...] and averaged target y_g [outputs]."""
-    # index_select, because indexing with a scalar tensor would wait for the device.
+    # index_select, because indexing with a scalar tensor would synchronise with the device.
     row = drawn["entry"].reshape(1)
     return context.pool["x"].index_select(0, row)[0], context.pool["y"].index_select(0, row)[0]
 
 
 @part("objective", "naivemix")
 class NaiveMix(MeanMix):
-    """NaiveMix: plain mixup with averaged data of other clients (FedMix, equation 1)."""
+    """Mix each batch with averaged data of other clients, as in plain mixup (FedMix, equation 1)."""
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """Mean mixed loss of the batch."""
@@ -58,25 +58,25 @@ class NaiveMix(MeanMix):
 
 @part("objective", "fedmix")
 class FedMix(MeanMix):
-    r"""FedMix: Global Mixup approximated by a Taylor term on averaged data (FedMix, equation 5, Algorithm 2).
+    r"""Approximate Global Mixup by a Taylor term on averaged data (FedMix, equation 5, Algorithm 2).
 
     With z = (1 - lambda) x and l the task's loss,
 
         (1 - lambda) l(f(z), y)  +  lambda l(f(z), y_g)  +  c * mean_b < d l(f(z_b), y_b) / d z_b , x_g >
 
-    The derivative is taken at z, with respect to z, and gradients flow through it. One forward pass serves all
-    three terms, so dropout draws one mask. The options are readings of the paper.
+    The derivative is taken at z, with respect to z, and is itself differentiated. One forward pass computes all
+    three terms, so dropout draws one mask. ``taylor`` and ``average`` select readings of the paper.
     """
 
     taylor: Literal["algorithm", "proposition"] = "algorithm"
     """Coefficient c: lambda (1 - lambda) as in Algorithm 2, or lambda as in Proposition 1; they differ by O(lambda^2).
     """
     average: Literal["sample", "twice"] = "sample"
-    """Average the inner products over the batch (equation 5), or divide by its size once more, as public
-    implementations do; that is no FedMix.
+    """Average the inner products over the batch (equation 5), or divide by its size twice, as public implementations
+    do, which is not FedMix.
     """
     taylor_weight: NonNegative = 1.0
-    """Factor on c; 0 leaves the Taylor term out, for ablations."""
+    """Factor on c; 0 removes the Taylor term, for ablations."""
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """Mean FedMix loss of the batch."""
@@ -88,7 +88,7 @@ class FedMix(MeanMix):
             return task.loss(outputs, batch.y), outputs
 
         gradient, own_loss, outputs = net.input_gradient(own, (1 - lam) * batch.x)
-        # `gradient` is that of the batch mean, so the plain sum is already the mean over the batch.
+        # `gradient` is the gradient of the batch mean, so the sum is already the mean over the batch.
         taylor = (gradient * x_g).sum()
         if self.average == "twice":
             taylor = taylor / len(batch.y)
@@ -97,7 +97,7 @@ class FedMix(MeanMix):
 
 
 class Tail:
-    """A staged model from layer ``start`` on, seen as a model whose inputs are hidden states."""
+    """The layers of a staged model from ``start`` on, as a model whose inputs are hidden states."""
 
     def __init__(self, net: Net, start: int) -> None:
         self.net, self.first = net, start
@@ -124,11 +124,11 @@ class Tail:
 
 @part("objective", "hidden-mix")
 class HiddenMix(MeanMix):
-    """FedMix or NaiveMix on the hidden states after ``layer`` layers (FedMix, appendix E).
+    """Apply FedMix or NaiveMix to the hidden states after ``layer`` layers (FedMix, appendix E).
 
-    Needs the sharing ``hidden-means`` of the same layer. Each batch makes two steps: the mixing step sees
-    the client's hidden states as constants and so updates only the layers after ``layer``; a plain step
-    then updates all layers, and only to it are terms (FedProx's) added.
+    Needs the sharing ``hidden-means`` of the same layer. Each batch takes two steps. The mixing step treats the
+    client's hidden states as constants, and so updates only the layers after ``layer``. A plain step then updates all
+    layers; terms such as FedProx's are added to this step only.
     """
 
     layer: Count = 2

@@ -1,4 +1,4 @@
-"""Mixup of whole samples: within a client (LocalMix), or with everyone's raw data (Global Mixup)."""
+"""Mixup of samples: within a client (LocalMix), or with the raw samples of all clients (Global Mixup)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def mixed_loss(
 ) -> torch.Tensor:
     """(1 - lam) l(f(x~), y) + lam l(f(x~), y_other) at x~ = (1 - lam) x + lam x_other.
 
-    This is l(f(x~), y~) of FedMix's equation 3 up to a constant, since the loss is linear in the target
+    This is l(f(x~), y~) of FedMix's equation 3 up to a constant, because the loss is linear in the target
     (footnote 2). ``x_other`` and ``y_other`` may lack the batch dimension.
     """
     outputs = net(torch.lerp(batch.x, x_other.expand_as(batch.x), lam))
@@ -22,21 +22,20 @@ def mixed_loss(
 
 
 def draw_ratio(rng: np.random.Generator, steps: int, lam: float | None, alpha: float) -> np.ndarray:
-    """One mixing ratio a step, float32 [steps]: Beta(alpha, alpha), or ``lam`` where it is fixed."""
+    """One mixing ratio for each step, float32 [steps]: from Beta(alpha, alpha), or ``lam`` where it is fixed."""
     ratios = rng.beta(alpha, alpha, steps) if lam is None else np.full(steps, lam)
     return ratios.astype(np.float32)
 
 
 @part("objective", "localmix")
 class LocalMix(Objective):
-    """Mixup within the client's own batch (FedMix, figure 1b).
+    """Mix samples within the client's own batch (FedMix, figure 1b).
 
-    Each sample is mixed with another one of its batch, x~ = (1 - lambda) x_i + lambda x_j. lambda is drawn
-    from Beta(alpha, alpha) at each step, or fixed where ``lambda`` is given.
+    Each sample is mixed with another sample of its batch: x~ = (1 - lambda) x_i + lambda x_j.
     """
 
     lam: Fraction | None = None
-    """Mixing ratio; without it one is drawn from Beta(alpha, alpha) at each step."""
+    """Mixing ratio (default: drawn from Beta(alpha, alpha) at each step)."""
     alpha: Positive = 1.0
     """Both parameters of the Beta distribution."""
 
@@ -44,7 +43,7 @@ class LocalMix(Objective):
         """``lam`` float32 [steps], and ``partner`` int64 [steps, width]: a permutation of each batch."""
         steps = len(plan.sizes)
         order = rng.random((steps, plan.width))
-        # Places beyond a short batch sort last, so the first `size` entries permute the batch itself.
+        # Places beyond a short batch are sorted last, so the first `size` entries permute the batch itself.
         order[np.arange(plan.width) >= plan.sizes[:, None]] = 2.0
         return {"lam": draw_ratio(rng, steps, self.lam, self.alpha), "partner": order.argsort(1)}
 
@@ -56,21 +55,21 @@ class LocalMix(Objective):
 
 @part("objective", "global-mixup")
 class GlobalMixup(Objective):
-    """Mixup with raw samples of all clients (FedMix, equations 2 and 3): an upper bound that breaks privacy.
+    """Mix with raw samples of all clients (FedMix, equations 2 and 3): an upper bound that breaks privacy.
 
-    Needs the sharing ``raw``, and ``unsafe = true`` in the experiment. Each sample is mixed with one drawn
-    uniformly from everyone's. lambda is drawn from Beta(alpha, alpha) at each step, or fixed (Table 5).
+    Needs the sharing ``raw``, and ``unsafe = true`` in the experiment. Each sample is mixed with one drawn uniformly
+    from the samples of all clients.
     """
 
     needs = ("x", "y")
     breaks_privacy = True
 
     lam: Fraction | None = None
-    """Mixing ratio (Table 5); without it one is drawn from Beta(alpha, alpha) at each step."""
+    """Mixing ratio, as in Table 5 (default: drawn from Beta(alpha, alpha) at each step)."""
     alpha: Positive = 1.0
     """Both parameters of the Beta distribution."""
     exclude_own: bool = False
-    """Pick no sample of the client's own; where there is no other, it trains plainly."""
+    """Use no samples of the client itself; without samples of other clients its batches are plain."""
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """``lam`` float32 [steps], and ``partner`` int64 [steps, width]: entries of the shared samples."""
@@ -89,13 +88,13 @@ class GlobalMixup(Objective):
 
 
 def draw_entries(rng: np.random.Generator, plan: StepPlan, shape: tuple[int, ...], exclude_own: bool) -> np.ndarray:
-    """Entries of the pool, uniform with replacement, int64 of ``shape``; without the client's own if asked."""
+    """Draw entries of the pool, uniformly with replacement: int64 of ``shape``."""
     if exclude_own and plan.own is not None and not plan.own.all():
-        others = np.flatnonzero(~plan.own)
-        return others[rng.integers(len(others), size=shape)]
+        of_others = np.flatnonzero(~plan.own)
+        return of_others[rng.integers(len(of_others), size=shape)]
     return rng.integers(plan.entries, size=shape)
 
 
 def has_partner(plan: StepPlan, exclude_own: bool) -> bool:
-    """Whether there is an entry to mix with. A client that alone has shared and excludes its own has none."""
+    """Whether there is an entry to mix with: there is none if all are the client's own and these are excluded."""
     return not exclude_own or plan.own is None or not plan.own.all()

@@ -1,4 +1,4 @@
-"""A model whose outputs for one batch are computed once; and mean outputs by label."""
+"""Outputs of a model on its training batches: cached for reuse within a step, and averaged by label."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedblend.core.trees import Tensors
 
 
 class OutputCache:
-    """A net whose outputs for one input are kept: to be noted, and to be used again by terms that ask for the same.
+    """A net that caches its outputs for one input, so that several terms of a loss compute them once.
 
-    Only what is computed with the same weights may be used again, so there is one for each phase of a step.
+    The cache is valid for one set of weights, so each phase of a step needs a new one.
     """
 
     def __init__(self, net: Net, x: torch.Tensor) -> None:
@@ -21,7 +21,7 @@ class OutputCache:
         self.outputs: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """The model's outputs, computed once for the input that is watched."""
+        """The model's outputs, computed once for the cached input."""
         if x is not self.x or start != 0 or stop is not None:
             return self.net(x, start, stop)
         if self.outputs is None:
@@ -31,7 +31,7 @@ class OutputCache:
     def input_gradient(
         self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The net's own."""
+        """As :meth:`Net.input_gradient`."""
         return self.net.input_gradient(scalar, x)
 
     def with_weights(self, weights: Tensors) -> Net:
@@ -44,13 +44,13 @@ class OutputCache:
         return self.net.layers
 
     def distribution(self) -> torch.Tensor:
-        """Softmax outputs [B, C] for the input that is watched."""
+        """Softmax outputs [B, C] for the cached input."""
         outputs = self(self.x)
         return outputs.detach().softmax(-1)
 
 
 class LabelMeans:
-    """Mean outputs by label of one client or of a stack of them, added up on the device."""
+    """Mean outputs by label of one client or of a stack of clients, summed on the device."""
 
     def __init__(self, classes: int, device: torch.device, clients: int = 1) -> None:
         self.classes = classes
@@ -64,29 +64,29 @@ class LabelMeans:
         first: int | torch.Tensor = 0,
         active: torch.Tensor | None = None,
     ) -> None:
-        """Add softmax outputs [K, B, C] of samples with labels [K, B], of the clients from ``first`` (int64 [1]) on.
+        """Add softmax outputs [K, B, C] of samples with labels [K, B], of K clients from ``first`` (int64 [1]) on.
 
-        Where ``active`` bool [K] is given and false, a client counts for nothing.
+        A client is ignored where ``active`` bool [K] is false.
         """
         number = first + torch.arange(len(labels), device=labels.device)
         rows = (labels + self.classes * number[:, None]).flatten()
         ones = torch.ones_like(labels, dtype=torch.float32)
         if active is not None:
-            # Not a product with 0: what is held still may have gone to infinity.
+            # Not a product with 0, because an inactive client's outputs may be infinite.
             outputs, ones = outputs.where(active[:, None, None], 0.0), ones.where(active[:, None], 0.0)
         self.sums.index_add_(0, rows, outputs.flatten(0, 1).float())
         self.counts.index_add_(0, rows, ones.flatten())
 
     def of(self, client: int = 0) -> torch.Tensor:
-        """Mean outputs by label of a client of the stack [C, C]; zeros for a label that never came."""
+        """Mean outputs by label of a client of the stack [C, C]; zeros for a label without samples."""
         return self.all()[client]
 
     def all(self) -> torch.Tensor:
-        """Mean outputs by label of every client of the stack [K, C, C], at the host."""
+        """Mean outputs by label of every client of the stack [K, C, C], on the CPU."""
         means = self.sums / self.counts.clamp(min=1)[:, None]
         return means.view(-1, self.classes, self.classes).cpu()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Reset all sums to zero."""
         self.sums.zero_()
         self.counts.zero_()

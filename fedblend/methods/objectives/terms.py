@@ -1,4 +1,4 @@
-"""FedProx's proximal term."""
+"""Terms that are added to an objective: FedProx's proximal term, and federated distillation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedblend.core.registry import NonNegative, part
 
 @part("term", "proximal")
 class Proximal(Term):
-    """mu / 2 ||w - w_t||^2, which keeps a client near the round's global weights (FedProx, Li et al. 2020)."""
+    """Add mu / 2 ||w - w_t||^2, which keeps a client near the round's global weights (FedProx, Li et al. 2020)."""
 
     mu: NonNegative = 0.1
     """Weight of the term."""
@@ -22,19 +22,19 @@ class Proximal(Term):
         return self.mu if type(self).loss is Proximal.loss else 0.0
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """The penalty on the distance to the weights the round began with."""
-        # Tensor by tensor: fused list operations cannot be stacked over clients.
-        apart = ((param - context.start[name]).square().sum() for name, param in params.items())
-        return 0.5 * self.mu * torch.stack(list(apart)).sum()
+        """The penalty on the distance to the weights that the round began with."""
+        # Tensor by tensor, because fused list operations cannot be stacked over clients.
+        squares = ((param - context.start[name]).square().sum() for name, param in params.items())
+        return 0.5 * self.mu * torch.stack(list(squares)).sum()
 
 
 @part("term", "distill")
 class Distill(Term):
-    """beta psi(F, G_n), psi = -sum_m G_{n,m} log F_m: cross-entropy with the global mean output for a sample's label.
+    """Add beta psi(F, G_n), psi = -sum_m G_{n,m} log F_m: cross-entropy with the global mean output of a label.
 
-    Mix2FLD, equation 3, whose psi lacks the minus (Oh et al. 2020): a cross-entropy needs it, and with it the gradient
-    at the logits is (F - L) + beta (F - G_n). Nothing is added before the server has outputs to give, nor for a label
-    that no client ever saw.
+    Mix2FLD, equation 3 (Oh et al. 2020). Its psi lacks the minus that a cross-entropy needs; with the minus the
+    gradient at the logits is (F - L) + beta (F - G_n). Nothing is added before the server has sent outputs, nor for a
+    label of which no client has had samples.
     """
 
     uses_outputs = True

@@ -1,4 +1,4 @@
-"""Protections: what is done to what leaves a client."""
+"""Protections: transformations of a client's upload before it leaves the client, such as clipping and noise."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ __all__ = ["ClipAndNoise", "Mechanism", "NoProtection", "Protection", "Prune", "
 
 @part("protection", "none")
 class NoProtection(Protection):
-    """Uploads leave as they are."""
+    """Send uploads unchanged."""

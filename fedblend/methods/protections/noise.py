@@ -14,30 +14,29 @@ from fedblend.core.registry import NonNegative, Positive, part
 
 @part("protection", "noise")
 class ClipAndNoise(Protection):
-    """A client's update is scaled down to a norm of at most ``clip``, and noise is added (the update is w_k - w).
+    """Scale a client's update w_k - w down to a norm of at most ``clip``, and add noise.
 
-    With clipping, whatever a client's data are, its update cannot be further than 2 ``clip`` from what another's in
-    its place would be; noise in proportion to that earns an (epsilon, delta) that holds for all of a client's data
-    (McMahan et al. 2018; Dwork and Roth 2014). Norms are L2 for Gaussian noise and L1 for Laplace noise. AggEnhance
-    adds Laplace noise without clipping, to weights (section 5.3) or gradients (appendix A.4): that hinders an
-    attacker, and proves nothing.
+    With clipping, the updates of any two clients differ by at most 2 ``clip``. Noise in proportion to that gives an
+    (epsilon, delta) for all data of a client (McMahan et al. 2018; Dwork and Roth 2014). Norms are L2 for Gaussian
+    noise and L1 for Laplace noise. AggEnhance adds Laplace noise without clipping, to weights (section 5.3) or
+    gradients (appendix A.4). That hinders an attacker but gives no (epsilon, delta).
 
-    An update that is not finite counts as 0, so that whether a client is refused says nothing of its data. Tensors of
-    whole numbers (batch norm's counters) leave as they are.
+    With clipping, an update that is not finite counts as 0, so that the rejection of a client reveals nothing about its
+    data. Integer tensors (batch norm's counters) are sent unchanged.
     """
 
     distribution: Literal["gaussian", "laplace"] = "gaussian"
     """Distribution of the noise on each number."""
     scale: NonNegative = 0.0
-    """Standard deviation of Gaussian noise, or scale b of Laplace noise, in the units that `on` says."""
+    """Standard deviation of Gaussian noise, or scale b of Laplace noise, in the units of `on`."""
     multiplier: NonNegative | None = None
     """Scale as a multiple of `clip`, in place of `scale`."""
     clip: Positive | None = None
-    """Norm to which an update is scaled down if it is longer; unless given, none is, and no epsilon can be stated."""
+    """Largest norm of an update (default: no clipping, and so no epsilon)."""
     on: Literal["weights", "gradients"] = "weights"
     """Units of `scale` and `clip`: those of weights, or of gradients, which are an update over the learning rate."""
     side: Literal["client", "server"] = "client"
-    """Who adds the noise: each client to its update, or the server to the sum of a round's updates."""
+    """Where the noise is added: by each client to its update, or by the server to the sum of a round's updates."""
 
     @pydantic.model_validator(mode="after")
     def _agree(self) -> ClipAndNoise:
@@ -46,7 +45,7 @@ class ClipAndNoise(Protection):
                 f"multiplier: {self.multiplier} is a multiple of clip, which is not given; give clip, or scale"
             )
         if self.multiplier is not None and self.scale:
-            raise ValueError(f"multiplier: {self.multiplier} and scale: {self.scale} both say how much noise; give one")
+            raise ValueError(f"multiplier: {self.multiplier} and scale: {self.scale} both set the noise; give only one")
         return self
 
     @property
@@ -55,7 +54,7 @@ class ClipAndNoise(Protection):
         return self.scale if self.multiplier is None or self.clip is None else self.multiplier * self.clip
 
     def protect(self, upload: Tensors, start: Tensors, lr: float, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """At a client: its update clipped, and made noisy if it is the client that does so."""
+        """At a client: its update, clipped, and with noise where ``side`` is "client"."""
         size = self.size if self.side == "client" else 0.0
         if self.clip is None and not size:
             return dict(upload)
@@ -65,14 +64,14 @@ class ClipAndNoise(Protection):
             change = self._clipped(change, self.clip * unit)
         if size:
             return moved(upload, start, {name: c + self._drawn(c, size * unit, rng) for name, c in change.items()})
-        # What leaves is all that the server's noise has to outweigh: it must be within the norm as it is sent.
+        # The update as sent must be within the norm, because the server's noise is sized for it.
         return no_further(moved(upload, start, change), start, change)
 
     def release(self, weights: Tensors, start: Tensors, round: ReleaseContext) -> dict[str, torch.Tensor]:
-        """At the server: noise on the sum of updates, which is divided by the clients that were drawn.
+        """At the server: add noise to the sum of updates, and divide by the number of clients that were drawn.
 
-        Not by those that arrived: how many do may depend on the data, and the sum's sensitivity is all that is known.
-        In the precision of ``weights``, which is not to be rounded before.
+        The number of uploads that arrived may depend on the data, so it is not the divisor; only the sensitivity of the
+        sum is known. The result has the precision of ``weights``, which must not be rounded before.
         """
         if self.side == "client" or not self.size:
             return dict(weights)
@@ -85,18 +84,18 @@ class ClipAndNoise(Protection):
         return moved(weights, start, change)
 
     def mechanism(self) -> Mechanism | str:
-        """What the noise earns: it has to outweigh a distance of 2 ``clip``."""
+        """The noise relative to the sensitivity of 2 ``clip``."""
         if not self.size:
             return "protection adds no noise"
         if self.clip is None:
-            return "protection.clip is not given, so that nothing bounds what one client can change"
+            return "protection.clip is not given, so that the influence of one client is not bounded"
         return Mechanism(self.distribution, self.size / (2 * self.clip), self.side == "server")
 
     def _clipped(self, change: dict[str, torch.Tensor], clip: float) -> dict[str, torch.Tensor]:
         order = 2 if self.distribution == "gaussian" else 1
         norms = [torch.linalg.vector_norm(c, order, dtype=torch.float64) for c in change.values()]
         norm = torch.linalg.vector_norm(torch.stack(norms), order)
-        # Of what has no length nothing is sent. A hair below 1, since products are rounded.
+        # An update without a finite norm becomes 0. Slightly below 1, because products are rounded.
         factor = torch.where(torch.isfinite(norm), (clip * (1 - 1e-6) / norm).clamp(max=1.0), 0.0)
         return {name: torch.where(torch.isfinite(norm), c * factor.to(c.dtype), 0.0) for name, c in change.items()}
 

@@ -1,4 +1,4 @@
-"""Pruning: only the largest entries of an update travel."""
+"""Pruning: only the largest entries of an update are sent."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedblend.core.registry import Float, part
 from fedblend.core.upload import bytes_of
 
 INDEX_BYTES = 4
-"""Bytes of an entry's place, where entries travel with their places."""
+"""Bytes of the index of an entry, where entries are sent with their indices."""
 
 
 @part("protection", "prune")
 class Prune(Protection):
-    """Gradient compression: of a client's update only the entries of largest size are sent, the rest are 0.
+    """Send only the entries of a client's update with the largest absolute values; the others are 0.
 
-    The defence that deep leakage was first tried against (Zhu et al. 2019, who AggEnhance's section 5.3 follows). The
-    threshold is over all of a model's entries together; of several at the threshold all are sent. It earns no
-    (epsilon, delta): which entries travel depends on the data.
+    This gradient compression was the first defence tested against deep leakage (Zhu et al. 2019; AggEnhance, section
+    5.3). The threshold is over all entries of a model together; all entries at the threshold are sent. It gives no
+    (epsilon, delta), because the choice of entries depends on the data.
     """
 
     keep: Annotated[Float, Field(gt=0, le=1)] = 0.1
@@ -35,10 +35,10 @@ class Prune(Protection):
         change = changes(upload, start)
         sizes = torch.cat([c.flatten() for c in change.values()]).abs()
         if not bool(torch.isfinite(sizes).all()):
-            return dict(upload)  # No order among these; the server refuses it by name.
+            return dict(upload)  # These have no order; the server rejects them and names the tensor.
         count = max(1, round(self.keep * len(sizes)))
         threshold = torch.kthvalue(sizes, len(sizes) - count + 1).values
-        # A kept entry is the client's own number: start + change would differ from it in the last bit.
+        # A kept entry is copied from the upload, because start + change would differ from it in the last bit.
         return {
             name: torch.where(change[name].abs() >= threshold, tensor, start[name].to(tensor))
             if name in change
@@ -47,7 +47,7 @@ class Prune(Protection):
         }
 
     def sent_bytes(self, upload: Tensors, start: Tensors) -> int:
-        """Bytes of the kept entries with their places, or of all entries without, whichever are fewer."""
+        """Bytes of the kept entries with their indices, or of all entries without indices, whichever are fewer."""
         entries = sum(
             int(torch.count_nonzero(c)) * (c.element_size() + INDEX_BYTES) for c in changes(upload, start).values()
         )

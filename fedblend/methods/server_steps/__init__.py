@@ -1,4 +1,4 @@
-"""Server steps: what the server does with the aggregate."""
+"""Server steps: computations on the aggregate at the server, such as tuning or distillation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 @part("server_step", "none")
 class NoStep(ServerStep):
-    """The aggregate is the next model (FedAvg and all of FedMix)."""
+    """Use the aggregate as the next model (FedAvg and all of FedMix)."""
 
     active = False
 

@@ -1,4 +1,4 @@
-"""AggEnhance: the aggregate is tuned on points that lie inside the classes of the clients' models."""
+"""AggEnhance: tuning of the aggregate on class interior points of the clients' models."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from fedblend.methods.server_steps.tuning import Tuning
 
 @part("server_step", "aggenhance")
 class AggEnhance(Tuning):
-    """AggEnhance (Ou et al. 2022, Algorithms 1 and 2): tune the aggregate on class interior points.
+    """Tune the aggregate on class interior points (AggEnhance, Ou et al. 2022, Algorithms 1 and 2).
 
-    Each round, for every class c and every client's model w_k, a point s is moved down the loss l(w_k; (s, c))
-    (equation 11) from (the last round's point + noise) / 2; every model votes for the points that it puts into
-    their class, with its probability; the best point of each class joins the set S; and the aggregate is trained
-    on all of S. Points live in [0, 1], the unit scale of pictures; models are in evaluation mode throughout.
+    In each round, for every class c and every client's model w_k, gradient descent moves a point s down the loss
+    l(w_k; (s, c)) (equation 11), from (the last round's point + noise) / 2. Every model votes for the points that it
+    assigns to their class, with its probability. The best point of each class joins the set S. The aggregate is trained
+    on all of S. Points are in [0, 1], the unit scale of images. Models are in evaluation mode throughout.
     """
 
     looks_at_uploads = True
 
     steps: Count = 100
-    """Steps down the loss that each point takes."""
+    """Gradient steps for each point."""
     step_size: Positive = 0.1
     """Step size of these steps, on inputs in [0, 1]."""
     keep: Count | None = None
-    """Points kept, the newest ones; unless given, all (Figure 16)."""
+    """Points in S, the newest ones (Figure 16; default: all)."""
     decay: Annotated[Float, Field(gt=0, le=1)] = 1.0
-    """Weight of a point against one of the next round's; 1 weighs all alike (Figure 16)."""
+    """Weight of a point relative to a point of the next round; 1 gives equal weights (Figure 16)."""
 
     def require_possible(self, known: ModelSpec) -> None:
-        """Raise :class:`FedblendError` unless points can be made: of classes, by a model that can be stacked."""
+        """Raise :class:`FedblendError` for data without classes, and for models that cannot be stacked."""
         name: str = type(self).name
         require_classes(name, known)
         for layer in known.model.modules():
@@ -49,7 +49,7 @@ class AggEnhance(Tuning):
                 )
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The aggregate tuned on the points; and these, with their labels and the rounds they were made in."""
+        """The aggregate tuned on the points; and the points, their labels and the rounds that they were made in."""
         best = self.best(beginning(server), server)
         kept = server.state if best is None else self._joined(server.state, best, server.round)
         if not kept:
@@ -58,9 +58,9 @@ class AggEnhance(Tuning):
         return self.tune(weights, kept["points"], kept["labels"], worth, server), kept
 
     def best(self, begin: torch.Tensor, server: ServerContext) -> torch.Tensor | None:
-        """The round's points [C, ...], from ``begin`` [C, ...]; ``None`` if there is no model to make them of."""
-        # Answers may come from clients, who are not trusted: only points of the right form, within the box, and votes
-        # of at most 1.
+        """The round's points [C, ...], searched from ``begin`` [C, ...]; ``None`` without any client's points."""
+        # Responses may come from clients, which are not trusted: shapes are checked, points and votes are clipped to
+        # [0, 1].
         made = [a["points"].clamp(0, 1) for a in server.query({"begin": begin}) if _like(a.get("points"), begin)]
         if not made:
             return None
@@ -70,7 +70,7 @@ class AggEnhance(Tuning):
         return elect(found, sum(said, empty))
 
     def respond(self, uploads: Mapping[int, Tensors], question: Tensors, known: ModelSpec) -> dict[int, Response]:
-        """Of each model its points [C, ...], or what it says of all models' points [K, C, ...]."""
+        """The points [C, ...] of each model, or its votes [K, C] for the points of all models [K, C, ...]."""
         if not uploads:
             return {}
         if "points" in question:
@@ -82,7 +82,7 @@ class AggEnhance(Tuning):
         return {client: {"points": points} for client, points in zip(uploads, found, strict=True)}
 
     def _joined(self, state: Stacked, best: torch.Tensor, round: int) -> Stacked:
-        """The set of points with the new ones at its end, and the oldest gone where there are too many."""
+        """The set of points with the new ones appended, and the oldest removed beyond ``keep``."""
         new = {
             "points": best,
             "labels": torch.arange(len(best)),
@@ -94,12 +94,12 @@ class AggEnhance(Tuning):
 
 @part("server_step", "aggenhance-secure")
 class SecureAggEnhance(AggEnhance):
-    """AggEnhance for secure aggregation (Ou et al. 2022, Figure 12): the server never sees a client's model.
+    """Apply AggEnhance under secure aggregation, where the server never sees a client's model (Ou et al., Figure 12).
 
-    The server sends out where to begin; each client makes the points of its own model; the server sends all of them
-    to all clients, and these send back what their models say of each. The rest is as in `aggenhance`, and so are the
-    points. A client makes its points from what it has sent, with the protection on it, so that noise that earned an
-    (epsilon, delta) there earns it here too.
+    The server sends the starting points. Each client makes the points of its own model. The server sends all points to
+    all clients, and each client sends its model's votes. Otherwise the step, and its points, are those of `aggenhance`.
+    A client makes its points from the weights that it has sent, with the protection applied. So an (epsilon, delta) of
+    the upload also holds for the points.
     """
 
     queries_clients = True

@@ -1,4 +1,4 @@
-"""Output-to-model conversion: what clients' models say becomes the server's model (Mix2FLD)."""
+"""Output-to-model conversion: the server distils the clients' mean outputs into its model (Mix2FLD)."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from fedblend.methods.server_steps.points import require_classes, slopes_of
 
 @part("server_step", "distill-to-model")
 class DistillToModel(ServerStep):
-    """The server's model is trained on seed samples, with the clients' mean outputs as a teacher (Mix2FLD, equation 5).
+    """Train the server's model on seed samples, with the clients' mean outputs as the teacher (Mix2FLD, equation 5).
 
-    w - lr * grad(CE(F, L) - beta sum_m G_m log F_m) for K_s steps on seeds drawn with replacement, from the weights
-    that the round before ended with. G is the teacher of a sample's label n, G_n; for a soft label {a: lambda,
-    b: 1 - lambda} it is lambda G_a + (1 - lambda) G_b. The model is in evaluation mode. Without seeds or outputs the
-    model stays as it is.
+    K_s steps w - lr * grad(CE(F, L) - beta sum_m G_m log F_m) on seeds drawn with replacement, from the last round's
+    weights. G is the teacher of a sample's label n, G_n; for a soft label {a: lambda, b: 1 - lambda} it is lambda G_a +
+    (1 - lambda) G_b. The model is in evaluation mode. Without seeds or outputs the model is unchanged.
     """
 
     reads_pool = True
     needs_pool = True
 
     steps: Count = 3200
-    """Steps a round, K_s."""
+    """Steps in a round, K_s."""
     batch_size: Count = 1
-    """Seeds a step."""
+    """Seeds in a step."""
     beta: NonNegative = 0.01
     """Weight of the teacher."""
     lr: Positive | None = None
-    """Learning rate; unless given, the clients' in that round."""
+    """Learning rate (default: the clients' learning rate in that round)."""
 
     def require_possible(self, known: ModelSpec) -> None:
         """Raise :class:`FedblendError` unless the task has classes."""
         require_classes("distill-to-model", known)
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The server's model after K_s steps; nothing is kept beside it."""
+        """The server's model after K_s steps, and no further state."""
         if server.pool is None or not len(server.pool) or "outputs" not in server.global_outputs:
             return dict(weights), {}
         x = server.scale(server.pool.tensors["x"])

@@ -1,4 +1,4 @@
-"""Class interior points: how they are found, voted for and elected (AggEnhance, Algorithm 2)."""
+"""Class interior points: search, votes and election (AggEnhance, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from fedblend.models.layers import same_tensors
 Stacked = dict[str, torch.Tensor]
 
 MODELS_AT_ONCE = 16
-"""Models whose points are moved together: few, for memory; so many already share the cost of each call."""
+"""Models whose points are searched together: a compromise of memory and the overhead of each call."""
 
 POINTS_AT_ONCE = 200
-"""Points that a model votes on together."""
+"""Points in one forward pass when a model votes."""
 
 
 def require_classes(step: str, known: ModelSpec) -> None:
-    """Raise :class:`FedblendError` unless the task has classes, inputs a unit scale, and the model no tensor twice."""
+    """Raise :class:`FedblendError` for data without classes, for text, and for models with shared tensors."""
     if known.task.kind != "classification":
-        raise FedblendError(f"method.server_step: '{step}' works with classes; these data have none")
+        raise FedblendError(f"method.server_step: '{step}' needs classes, but these data have none")
     if not isinstance(known.scale, Scaler):
-        raise FedblendError(f"method.server_step: '{step}' works with pictures or features; these data are text")
-    if twins := same_tensors(known.model):
+        raise FedblendError(f"method.server_step: '{step}' needs images or features, but these data are text")
+    if shared := same_tensors(known.model):
         raise FedblendError(
-            f"method.server_step: '{step}' trains a model's tensors one by one; in this one '{twins[0]}' and "
-            f"'{twins[1]}' are the same"
+            f"method.server_step: '{step}' trains each tensor of a model separately, but '{shared[0]}' and "
+            f"'{shared[1]}' of this model are the same tensor"
         )
 
 
@@ -44,7 +44,7 @@ def logits(known: ModelSpec, weights: Tensors, points: torch.Tensor) -> torch.Te
 
 
 def beginning(server: ServerContext) -> torch.Tensor:
-    """A place to begin for each class [C, ...]: noise, half way to the last points (lines 1 to 4)."""
+    """A starting point for each class [C, ...]: noise, or its mean with the last round's point (lines 1 to 4)."""
     classes = server.task.outputs
     noise = torch.from_numpy(server.rng.random((classes, *server.shape), np.float32))
     last = server.state.get("points")
@@ -54,13 +54,13 @@ def beginning(server: ServerContext) -> torch.Tensor:
 def search(models: Stacked, begin: torch.Tensor, known: ModelSpec, steps: int, step_size: float) -> torch.Tensor:
     """A point for each model and class [K, C, ...] (lines 5 to 7).
 
-    ``models`` has a leading dimension of models; every point starts at its class's ``begin`` [C, ...] and stays in
+    ``models`` has a leading dimension of models. Every point starts at its class's ``begin`` [C, ...] and is clipped to
     [0, 1].
     """
     labels = torch.arange(len(begin))
 
     def loss(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
-        # The sum: each point is a problem of its own, whose step must not shrink with the number of classes.
+        # The sum, because points are independent: a step must not shrink with the number of classes.
         return F.cross_entropy(logits(known, weights, points), labels, reduction="sum")
 
     def step(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ def search(models: Stacked, begin: torch.Tensor, known: ModelSpec, steps: int, s
 
 
 def ballots(models: Sequence[Tensors], points: torch.Tensor, known: ModelSpec) -> list[torch.Tensor]:
-    """What each model says of points [K, C, ...]: of each its class's probability if it is the likeliest, else 0."""
+    """Each model's votes [K, C] for points [K, C, ...]: the probability of the point's class if largest, else 0."""
     count, classes = points.shape[:2]
     labels = torch.arange(classes).repeat(count)
     names = list(models[0])
@@ -98,14 +98,14 @@ def ballots(models: Sequence[Tensors], points: torch.Tensor, known: ModelSpec) -
 
 
 def elect(points: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
-    """The point of highest score of each class [C, ...]; the first client's where several are level (line 20)."""
+    """The point with the highest score of each class [C, ...]; of equal scores, the first client's (line 20)."""
     return points[score.argmax(0), torch.arange(points.shape[1])]
 
 
 def slopes_of(loss: Callable[..., torch.Tensor], names: Sequence[str], trained: Sequence[str]) -> TracedFunction:
-    """The gradients of ``loss(weights, *batch)`` by the ``trained`` weights, as a function of tensors.
+    """The gradients of ``loss(weights, *batch)`` with respect to the ``trained`` weights, as a function of tensors.
 
-    These are all weights in the order of their ``names``, and the batch's.
+    Its arguments are all weights in the order of ``names``, then the tensors of the batch.
     """
 
     def slopes(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -113,7 +113,7 @@ def slopes_of(loss: Callable[..., torch.Tensor], names: Sequence[str], trained: 
         params = [weights[name].requires_grad_() for name in trained]
         with torch.enable_grad():
             made = loss(weights, *tensors[len(names) :])
-            # Zeros for a weight that the loss does not reach.
+            # Zeros for a weight that the loss does not depend on.
             return list(torch.autograd.grad(made, params, materialize_grads=True))
 
     return TracedFunction(slopes)

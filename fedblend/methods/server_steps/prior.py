@@ -1,4 +1,4 @@
-"""Real samples at the server in place of points (AggEnhance, Figure 9)."""
+"""Tuning of the aggregate on real samples at the server, for comparison with points (AggEnhance, Figure 9)."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from fedblend.methods.server_steps.points import require_classes
 from fedblend.methods.server_steps.tuning import Tuning
 
 SHIFT = 4
-"""Pixels by which augmentation moves a picture at most."""
+"""Largest shift of an augmented image, in pixels."""
 
 
 @part("server_step", "prior-samples")
 class PriorSamples(Tuning):
-    """The aggregate is tuned on real samples of each class that the server holds (Ou et al. 2022, Figure 9).
+    """Tune the aggregate on real samples of each class at the server (AggEnhance, Ou et al. 2022, Figure 9).
 
-    AggEnhance's comparison: real samples are class interior points too, but the server must not have them. They are
-    drawn once from all clients' training samples, which breaks privacy: it needs `unsafe = true`.
+    This is AggEnhance's comparison: real samples are class interior points too, but the server must not have them. They
+    are drawn once from all clients' training samples, which breaks privacy and needs `unsafe = true`.
     """
 
     breaks_privacy = True
 
     per_class: Count = 1
-    """Real samples of each class, as in the paper; all of a class that has fewer."""
+    """Real samples of each class, as in the paper; all samples of a class that has fewer."""
     augment: bool = False
-    """Turn pictures round (left to right, every second one) and move them by up to 4 pixels, anew in each epoch."""
+    """Mirror half of the images left to right, and shift all by up to 4 pixels, anew in each epoch."""
 
     def require_possible(self, known: ModelSpec) -> None:
-        """Raise :class:`FedblendError` unless the task has classes, and pictures where they are to be augmented."""
+        """Raise :class:`FedblendError` for data without classes, and with ``augment`` for data that are no images."""
         require_classes("prior-samples", known)
         if self.augment and len(known.shape) != 3:
             raise FedblendError(
-                f"method.server_step.augment: true moves pictures; these data are of shape {list(known.shape)}"
+                f"method.server_step.augment: true needs images, but these data are of shape {list(known.shape)}; "
+                "valid: false"
             )
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The aggregate tuned on the samples; nothing is kept, since they are the same in every round."""
+        """The aggregate tuned on the samples, and no further state: the samples are the same in every round."""
         assert server.prior is not None
         assert isinstance(server.scale, Scaler)
         x, y = server.prior(self.per_class)
@@ -49,12 +50,12 @@ class PriorSamples(Tuning):
         return self.tune(weights, unit, y, torch.ones(len(y)), server), {}
 
     def seen(self, points: torch.Tensor, server: ServerContext) -> torch.Tensor:
-        """A batch, augmented if asked."""
+        """The batch, augmented with ``augment``."""
         return augmented(points, server.rng) if self.augment else points
 
 
 def augmented(pictures: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Pictures [n, channels, height, width], half of them mirrored, each moved by up to 4 pixels over black."""
+    """Images [n, channels, height, width], half of them mirrored, each shifted by up to 4 pixels and padded with 0."""
     count, _, height, width = pictures.shape
     mirrored = torch.from_numpy(rng.random(count) < 0.5)
     turned = torch.where(mirrored[:, None, None, None], pictures.flip(-1), pictures)

@@ -1,4 +1,4 @@
-"""Training at the server on what was shared with it (XorMixFL, Algorithm 2)."""
+"""Training at the server on its own and shared samples (XorMixFL, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedblend.methods.server_steps.points import require_classes
 
 @part("server_step", "train-on-seeds")
 class TrainOnSeeds(ServerStep):
-    """The server trains its model on its own and the shared samples, from the round's weights (XorMixFL, Algorithm 2).
+    """Train the server's model on its own and the shared samples, from the round's weights (XorMixFL, Algorithm 2).
 
-    With Adam, which begins anew in each round; the model is in evaluation mode. After ``rounds`` rounds the step does
-    nothing more, so that rounds of any other kind can go on from there. Without samples the model stays as it is.
+    The optimiser is Adam, with a new state in each round. The model is in evaluation mode. After ``rounds`` rounds the
+    step does nothing, so that other training can continue from there. Without samples the model is unchanged.
     """
 
     reads_pool = True
@@ -28,14 +28,14 @@ class TrainOnSeeds(ServerStep):
     lr: Positive = 0.001
     """Learning rate of Adam."""
     rounds: Count = 1
-    """Rounds in which the server trains: the first so many."""
+    """Number of first rounds in which the server trains."""
 
     def require_possible(self, known: ModelSpec) -> None:
         """Raise :class:`FedblendError` unless the task has classes."""
         require_classes("train-on-seeds", known)
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The trained weights; nothing is kept beside them."""
+        """The trained weights, and no further state."""
         if server.round >= self.rounds or server.pool is None or not len(server.pool):
             return dict(weights), {}
         labels = server.pool.tensors["y"]

@@ -1,4 +1,4 @@
-"""Tuning the aggregate on a set of labelled points that the server holds (AggEnhance, Algorithm 1, line 8)."""
+"""Tuning of the aggregate on labelled points at the server (AggEnhance, Algorithm 1, line 8)."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Tuning(ServerStep):
     """Base of the steps that train the aggregate on points with plain SGD, in evaluation mode."""
 
     epochs: Annotated[Int, Field(ge=0)] = 10
-    """Epochs over the points; 0 leaves the aggregate as it is."""
+    """Epochs over the points; 0 leaves the aggregate unchanged."""
     batch_size: Count = 32
-    """Points a batch."""
+    """Points in a batch."""
     lr: Positive | None = None
-    """Learning rate on the points; unless given, the clients' in that round."""
+    """Learning rate on the points (default: the clients' learning rate in that round)."""
 
     def seen(self, points: torch.Tensor, server: ServerContext) -> torch.Tensor:
-        """A batch of points as the model sees it; a step may augment them."""
+        """A batch of points as the model's input; a step may augment them."""
         return points
 
     def tune(
         self, weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor, server: ServerContext
     ) -> Stacked:
-        """The weights trained on points [n, ...] in [0, 1] with labels [n], each weighed by ``worth`` [n]."""
+        """The weights trained on points [n, ...] in [0, 1] with labels [n] and sample weights ``worth`` [n]."""
         lr = server.lr if self.lr is None else self.lr
         made = {name: tensor.clone() for name, tensor in weights.items()}
         trained = [name for name in server.trained if made[name].is_floating_point()]

@@ -1,9 +1,8 @@
-"""Sharings: what a client gives before training, and what is made of it."""
+"""Sharings: data that clients share before training. Importing this package registers them all."""
 
 from fedblend.core.registry import part
 from fedblend.core.sharing import ClientData, Payload, Pool, Sharing
 from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Noise, SharedMeans
-from fedblend.methods.sharing.raw import Raw
 from fedblend.methods.sharing.secure_means import SecureMeans
 from fedblend.methods.sharing.seeds import MixedSeeds, RawSeeds
 from fedblend.methods.sharing.xor_seeds import BaseSamples, MixedTargetSeeds, XorSeeds
@@ -30,7 +29,22 @@ __all__ = [
 
 @part("sharing", "none")
 class NoSharing(Sharing):
-    """Nothing is shared before training (FedAvg, FedProx, LocalMix)."""
+    """Share nothing before training (FedAvg, FedProx, LocalMix)."""
 
     leaves_client = False
     active = False
+
+
+@part("sharing", "raw")
+class Raw(Sharing):
+    """Share all samples of every client, as stored (FedMix's Global Mixup). This breaks privacy.
+
+    It is an upper bound, and needs ``unsafe = true`` in the experiment.
+    """
+
+    bytes_kind = "raw"
+    unsafe = True
+
+    def share(self, local: ClientData) -> Payload | None:
+        """Samples x and targets y as stored."""
+        return {"x": local.x, "y": local.y} if len(local.y) else None

@@ -1,4 +1,4 @@
-"""Mashed data: means of a client's samples (MAFL), and the controls it is compared with."""
+"""Mashed data: means of a client's samples (MAFL), and the controls of FedMix's Table 9."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedblend.core.registry import Count, Fraction, NonNegative, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Sharing, rows_of
 
 CHUNK = 1024
-"""Samples that are scaled at a time: one-hot text is 300 times larger scaled than stored."""
+"""Samples that are scaled at a time, because scaled one-hot text is 300 times larger than stored text."""
 
 
 def group_means(
@@ -24,8 +24,8 @@ def group_means(
 ) -> tuple[Payload, np.ndarray]:
     """Means of inputs and targets by group: x [groups, ...] and y [groups, outputs], and the groups' sizes.
 
-    ``groups`` int64 [n] numbers the group of each sample from 0; ``read`` turns stored samples into what is
-    averaged. Sums are made in float64, so that a mean does not depend on the size of the chunks.
+    ``groups`` int64 [n] is the group of each sample, counted from 0. ``read`` converts stored samples to the inputs
+    that are averaged. Sums are in float64, so that a mean does not depend on the size of the chunks.
     """
     count = np.bincount(groups)
     where = torch.from_numpy(groups)
@@ -44,7 +44,7 @@ def group_means(
 
 
 def random_groups(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
-    """Deal n samples at random into groups of ``size``; the last may be smaller. int64 [n]."""
+    """Divide n samples at random into groups of ``size``; the last may be smaller. int64 [n]."""
     return rng.permutation(n) // size
 
 
@@ -60,46 +60,46 @@ def class_groups(rng: np.random.Generator, labels: np.ndarray, size: int) -> np.
 
 @part("sharing", "means")
 class SharedMeans(Sharing):
-    """Mashed data (MAFL, Algorithm 1): a client splits its samples into groups of M_k and sends their means.
+    """Share mashed data (MAFL, Algorithm 1): a client splits its samples into groups of M_k and sends their means.
 
-    A group smaller than the client's policy allows is not sent.
+    The mean of a group that is smaller than the client's policy allows is not sent.
     """
 
     bytes_kind = "means"
 
     samples_per_mean: Count | Literal["all"] = "all"
-    """Samples in a mean (M_k), or one mean of all a client's; the last, smaller group counts like any."""
+    """Samples in a mean (M_k), or "all" for one mean of all samples of a client; the last group may be smaller."""
     split: Literal["random", "class"] = "random"
-    """Groups at random, or each within one class (Table 16)."""
+    """Random groups, or groups within one class (Table 16)."""
     scale: Literal["input", "unit"] = "input"
-    """Means on the model's input scale, as the formula asks, or in pixel units, [0, 1]: a probe of what the paper
-    leaves open.
+    """Scale of the means: the model's input scale, as the formula requires, or pixels in [0, 1], because the paper does
+    not define it.
     """
     threshold: Count = 1
     """Samples below which a client sends nothing (appendix H)."""
     noise: NonNegative = 0.0
-    """Standard deviation of Gaussian noise on each mean input, on the model's input scale (appendix I); it earns no
-    (epsilon, delta), since targets get none.
+    """Standard deviation of Gaussian noise on each mean input, on the model's input scale (appendix I); it gives no
+    (epsilon, delta), because targets get no noise.
     """
     multiplier: NonNegative = 0.0
-    """Gaussian noise on mean inputs and targets that earns an (epsilon, delta) for a sample: its standard deviation as
-    a multiple of how far one sample can move a mean.
+    """Gaussian noise on mean inputs and targets that gives an (epsilon, delta) for a sample: its standard deviation as
+    a multiple of the largest change of a mean that one sample can cause.
     """
     server_average: Count = 1
-    """Entries in the random groups that the server averages before it gives them out (Table 15)."""
+    """Entries in the random groups that the server averages before it distributes them (Table 15)."""
     refresh: Fraction | None = None
-    """Share of clients with new data at which all of these share again (section 3.4); never, if not given."""
+    """Share of clients with new data at which these clients share again (section 3.4; default: never)."""
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no client reaches the threshold, or no mean the policy's size.
 
-        Classes are not looked at, so that means within a class may turn out smaller still.
+        Classes are not considered, so that means within a class may still be smaller.
         """
         held = int(sizes.max(initial=0))
         if held < self.threshold:
             raise FedblendError(
                 f"method.sharing.threshold: {self.threshold} samples, but the largest client holds {held} at the "
-                f"start, so that nobody would share; valid: 1 to {held}"
+                f"start, so that no client would share; valid: 1 to {held}"
             )
         largest = held if self.samples_per_mean == "all" else min(held, self.samples_per_mean)
         if largest < minimum:
@@ -107,7 +107,7 @@ class SharedMeans(Sharing):
             raise FedblendError(
                 f"policy.min_mean: {minimum} samples, but no mean can be of more than {largest} (the largest client "
                 f"holds {held} at the start, method.sharing.samples_per_mean is {self.samples_per_mean!r}), so that "
-                f"nobody would share; {valid}"
+                f"no client would share; {valid}"
             )
 
     def share(self, local: ClientData) -> Payload | None:
@@ -115,7 +115,7 @@ class SharedMeans(Sharing):
         if self.scale == "unit":
             return self._means(local, lambda x: local.scale.to_unit(local.scale(x)))
         if self.multiplier:
-            # Within the box that the noise is sized for, also where a site's samples leave the scale it was told.
+            # Clipped to the bounds that the noise is sized for, because a site's samples may exceed its scale.
             return self._means(local, lambda x: local.scale.from_unit(local.scale.to_unit(local.scale(x))))
         return self._means(local, local.scale)
 
@@ -123,8 +123,8 @@ class SharedMeans(Sharing):
         n = len(local.y)
         if self.multiplier and local.task.kind != "classification":
             raise FedblendError(
-                f"method.sharing.multiplier: {self.multiplier} needs targets that are classes; these are numbers, "
-                "which nothing bounds; valid: 0"
+                f"method.sharing.multiplier: {self.multiplier} needs targets that are classes; these are numbers "
+                "without bounds; valid: 0"
             )
         if n < self.threshold or n == 0:
             return None
@@ -144,7 +144,7 @@ class SharedMeans(Sharing):
         return self._private(payload, count[allowed.numpy()], local) if self.multiplier else payload
 
     def _private(self, payload: Payload, count: np.ndarray, local: ClientData) -> Payload:
-        """Means with noise in proportion to how far one sample can move each: a mean of few moves far."""
+        """Means with noise in proportion to the largest change that one sample can cause in each."""
         distance = {"x": local.scale.diameter(tuple(local.x.shape[1:])), "y": math.sqrt(2)}
         if self.scale == "unit":
             distance["x"] = math.sqrt(payload["x"][0].numel())
@@ -157,12 +157,12 @@ class SharedMeans(Sharing):
     def mechanism(self) -> Mechanism | str:
         """The noise on the pair of input and target: two Gaussian releases with `multiplier`, each of one sample.
 
-        A sample is in one mean, and which of its client's means that is does not depend on the data. Sizes of
-        clients and groups are known to all, so that one sample replaced by another moves one mean of m samples by at
-        most the diameter of the box of inputs over m, and its target by sqrt(2) / m.
+        Each sample is in one mean, chosen independently of the data. Sizes of clients and groups are public. So
+        replacing one sample by another changes one mean of m samples by at most the diameter of the inputs' bounds over
+        m, and its target by sqrt(2) / m.
         """
         if not self.multiplier:
-            return "means leave without noise of a size that proves anything (method.sharing.multiplier)"
+            return "means get no noise in proportion to their sensitivity (method.sharing.multiplier)"
         if self.split == "class":
             return 'means within a class (method.sharing.split = "class") depend on labels in more than one place'
         return Mechanism("gaussian", self.multiplier / math.sqrt(2), at_server=False)
@@ -185,7 +185,7 @@ class SharedMeans(Sharing):
 
 @part("sharing", "local-means")
 class LocalMeans(SharedMeans):
-    """Control of FedMix's Table 9: each client mixes with its own means only; nothing leaves it."""
+    """Make means that each client uses only itself; nothing leaves it (a control of FedMix's Table 9)."""
 
     leaves_client = False
     own_only = True
@@ -197,10 +197,10 @@ class LocalMeans(SharedMeans):
 
 @part("sharing", "noise")
 class Noise(Sharing):
-    """Control of FedMix's Table 9: noise in place of means. Nothing leaves a client.
+    """Use noise in place of means; nothing leaves a client (a control of FedMix's Table 9).
 
-    Each client makes one entry: x from N(0, sigma^2) a number on the model's input scale, and the uniform
-    distribution as y (zeros in regression).
+    Each client makes one entry: every number of x is from N(0, sigma^2) on the model's input scale, and y is the
+    uniform distribution (zeros in regression).
     """
 
     bytes_kind = "means"
@@ -221,9 +221,9 @@ class Noise(Sharing):
 
 @part("sharing", "hidden-means")
 class HiddenMeans(SharedMeans):
-    """Means of hidden states after ``layer`` layers of the round's global model (FedMix, appendix E).
+    """Share means of hidden states after ``layer`` layers of the round's global model (FedMix, appendix E).
 
-    They are sent again every round, since they change with the weights. For the objective ``hidden-mix``.
+    Clients send them in every round, because they change with the weights. The objective ``hidden-mix`` needs them.
     """
 
     each_round = True
@@ -232,7 +232,7 @@ class HiddenMeans(SharedMeans):
     """Layers before the hidden states that are averaged; the objective must have the same."""
 
     @pydantic.model_validator(mode="after")
-    def _is_bounded(self) -> HiddenMeans:
+    def _require_bounds(self) -> HiddenMeans:
         if self.multiplier:
             raise ValueError(f"multiplier: {self.multiplier} needs bounds, which hidden states do not have; valid: 0")
         return self

@@ -1,4 +1,4 @@
-"""Seed samples for the server: raw, mixed up at devices, and inversely mixed up at the server (Mix2FLD)."""
+"""Seed samples for the server (Mix2FLD): raw, mixed at the devices, or also inversely mixed at the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing
-from fedblend.methods.sharing.inverse import (
+from fedblend.methods.sharing.inverse_mixup import (
     coordinate,
     inverse_ratio,
     mix,
@@ -23,13 +23,10 @@ from fedblend.methods.sharing.inverse import (
     unmix_pairs,
 )
 
-PIXELS = 255
-BYTE = 256
 
-
-def short_labels(labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Labels in as few bytes as hold them all."""
-    return labels.to(torch.uint8 if classes <= BYTE else torch.int32)
+def compact_labels(labels: torch.Tensor, classes: int) -> torch.Tensor:
+    """Labels in the smallest type that holds all classes: uint8 for up to 256 classes, else int32."""
+    return labels.to(torch.uint8 if classes <= 256 else torch.int32)
 
 
 class Seeds(Sharing):
@@ -39,91 +36,94 @@ class Seeds(Sharing):
     for_server = True
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
-        """Anyone who holds samples can share."""
+        """Accept any sizes: a client with one sample can share."""
 
 
 @part("sharing", "raw-seeds")
 class RawSeeds(Seeds):
-    """FLD's seeds: every device sends raw samples, once (Mix2FLD, section III-A). It breaks privacy.
+    """Send raw samples of every device to the server, once (FLD; Mix2FLD, section III-A). This breaks privacy.
 
-    Entries are x [n, ...] and y [n, C], on the model's input scale at the server; as stored on the way.
+    Samples are sent as stored. At the server entries are x [n, ...] on the model's input scale, and y [n, C].
     """
 
     unsafe = True
     bytes_kind = "raw"
 
     samples: Count = 10
-    """Samples that each device sends, N_S; all it has, if that is fewer."""
+    """Samples that each device sends, N_S; a device with fewer samples sends all."""
 
     def share(self, local: ClientData) -> Payload | None:
         """Samples as stored, drawn without replacement, and their labels int64 [n]."""
         if not len(local.y):
             return None
         rows = torch.from_numpy(np.sort(local.rng.permutation(len(local.y))[: self.samples]))
-        return {"x": local.x[rows], "y": short_labels(local.y[rows], local.task.outputs)}
+        return {"x": local.x[rows], "y": compact_labels(local.y[rows], local.task.outputs)}
 
 
 @part("sharing", "mixed-seeds")
 class MixedSeeds(Seeds):
-    """MixFLD's and Mix2FLD's seeds: every device mixes pairs of its samples with different labels, once (equation 6).
+    """Mix pairs of a device's samples with different labels, once (MixFLD and Mix2FLD, equation 6).
 
-    What travels of a seed is the mixture lambda x_i + (1 - lambda) x_j, rounded to the type that pixels are stored in
-    (6,272 bits for one of MNIST), and its two labels. With ``inverse`` the server pairs mixtures of labels (a, b) and
-    (b, a) across devices and superposes them so that labels come back hard (Proposition 1); those samples leave the
-    range of pixels, and are not clipped. A device whose samples have one label only sends nothing.
+    A device sends the mixture lambda x_i + (1 - lambda) x_j, rounded to the type that pixels are stored in (6,272 bits
+    for one MNIST image), and its two labels. With ``inverse`` the server pairs mixtures of labels (a, b) and (b, a)
+    across devices and superposes them, so that each result has one label (Proposition 1). These samples leave the range
+    of pixels and are not clipped. A device whose samples all have one label sends nothing.
 
-    Labels that devices draw at random seldom match where there are many: of 100 classes one in 9,900 pairs is another's
-    the other way round. With ``coordinated`` the server asks devices which labels they hold, and then each for certain
-    pairs of labels, so that every mixture has a partner; devices thereby tell it their labels. What is asked, a few
-    bytes, is not counted. It is not for devices at real sites, whose labels nobody here knows.
+    With many classes random label pairs seldom match: of 100 classes two mixtures match with probability 1 / 9,900.
+    With ``coordinated`` the server first collects the labels that devices hold, then requests certain label pairs of
+    each, so that every mixture has a partner. The server thereby learns each device's labels. These requests, a few
+    bytes, are not counted. ``coordinated`` is not available over Flower, where the server does not collect labels.
     """
 
     samples: Count = 10
     """Mixtures that each device sends, N_S."""
     lam: Annotated[Float, Field(gt=0, lt=1)] = 0.1
-    """Share of the first sample, lambda; 0.5 cannot be undone."""
+    """Share of the first sample, lambda; 0.5 has no inverse."""
     inverse: bool = True
-    """Mix inversely at the server (Mix2FLD), or use mixtures with their soft labels (MixFLD)."""
+    """Mix inversely at the server (Mix2FLD); if false, use the mixtures with their soft labels (MixFLD)."""
     generated: Count | None = None
-    """Samples that the server makes for each device, N_I; unless given, as many as it got."""
+    """Samples that the server makes for each device, N_I (default: as many as the device sent)."""
     coordinated: bool = False
-    """Let the server ask devices for matching pairs of labels, or let each draw its own."""
+    """Let the server request matching label pairs; if false, each device draws its own."""
 
     @pydantic.model_validator(mode="after")
-    def _can_be_undone(self) -> MixedSeeds:
+    def _has_inverse(self) -> MixedSeeds:
         if self.inverse:
             inverse_ratio(self.lam)
         return self
 
     def share(self, local: ClientData) -> Payload | None:
-        """Mixtures x [n, ...] in the type of the samples, their two labels y int64 [n, 2]."""
+        """Mixtures x [n, ...] in the type of the samples, and their two labels y [n, 2].
+
+        Raises :class:`FedblendError` with ``coordinated`` and without a request.
+        """
         labels = local.y.numpy().astype(np.int64)
         if len(np.unique(labels)) < 2:
             return None
         if self.coordinated:
             if local.request is None:
                 raise FedblendError(
-                    "method.sharing.coordinated: true, but this device was asked for no labels; valid: false where "
-                    "devices are real sites"
+                    "method.sharing.coordinated: true, but the server requested no labels of this device; valid: false "
+                    "where devices are real sites"
                 )
             pairs = pairs_of_labels(labels, local.request.pairs, local.rng)
         else:
             pairs = pairs_to_mix(labels, self.samples, local.rng)
         mixed = mix(local.x, pairs, self.lam)
         if not local.x.is_floating_point():
-            mixed = mixed.round().clamp(0, PIXELS).to(local.x.dtype)
-        return {"x": mixed, "y": short_labels(torch.from_numpy(labels[pairs]), local.task.outputs)}
+            mixed = mixed.round().clamp(0, 255).to(local.x.dtype)
+        return {"x": mixed, "y": compact_labels(torch.from_numpy(labels[pairs]), local.task.outputs)}
 
     def requests_by_labels(self, held: np.ndarray, rng: np.random.Generator) -> dict[int, Request]:
-        """Matching pairs of labels for all devices. Raises :class:`FedblendError` if no two share two labels."""
-        nothing = np.empty(0, np.int64)
-        asked = coordinate(held, self.samples, rng)
-        return {device: Request(nothing, nothing, pairs) for device, pairs in enumerate(asked)}
+        """Matching label pairs for all devices. Raises :class:`FedblendError` if no two devices share two labels."""
+        empty = np.empty(0, np.int64)
+        requested = coordinate(held, self.samples, rng)
+        return {device: Request(empty, empty, pairs) for device, pairs in enumerate(requested)}
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
-        """Samples x on the scale they are stored in, in float, and labels: y int64 [n], or soft ones float [n, C].
+        """Samples x in float on the scale that they are stored in, and labels: y int64 [n], or soft ones float [n, C].
 
-        C is then one more than the largest label that came. Empty where no mixture has a partner on another device.
+        C is one more than the largest label received. Empty where no mixture has a partner on another device.
         """
         if not len(entries):
             return entries
@@ -136,8 +136,8 @@ class MixedSeeds(Seeds):
             pairs = pair_across(labels, entries.owner, count, rng)
         except FedblendError:
             return Pool({}, np.empty(0, np.int64))
-        made, of = unmix_pairs(x, labels, pairs, self.lam)
-        return Pool({"x": made, "y": torch.from_numpy(of)}, np.full(len(of), -1))
+        unmixed, hard = unmix_pairs(x, labels, pairs, self.lam)
+        return Pool({"x": unmixed, "y": torch.from_numpy(hard)}, np.full(len(hard), -1))
 
     def _soft(self, labels: torch.Tensor) -> torch.Tensor:
         """Soft labels {a: lambda, b: 1 - lambda} of mixtures with labels (a, b)."""

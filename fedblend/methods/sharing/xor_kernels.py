@@ -1,8 +1,11 @@
-"""Blending 8-bit samples and their bit-wise XOR in one pass: a C++ kernel on processors, plain PyTorch without one.
+"""Blend 8-bit samples and XOR the blends in one pass: a C++ kernel, or plain PyTorch where there is no compiler.
 
-A blend is rounded half to even at each step. Both ways count in whole numbers, so that they agree in every pixel, and a
-half is a half: alpha is taken to 2^-23, and what then lies within 2^-16 of a half, as only a half can for any alpha of
-up to four decimals, counts as one.
+A blend is rounded half to even at each step. Both implementations use fixed-point integers, so they agree in every
+pixel. Alpha is rounded to 2^-23. A value within 2^-16 of a half is treated as a half: for an alpha of up to four
+decimals only a half lies that near.
+
+The kernel blends p = 3 samples 5.7 times as fast as PyTorch and p = 5 samples 5.6 times; at p = 1, without blending,
+1.7 times (`benchmarks/xor.py`: 60,000 samples, one thread).
 """
 
 from __future__ import annotations
@@ -22,16 +25,17 @@ WHITE = 255
 """The largest pixel."""
 
 CHUNK = 1 << 16
-"""Pixels that PyTorch works on at a time: what stands between gathering and the result stays in a processor's cache."""
+"""Pixels that PyTorch processes at a time, so that intermediate results fit into a processor's cache."""
 
 BITS = 23
-"""Bits behind the point: as many as leave 255 room in 32."""
+"""Fractional bits of the fixed-point numbers: the most that leave room for 255 in 32 bits."""
 HALF, MASK, WINDOW = 1 << (BITS - 1), (1 << BITS) - 1, 128
-"""A half, the bits behind the point, and how far from a half alpha's own rounding can take one (255 / 2)."""
+"""One half, the mask of the fractional bits, and the distance from a half that the rounding of alpha can cause
+(255 / 2, rounded up)."""
 
-MANY = 128
-"""Largest denominator of alpha with which 16 bits behind the point tell a half from what is none: 2^16 / (2 MANY) from
-there is farther than WINDOW and alpha's own rounding take it."""
+MAX_DENOMINATOR = 128
+"""Largest denominator of alpha for which 16 fractional bits distinguish a half from other values: these are at least
+2^16 / (2 MAX_DENOMINATOR) away, more than WINDOW and the rounding of alpha."""
 
 
 def xor_of_blends(
@@ -41,12 +45,12 @@ def xor_of_blends(
     alpha: float,
     noise: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The blends of ``first`` XOR those of ``second``, uint8 [count, ...].
+    """The XOR of the blends of ``first`` and of ``second``, uint8 [count, ...].
 
-    Both are rows of x uint8 [n, ...], int64 [count, p] with -1 for none, of which the first of each blend is none.
-    ``first`` may be samples uint8 [count, ...] in place of blends; without ``second`` there is no XOR. ``noise`` uint8
-    [count, ...] is added to the second blends; what would pass 255 stays there. Raises :class:`IndexError` for rows
-    that there are not.
+    Both are rows int64 [count, p] of x uint8 [n, ...]; -1 means no sample, except in the first column. ``first`` may
+    also be samples uint8 [count, ...], which are not blended. Without ``second`` there is no XOR. ``noise`` uint8
+    [count, ...] is added to the second blends; sums are clipped at 255. Raises :class:`IndexError` for rows that do not
+    exist.
     """
     made = torch.empty((len(first), *x.shape[1:]), dtype=torch.uint8)
     for places in (first, second):
@@ -63,12 +67,12 @@ def xor_of_blends(
 
 
 def coarse_weight(alpha: float) -> int:
-    """Alpha of 2^16, where that leaves a half a half and nothing else one; otherwise 0.
+    """Alpha in units of 2^-16 where that suffices to distinguish a half from other values; otherwise 0.
 
     >>> coarse_weight(0.5), coarse_weight(0.123)
     (32768, 0)
     """
-    near = Fraction(alpha).limit_denominator(MANY)
+    near = Fraction(alpha).limit_denominator(MAX_DENOMINATOR)
     return _share_of(alpha, 16) if abs(near - Fraction(alpha)) < 1e-12 else 0
 
 
@@ -114,7 +118,7 @@ def _in_chunks(
 ) -> None:
     flat, out = x.flatten(1), made.flatten(1)
     step = min(max(1, CHUNK // max(1, flat.shape[1])), max(1, len(out)))
-    space, held = torch.empty(2, step, flat.shape[1], dtype=torch.int32), torch.empty_like(out[:step])
+    space, dummies = torch.empty(2, step, flat.shape[1], dtype=torch.int32), torch.empty_like(out[:step])
     for start in range(0, len(out), step):
         rows = slice(start, start + step)
         if isinstance(first, torch.Tensor):
@@ -122,7 +126,7 @@ def _in_chunks(
         else:
             _blend(flat, first[rows], weight, out[rows], space)
         if second is not None:
-            dummy = held[: len(out[rows])]
+            dummy = dummies[: len(out[rows])]
             _blend(flat, second[rows], weight, dummy, space)
             if noise is not None:
                 dummy.add_(torch.minimum(noise.flatten(1)[rows], WHITE - dummy))
@@ -130,7 +134,10 @@ def _in_chunks(
 
 
 def _blend(flat: torch.Tensor, places: np.ndarray, weight: int, out: torch.Tensor, space: torch.Tensor) -> None:
-    """Blend rows of x uint8 [n, pixels] into ``out`` uint8 [count, pixels]; ``space`` int32 [2, count, pixels]."""
+    """Blend rows ``places`` of x uint8 [n, pixels] into ``out`` uint8 [count, pixels].
+
+    ``space`` int32 [2, count, pixels] is scratch memory.
+    """
     rows = torch.from_numpy(places)
     torch.index_select(flat, 0, rows[:, 0].contiguous(), out=out)
     for k in range(1, rows.shape[1]):

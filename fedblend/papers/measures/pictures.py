@@ -71,7 +71,7 @@ class SeedsPicture(Measure):
 
     def measured(self, cell: CellRun) -> str:
         """The path of a PNG."""
-        from fedblend.analysis.privacy.seed_pictures import draw_seeds
+        from fedblend.analysis.privacy.figures import draw_seeds
 
         def make(folder: Path) -> dict[str, Any]:
             shared, data = first_draw(cell)

@@ -12,7 +12,7 @@ from fedblend.papers.measures.base import CellRun, Measure
 
 @part("measure", "sample-privacy")
 class SamplePrivacy(Measure):
-    """Sample privacy of Mixup or Mix2up (Mix2FLD, Tables II and III; :mod:`fedblend.analysis.privacy.samples`).
+    """Sample privacy of Mixup or Mix2up (Mix2FLD, Tables II and III; :mod:`fedblend.analysis.privacy.mixup`).
 
     The mixing ratio, and whether devices coordinate their labels, are those of the cell's ``method.sharing``.
     """
@@ -35,7 +35,7 @@ class SamplePrivacy(Measure):
         return float(cell.cached("sample-privacy", settings, lambda folder: self._measure(cell))[self.figure])
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
-        from fedblend.analysis.privacy.samples import draw, measure
+        from fedblend.analysis.privacy.mixup import make_mixtures, measure_mixtures
         from fedblend.data.partitions import prepare
 
         one, sharing = cell.experiment, cell.experiment.method.sharing
@@ -44,15 +44,17 @@ class SamplePrivacy(Measure):
         drawn = []
         for repeat in range(self.repeats):
             cell.on_step("draws", repeat, self.repeats)
-            drawn.append(draw(data, population, one.seed, repeat, self.devices, self.samples, sharing.coordinated))
-        return asdict(measure(drawn, [sharing.lam])[0])
+            drawn.append(
+                make_mixtures(data, population, one.seed, repeat, self.devices, self.samples, sharing.coordinated)
+            )
+        return asdict(measure_mixtures(drawn, [sharing.lam])[0])
 
 
 @part("measure", "seed-privacy")
 class SeedPrivacy(Measure):
     """Distances of seeds of target labels from raw samples, and how much of these is revealed (XorMixFL, Table 3).
 
-    See :class:`fedblend.analysis.privacy.xor.Row`.
+    See :class:`fedblend.analysis.privacy.xor.XorPrivacy`.
     """
 
     figure: Literal["distance", "mds", "sent_recognised", "made_recognised", "clear", "clear_ink", "bits", "blind"] = (
@@ -73,19 +75,19 @@ class SeedPrivacy(Measure):
         return value[int(self.deviation)] if isinstance(value, list) else value
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
-        from fedblend.analysis.privacy.xor import draw, measure
+        from fedblend.analysis.privacy.xor import make_seeds, measure_seeds
         from fedblend.data.partitions import prepare
 
         one = cell.experiment
         data = one.data.load()
         population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
-        drawn = [draw(data, population, one.method.sharing, one.seed, repeat) for repeat in range(self.repeats)]
-        return asdict(measure(drawn, self.figure == "mds", one.seed))
+        drawn = [make_seeds(data, population, one.method.sharing, one.seed, repeat) for repeat in range(self.repeats)]
+        return asdict(measure_seeds(drawn, self.figure == "mds", one.seed))
 
 
 def first_draw(cell: CellRun) -> Any:
     """The seeds that the devices of a cell share in its first draw, and the data set."""
-    from fedblend.analysis.privacy.xor import draw
+    from fedblend.analysis.privacy.xor import make_seeds
     from fedblend.data.partitions import prepare
 
     one = cell.experiment
@@ -93,4 +95,4 @@ def first_draw(cell: CellRun) -> Any:
         raise FedblendError(f"method.sharing: '{one.method.sharing.name}' shares no seeds of target labels")
     data = one.data.load()
     population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
-    return draw(data, population, one.method.sharing, one.seed), data
+    return make_seeds(data, population, one.method.sharing, one.seed), data

@@ -1,9 +1,9 @@
-"""Mixup before collection and its inverse after it (Mix2FLD, section III): the mathematics, without a part.
+"""Mixup before collection and inverse Mixup after it (Mix2FLD, section III), as functions.
 
-A *mixture* is lambda s_i + (1 - lambda) s_j of two samples of one device whose labels a and b differ; it is told by
-its ordered pair of labels (a, b). The inverse superposes a mixture of (a, b) with one of (b, a) from another device,
-so that b cancels and a sample of label a is left. Labels are carried as whole numbers, never through the superposition:
-they come back exactly one-hot, whatever is lost to rounding in the pixels.
+A *mixture* is lambda s_i + (1 - lambda) s_j of two samples of one device with different labels a and b. Its label is
+the ordered pair (a, b). The inverse superposes a mixture of (a, b) with one of (b, a) from another device, so that b
+cancels and a sample of label a remains. Labels are integers outside the superposition, so they stay exact although
+pixels are rounded.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import torch
 from fedblend.core.errors import FedblendError
 
 SINGULAR = 1e-9
-"""An eigenvalue of the mixing matrix (of which one is 1) below this is taken for 0."""
+"""An eigenvalue of the mixing matrix (whose largest is 1) below this counts as 0."""
 
 
 class Pairs(NamedTuple):
-    """Mixtures paired for the inverse, as numbers of mixtures, and how many pairs occur again."""
+    """Pairs of mixtures for the inverse."""
 
     chosen: np.ndarray
-    """int64 [pairs, 2]: (s, t) gives a sample of the first label of s."""
+    """Numbers of mixtures, int64 [pairs, 2]: (s, t) gives a sample of the first label of s."""
     repeated: int
+    """Pairs that repeat another pair."""
 
 
 # Mixup before collection ------------------------------------------------------------------------------------
@@ -38,16 +39,16 @@ def pairs_to_mix(labels: np.ndarray, count: int, rng: np.random.Generator) -> np
     labels are the same.
     """
     order, sizes, starts = _by_label(labels)
-    others = len(labels) - sizes[labels]
-    if not others.any():
+    partners = len(labels) - sizes[labels]
+    if not partners.any():
         raise FedblendError(
             f"a device with {len(labels)} samples of {np.count_nonzero(sizes)} label cannot mix samples of "
             "different labels; valid: devices with at least two labels"
         )
-    first = rng.choice(len(labels), count, p=others / others.sum())
-    # The r-th sample of another label, in order of label: those of the own label are stepped over.
+    first = rng.choice(len(labels), count, p=partners / partners.sum())
+    # The r-th sample of another label, in order of label: skip the samples of the own label.
     own = labels[first]
-    place = rng.integers(others[first])
+    place = rng.integers(partners[first])
     place += np.where(place >= starts[own], sizes[own], 0)
     return np.stack([first, order[place]], axis=1)
 
@@ -55,44 +56,44 @@ def pairs_to_mix(labels: np.ndarray, count: int, rng: np.random.Generator) -> np
 def pairs_of_labels(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A pair of samples for each wanted pair of labels (a, b): int64 [count, 2], each uniform within its label.
 
-    ``labels`` int64 [n] are a device's, ``wanted`` int64 [count, 2] is as of :func:`coordinate`; where it says -1 the
-    pair is any of :func:`pairs_to_mix`. Raises :class:`FedblendError` for labels that the device does not hold.
+    ``labels`` int64 [n] are a device's. ``wanted`` int64 [count, 2] is of :func:`coordinate`; where it is -1 the pair
+    is drawn as by :func:`pairs_to_mix`. Raises :class:`FedblendError` for labels of which the device has no samples.
     """
     order, sizes, starts = _by_label(labels, int(wanted.max(initial=0)) + 1)
-    asked = wanted[wanted[:, 0] >= 0]
-    if not sizes[asked].all():
-        lacking = sorted(set(asked[sizes[asked] == 0].tolist()))
-        raise FedblendError(f"labels {lacking} are asked of a device that holds no sample of them")
+    requested = wanted[wanted[:, 0] >= 0]
+    if not sizes[requested].all():
+        missing = sorted(set(requested[sizes[requested] == 0].tolist()))
+        raise FedblendError(f"the server requested labels {missing} of a device that has no samples of them")
     chosen = np.empty((len(wanted), 2), np.int64)
-    chosen[wanted[:, 0] >= 0] = order[starts[asked] + rng.integers(sizes[asked])]
-    if len(asked) < len(wanted):
-        chosen[wanted[:, 0] < 0] = pairs_to_mix(labels, len(wanted) - len(asked), rng)
+    chosen[wanted[:, 0] >= 0] = order[starts[requested] + rng.integers(sizes[requested])]
+    if len(requested) < len(wanted):
+        chosen[wanted[:, 0] < 0] = pairs_to_mix(labels, len(wanted) - len(requested), rng)
     return chosen
 
 
 def coordinate(held: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Label pairs that the server asks devices to mix, so that mixtures match: int64 [devices, count, 2].
+    """Label pairs that the server requests of devices, so that mixtures match: int64 [devices, count, 2].
 
-    ``held`` bool [devices, classes] says which labels a device has samples of. For each of ``count`` mixtures two
-    labels are drawn, uniformly among the pairs that at least two devices hold; of the devices that hold both, a random
-    half mixes (a, b), the others (b, a). So every mixture asked for has a partner on another device. Devices without
-    both labels are asked for nothing: -1. Raises :class:`FedblendError` if no two devices share two labels.
+    ``held`` bool [devices, classes] is true where a device has samples of a label. For each of ``count`` mixtures two
+    labels are drawn, uniformly among the pairs that at least two devices hold. Of the devices that hold both labels, a
+    random half mixes (a, b), the others (b, a). So every requested mixture has a partner on another device. -1 stands
+    for no request, of a device without both labels. Raises :class:`FedblendError` if no two devices share two labels.
     """
     both = held.T.astype(np.int64) @ held.astype(np.int64)
     a, b = np.nonzero(np.triu(both >= 2, 1))
     if not len(a):
         raise FedblendError(
             f"no two of {len(held)} devices hold the same two labels, so that none of their mixtures can be paired; "
-            "take a split in which devices share labels"
+            "valid: a partition in which devices share labels"
         )
     drawn = rng.integers(len(a), size=count)
     a, b = a[drawn], b[drawn]
-    able = held[:, a] & held[:, b]
-    # Devices in random order, those that hold both labels first: every other one of these swaps the labels.
-    rank = np.argsort(np.argsort(np.where(able, rng.random(able.shape), 2.0), axis=0), axis=0)
+    holds_both = held[:, a] & held[:, b]
+    # Devices in random order, those that hold both labels first; every second one swaps the labels.
+    rank = np.argsort(np.argsort(np.where(holds_both, rng.random(holds_both.shape), 2.0), axis=0), axis=0)
     swapped = rank % 2 == rng.integers(2, size=count)
-    asked = np.stack([np.where(swapped, b, a), np.where(swapped, a, b)], axis=2)
-    return np.where(able[:, :, None], asked, -1)
+    requested = np.stack([np.where(swapped, b, a), np.where(swapped, a, b)], axis=2)
+    return np.where(holds_both[:, :, None], requested, -1)
 
 
 def mix(x: torch.Tensor, pairs: np.ndarray, lam: float) -> torch.Tensor:
@@ -110,8 +111,7 @@ def mix(x: torch.Tensor, pairs: np.ndarray, lam: float) -> torch.Tensor:
 def mixing_matrix(ratios: Sequence[float] | np.ndarray) -> np.ndarray:
     """The soft labels of N mixtures whose labels are shifted cyclically (equation 8): float64 [N, N].
 
-    It is the left-circulant matrix whose row d is ``ratios`` from place d on: entry (d, m) is
-    lambda_{(d + m) mod N}, the share of label m in mixture d.
+    The left-circulant matrix of ``ratios``: entry (d, m) is lambda_{(d + m) mod N}, the share of label m in mixture d.
 
     >>> mixing_matrix([0.5, 0.3, 0.2]).tolist()
     [[0.5, 0.3, 0.2], [0.3, 0.2, 0.5], [0.2, 0.5, 0.3]]
@@ -123,18 +123,18 @@ def mixing_matrix(ratios: Sequence[float] | np.ndarray) -> np.ndarray:
 def inverse_ratios(ratios: Sequence[float] | np.ndarray) -> np.ndarray:
     """Inverse mixing ratios of N mixtures (Proposition 1): float64 [N, N], column n for the target label n.
 
-    Entry (d, n) weighs mixture d, so that the superposition of soft labels is one-hot in n; each column sums to 1.
-    They lie outside [0, 1] in general: samples leave the range of pixels, and are not clipped. The matrix is singular
-    exactly where the discrete Fourier transform of ``ratios`` has a zero. Raises :class:`FedblendError` then, and for
-    ratios that are not at least two shares with the sum 1.
+    Entry (d, n) is the weight of mixture d that makes the superposition of soft labels one-hot in n. Each column sums
+    to 1. Weights are outside [0, 1] in general: samples leave the range of pixels and are not clipped. The matrix is
+    singular exactly where the discrete Fourier transform of ``ratios`` has a zero. Raises :class:`FedblendError` then,
+    and for ratios that are not at least two shares with the sum 1.
     """
     given = np.asarray(ratios, np.float64)
     if given.ndim != 1 or len(given) < 2 or given.min() < 0 or not abs(given.sum() - 1) < 1e-9:
         raise FedblendError(f"lambda: {given.tolist()} is not valid: two or more numbers from 0 to 1 whose sum is 1")
     if np.abs(np.fft.fft(given)).min() < SINGULAR:
         raise FedblendError(
-            f"lambda: mixing with the ratios {given.tolist()} cannot be undone: labels mixed so do not tell their "
-            "samples apart (the discrete Fourier transform of the ratios has a zero); valid: others, such as [0.1, 0.9]"
+            f"lambda: mixing with the ratios {given.tolist()} has no inverse (the discrete Fourier transform of the "
+            "ratios has a zero); valid: other ratios, such as [0.1, 0.9]"
         )
     return np.linalg.solve(mixing_matrix(given), np.eye(len(given)))
 
@@ -153,16 +153,16 @@ def inverse_ratio(lam: float) -> float:
 def pair_across(labels: np.ndarray, owner: np.ndarray, count: int, rng: np.random.Generator) -> Pairs:
     """``count`` ordered pairs (s, t) of mixtures with symmetric labels on different devices.
 
-    ``labels`` int64 [n, 2] are the mixtures' label pairs (a, b), ``owner`` int64 [n] their devices. Mixture t has the
-    labels (b, a) of s. Both (s, t) and (t, s) count: they are the targets n = 1 and n = 2 of one pair. Pairs are drawn
-    without replacement; where there are fewer than ``count``, all are taken and the rest is drawn with replacement.
-    Raises :class:`FedblendError` if there is none.
+    ``labels`` int64 [n, 2] are the mixtures' label pairs (a, b), ``owner`` int64 [n] their devices. If s has the labels
+    (a, b), t has (b, a). Both (s, t) and (t, s) count: they are the targets n = 1 and n = 2 of one pair. Pairs are
+    drawn without replacement. Where there are fewer than ``count``, all are used and the rest is drawn with
+    replacement. Raises :class:`FedblendError` if there is no pair.
     """
     candidates = _Candidates(np.asarray(labels, np.int64), np.asarray(owner, np.int64))
     if not candidates.total:
         raise FedblendError(
             f"none of {len(owner)} mixtures of {len(np.unique(owner))} devices has a partner with the same two labels "
-            "the other way round on another device; let devices send more, or coordinate their labels"
+            "in reverse order on another device; valid: more samples of each device, or coordinated labels"
         )
     repeated = max(0, count - candidates.total)
     drawn = rng.choice(candidates.total, count - repeated, replace=False)
@@ -171,10 +171,10 @@ def pair_across(labels: np.ndarray, owner: np.ndarray, count: int, rng: np.rando
 
 
 def unmix(mixed: torch.Tensor, groups: np.ndarray, weights: np.ndarray) -> torch.Tensor:
-    """Superpositions of mixtures: sum over d of weights[..., d] * mixed[groups[k, d]], as [groups, ...] in float.
+    """Superpositions of mixtures: sum over d of weights[..., d] * mixed[groups[k, d]], [groups, ...] in float.
 
-    ``groups`` int64 [k, N] are mixtures whose labels are shifted cyclically, in this order; ``weights`` float64 [N] is
-    a column of :func:`inverse_ratios`, or [k, N] one for each group. Nothing is clipped.
+    ``groups`` int64 [k, N] are mixtures whose labels are shifted cyclically, in this order. ``weights`` float64 [N] is
+    a column of :func:`inverse_ratios`, or [k, N] one for each group. Results are not clipped.
     """
     spread = np.broadcast_to(weights, groups.shape)
     total = torch.zeros(len(groups), *mixed.shape[1:], dtype=torch.float64)
@@ -185,7 +185,7 @@ def unmix(mixed: torch.Tensor, groups: np.ndarray, weights: np.ndarray) -> torch
 
 
 def unmix_pairs(mixed: torch.Tensor, labels: np.ndarray, pairs: Pairs, lam: float) -> tuple[torch.Tensor, np.ndarray]:
-    """Inversely mixed-up samples of paired mixtures (equation 7), and their labels int64 [pairs].
+    """Inversely mixed samples of paired mixtures (equation 7), and their labels int64 [pairs].
 
     Pair (s, t) gives lambda_hat s + (1 - lambda_hat) t with the first label of s. Raises :class:`FedblendError` for
     lambda = 0.5.
@@ -194,17 +194,17 @@ def unmix_pairs(mixed: torch.Tensor, labels: np.ndarray, pairs: Pairs, lam: floa
     return unmix(mixed, pairs.chosen, weights), np.asarray(labels[pairs.chosen[:, 0], 0])
 
 
-# How they are found -----------------------------------------------------------------------------------------
+# Helpers ----------------------------------------------------------------------------------------------------
 
 
-def _by_label(labels: np.ndarray, least: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Samples in order of label, the size of each label, and where it starts; for at least so many labels."""
-    sizes = np.bincount(labels, minlength=least)
+def _by_label(labels: np.ndarray, classes: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Samples in order of label, and the size and start of each label, of at least ``classes`` labels."""
+    sizes = np.bincount(labels, minlength=classes)
     return np.argsort(labels, kind="stable"), sizes, np.cumsum(sizes) - sizes
 
 
 class _Candidates:
-    """All pairs of :func:`pair_across`, counted but not listed: mixtures are sorted by labels and device."""
+    """All pairs of :func:`pair_across`, numbered without listing them: mixtures are sorted by labels and device."""
 
     def __init__(self, labels: np.ndarray, owner: np.ndarray) -> None:
         classes, devices = int(labels.max(initial=0)) + 1, int(owner.max(initial=0)) + 1
@@ -213,7 +213,7 @@ class _Candidates:
         ordered = key[self.order]
         symmetric = (labels[:, 1] * classes + labels[:, 0]) * devices
         self.start = np.searchsorted(ordered, symmetric)
-        # The device's own mixtures lie in the middle of those with symmetric labels.
+        # The device's own mixtures are in the middle of those with symmetric labels, and are skipped.
         self.own = np.searchsorted(ordered, symmetric + owner)
         self.own_size = np.searchsorted(ordered, symmetric + owner, side="right") - self.own
         partners = np.searchsorted(ordered, symmetric + devices) - self.start - self.own_size

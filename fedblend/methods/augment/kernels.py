@@ -1,7 +1,7 @@
-"""AugMix's views as one operator: a C++ kernel on processors, plain PyTorch elsewhere; it stacks under ``torch.vmap``.
+"""AugMix's views as one operator, which supports ``torch.vmap``: a C++ kernel on CPUs, PyTorch elsewhere.
 
-A batch of ten images asks for some 120 operations on tiny pictures. In PyTorch's own operations that takes longer than
-the training step that they are made for (benchmarks/augmix.py).
+A batch of ten images needs about 120 operations on small images. In PyTorch they take longer than the training step
+itself (`benchmarks/augmix.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOURCE = Path(__file__).with_name("augmix.cpp")
 def blend_images(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
     """Views float32 [..., V, B, C, H, W] in [0, 1] of images uint8 [..., B, C, H, W].
 
-    ``operation`` int8 [..., B, V, chains, depth], ``level`` float32 alike, ``mix`` float32 [..., B, V, 1 + chains].
+    ``operation`` int8 and ``level`` float32 are [..., B, V, chains, depth], ``mix`` float32 [..., B, V, 1 + chains].
     """
     if greys.device.type != "cpu" or build.library(SOURCE) is None:
         from fedblend.methods.augment.operations import blended, kept_constants
@@ -29,16 +29,16 @@ def blend_images(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tens
         return blended(greys.double(), operation, level, mix, kept_constants(*greys.shape[-2:], greys.device)).float()
     *leading, batch, channels, height, width = greys.shape
     views, chains, depth = operation.shape[-3:]
-    made = torch.empty(*leading, views, batch, channels, height, width)
+    out = torch.empty(*leading, views, batch, channels, height, width)
     stacks = greys.numel() // max(1, batch * channels * height * width)
     numbers = (stacks, batch, views, chains, depth, channels, height, width)
     tensors = [t.contiguous() for t in (greys, operation, level, mix)]
-    build.function(SOURCE, "augmix", "iiiiiiiiPPPPPP")(*numbers, *tensors, turned(), made)
-    return made
+    build.function(SOURCE, "augmix", "iiiiiiiiPPPPPP")(*numbers, *tensors, rotations(), out)
+    return out
 
 
 @functools.cache
-def turned() -> torch.Tensor:
+def rotations() -> torch.Tensor:
     """Cosines and sines of whole degrees, float64 [61, 2]."""
     from fedblend.methods.augment.operations import turns
 
@@ -46,7 +46,7 @@ def turned() -> torch.Tensor:
 
 
 def _stacked(info: Any, in_dims: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """One more leading dimension is nothing new."""
+    """Move the stacked dimension of every tensor to the front, and blend with one more leading dimension."""
     stacked = [
         tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
         for tensor, dim in zip(tensors, in_dims, strict=True)

@@ -1,6 +1,7 @@
-"""Fields of an experiment that must agree: a check raises ``ValueError`` that names field, value and what is valid.
+"""Checks of fields of an experiment against each other.
 
-They refuse what could not work, what would give raw samples away unasked, and what would do nothing.
+Each check raises ``ValueError`` with the field, its value and valid values. Checks reject combinations that cannot
+work, that would send raw samples without ``unsafe = true``, or that would have no effect.
 """
 
 from __future__ import annotations
@@ -11,29 +12,29 @@ from fedblend.core.engine import client_parts
 from fedblend.experiment.fields import Method, Policy, Train
 
 
-def on_uploads(method: Method, protection: Any, adversary: Any) -> None:
-    """Uploads that are no models: nothing may change or combine models, and something must read what is sent."""
+def check_uploads(method: Method, protection: Any, adversary: Any) -> None:
+    """Without model uploads, nothing may change or aggregate models, and the payload must be used."""
     upload = method.upload
     if not upload.is_model:
-        for field, made in (("protection", protection), ("adversary", adversary)):
-            if made.name != "none":
+        for field, part in (("protection", protection), ("adversary", adversary)):
+            if part.name != "none":
                 raise ValueError(
-                    f"{field}: '{made.name}' changes models, but method.upload '{upload.name}' sends none; valid: none"
+                    f"{field}: '{part.name}' changes models, but method.upload '{upload.name}' sends none; valid: none"
                 )
         if method.aggregator.name != "mean":
             raise ValueError(
-                f"method.aggregator: '{method.aggregator.name}' makes one of models, but method.upload "
+                f"method.aggregator: '{method.aggregator.name}' aggregates models, but method.upload "
                 f"'{upload.name}' sends none; valid: mean"
             )
         if not (method.server_step.active or method.stateful_clients):
             raise ValueError(
-                f"method.upload: '{upload.name}' sends no models, so that the server's would never change; valid: "
-                "model, a method.server_step, or method.stateful_clients = true"
+                f"method.upload: '{upload.name}' sends no models, so that the server's model would never change; "
+                "valid: model, a method.server_step, or method.stateful_clients = true"
             )
     if method.stateful_clients and upload.is_model:
         raise ValueError(
-            f"method.stateful_clients: true keeps clients on their own weights, so that a model sent up "
-            f"(method.upload '{upload.name}') would come down to nobody; valid: upload = \"outputs\""
+            f"method.stateful_clients: true keeps clients on their own weights, so that no client would use the "
+            f"uploaded models (method.upload '{upload.name}'); valid: upload = \"outputs\""
         )
     for term in method.terms:
         if term.uses_outputs and upload.bytes_kind != "outputs":
@@ -43,8 +44,8 @@ def on_uploads(method: Method, protection: Any, adversary: Any) -> None:
             )
 
 
-def on_evaluate_model(method: Method, evaluate_model: str | None) -> None:
-    """Whose model is evaluated: one that there is."""
+def check_evaluate_model(method: Method, evaluate_model: str | None) -> None:
+    """The model to evaluate must exist."""
     if evaluate_model == "each" and not (method.stateful_clients or method.personal.active):
         raise ValueError(
             "evaluate_model: 'each' needs clients that keep their own weights (method.stateful_clients) or have "
@@ -52,19 +53,20 @@ def on_evaluate_model(method: Method, evaluate_model: str | None) -> None:
         )
     if evaluate_model == "server" and method.stateful_clients:
         raise ValueError(
-            "evaluate_model: 'server' has no model to evaluate where clients keep theirs; valid: device, each"
+            "evaluate_model: 'server' has no model to evaluate where clients keep their own weights "
+            "(method.stateful_clients); valid: device, each"
         )
 
 
-def on_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
-    """Raw samples leave a client only where an experiment says that it is ``unsafe``."""
+def check_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
+    """Raw samples leave a client only with ``unsafe = true``."""
     if unsafe:
         return
     sharing = method.sharing
-    for made in (sharing, method.objective, method.server_step):
-        if getattr(made, "unsafe", False) or getattr(made, "breaks_privacy", False):
+    for part in (sharing, method.objective, method.server_step):
+        if getattr(part, "unsafe", False) or getattr(part, "breaks_privacy", False):
             raise ValueError(
-                f"unsafe: false does not allow '{made.name}', which gives raw samples away; "
+                f"unsafe: false does not allow '{part.name}', which sends raw samples; "
                 "set unsafe = true to run it as an upper bound"
             )
     if getattr(sharing, "samples_per_mean", None) == 1:
@@ -79,24 +81,24 @@ def on_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
         )
 
 
-def on_sharing(method: Method, channel: Any) -> None:
-    """What is shared is what somebody reads, and it gets there."""
+def check_sharing(method: Method, channel: Any) -> None:
+    """Shared data must be what the objective or the server step needs, and must arrive."""
     sharing, objective, step = method.sharing, method.objective, method.server_step
     if objective.needs and not sharing.active:
         raise ValueError(
-            f"method.sharing: '{sharing.name}' gives nothing, but the objective '{objective.name}' needs "
+            f"method.sharing: '{sharing.name}' shares nothing, but the objective '{objective.name}' needs "
             f"{', '.join(objective.needs)}; valid: means, local-means, noise, hidden-means or raw"
         )
     if sharing.active and not (objective.needs or step.reads_pool):
         raise ValueError(
-            f"method.sharing: '{sharing.name}' gives what neither the objective '{objective.name}' nor the server "
-            f"step '{step.name}' reads; valid: none, an objective that mixes, or a server step that works on what "
-            "clients share (reads_pool)"
+            f"method.sharing: '{sharing.name}' shares data that neither the objective '{objective.name}' nor the "
+            f"server step '{step.name}' uses; valid: none, an objective that mixes, or a server step that uses shared "
+            "data (reads_pool)"
         )
     if getattr(sharing, "own_only", False) and getattr(objective, "exclude_own", False):
         raise ValueError(
-            f"method.objective.exclude_own: true leaves nothing to mix with, since '{sharing.name}' gives a client "
-            "only what is its own; valid: false"
+            f"method.objective.exclude_own: true leaves nothing to mix with, because '{sharing.name}' gives a client "
+            "only its own data; valid: false"
         )
     if getattr(sharing, "layer", None) != getattr(objective, "layer", None):
         raise ValueError(
@@ -105,13 +107,13 @@ def on_sharing(method: Method, channel: Any) -> None:
         )
     if sharing.secure_aggregated and channel.loses:
         raise ValueError(
-            f"method.sharing: '{sharing.name}' sums what clients share once, and the channel '{channel.name}' "
-            "loses some of it; valid: means, or another channel"
+            f"method.sharing: '{sharing.name}' sums the data that clients share once, but the channel "
+            f"'{channel.name}' loses transmissions; valid: means, or another channel"
         )
 
 
-def on_sums(method: Method) -> None:
-    """What the server averages or looks at reaches it, and not only as a sum."""
+def check_sums(method: Method) -> None:
+    """Data that the server averages or inspects must reach it, and not only as a sum."""
     sharing, step = method.sharing, method.server_step
     if not sharing.leaves_client and getattr(sharing, "server_average", 1) > 1:
         raise ValueError(
@@ -120,12 +122,12 @@ def on_sums(method: Method) -> None:
         )
     if method.aggregator.secure_aggregated and step.looks_at_uploads and not step.queries_clients:
         raise ValueError(
-            f"method.server_step: '{step.name}' looks at single uploads, which '{method.aggregator.name}' "
+            f"method.server_step: '{step.name}' needs single uploads, which '{method.aggregator.name}' "
             "hides from the server; valid: aggenhance-secure, or another aggregator"
         )
 
 
-def on_client_parts(method: Method, train: Train, protection: Any, adversary: Any) -> None:
+def check_client_parts(method: Method, train: Train, protection: Any, adversary: Any) -> None:
     """Parts that keep something at clients: what they need of other fields, and what covers models only."""
     for slot, part in client_parts(method).items():
         part.require_possible(method, train)

@@ -1,0 +1,222 @@
+"""The leak report of a run: the payloads that left its clients, and the raw samples reconstructed from them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedblend.analysis.attacks.outcome import attacks_on
+from fedblend.analysis.privacy.similarity import (
+    RAW,
+    Similarity,
+    mean_sizes,
+    recognised_by_chance,
+    similarity_of_means,
+    similarity_of_mixed_seeds,
+    similarity_of_target_seeds,
+)
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RunState
+from fedblend.experiment.setup import make_setup
+from fedblend.methods.sharing.means import HiddenMeans, SharedMeans
+from fedblend.methods.sharing.seeds import MixedSeeds
+from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
+from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.groups import Outcome, read
+
+NOT_ATTACKED = "not attacked yet (fedblend attack)"
+NO_MEASURE = "no measure available"
+
+SEED_MEASURES = {
+    "Mixup": "mixtures, compared with the nearest raw sample",
+    "Mix2up": "inversely mixed samples, compared with the nearest raw sample",
+    "sent": "seeds as sent, compared with the nearest raw sample of a device",
+    "guessed": "seeds decoded with a guessed dummy, compared with the nearest raw sample",
+    "decoded": "seeds decoded by the server, compared with the nearest raw sample",
+}
+"""Text of each measure of seeds in a report."""
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One kind of payload that left the clients of a run, and one measure of how much it reveals.
+
+    Measures are NaN where nothing was reconstructed. They compare reconstructed images with their originals (weights),
+    or shared samples with the nearest raw sample (means and seeds); see :mod:`fedblend.analysis.attacks.metrics` and
+    :mod:`fedblend.analysis.privacy.similarity`.
+    """
+
+    run: str
+    method: str
+    accuracy: float
+    """Last test accuracy of the run, from 0 to 1."""
+    kind: str
+    """The kind of payload, as in the count of bytes."""
+    shape: str
+    """The payload of one client at a time."""
+    senders: int
+    """Clients that sent such a payload."""
+    times: int
+    """Payloads of all clients together."""
+    bytes: int
+    """Bytes of all payloads together."""
+    how: str
+    """How samples were reconstructed or compared, or why not."""
+    mse: float = math.nan
+    psnr: float = math.nan
+    ssim: float = math.nan
+    distance: float = math.nan
+    recognised: float = math.nan
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are measures."""
+        return not math.isnan(self.psnr)
+
+    def table(self) -> dict[str, Any]:
+        """The leak as plain data; NaN becomes ``None``, an infinite PSNR "inf"."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class LeakReport:
+    """The leaks of one run."""
+
+    run: str
+    leaks: tuple[Leak, ...]
+    by_size: tuple[dict[str, Any], ...] = ()
+    """Where the run shares means: their similarity by M_k, as rows of ``samples_per_mean`` and the measures."""
+
+
+def leak_report(run: RunDirectory) -> LeakReport:
+    """Make the leak report of a run from its folder.
+
+    Loads the run's data where shared samples are compared with them. Raises :class:`FedblendError` for a run without a
+    checkpoint, and for damaged attack files in its folder.
+    """
+    outcome, state = read(run), checkpoint.read(run.path)
+    sent: dict[str, int] = defaultdict(int)
+    for record in outcome.records:
+        for kind, number in record.get("bytes_up", {}).items():
+            sent[kind] += int(number)
+    experiment = run.experiment()
+    sharing = experiment.method.sharing
+    leaks: list[Leak] = []
+    by_size: list[dict[str, Any]] = []
+    for kind, number in sent.items():
+        if not number:
+            continue
+        base = _unmeasured(run, outcome, state, kind, number, sharing)
+        if kind == "weights":
+            found = _from_attacks(attacks_on(run))
+        elif sharing.active and kind == sharing.bytes_kind:
+            found, by_size = _from_sharing(experiment, sharing)
+        else:
+            found = []
+        nothing = NOT_ATTACKED if kind == "weights" else NO_MEASURE
+        leaks += [replace(base, how=how, **measures) for how, measures in found] or [replace(base, how=nothing)]
+    return LeakReport(run.path.name, tuple(leaks), tuple(by_size))
+
+
+def _unmeasured(
+    run: RunDirectory, outcome: Outcome, state: RunState | None, kind: str, number: int, sharing: Any
+) -> Leak:
+    """A leak of one kind of payload, without measures."""
+    shared = sharing.active and kind == sharing.bytes_kind
+    cohorts = [record.get("cohort", ()) for record in outcome.records]
+    if shared:
+        owners = np.unique(state.entries.owner) if state is not None else np.empty(0)
+        senders, times = len(owners), sum(r["shared"]["sent"] for r in outcome.records if "shared" in r)
+        shape = _shape_of_entries(state.entries.tensors, len(state.entries), senders) if state is not None else ""
+    else:
+        senders, times = len({client for cohort in cohorts for client in cohort}), sum(map(len, cohorts))
+        shape = (
+            _shape_of_tensors(state.weights if kind == "weights" else state.global_outputs) if state is not None else ""
+        )
+    evaluated = [record for record in outcome.evaluated if "accuracy" in record]
+    accuracy = float(evaluated[-1]["accuracy"]) if evaluated else math.nan
+    return Leak(run.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")
+
+
+def _shape_of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
+    """``10 tensors, 61,706 numbers``."""
+    numbers = sum(t.numel() for t in tensors.values())
+    return f"{len(tensors)} tensor{'' if len(tensors) == 1 else 's'}, {numbers:,} numbers"
+
+
+def _shape_of_entries(tensors: Mapping[str, torch.Tensor], entries: int, senders: int) -> str:
+    """``about 5 of x 1x28x28, y 10``: the entries of one client."""
+    entry = ", ".join(f"{name} {'x'.join(map(str, t.shape[1:])) or '1'}" for name, t in tensors.items())
+    return f"about {entries / max(1, senders):.3g} of {entry}"
+
+
+Measures = list[tuple[str, dict[str, Any]]]
+"""The text and the measures of each leak of one kind."""
+
+
+def _from_attacks(tables: Sequence[Mapping[str, Any]]) -> Measures:
+    """Measures of attacks on weights, averaged over the clients of attacks with equal settings."""
+    by_settings: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for one in tables:
+        labels = "" if one["labels"] == "true" else ", labels inferred"
+        settings = f"{one['images']} images, {one['steps']} steps, {one['iterations']} iterations{labels}"
+        by_settings[f"{one['attack']} at round {one['round']}, attacker {one['attacker']}, {settings}"].append(one)
+    rows = []
+    for how, attacks in by_settings.items():
+        clients = f"{len(attacks)} client{'' if len(attacks) == 1 else 's'}"
+        # Attack files store an infinite PSNR as null.
+        stored = {name: [one[name] for one in attacks] for name in ("mse", "psnr", "ssim")}
+        measures = {
+            name: float(np.mean([math.inf if value is None else float(value) for value in values]))
+            for name, values in stored.items()
+        }
+        rows.append((f"{how}, {clients}", measures))
+    return rows
+
+
+def _from_sharing(experiment: Any, sharing: Any) -> tuple[Measures, list[dict[str, Any]]]:
+    """Measures of what was shared, compared with the raw samples; of means also by M_k."""
+    if sharing.unsafe:
+        return [("raw samples", _measures(RAW))], []
+    means = isinstance(sharing, SharedMeans) and not isinstance(sharing, HiddenMeans)
+    if not means and not isinstance(sharing, MixedSeeds | XorSeeds | MixedTargetSeeds):
+        return [], []
+    setup = make_setup(experiment)
+    if setup.data.kind != "image" or setup.task.kind != "classification":
+        return [], []
+    if not means:
+        try:
+            if isinstance(sharing, MixedSeeds):
+                found = similarity_of_mixed_seeds(setup, sharing)
+            else:
+                found = similarity_of_target_seeds(setup, sharing)
+        except FedblendError as error:
+            return [(f"not measured: {error}", {})], []
+        return [(SEED_MEASURES[name], _measures(measured)) for name, measured in found.items()], []
+    own = similarity_of_means(setup, sharing)
+    rows: list[dict[str, Any]] = []
+    for size in mean_sizes(setup, sharing):
+        is_own = size == sharing.samples_per_mean
+        measured = own if is_own else similarity_of_means(setup, sharing, size)
+        if measured is not None:
+            by_chance = recognised_by_chance(setup, size)
+            rows.append({"samples_per_mean": size, "own": is_own, "by_chance": by_chance, **asdict(measured)})
+    how = f"means of {sharing.samples_per_mean}, compared with the nearest raw sample"
+    return ([(how, _measures(own))] if own else []), rows
+
+
+def _measures(measured: Similarity) -> dict[str, Any]:
+    return {name: value for name, value in asdict(measured).items() if name != "samples"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf"
+    return value
