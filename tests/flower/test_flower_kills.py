@@ -192,9 +192,9 @@ TRIAL = """
 import signal, sys, time
 for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)  # whatever runs the tests may ignore them
-from fedblend.flower.trial import Trial
+from fedblend.flower.trial import LoopbackTrial
 from pathlib import Path
-with Trial(Path(sys.argv[1]), 0) as trial:
+with LoopbackTrial(Path(sys.argv[1]), 0) as trial:
     trial.begin()
     print(trial.processes["superlink"].pid, flush=True)
     time.sleep(float(sys.argv[2]))
