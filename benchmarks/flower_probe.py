@@ -84,7 +84,7 @@ def at_site(run_clientapp: Any) -> None:
         made = pull(*words)
         told["pulled"] = time.time()
         message = made[0]
-        words = json.loads(str(message.content.config_records["words"]["words"]))
+        words = json.loads(str(message.content.config_records["fields"]["fields"]))
         told.update(kind=message.metadata.message_type, round=words.get("round"), client=words.get("client"))
         return made
 

@@ -36,12 +36,10 @@ from fedblend.core.setup import Setup
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import make_setup
-from fedblend.flower.app_folder import write_app
-from fedblend.flower.audit import Audit
-from fedblend.flower.credentials import make_site_key
-from fedblend.flower.limits import FederationLimits
+from fedblend.flower.app_folder import FederationLimits, write_app
+from fedblend.flower.audit import AuditLog
 from fedblend.flower.site import read_site
-from fedblend.flower.trial import LoopbackTrial
+from fedblend.flower.trial import LoopbackTrial, make_site_key
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import one_thread
@@ -167,7 +165,7 @@ def compare(asked: Experiment, setup: Setup, paths: Sequence[Path], folder: Path
         counted.update(record["bytes_up"])
     logged: Counter[str] = Counter()
     for client, path in enumerate(paths):
-        lines = Audit(read_site(path).audit).lines()
+        lines = AuditLog(read_site(path).audit).lines()
         logged.update({kind: sum(one["bytes"] for one in lines if one["kind"] == kind) for kind in counted})
         kinds = Counter(one["kind"] for one in lines)
         sound = all(one["client"] == client and len(one["sha256"]) == 64 for one in lines)

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("cryptography", reason="Flower (extra 'flower') is not installed")
 
-from fedblend.flower.credentials import make_credentials
+from fedblend.flower.trial import make_credentials
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
 

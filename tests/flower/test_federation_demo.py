@@ -16,7 +16,7 @@ from flower_helpers import Nodes
 from script_helpers import script
 
 from fedblend.core.errors import FedblendError
-from fedblend.flower.limits import FederationLimits
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.server import run
 from fedblend.flower.site import read_site
 from fedblend.runs import api

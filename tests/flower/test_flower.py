@@ -23,8 +23,8 @@ from fedblend.core.loop import RoundLoop, RunState
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.tables import write_toml
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.audit import digest_of
-from fedblend.flower.limits import FederationLimits
 from fedblend.flower.messages import pack, unpack
 from fedblend.flower.server import run
 from fedblend.runs.files import read_lines
@@ -240,5 +240,5 @@ def test_who_does_not_say_how_well_a_model_does_is_left_out(said: dict[str, Any]
     owner = setup.population.owners(held=True)
     right = LoopEngine(setup).score(setup.weights(), held=True).right
     assert record["clients"] == over_clients(owner[owner != 2], right[owner != 2], setup.population.sizes)
-    with pytest.raises(FedblendError, match="holdout: no client says how well the model does"):
+    with pytest.raises(FedblendError, match="holdout: no client sent valid scores"):
         run(lying({0, 1, 2, 3}), asked, tmp_path / "none", FederationLimits(deadline=5))

@@ -28,12 +28,11 @@ from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.experiment import presets
 from fedblend.experiment.tables import write_toml
-from fedblend.flower.app.fitting import fitting
+from fedblend.flower.app.client import BlendedLoss, add_sharing, blend_mod, blended_loss
 from fedblend.flower.app.inputs import Inputs
-from fedblend.flower.app.loss import BlendedLoss, blended_loss
-from fedblend.flower.app.mod import add_sharing, blend_mod
 from fedblend.flower.app.strategy import Strategy
-from fedblend.flower.app.words import SHARE, put
+from fedblend.flower.app.supported import supported_method
+from fedblend.flower.messages import SHARE_QUERY, attach
 from fedblend.methods.augment import augmix
 from fedblend.runs.files import read_lines
 
@@ -275,7 +274,7 @@ def test_no_raw_samples_leave_whatever_the_server_asks(file: str | None, tmp_pat
 
     def asked(sharing: Any) -> Message:
         words = {"sharing": sharing, "min_mean": 1, "seed": 0}
-        (reply,) = grid.send_and_receive([Message(put(RecordDict(), words), 1000, f"query.{SHARE}")])
+        (reply,) = grid.send_and_receive([Message(attach(RecordDict(), words), 1000, f"query.{SHARE_QUERY}")])
         return reply
 
     for sharing in ("raw", "raw-seeds", "mixed-seeds", {"name": "xor-seeds"}, None, "means!"):
@@ -378,10 +377,10 @@ def test_which_methods_fit_and_why_others_do_not() -> None:
     fit = {*FIT, *(f"fedprox+{name}" for name in FIT if name != "fedavg"), "fedprox"}
     for name in presets.presets():
         if name in fit:
-            fitting(name)
+            supported_method(name)
         else:
-            with pytest.raises(FedblendError, match=r"does not fit into an app of your own: .*fedblend federation app"):
-                fitting(name)
+            with pytest.raises(FedblendError, match=r"does not run in an app of your own: .*fedblend federation app"):
+                supported_method(name)
 
 
 @pytest.mark.parametrize(
@@ -389,13 +388,13 @@ def test_which_methods_fit_and_why_others_do_not() -> None:
     [
         ("mix2fld", "clients send 'outputs'"),
         ("xormixfl", "clients send 'nothing'"),
-        ("aggenhance-secure", "puts questions to clients"),
-        ("fedmix-hidden", "shares again while training goes on"),
-        ("global-mixup", "gives raw samples away"),
-        ({"name": "fedmix", "sharing": "secure-means"}, "masks what is shared in several exchanges"),
-        ("local-means", "does not go out to other clients"),
-        ({"name": "fedavg", "aggregator": "median"}, "the strategy that is wrapped aggregates"),
-        ({"name": "fedavg", "objective": "fedmix"}, "needs what no sharing gives: x, y"),
+        ("aggenhance-secure", "sends queries to clients"),
+        ("fedmix-hidden", "shares again during training"),
+        ("global-mixup", "sends raw samples"),
+        ({"name": "fedmix", "sharing": "secure-means"}, "masks shared data in several exchanges"),
+        ("local-means", "sends shared data to other clients and uses them for nothing else, unlike 'local-means'"),
+        ({"name": "fedavg", "aggregator": "median"}, "the wrapped strategy aggregates"),
+        ({"name": "fedavg", "objective": "fedmix"}, "needs data that no sharing provides: x, y"),
         ("fedmixx", "did you mean 'fedmix'"),
         ({"name": "fedmix", "objective": {"lambda": 2}}, "method.objective.lambda: 2 is not valid"),
     ],
@@ -435,7 +434,7 @@ def test_bad_inputs(fields: dict[str, Any], told: str) -> None:
 
 
 def test_a_loss_without_a_strategy_is_told() -> None:
-    with pytest.raises(FedblendError, match=r"no fedblend\.flower\.Strategy has spoken"):
+    with pytest.raises(FedblendError, match=r"no message of a fedblend\.flower\.Strategy"):
         blended_loss(Context(1, 2, {}, RecordDict(), {}), network(), INPUTS)
 
 

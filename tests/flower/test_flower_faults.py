@@ -17,9 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from test_flower import by_loop, experiment, nodes
 
 from fedblend.core.errors import FedblendError
-from fedblend.flower.limits import FederationLimits
-from fedblend.flower.messages import arrays, pack, unpack
-from fedblend.flower.payload_checks import unlike
+from fedblend.flower.app_folder import FederationLimits
+from fedblend.flower.messages import find_mismatched, pack, to_record, unpack
 from fedblend.flower.server import run
 from fedblend.flower.work import runs_of
 
@@ -42,11 +41,11 @@ def spoiling(client: int, kind: str, change: Any) -> Nodes:
 
 
 def words_only(**changes: Any) -> Any:
-    return lambda words, tensors: pack({**words, **changes}, arrays(tensors))
+    return lambda words, tensors: pack({**words, **changes}, to_record(tensors))
 
 
 def tensors_only(change: Any) -> Any:
-    return lambda words, tensors: pack(words, arrays({n: change(n, t) for n, t in tensors.items()}))
+    return lambda words, tensors: pack(words, to_record({n: change(n, t) for n, t in tensors.items()}))
 
 
 def pickled(words: Any, tensors: Any) -> RecordDict:
@@ -59,16 +58,16 @@ WRONG = {
     "nan": (tensors_only(lambda n, t: t * torch.nan), "holds NaN or infinity"),
     "shape": (tensors_only(lambda n, t: t[..., :-1]), "is of shape"),
     "type": (tensors_only(lambda n, t: t.double()), "is of type torch.float64"),
-    "names": (lambda words, tensors: pack(words, arrays({"x": torch.ones(1)})), "are not the model's"),
+    "names": (lambda words, tensors: pack(words, to_record({"x": torch.ones(1)})), "are not the model's"),
     "nothing": (lambda words, tensors: pack(words), "are not the model's"),
     "more samples": (words_only(samples=10**9), "trained on 1000000000 samples, and holds"),
     "samples as a word": (words_only(samples="many"), "trained on 'many' samples"),
     "true samples": (words_only(samples=True), "trained on True samples"),
     "loss as a word": (words_only(loss="low"), "its loss is 'low'"),
     "no loss": (words_only(loss=None), "its loss is NaN or infinite"),
-    "no words": (lambda words, tensors: RecordDict({"a": ConfigRecord({})}), "none of fedblend's"),
-    "a list": (lambda words, tensors: RecordDict({"words": ConfigRecord({"words": "[1]"})}), "no table"),
-    "a pickle": (pickled, "none of fedblend's"),
+    "no words": (lambda words, tensors: RecordDict({"a": ConfigRecord({})}), "not fedblend's"),
+    "a list": (lambda words, tensors: RecordDict({"fields": ConfigRecord({"fields": "[1]"})}), "no JSON object"),
+    "a pickle": (pickled, "not fedblend's"),
     "silence": (lambda words, tensors: None, "no answer within 0.4 seconds"),
     "lacking": (lambda words, tensors: pack({"lacks": "model"}), "lacks what it was sent twice"),
 }
@@ -233,19 +232,19 @@ def test_a_node_that_is_no_client_of_this_experiment_takes_no_part(tmp_path: Pat
 
 
 def test_what_is_shared_in_another_form_than_most_is_left_out(tmp_path: Path) -> None:
-    grid = spoiling(1, "query.share", lambda words, tensors: pack(words, arrays({"x": tensors["x"][..., 1:]})))
+    grid = spoiling(1, "query.share", lambda words, tensors: pack(words, to_record({"x": tensors["x"][..., 1:]})))
     finished = run(grid, experiment("fedmix"), tmp_path, QUICK)
     assert finished.state.entries.owner.tolist() == [0, 2, 3]
 
 
 def test_forms_that_are_equally_frequent_or_have_unlike_rows_are_told_of() -> None:
     a, b = {"x": torch.ones(2, 3)}, {"x": torch.ones(2, 4)}
-    assert unlike({0: a, 1: {"x": torch.ones(5, 3)}, 2: b}, rows=True).keys() == {2}
-    assert unlike({0: a, 1: {"x": torch.ones(5, 3)}, 2: {"x": torch.ones(2, 3)}}, rows=False).keys() == {1}
-    assert unlike({0: a, 1: {"x": torch.ones(2, 3), "y": torch.ones(3)}}, rows=True).keys() == {1}
-    assert unlike({}, rows=True) == {}
+    assert find_mismatched({0: a, 1: {"x": torch.ones(5, 3)}, 2: b}, rows=True).keys() == {2}
+    assert find_mismatched({0: a, 1: {"x": torch.ones(5, 3)}, 2: {"x": torch.ones(2, 3)}}, rows=False).keys() == {1}
+    assert find_mismatched({0: a, 1: {"x": torch.ones(2, 3), "y": torch.ones(3)}}, rows=True).keys() == {1}
+    assert find_mismatched({}, rows=True) == {}
     with pytest.raises(FedblendError, match="disagree on the form"):
-        unlike({0: a, 1: b}, rows=True)
+        find_mismatched({0: a, 1: b}, rows=True)
 
 
 def test_owners_as_runs_come_back_as_they_were() -> None:

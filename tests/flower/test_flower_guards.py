@@ -27,8 +27,7 @@ from fedblend.experiment.tables import write_toml
 from fedblend.flower import client as at_site
 from fedblend.flower import work
 from fedblend.flower.client_task import ClientTask, Memory
-from fedblend.flower.messages import arrays, pack, unpack
-from fedblend.flower.payload_checks import fault_of_shared
+from fedblend.flower.messages import fault_of_shared, pack, to_record, unpack
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site
 from fedblend.flower.sites import Sites
@@ -79,13 +78,13 @@ def test_a_site_gives_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
 
 def test_a_round_that_is_over_is_not_asked_for_again() -> None:
     asked = experiment("fedavg", train=ALL)
-    once = at_site.Once(here(asked).memory, at_site.Audit(None), "run", 5, 0, "weights")
-    once.require("upload", True)
-    once.done("upload")
+    once = at_site.ReplayGuard(here(asked).memory, at_site.AuditLog(None), "run", 5, 0, "weights")
+    once.check("upload", True)
+    once.mark_sent("upload")
     for round in (0, 4, 5):
         with pytest.raises(RefusedByPolicy, match=f"of round {round + 1} in this run, and gives them once"):
-            at_site.Once(once.memory, once.record, "run", round, 0, "weights").require("upload", True)
-    at_site.Once(once.memory, once.record, "run", 6, 0, "weights").require("upload", True)
+            at_site.ReplayGuard(once.memory, once.audit, "run", round, 0, "weights").check("upload", True)
+    at_site.ReplayGuard(once.memory, once.audit, "run", 6, 0, "weights").check("upload", True)
 
 
 def test_what_single_test_samples_of_a_site_say_of_a_model_stays_there() -> None:
@@ -165,19 +164,19 @@ HOSTILE = {
 def test_tensors_that_cannot_be_read_are_a_fault_of_the_message(name: str) -> None:
     content = pack({"a": 1})
     content["tensors0"] = ArrayRecord({"x": Array("float32", (3,), "numpy.ndarray", HOSTILE[name])})
-    with pytest.raises(FedblendError, match="a message that is none of fedblend's"):
+    with pytest.raises(FedblendError, match="a message that is not fedblend's"):
         unpack(content)
 
 
 def test_words_that_cannot_be_read_are_a_fault_of_the_message() -> None:
     for words in ("[" * 100_000, '{"a": ' * 100_000, "{", "7"):
-        with pytest.raises(FedblendError, match="a message that is none of fedblend's"):
-            unpack(RecordDict({"words": ConfigRecord({"words": words})}))
+        with pytest.raises(FedblendError, match="a message that is not fedblend's"):
+            unpack(RecordDict({"fields": ConfigRecord({"fields": words})}))
 
 
 @pytest.mark.parametrize("loss", [10**400, -(10**400), float("nan"), float("inf")], ids=["huge", "low", "nan", "inf"])
 def test_a_loss_that_is_no_number_is_refused(loss: float, tmp_path: Path) -> None:
-    grid = spoiling(2, "train", lambda words, tensors: pack({**words, "loss": loss}, arrays(tensors)))
+    grid = spoiling(2, "train", lambda words, tensors: pack({**words, "loss": loss}, to_record(tensors)))
     record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
     assert [one["client"] for one in record["refused"]] == [2]
     assert "its loss is NaN or infinite" in record["refused"][0]["reason"]
@@ -207,7 +206,7 @@ def test_who_shares_labels_of_no_class_is_left_out(tmp_path: Path, caplog: pytes
     asked = experiment({"name": "mixfld", "server_step": {"steps": 2}}, train=ALL, rounds=1)
 
     def unheard(words: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> RecordDict:
-        return pack(words, arrays({**tensors, "y": tensors["y"] + 200}))
+        return pack(words, to_record({**tensors, "y": tensors["y"] + 200}))
 
     finished = run(spoiling(1, "query.share", unheard), asked, tmp_path, QUICK)
 
@@ -219,7 +218,7 @@ def test_who_shares_labels_of_no_class_is_left_out(tmp_path: Path, caplog: pytes
 def sites_of(grid: Nodes) -> Sites:
     asked = experiment()
     made = Sites(grid, 4, 2, 0.4, {"experiment": as_table(asked), "told": {}})
-    made.meet()
+    made.wait_until_connected()
     return made
 
 
@@ -230,12 +229,12 @@ def test_a_node_that_says_to_be_another_that_answers_takes_no_part(caplog: pytes
     grid.contexts[5000] = Context(1, 5000, {"partition-id": 0}, RecordDict(), {})
 
     for _ in range(3):
-        sites.meet()
+        sites.wait_until_connected()
     assert sites.nodes == honest
-    assert caplog.text.count("node 5000 says that it is client 0") == 1  # it is not asked again and again
+    assert caplog.text.count("node 5000 claims to be client 0") == 1  # it is not asked again and again
 
     del grid.contexts[honest[0]]
-    sites.meet()
+    sites.wait_until_connected()
     assert sites.nodes == {**honest, 0: 5000}
 
 
@@ -246,7 +245,7 @@ def test_a_site_that_was_restarted_takes_its_place_while_the_old_node_is_still_l
     grid.contexts[5000] = Context(1, 5000, {"partition-id": 0}, RecordDict(), {})
     grid.spoil = lambda who, message, reply: None if message.metadata.dst_node_id == old else reply
 
-    sites.meet()
+    sites.wait_until_connected()
     assert sites.nodes[0] == 5000
 
 
@@ -263,6 +262,6 @@ def test_what_a_site_says_is_told_in_one_short_line(tmp_path: Path) -> None:
     assert refused["reason"].startswith("a b [2Jccc")
     assert len(refused["reason"]) < 400
     names = {f"{'n' * 1000}{i}\n": torch.zeros(1) for i in range(50)}
-    grid = spoiling(1, "train", lambda words, tensors: pack(words, arrays(names)))
+    grid = spoiling(1, "train", lambda words, tensors: pack(words, to_record(names)))
     (refused,) = run(grid, experiment(train=ALL, rounds=1), tmp_path / "b", QUICK).directory.metrics()[1]["refused"]
     assert len(refused["reason"]) < 400

@@ -21,8 +21,7 @@ from flower_helpers import Nodes
 from flwr.app import Message
 from test_flower import experiment, nodes
 
-from fedblend.flower.app_folder import write_app
-from fedblend.flower.limits import FederationLimits
+from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.messages import pack, unpack
 from fedblend.flower.server import run
 from fedblend.flower.trial import LoopbackTrial

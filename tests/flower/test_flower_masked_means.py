@@ -25,9 +25,9 @@ from fedblend.core.random import stream
 from fedblend.core.sharing import Payload, Pool, gather
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask, Memory
-from fedblend.flower.limits import FederationLimits
-from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import site as at_site
 from fedblend.flower.server import run
 from fedblend.flower.site import Site
@@ -149,7 +149,7 @@ def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_told(tmp_path: Path) ->
             if (client, message.metadata.message_type) != (large[0], kind):
                 return reply
             words, tensors = unpack(reply.content)
-            return Message(pack(words, arrays(change(tensors))), reply_to=message)
+            return Message(pack(words, to_record(change(tensors))), reply_to=message)
 
         grid.spoil = spoil
         return grid
@@ -157,7 +157,7 @@ def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_told(tmp_path: Path) ->
     short = run(changed("query.share", lambda t: {"masked": t["masked"][:-1]}), one, tmp_path / "a", TERMS)
     assert short.state.entries.owner.tolist() == [c for c in range(CLIENTS) if c != large[0]]
     flipped = changed("query.unmask", lambda t: {name: torch.flip(x, [0]) for name, x in t.items()})
-    with pytest.raises(FedblendError, match=r"the shares of .* give nothing, so that a site has sent a wrong one"):
+    with pytest.raises(FedblendError, match=r"a site has sent a wrong share of"):
         run(flipped, one, tmp_path / "b", TERMS)
 
 
@@ -190,15 +190,15 @@ def test_a_site_with_too_few_samples_is_in_no_sum(tmp_path: Path) -> None:
 def test_keys_for_means_mask_no_model() -> None:
     setup = make_setup(asked("secure-mean"))
     here = ClientTask(LoopEngine(setup), Site(), 0, 0, Memory(Context(1, 1, {}, RecordDict(), {})))
-    at_site.keys(here, {"of": "means"}, {})
+    at_site.make_keys(here, {"quantity": "means"}, {})
     for of in ("models", "means"):
-        with pytest.raises(FedblendError, match="masks are not at this stage here"):
-            at_site.unmask(here, {"of": of, "there": [0, 1, 2], "gone": []}, {})
-    with pytest.raises(FedblendError, match="masks are not at this stage here"):
-        at_site.shares(here, {"of": "models", "threshold": 3}, {})
+        with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
+            at_site.reveal_shares(here, {"quantity": of, "present": [0, 1, 2], "dropped": []}, {})
+    with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
+        at_site.make_shares(here, {"quantity": "models", "threshold": 3}, {})
     with pytest.raises(FedblendError, match="this experiment sums no 'others' under masks"):
-        at_site.keys(here, {"of": "others"}, {})
+        at_site.make_keys(here, {"quantity": "others"}, {})
     plain = ClientTask(LoopEngine(make_setup(experiment("fedmix"))), Site(), 0, 0, None)
     for of in ("models", "means"):
         with pytest.raises(FedblendError, match=f"this experiment sums no '{of}' under masks"):
-            at_site.keys(plain, {"of": of}, {})
+            at_site.make_keys(plain, {"quantity": of}, {})

@@ -23,8 +23,8 @@ from test_flower_methods import Counting, numbers_in
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop import LoopEngine
-from fedblend.flower.limits import FederationLimits
-from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.app_folder import FederationLimits
+from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.server import run
 from fedblend.methods.aggregators.mean import WeightedMean
@@ -114,23 +114,23 @@ def test_a_mask_is_the_key_stream_of_aes_256_in_counter_mode() -> None:
     key = bytes(range(32))
     block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     blocks = b"".join(block.update(i.to_bytes(16, "big")) for i in range(3))
-    assert masks.stretched(key, 11).tolist() == np.frombuffer(blocks, "<u4")[:11].tolist()
+    assert masks.mask_from_key(key, 11).tolist() == np.frombuffer(blocks, "<u4")[:11].tolist()
 
 
 def test_two_sites_have_one_mask_in_common_and_sealed_shares_are_for_one_reader() -> None:
-    (a, to_a), (b, to_b), (c, _) = (masks.new_pair() for _ in range(3))
-    assert masks.masking(a, to_b, b"sum", 5).tolist() == masks.masking(b, to_a, b"sum", 5).tolist()
-    assert masks.masking(a, to_b, b"sum", 5).tolist() != masks.masking(c, to_b, b"sum", 5).tolist()
-    assert masks.masking(a, to_b, b"sum", 5).tolist() != masks.masking(b, to_a, b"another", 5).tolist()
+    (a, to_a), (b, to_b), (c, _) = (masks.new_key_pair() for _ in range(3))
+    assert masks.shared_mask(a, to_b, b"sum", 5).tolist() == masks.shared_mask(b, to_a, b"sum", 5).tolist()
+    assert masks.shared_mask(a, to_b, b"sum", 5).tolist() != masks.shared_mask(c, to_b, b"sum", 5).tolist()
+    assert masks.shared_mask(a, to_b, b"sum", 5).tolist() != masks.shared_mask(b, to_a, b"another", 5).tolist()
     sealed = masks.seal(a, to_b, 1, 2, b"own", b"pair")
     assert masks.unseal(b, to_a, 1, 2, sealed) == (b"own", b"pair")
     for private, sender in ((c, 1), (b, 3)):
-        with pytest.raises(masks.BROKEN):
+        with pytest.raises(masks.CRYPTO_ERRORS):
             masks.unseal(private, to_a, sender, 2, sealed)
-    shares = masks.split(b"secret", 3, 5)
-    assert {masks.joined(list(some)) for some in itertools.combinations(shares, 3)} == {b"secret"}
-    assert masks.public_of(a) == to_a
-    assert [masks.is_public(key) for key in (to_a, b"", a, b"no key")] == [True, False, False, False]
+    shares = masks.split_secret(b"secret", 3, 5)
+    assert {masks.join_shares(list(some)) for some in itertools.combinations(shares, 3)} == {b"secret"}
+    assert masks.public_key_of(a) == to_a
+    assert [masks.is_public_key(key) for key in (to_a, b"", a, b"no key")] == [True, False, False, False]
 
 
 # Over Flower ---------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_a_wrong_vector_is_refused_and_a_wrong_share_is_told(tmp_path: Path) -> 
             if (client, message.metadata.message_type) != (of, kind):
                 return reply
             words, tensors = unpack(reply.content)
-            return Message(pack(words, arrays(change(tensors))), reply_to=message)
+            return Message(pack(words, to_record(change(tensors))), reply_to=message)
 
         grid.spoil = spoil
         return grid
@@ -252,5 +252,5 @@ def test_a_wrong_vector_is_refused_and_a_wrong_share_is_told(tmp_path: Path) -> 
     )
     assert keys.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "it sent no keys"}]
     flipped = changed("query.unmask", 0, lambda t: {name: torch.flip(one, [0]) for name, one in t.items()})
-    with pytest.raises(FedblendError, match="the shares of 'own/0' give nothing, so that a site has sent a wrong one"):
+    with pytest.raises(FedblendError, match="a site has sent a wrong share of 'own/0'"):
         run(flipped, asked(), tmp_path / "c", FederationLimits(deadline=2))

@@ -27,11 +27,11 @@ from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.tables import write_toml
 from fedblend.flower import work
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.engine import FlowerEngine
-from fedblend.flower.limits import FederationLimits
 from fedblend.flower.messages import unpack
-from fedblend.flower.server import meet, run
+from fedblend.flower.server import connect, run
 from fedblend.flower.site import Site
 
 HEADER = 128
@@ -108,7 +108,7 @@ def test_every_method_gives_the_loops_weights_and_counts_the_bytes_in_the_messag
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     """The messages of a first round of FedMix with a model of this size."""
     grid = Counting({"partition-id": client} for client in range(4))
-    made, sites = meet(
+    made, sites = connect(
         grid, make_setup(quick("fedmix", model={"name": "mlp", "hidden": hidden})), FederationLimits(deadline=5)
     )
     federation = RoundLoop(made, FlowerEngine(made, sites))

@@ -13,10 +13,8 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 from cli_helpers import call, status, succeeded, write
 from test_flower import audit, by_loop, experiment, site_files
 
-from fedblend.flower.app_folder import write_app
-from fedblend.flower.credentials import make_site_key
-from fedblend.flower.limits import FederationLimits
-from fedblend.flower.trial import LoopbackTrial
+from fedblend.flower.app_folder import FederationLimits, write_app
+from fedblend.flower.trial import LoopbackTrial, make_site_key
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 

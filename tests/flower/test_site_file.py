@@ -9,9 +9,8 @@ import torch
 
 from fedblend.cli.federating import init_site, show_audit
 from fedblend.core.errors import FedblendError
-from fedblend.flower.audit import Audit
+from fedblend.flower.audit import AuditLog, audit_rows
 from fedblend.flower.site import SAFE, Site, read_site
-from fedblend.flower.site_file import audit_rows
 
 
 def test_a_new_site_file_reads_back_to_what_it_says(tmp_path: Path) -> None:
@@ -49,9 +48,9 @@ def test_single_samples_do_not_leave_unless_a_site_says_so() -> None:
 def test_an_audit_log_in_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "site.toml"
     path.write_text("")
-    record = Audit(read_site(path).audit)
-    record.sent("trial/1", 0, 3, "weights", {"w": torch.zeros(2, 3), "n": torch.tensor(7)}, True)
-    record.refused("trial/1", 1, 3, "raw", "no")
+    record = AuditLog(read_site(path).audit)
+    record.record_sent("trial/1", 0, 3, "weights", {"w": torch.zeros(2, 3), "n": torch.tensor(7)}, True)
+    record.record_refused("trial/1", 1, 3, "raw", "no")
     assert record.rounds_trained() == {("trial/1", 0)}
     first, second = audit_rows(record.lines())
     assert first[1:6] == ("trial/1", "1", "weights", "w 2x3, n 1", "32")
