@@ -57,7 +57,7 @@ class LoopbackTrial:
         self.keys, self.logs, self.home = (self.folder / name for name in ("credentials", "logs", "flower"))
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._mark = secrets.token_hex(16)
+        self.mark = secrets.token_hex(16)
         """Value of the variable by which the guard finds the processes of this trial."""
         self._guard: subprocess.Popen[bytes] | None = None
         self._handled_signals: list[signal.Signals] = []
@@ -178,7 +178,7 @@ class LoopbackTrial:
         if self._guard is None and (process_guard.PROC / "self" / "environ").exists():
             # In a session of its own, so that a signal to this process and its group does not end the guard.
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", process_guard.__file__, self._mark],
+                [sys.executable, "-I", "-S", process_guard.__file__, self.mark],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -196,7 +196,7 @@ class LoopbackTrial:
     def _environment(self) -> dict[str, str]:
         # Flower must start the apps of this Python's environment.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        own = {"FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1", process_guard.VARIABLE: self._mark}
+        own = {"FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1", process_guard.VARIABLE: self.mark}
         return {**FAST_POLL, **os.environ, **NO_REPORTS, **own}
 
 

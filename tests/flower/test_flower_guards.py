@@ -217,7 +217,7 @@ def test_who_shares_labels_of_no_class_is_left_out(tmp_path: Path, caplog: pytes
 
 def sites_of(grid: Nodes) -> Sites:
     asked = experiment()
-    made = Sites(grid, 4, 2, 0.4, {"experiment": as_table(asked), "told": {}})
+    made = Sites(grid, 4, 2, 0.4, {"experiment": as_table(asked), "setup": {}})
     made.wait_until_connected()
     return made
 
