@@ -74,7 +74,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_a_wrong_answer_is_refused_and_the_others_make_the_round(fault: str, tmp_path: Path) -> None:
+def test_a_wrong_upload_is_refused_and_the_round_uses_the_others(fault: str, tmp_path: Path) -> None:
     change, reason = WRONG[fault]
     asked = experiment(train=ALL, rounds=1)
 
@@ -110,7 +110,7 @@ def test_an_app_that_fails_is_refused_with_its_reason(tmp_path: Path) -> None:
         (8, "its app was killed"),
     ],
 )
-def test_what_flower_says_of_a_site_is_told_in_words_of_sites(code: int, reason: str, tmp_path: Path) -> None:
+def test_flowers_error_codes_become_reasons_about_sites(code: int, reason: str, tmp_path: Path) -> None:
     grid = nodes()
 
     def fail(who: int, message: Message, reply: Message) -> Message:
@@ -123,7 +123,7 @@ def test_what_flower_says_of_a_site_is_told_in_words_of_sites(code: int, reason:
     assert reason in refused["reason"]
 
 
-def test_a_round_without_enough_good_uploads_stops_the_run_and_leaves_it_where_it_was(tmp_path: Path) -> None:
+def test_a_round_without_enough_valid_uploads_stops_the_run_before_it(tmp_path: Path) -> None:
     asked = experiment(train=ALL, rounds=2, min_uploads=4)
     with pytest.raises(
         FedblendError, match=r"round 1: 3 good uploads of 4, but min_uploads is 4 \(client 3: no answer"
@@ -153,13 +153,13 @@ def test_too_few_sites_stop_the_run_with_the_missing_ones_named(tmp_path: Path) 
         run(grid, experiment(), tmp_path, FederationLimits(min_sites=5, deadline=0.2))
 
 
-def test_a_site_that_was_restarted_is_asked_who_it_is_and_sent_everything_again(tmp_path: Path) -> None:
+def test_a_restarted_site_is_queried_and_receives_everything_again(tmp_path: Path) -> None:
     asked = experiment("fedmix", train=ALL, rounds=3)
     grid = nodes()
 
     def restart(who: int, message: Message, reply: Message) -> Message:
         if who == 0 and message.metadata.message_type == "train" and unpack(message.content)[0]["round"] == 1:
-            # Its memory is gone with its process; its node has another number.
+            # A restarted process has no memory, and its node has another number.
             (old,) = [node for node in grid.contexts if grid.client(node) == 0]
             context = grid.contexts.pop(old)
             context.state = RecordDict()
@@ -175,7 +175,7 @@ def test_a_site_that_was_restarted_is_asked_who_it_is_and_sent_everything_again(
     assert pools == [True, False, True]
 
 
-def test_a_site_whose_memory_is_gone_is_sent_the_pool_again_at_once(tmp_path: Path) -> None:
+def test_a_site_that_lost_its_memory_receives_the_pool_again_in_the_same_round(tmp_path: Path) -> None:
     asked = experiment("fedmix", train=ALL)
     grid = nodes()
 
@@ -192,7 +192,7 @@ def test_a_site_whose_memory_is_gone_is_sent_the_pool_again_at_once(tmp_path: Pa
     assert "refused" not in finished.directory.metrics()[2]
 
 
-def test_a_server_that_was_killed_goes_on_with_the_same_bytes_in_its_metrics(tmp_path: Path) -> None:
+def test_a_killed_server_continues_with_the_same_bytes_in_its_metrics(tmp_path: Path) -> None:
     asked = experiment("fedmix", rounds=3)
     grid = nodes()
 
@@ -217,7 +217,7 @@ def test_a_server_that_was_killed_goes_on_with_the_same_bytes_in_its_metrics(tmp
     assert all(torch.equal(again.state.weights[n], t) for n, t in whole.state.weights.items())
 
 
-def test_own_weights_that_are_gone_are_told_of_and_not_made_up(tmp_path: Path) -> None:
+def test_lost_client_weights_are_an_error(tmp_path: Path) -> None:
     asked = experiment("fd", train=ALL, rounds=1)
     run(nodes(), asked, tmp_path, QUICK)
     with pytest.raises(FedblendError, match=r"0 good uploads of 4.*no longer has its own weights of round 0"):
@@ -231,13 +231,13 @@ def test_a_node_that_is_no_client_of_this_experiment_takes_no_part(tmp_path: Pat
     assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
 
 
-def test_what_is_shared_in_another_form_than_most_is_left_out(tmp_path: Path) -> None:
+def test_a_payload_of_another_form_than_most_is_left_out(tmp_path: Path) -> None:
     grid = spoiling(1, "query.share", lambda words, tensors: pack(words, to_record({"x": tensors["x"][..., 1:]})))
     finished = run(grid, experiment("fedmix"), tmp_path, QUICK)
     assert finished.state.entries.owner.tolist() == [0, 2, 3]
 
 
-def test_forms_that_are_equally_frequent_or_have_unlike_rows_are_told_of() -> None:
+def test_equally_frequent_forms_and_unequal_rows_are_reported() -> None:
     a, b = {"x": torch.ones(2, 3)}, {"x": torch.ones(2, 4)}
     assert find_mismatched({0: a, 1: {"x": torch.ones(5, 3)}, 2: b}, rows=True).keys() == {2}
     assert find_mismatched({0: a, 1: {"x": torch.ones(5, 3)}, 2: {"x": torch.ones(2, 3)}}, rows=False).keys() == {1}
@@ -247,7 +247,7 @@ def test_forms_that_are_equally_frequent_or_have_unlike_rows_are_told_of() -> No
         find_mismatched({0: a, 1: b}, rows=True)
 
 
-def test_owners_as_runs_come_back_as_they_were() -> None:
+def test_owners_as_runs_are_restored() -> None:
     for owner in ([], [3], [-1, -1, -1], [0, 0, 2, 2, 2, 1, 0], [-1, 5, 5]):
         runs = runs_of(torch.tensor(owner, dtype=torch.int64).numpy())
         assert [who for who, count in runs for _ in range(count)] == owner

@@ -126,7 +126,9 @@ def in_memory(planned: PlannedTrial, folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PROC.exists(), reason="finds processes in /proc")
-def test_a_run_goes_on_through_all_faults_of_sites_and_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_through_all_faults_of_sites_and_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
     paths = [str(tmp_path), str(Path(flower_rogue.__file__).parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

@@ -1,4 +1,4 @@
-"""Shared means over Flower of which the server learns sums only: the loop's weights, whoever is gone."""
+"""Masked means over Flower: the server learns sums only, and weights are the loop engine's, also with dropped sites."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def same(pool: Pool, other: Pool) -> bool:
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "secure-mean"])
-def test_masked_means_are_the_loops_to_the_last_bit_and_none_leaves(aggregator: str, tmp_path: Path) -> None:
+def test_masked_means_equal_the_loops_to_the_last_bit_and_no_mean_leaves(aggregator: str, tmp_path: Path) -> None:
     one = asked(aggregator)
     grid = Counting({"partition-id": client} for client in range(CLIENTS))
 
@@ -82,7 +82,7 @@ def test_masked_means_are_the_loops_to_the_last_bit_and_none_leaves(aggregator: 
     exchanged = [o for o in grid.kept if o[1] not in ("query.hello", "evaluate")]
     assert sum(record["bytes_up"].values()) == sum(numbers_in(o[3]) for o in exchanged)
     assert sum(record["bytes_down"].values()) == sum(numbers_in(o[2]) for o in exchanged)
-    # No part of a group, nor all of it, sums to what its clients made before the masks are off.
+    # With their masks, no subset of a group's vectors sums to its clients' means.
     seen = {c: unpack(o.content)[1] for c, kind, _, o in grid.kept if kind == "query.share"}
     assert [set(tensors) for tensors in seen.values()] == [{"masked"}] * CLIENTS
     real = {c: torch.cat([p[n].flatten() for n in ("whole-x", "whole-y")]) for c, p in shared_by(one).items()}
@@ -98,7 +98,7 @@ STAGES = ["query.keys", "query.shares", "query.share", "query.unmask"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_site_that_is_gone_is_in_no_sum(stage: str, tmp_path: Path) -> None:
+def test_a_dropped_site_is_in_no_sum(stage: str, tmp_path: Path) -> None:
     one = asked()
     small, large = groups(one)
     gone = large[1]
@@ -110,13 +110,13 @@ def test_a_site_that_is_gone_is_in_no_sum(stage: str, tmp_path: Path) -> None:
     expected = gather({c: payloads[c] for c in left})
     assert same(pool_of(one, finished.state.entries), pool_of(one, expected))
     assert finished.state.entries.owner.tolist() == left
-    # Each group's sum stands at its first client, and nobody else's numbers anywhere.
+    # Each group's sum is at its first client; all other entries are zeros.
     numbers = finished.state.entries.tensors["whole-x"]
     firsts = {min(c for c in group if c in left) for group in (small, large)}
     assert {c for c, row in zip(left, numbers, strict=True) if bool(row.any())} == firsts
 
 
-def test_a_group_of_which_too_few_stay_has_no_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_of_too_few_sites_has_no_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one = asked()
     small, large = groups(one)
     finished = run(drop(nodes(CLIENTS), {small[0]: "query.share"}), one, tmp_path / "one", TERMS)
@@ -138,7 +138,7 @@ def test_a_group_of_which_too_few_stay_has_no_sum(tmp_path: Path, caplog: pytest
         )
 
 
-def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_told(tmp_path: Path) -> None:
+def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_an_error(tmp_path: Path) -> None:
     one = asked()
     _, large = groups(one)
 
@@ -161,7 +161,7 @@ def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_told(tmp_path: Path) ->
         run(flipped, one, tmp_path / "b", TERMS)
 
 
-def test_a_site_can_let_means_out_masked_or_not_at_all(tmp_path: Path) -> None:
+def test_a_site_can_allow_only_masked_means(tmp_path: Path) -> None:
     one = asked()
     small, large = groups(one)
     configs = site_files(tmp_path, CLIENTS, allow=["masked", "keys", "weights"])

@@ -1,4 +1,4 @@
-"""Secure aggregation at a site: what it masks, for whom, how often, and what a server that lies gets."""
+"""Secure aggregation at a site: its checks of requests, and the result of a dishonest server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedblend.methods.aggregators.secure import SecureMean
 
 
 class Round:
-    """One round's sites by hand: stage after stage, as a server would put it."""
+    """The sites of one round, with one method for each stage of the protocol."""
 
     def __init__(self, sites: int = 4, **site: Any) -> None:
         setup = make_setup(asked())
@@ -66,7 +66,7 @@ class Round:
         )["masked"]
 
     def sum(self, **otherwise: Any) -> torch.Tensor:
-        """What the server gets where sites 0 to 2 send models and 3 is gone; site 1 is told something else."""
+        """The server's sum of sites 0 to 2 without site 3; site 1 receives a different context."""
         keys = self.keys()
         shares = self.shares(keys)
         told = {1: otherwise}
@@ -83,7 +83,7 @@ class Round:
         return MaskedSum(Asked(), 0, 3, public, {c: {} for c in range(4)}, commits, context=about).sum(vectors)
 
 
-def test_a_site_masks_one_model_and_answers_once() -> None:
+def test_a_site_masks_one_model_and_reveals_shares_once() -> None:
     one = Round()
     shares = one.shares(one.keys())
     first = one.masked(0, one.sealed(shares, 0))
@@ -96,12 +96,12 @@ def test_a_site_masks_one_model_and_answers_once() -> None:
     assert set(said) == {"own/0", "own/1", "own/2", "pair/3"}
     with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
         at_site.reveal_shares(one.here[0], {"quantity": "models", "present": [0, 1, 3], "dropped": [2]}, {})
-    # New keys mask the same model in another way.
+    # With new keys the same model has another mask.
     again = one.shares(one.keys())
     assert int((one.masked(0, one.sealed(again, 0)) == first).sum()) <= 3
 
 
-def test_a_site_unmasks_no_sum_that_it_did_not_mask_for() -> None:
+def test_a_site_reveals_no_shares_of_another_sum() -> None:
     one = Round()
     shares = one.shares(one.keys())
     one.masked(0, one.sealed(shares, 0))
@@ -112,10 +112,10 @@ def test_a_site_unmasks_no_sum_that_it_did_not_mask_for() -> None:
         at_site.reveal_shares(one.here[0], {"quantity": "models", "present": [0, 1], "dropped": [2, 3]}, {})
 
 
-def test_a_site_looks_at_keys_and_at_the_size_of_the_sum() -> None:
+def test_a_site_checks_keys_and_the_size_of_the_sum() -> None:
     one = Round()
     keys = one.keys()
-    # Another's key in place of its own, or one key twice: somebody stands between the sites.
+    # Another key in place of the site's own, or one key twice, is a man in the middle.
     new = masks.bytes_to_tensor(masks.new_key_pair()[1])
     for wrong in ({"0/mask": new}, {"0/box": new}, {"2/box": keys["1/box"]}, {"2/mask": keys["2/box"]}):
         with pytest.raises(RefusedByPolicy, match="are not those that the sites sent"):
@@ -132,7 +132,7 @@ def test_a_site_looks_at_keys_and_at_the_size_of_the_sum() -> None:
             one.masked(0, sealed)
 
 
-def test_shares_that_were_changed_on_the_way_are_left_out() -> None:
+def test_shares_changed_in_transit_are_left_out() -> None:
     one = Round()
     shares = one.shares(one.keys())
     sealed = one.sealed(shares, 0)
@@ -147,7 +147,7 @@ def test_shares_that_were_changed_on_the_way_are_left_out() -> None:
     }
 
 
-def test_a_site_can_let_its_model_out_masked_or_not_at_all(tmp_path: Path) -> None:
+def test_a_site_can_allow_only_masked_models(tmp_path: Path) -> None:
     allow = ["masked", "keys"]
     finished = run(Nodes(site_files(tmp_path, 4, allow=allow)), asked(), tmp_path / "run", FederationLimits(deadline=5))
     assert finished.state.round == 1
@@ -162,7 +162,7 @@ def test_a_site_can_let_its_model_out_masked_or_not_at_all(tmp_path: Path) -> No
         )
 
 
-def test_the_server_takes_off_the_masks_of_sites_that_are_gone_by_their_own_keys() -> None:
+def test_the_server_removes_the_masks_of_dropped_sites() -> None:
     one = Round()
     shares = [one.here[c].size / one.told["total"] for c in (0, 1, 2)]
     encoded = [SecureMean().encoded(one.upload, one.start, share) for share in shares]
@@ -170,23 +170,23 @@ def test_the_server_takes_off_the_masks_of_sites_that_are_gone_by_their_own_keys
 
 
 @pytest.mark.parametrize("told", [{"total": 10**9}, {"experiment": {"train": {"lr": 9.0}}}, {"setup": {"scale": 2}}])
-def test_a_server_that_tells_sites_different_things_gets_noise(told: dict[str, Any]) -> None:
+def test_a_server_that_sends_sites_different_contexts_gets_noise(told: dict[str, Any]) -> None:
     one = Round()
     numbers = one.sum(**told)
-    # All over the range: its standard deviation is that of even numbers of 32 bits.
+    # Noise: the standard deviation is that of uniform numbers of 32 bits.
     assert float((numbers.double() / 2**32).std()) == pytest.approx(12**-0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("total", [0, -3, 1, True, 2.5, "many", None])
-def test_a_site_has_its_own_weight_in_the_sum(total: Any) -> None:
+def test_a_site_checks_the_total_weight_of_the_sum(total: Any) -> None:
     one = Round()
     shares = one.shares(one.keys())
     with pytest.raises(FedblendError, match=r"the total weight .* of the sum is not valid"):
         one.masked(0, one.sealed(shares, 0), total=total)
 
 
-def test_a_secret_that_is_no_key_is_a_wrong_one() -> None:
-    """A site may commit itself to what no mask can be made of."""
+def test_a_secret_of_wrong_length_is_an_error() -> None:
+    """A site may commit to a secret that is too short for a key."""
     secrets = {0: b"short", 1: bytes(32), 2: bytes(range(32))}
     parts = {client: masks.split_secret(secret, 3, 3) for client, secret in secrets.items()}
 
@@ -203,7 +203,7 @@ def test_a_secret_that_is_no_key_is_a_wrong_one() -> None:
         made.sum({client: torch.zeros(4, dtype=torch.int32) for client in secrets})
 
 
-def test_what_a_sum_is_of_is_one_digest_at_server_and_site_and_another_for_anything_else() -> None:
+def test_the_digest_of_a_sum_is_equal_at_server_and_site_and_differs_for_other_contexts() -> None:
     told = {"experiment": {"lr": 0.1, "sizes": (10, 2)}, "setup": {2: 1.5, 10: None}}
     as_read = json.loads(json.dumps(told))
     start = {"b": torch.ones(2), "a": torch.zeros(3)}

@@ -13,7 +13,7 @@ from fedblend.flower.audit import AuditLog, audit_rows
 from fedblend.flower.site import SAFE, Site, read_site
 
 
-def test_a_new_site_file_reads_back_to_what_it_says(tmp_path: Path) -> None:
+def test_a_new_site_file_is_read_back(tmp_path: Path) -> None:
     data = tmp_path / "a b.npz"
     data.write_bytes(b"")
     init_site(tmp_path / "s" / "site.toml", data, 20)
@@ -25,7 +25,7 @@ def test_a_new_site_file_reads_back_to_what_it_says(tmp_path: Path) -> None:
         init_site(tmp_path / "s" / "site.toml", None, 2)
 
 
-def test_what_is_wrong_in_a_site_file_is_named_with_what_would_be_valid(tmp_path: Path) -> None:
+def test_errors_of_a_site_file_name_the_field_and_valid_values(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     for text, message in (
         (
@@ -41,7 +41,7 @@ def test_what_is_wrong_in_a_site_file_is_named_with_what_would_be_valid(tmp_path
             read_site(path)
 
 
-def test_single_samples_do_not_leave_unless_a_site_says_so() -> None:
+def test_single_samples_do_not_leave_by_default() -> None:
     assert not {"raw", "seeds", "shared"} & set(Site().allow)
 
 
