@@ -15,7 +15,6 @@ from flwr.serverapp import Grid, ServerApp
 from fedblend.core.dataset import Population
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import Record
 from fedblend.core.paths import from_file
 from fedblend.core.setup import Setup
 from fedblend.engines.autotune import EnginePlan
@@ -121,7 +120,7 @@ def _sample_count(own: Mapping[int, Mapping[str, Any]], client: int, field: str)
     return number
 
 
-def _log_round(record: Record) -> None:
+def _log_round(record: dict[str, Any]) -> None:
     """Log one line for a round."""
     score = "".join(f", {name} {record[name]:.4f}" for name in ("loss", "accuracy") if name in record)
     refused = "".join(f"; client {one['client']} refused: {one['reason']}" for one in record.get("refused", ()))

@@ -28,14 +28,15 @@ from fedblend.experiment.fields import field_of_part
 from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import read_toml
 
-KINDS = ("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores")
+KINDS = ("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores", "extras")
 """Kinds of payload that can leave a site, by the names under which their bytes are counted.
 
 ``scores`` are numbers of right test samples. ``masked`` is a model or a mean of which the server learns only the sum
-with others. ``keys`` are the public keys and secret shares of masks.
+with others. ``keys`` are the public keys and secret shares of masks. ``extras`` are what terms such as SCAFFOLD's send
+beside a model.
 """
 
-SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores")
+SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores", "extras")
 """Kinds that a site allows by default: none that holds single samples."""
 
 
@@ -54,7 +55,9 @@ class Site(BaseModel):
     data: field_of_part("dataset", "data") | None = None  # type: ignore[valid-type]
     """This site's samples; default: its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
-    """Kinds of payload that may leave: weights, masked, keys, outputs, means, seeds, raw, shared, answers, scores."""
+    """Kinds of payload that may leave: weights, masked, keys, outputs, means, seeds, raw, shared, answers, scores,
+    extras.
+    """
     min_mean: Count = 2
     """Fewest samples that a shared mean may cover; the experiment's own minimum holds as well."""
     min_sum: Annotated[Int, Field(ge=2)] = 3
@@ -163,7 +166,7 @@ SITE_FILE = """# What may leave this site, for every request of every server. fe
 #   means     means of samples                  seeds     mixed samples
 #   raw       samples as they are               answers   replies to a server step, from this site's model
 #   scores    how many test samples are right   masked    a model or mean of which the server learns only a sum
-#   keys      public keys and sealed shares of masks
+#   keys      keys and sealed shares of masks   extras    what terms such as SCAFFOLD's send beside a model
 # Without "weights" this site's model leaves masked, or not at all.
 allow = {allow}
 
