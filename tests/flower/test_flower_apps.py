@@ -169,10 +169,10 @@ def test_fed_augmix_augments_on_the_scale_of_inputs() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     unit = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     y = torch.tensor([0, 1, 2, 0])
-    words = {"objective": {"name": "augmix", "loss_scaling": False}, "terms": [], "round": 0, "seed": 2, "own": [0, 0]}
-    made = BlendedLoss(model, inputs, words, {}, 9)((unit - 0.4) / 0.2, y)
+    fields = {"objective": {"name": "augmix", "loss_scaling": False}, "terms": [], "round": 0, "seed": 2, "own": [0, 0]}
+    made = BlendedLoss(model, inputs, fields, {}, 9)((unit - 0.4) / 0.2, y)
 
-    part = build("objective", words["objective"])
+    part = build("objective", fields["objective"])
     drawn = part.draw(stream(2, "objective", 0, 9), StepPlan(np.array([4]), 4, 0, np.zeros(0, bool), 0))
     views = (augmix(unit, {n: torch.from_numpy(a)[0] for n, a in drawn.items()}) - 0.4) / 0.2
     shares = torch.stack([model((unit - 0.4) / 0.2), model(views[0]), model(views[1])]).double().softmax(-1)
@@ -273,8 +273,8 @@ def test_raw_samples_never_leave_a_users_own_app(file: str | None, tmp_path: Pat
     grid = grid_of(1, **({"site": str(tmp_path / "site.toml")} if file else {}))
 
     def asked(sharing: Any) -> Message:
-        words = {"sharing": sharing, "min_mean": 1, "seed": 0}
-        (reply,) = grid.send_and_receive([Message(attach(RecordDict(), words), 1000, f"query.{SHARE_QUERY}")])
+        fields = {"sharing": sharing, "min_mean": 1, "seed": 0}
+        (reply,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
         return reply
 
     for sharing in ("raw", "raw-seeds", "mixed-seeds", {"name": "xor-seeds"}, None, "means!"):
@@ -384,7 +384,7 @@ def test_supported_methods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
+    ("method", "expected"),
     [
         ("mix2fld", "clients send 'outputs'"),
         ("xormixfl", "clients send 'nothing'"),
@@ -399,26 +399,26 @@ def test_supported_methods() -> None:
         ({"name": "fedmix", "objective": {"lambda": 2}}, "method.objective.lambda: 2 is not valid"),
     ],
 )
-def test_an_unsupported_method_is_refused_with_the_reason(method: Any, told: str) -> None:
-    with pytest.raises(FedblendError, match=told.replace("'", "['']")):
+def test_an_unsupported_method_is_refused_with_the_reason(method: Any, expected: str) -> None:
+    with pytest.raises(FedblendError, match=expected.replace("'", "['']")):
         Strategy(FedAvg(), method, INPUTS, model=network(), lr=0.1)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"method": "aggenhance"}, "needs the network and a learning rate"),
         ({"method": "aggenhance", "model": network()}, "needs the network and a learning rate"),
         ({"method": "fedmix", "min_mean": 1}, "min_mean: 1 would let single samples leave"),
     ],
 )
-def test_missing_arguments_of_a_strategy_are_errors(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(FedblendError, match=told):
+def test_missing_arguments_of_a_strategy_are_errors(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(FedblendError, match=expected):
         Strategy(FedAvg(), options.pop("method"), INPUTS, **options)
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"shape": ()}, "shape"),
         ({"shape": (3, 0)}, "shape"),
@@ -428,8 +428,8 @@ def test_missing_arguments_of_a_strategy_are_errors(options: dict[str, Any], tol
         ({"kind": "other"}, "kind"),
     ],
 )
-def test_bad_inputs(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(FedblendError, match=f"inputs: {told}: "):
+def test_bad_inputs(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(FedblendError, match=f"inputs: {expected}: "):
         Inputs(**{"shape": (3, 8, 8), "outputs": 2, **fields})
 
 

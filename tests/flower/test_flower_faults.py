@@ -27,7 +27,7 @@ QUICK = FederationLimits(min_sites=2, deadline=0.4)
 
 
 def spoiling(client: int, kind: str, change: Any) -> Nodes:
-    """Four nodes, one of which answers a kind of message with what ``change`` makes of its words and tensors."""
+    """Four nodes, one of which replies to a kind of message with ``change`` applied to its fields and tensors."""
     grid = nodes()
 
     def spoil(who: int, message: Message, reply: Message) -> Message | None:
@@ -40,16 +40,16 @@ def spoiling(client: int, kind: str, change: Any) -> Nodes:
     return grid
 
 
-def words_only(**changes: Any) -> Any:
-    return lambda words, tensors: pack({**words, **changes}, to_record(tensors))
+def fields_only(**changes: Any) -> Any:
+    return lambda fields, tensors: pack({**fields, **changes}, to_record(tensors))
 
 
 def tensors_only(change: Any) -> Any:
-    return lambda words, tensors: pack(words, to_record({n: change(n, t) for n, t in tensors.items()}))
+    return lambda fields, tensors: pack(fields, to_record({n: change(n, t) for n, t in tensors.items()}))
 
 
-def pickled(words: Any, tensors: Any) -> RecordDict:
-    record = pack(words)
+def pickled(fields: Any, tensors: Any) -> RecordDict:
+    record = pack(fields)
     record["tensors0"] = ArrayRecord({"a": Array("object", (1,), "pickle", b"cos\nsystem\n(S'true'\ntR.")})
     return record
 
@@ -58,18 +58,18 @@ WRONG = {
     "nan": (tensors_only(lambda n, t: t * torch.nan), "holds NaN or infinity"),
     "shape": (tensors_only(lambda n, t: t[..., :-1]), "is of shape"),
     "type": (tensors_only(lambda n, t: t.double()), "is of type torch.float64"),
-    "names": (lambda words, tensors: pack(words, to_record({"x": torch.ones(1)})), "are not the model's"),
-    "nothing": (lambda words, tensors: pack(words), "are not the model's"),
-    "more samples": (words_only(samples=10**9), "trained on 1000000000 samples, and holds"),
-    "samples as a word": (words_only(samples="many"), "trained on 'many' samples"),
-    "true samples": (words_only(samples=True), "trained on True samples"),
-    "loss as a word": (words_only(loss="low"), "its loss is 'low'"),
-    "no loss": (words_only(loss=None), "its loss is NaN or infinite"),
-    "no words": (lambda words, tensors: RecordDict({"a": ConfigRecord({})}), "not fedblend's"),
-    "a list": (lambda words, tensors: RecordDict({"fields": ConfigRecord({"fields": "[1]"})}), "no JSON object"),
+    "names": (lambda fields, tensors: pack(fields, to_record({"x": torch.ones(1)})), "are not the model's"),
+    "nothing": (lambda fields, tensors: pack(fields), "are not the model's"),
+    "more samples": (fields_only(samples=10**9), "trained on 1000000000 samples, and holds"),
+    "samples as a word": (fields_only(samples="many"), "trained on 'many' samples"),
+    "true samples": (fields_only(samples=True), "trained on True samples"),
+    "loss as a word": (fields_only(loss="low"), "its loss is 'low'"),
+    "no loss": (fields_only(loss=None), "its loss is NaN or infinite"),
+    "no fields": (lambda fields, tensors: RecordDict({"a": ConfigRecord({})}), "not fedblend's"),
+    "a list": (lambda fields, tensors: RecordDict({"fields": ConfigRecord({"fields": "[1]"})}), "no JSON object"),
     "a pickle": (pickled, "not fedblend's"),
-    "silence": (lambda words, tensors: None, "no answer within 0.4 seconds"),
-    "lacking": (lambda words, tensors: pack({"lacks": "model"}), "lacks what it was sent twice"),
+    "silence": (lambda fields, tensors: None, "no answer within 0.4 seconds"),
+    "lacking": (lambda fields, tensors: pack({"lacks": "model"}), "lacks what it was sent twice"),
 }
 
 
@@ -232,7 +232,7 @@ def test_a_node_that_is_no_client_of_this_experiment_takes_no_part(tmp_path: Pat
 
 
 def test_a_payload_of_another_form_than_most_is_left_out(tmp_path: Path) -> None:
-    grid = spoiling(1, "query.share", lambda words, tensors: pack(words, to_record({"x": tensors["x"][..., 1:]})))
+    grid = spoiling(1, "query.share", lambda fields, tensors: pack(fields, to_record({"x": tensors["x"][..., 1:]})))
     finished = run(grid, experiment("fedmix"), tmp_path, QUICK)
     assert finished.state.entries.owner.tolist() == [0, 2, 3]
 

@@ -60,8 +60,8 @@ def test_a_site_sends_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
             (context,) = [c for c in grid.contexts.values() if grid.client(c.node_id) == 0]
             if forgets:
                 context.state = RecordDict()
-            words, tensors = unpack(grid.app(through(message), context).content)
-            told.append((kind, len(tensors), words.get("fault", "")))
+            fields, tensors = unpack(grid.app(through(message), context).content)
+            told.append((kind, len(tensors), fields.get("fault", "")))
         return reply
 
     grid.spoil = again
@@ -124,13 +124,13 @@ def test_noise_on_means_is_drawn_from_system_entropy(kind: type) -> None:
 @pytest.mark.parametrize("where", ["experiment", "site"])
 def test_a_model_leaves_only_clipped_against_the_rounds_model(where: str) -> None:
     lossy = {"channel": {"name": "wireless"}, "train": ALL}
-    words = {"begins": "own", "mark": None, "pool": None}
+    fields = {"begins": "own", "mark": None, "pool": None}
     clipped = here(experiment(**lossy, **({"protection": NOISE} if where == "experiment" else {})))
     if where == "site":
         clipped = here(experiment(**lossy), protection=NOISE)
     with pytest.raises(FedblendError, match="it did not hear the round's model, from which its protection clips"):
-        work.train(clipped, words, {})
-    assert work.train(here(experiment(**lossy)), words, {})[1]
+        work.train(clipped, fields, {})
+    assert work.train(here(experiment(**lossy)), fields, {})[1]
 
 
 def test_an_audit_log_cut_short_by_a_kill_continues_with_whole_lines(tmp_path: Path) -> None:
@@ -169,14 +169,14 @@ def test_unreadable_tensors_are_an_error_of_the_message(name: str) -> None:
 
 
 def test_unreadable_fields_are_an_error_of_the_message() -> None:
-    for words in ("[" * 100_000, '{"a": ' * 100_000, "{", "7"):
+    for fields in ("[" * 100_000, '{"a": ' * 100_000, "{", "7"):
         with pytest.raises(FedblendError, match="a message that is not fedblend's"):
-            unpack(RecordDict({"fields": ConfigRecord({"fields": words})}))
+            unpack(RecordDict({"fields": ConfigRecord({"fields": fields})}))
 
 
 @pytest.mark.parametrize("loss", [10**400, -(10**400), float("nan"), float("inf")], ids=["huge", "low", "nan", "inf"])
 def test_a_loss_that_is_not_a_number_is_refused(loss: float, tmp_path: Path) -> None:
-    grid = spoiling(2, "train", lambda words, tensors: pack({**words, "loss": loss}, to_record(tensors)))
+    grid = spoiling(2, "train", lambda fields, tensors: pack({**fields, "loss": loss}, to_record(tensors)))
     record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
     assert [one["client"] for one in record["refused"]] == [2]
     assert "its loss is NaN or infinite" in record["refused"][0]["reason"]
@@ -205,8 +205,8 @@ def test_shared_numbers_and_labels_are_checked(payload: Any, told: str | None) -
 def test_shared_labels_of_no_class_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked = experiment({"name": "mixfld", "server_step": {"steps": 2}}, train=ALL, rounds=1)
 
-    def unheard(words: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> RecordDict:
-        return pack(words, to_record({**tensors, "y": tensors["y"] + 200}))
+    def unheard(fields: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> RecordDict:
+        return pack(fields, to_record({**tensors, "y": tensors["y"] + 200}))
 
     finished = run(spoiling(1, "query.share", unheard), asked, tmp_path, QUICK)
 
@@ -251,17 +251,17 @@ def test_a_restarted_site_replaces_its_old_node_that_is_still_listed() -> None:
 
 @pytest.mark.parametrize("said", [{"samples": 2**63}, {"samples": -1}, {"samples": True}, {"holds_out": 10**13}])
 def test_a_site_with_an_invalid_number_of_samples_takes_no_part(said: dict[str, Any]) -> None:
-    grid = spoiling(1, "query.hello", lambda words, tensors: pack({**words, **said}))
+    grid = spoiling(1, "query.hello", lambda fields, tensors: pack({**fields, **said}))
     assert sorted(sites_of(grid).nodes) == [0, 2, 3]
 
 
 def test_a_sites_fault_is_recorded_in_one_short_line(tmp_path: Path) -> None:
-    grid = spoiling(1, "train", lambda words, tensors: pack({"fault": "a\nb\x1b[2J" + "c" * 10_000}))
+    grid = spoiling(1, "train", lambda fields, tensors: pack({"fault": "a\nb\x1b[2J" + "c" * 10_000}))
     record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
     (refused,) = record["refused"]
     assert refused["reason"].startswith("a b [2Jccc")
     assert len(refused["reason"]) < 400
     names = {f"{'n' * 1000}{i}\n": torch.zeros(1) for i in range(50)}
-    grid = spoiling(1, "train", lambda words, tensors: pack(words, to_record(names)))
+    grid = spoiling(1, "train", lambda fields, tensors: pack(fields, to_record(names)))
     (refused,) = run(grid, experiment(train=ALL, rounds=1), tmp_path / "b", QUICK).directory.metrics()[1]["refused"]
     assert len(refused["reason"]) < 400

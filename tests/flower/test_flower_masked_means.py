@@ -148,8 +148,8 @@ def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_an_error(tmp_path: Path
         def spoil(client: int, message: Message, reply: Message) -> Message:
             if (client, message.metadata.message_type) != (large[0], kind):
                 return reply
-            words, tensors = unpack(reply.content)
-            return Message(pack(words, to_record(change(tensors))), reply_to=message)
+            fields, tensors = unpack(reply.content)
+            return Message(pack(fields, to_record(change(tensors))), reply_to=message)
 
         grid.spoil = spoil
         return grid

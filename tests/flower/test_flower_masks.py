@@ -210,7 +210,7 @@ def test_the_sum_covers_the_sites_that_did_not_drop_out(when: dict[int, str], le
 
 
 @pytest.mark.parametrize(
-    ("when", "told"),
+    ("when", "expected"),
     [
         ({0: "query.keys", 1: "query.keys"}, "round 1: 2 sites sent keys, and a masked sum needs 3"),
         ({0: "query.shares", 1: "query.keys"}, "round 1: 2 sites sent shares, and a masked sum needs 3"),
@@ -218,8 +218,8 @@ def test_the_sum_covers_the_sites_that_did_not_drop_out(when: dict[int, str], le
         ({0: "query.unmask", 1: "query.unmask"}, "cannot be unmasked: 2 shares of 'own/0', and 3 are needed"),
     ],
 )
-def test_too_few_sites_have_no_sum(when: dict[int, str], told: str, tmp_path: Path) -> None:
-    with pytest.raises(FedblendError, match=told):
+def test_too_few_sites_have_no_sum(when: dict[int, str], expected: str, tmp_path: Path) -> None:
+    with pytest.raises(FedblendError, match=expected):
         run(drop(nodes(), when), asked(), tmp_path, FederationLimits(min_sites=2, deadline=1))
 
 
@@ -230,8 +230,8 @@ def test_a_wrong_vector_is_refused_and_a_wrong_share_is_an_error(tmp_path: Path)
         def spoil(client: int, message: Message, reply: Message) -> Message:
             if (client, message.metadata.message_type) != (of, kind):
                 return reply
-            words, tensors = unpack(reply.content)
-            return Message(pack(words, to_record(change(tensors))), reply_to=message)
+            fields, tensors = unpack(reply.content)
+            return Message(pack(fields, to_record(change(tensors))), reply_to=message)
 
         grid.spoil = spoil
         return grid

@@ -91,8 +91,8 @@ def test_a_site_masks_one_model_and_reveals_shares_once() -> None:
         one.masked(0, one.sealed(shares, 0))
     kept = one.here[0].memory.recall(at_site.STATE, "0/models/masked")
     assert not {"own", "private/mask"} & set(kept)
-    words = {"quantity": "models", "present": [0, 1, 2], "dropped": [3]}
-    said = at_site.reveal_shares(one.here[0], words, {})[1]
+    fields = {"quantity": "models", "present": [0, 1, 2], "dropped": [3]}
+    said = at_site.reveal_shares(one.here[0], fields, {})[1]
     assert set(said) == {"own/0", "own/1", "own/2", "pair/3"}
     with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
         at_site.reveal_shares(one.here[0], {"quantity": "models", "present": [0, 1, 3], "dropped": [2]}, {})
