@@ -48,8 +48,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.upload import bytes_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, resolve
-from fedblend.flower.app_folder import write_app
-from fedblend.flower.limits import FederationLimits
+from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.server import run
 from fedblend.flower.trial import LoopbackTrial
 from fedblend.runs.directory import RunDirectory

@@ -57,7 +57,7 @@ def watch_work(spans: Spans) -> None:
 
     spans.watch(work, "train", "training")
     spans.watch(client, "engine_of", "preparing")
-    for name in ("unpack", "pack", "arrays"):
+    for name in ("unpack", "pack", "to_record"):
         spans.watch(client, name, "serialisation")
 
 
@@ -84,7 +84,7 @@ def at_site(run_clientapp: Any) -> None:
         made = pull(*words)
         told["pulled"] = time.time()
         message = made[0]
-        words = json.loads(str(message.content.config_records["words"]["words"]))
+        words = json.loads(str(message.content.config_records["fields"]["fields"]))
         told.update(kind=message.metadata.message_type, round=words.get("round"), client=words.get("client"))
         return made
 
@@ -112,11 +112,11 @@ def at_server(sites: Any) -> None:
     def sent(self: Any, kind: str, round: int, orders: Any, seconds: float) -> Any:
         told = getattr(self, "told", {"answers": {}}) if kind != sites.HELLO else {"answers": {}}
         told["begin"] = time.time()
-        wire, self.wire = self.wire, Wire(self.wire, told)
+        grid, self.grid = self.grid, Wire(self.grid, told)
         try:
             return send(self, kind, round, orders, seconds)
         finally:
-            self.wire = wire
+            self.grid = grid
 
     sites.Sites.exchange, sites.Sites._send = exchanged, sent
 

@@ -1,13 +1,13 @@
-"""A real federation on this machine, checked against the loop engine: `make federation-demo`.
+"""Run a real federation on this machine and compare it with the loop engine: `make federation-demo`.
 
-A SuperLink and SuperNodes as processes of their own, on loopback, with TLS and registered keys:
+A SuperLink and SuperNodes run as separate processes on loopback, with TLS and registered keys:
 
 1. FedMix on 5,000 MNIST digits between three sites, 5 rounds (federation.toml);
-2. the four hospitals of UCI Heart Disease, each with its own patients, 20 rounds (hospitals/); where FEDBLEND_DATA
-   has no such data, this part is left out.
+2. the four hospitals of UCI Heart Disease, each with its own patients, 20 rounds (hospitals/). Without these data in
+   FEDBLEND_DATA this part is left out.
 
-Of each: is the run done, are its weights the loop engine's, was a node with an unknown key turned away, and do the
-sites' audit logs tell of every byte that the server counted? Ends with 1 if one of these is not so.
+Each part checks that the run is done, that its weights are the loop engine's, that a node with an unknown key is
+refused, and that the sites' audit logs contain every byte that the server counted. The exit code is 1 if a check fails.
 
     python examples/federation_demo.py [--out FOLDER] [--only digits hospitals]
 """
@@ -36,12 +36,10 @@ from fedblend.core.setup import Setup
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import make_setup
-from fedblend.flower.app_folder import write_app
-from fedblend.flower.audit import Audit
-from fedblend.flower.credentials import make_site_key
-from fedblend.flower.limits import FederationLimits
+from fedblend.flower.app_folder import FederationLimits, write_app
+from fedblend.flower.audit import AuditLog
 from fedblend.flower.site import read_site
-from fedblend.flower.trial import LoopbackTrial
+from fedblend.flower.trial import LoopbackTrial, make_site_key
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import one_thread
@@ -50,21 +48,21 @@ HERE = Path(__file__).resolve().parent
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 TOLERANCE = 1e-5
-"""Most that a tensor of weights may differ from the loop engine's, as a share of its norm."""
+"""Largest allowed difference of a weight tensor from the loop engine's, relative to its norm."""
 
 SITE = 'allow = ["weights", "means"]\naudit = "audit.jsonl"\n'
 
 
 class Checks:
-    """What was asked of a federation, each with its figure and its answer."""
+    """Prints the checks of a federation and counts those that failed."""
 
     def __init__(self) -> None:
         self.failed = 0
 
-    def __call__(self, good: bool, what: str, figure: object = "") -> None:
+    def __call__(self, passed: bool, what: str, figure: object = "") -> None:
         """Print one check."""
-        self.failed += not good
-        print(f"  {'ok    ' if good else 'FAILED'}  {what}{f': {figure}' if figure != '' else ''}", flush=True)
+        self.failed += not passed
+        print(f"  {'ok    ' if passed else 'FAILED'}  {what}{f': {figure}' if figure != '' else ''}", flush=True)
 
 
 def digits(folder: Path, check: Checks) -> None:
@@ -80,7 +78,7 @@ def digits(folder: Path, check: Checks) -> None:
 
 
 def hospitals(folder: Path, check: Checks) -> None:
-    """Four sites, each with data of its own."""
+    """Four sites, each with its own data."""
     (asked,) = api.expand_file(HERE / "hospitals" / "federation.toml", [], None).experiments.values()
     paths = [folder / name / "site.toml" for name in HOSPITALS]
     for name, path in zip(HOSPITALS, paths, strict=True):
@@ -91,7 +89,7 @@ def hospitals(folder: Path, check: Checks) -> None:
 
 
 def together(server: Setup, paths: Sequence[Path]) -> Setup:
-    """The world of a simulation that holds what the sites hold, on the server's scale and with its test samples."""
+    """Return the setup of a simulation with all sites' samples, the server's scale and the server's test samples."""
     own = [read_site(path).data.load().train for path in paths]
     offsets = np.concatenate([[0], np.cumsum([len(samples) for samples in own])])
     train = Samples(torch.cat([samples.x for samples in own]), torch.cat([samples.y for samples in own]))
@@ -100,7 +98,7 @@ def together(server: Setup, paths: Sequence[Path]) -> Setup:
 
 
 def federate(asked: Experiment, paths: Sequence[Path], folder: Path, check: Checks) -> None:
-    """Run an experiment between real processes, with a stranger who says that it is site 0."""
+    """Run an experiment between real processes; a node with an unknown key claims to be site 0."""
     run, start = RunDirectory(folder / "run"), time.monotonic()
     with LoopbackTrial(folder / "trial", len(paths)) as trial:
         trial.begin()
@@ -112,20 +110,20 @@ def federate(asked: Experiment, paths: Sequence[Path], folder: Path, check: Chec
         trial.start_node(0, {"site": str(folder / "stranger.toml")}, folder / "stranger.key", "stranger")
         write_app(folder / "app", asked, run.path, FederationLimits())
         show_rounds(trial, folder / "app", run)
-        known = json.loads(trial.flwr("supernode", "list", "trial", "--format", "json"))
+        listed = json.loads(trial.flwr("supernode", "list", "trial", "--format", "json"))
         stranger = trial.log_of("stranger")
     state = run.status()["state"] if RunDirectory.is_run(run.path) else "not begun"
     took = f"{state} after {time.monotonic() - start:.0f} s"
     check(state == "done", f"{asked.rounds} rounds between {len(paths)} SuperNodes", took)
-    nodes = len(known.get("nodes", ()))
+    nodes = len(listed.get("nodes", ()))
     check(nodes == len(paths), "SuperNodes that the SuperLink knows", nodes)
     refusal = next((line.strip() for line in stranger.splitlines() if "Failed to activate" in line), "")
     silent = "message (ID" not in stranger and not (folder / "stranger.jsonl").exists()
-    check(silent and bool(refusal), "a SuperNode with an unknown key is turned away, and gets no message", refusal)
+    check(silent and bool(refusal), "a SuperNode with an unknown key is refused and receives no message", refusal)
 
 
 def show_rounds(trial: LoopbackTrial, app: Path, run: RunDirectory) -> None:
-    """Have the SuperLink run the app, and print each round as it is made."""
+    """Submit the app, and print each round when it is recorded."""
     process, seen = trial.submit(app), 0
     while process.poll() is None or seen < len(run.metrics()):
         for record in run.metrics()[seen:]:
@@ -136,7 +134,7 @@ def show_rounds(trial: LoopbackTrial, app: Path, run: RunDirectory) -> None:
 
 
 def check_tls(trial: LoopbackTrial, check: Checks) -> None:
-    """Whether the SuperLink shows a certificate of the trial's authority, and answers nobody in the clear."""
+    """Check the SuperLink's certificate, and that it sends nothing without TLS."""
     where = ("127.0.0.1", trial.port)
     context = ssl.create_default_context(cafile=str(trial.keys / "ca.crt"))
     plain = socket.create_connection(where, timeout=30)
@@ -148,35 +146,35 @@ def check_tls(trial: LoopbackTrial, check: Checks) -> None:
             answer = plain.recv(4096)
         except ConnectionError:
             answer = b""
-        check(not answer.startswith(b"HTTP"), "without TLS it answers nothing", f"{len(answer)} bytes, none of HTTP")
+        check(not answer.startswith(b"HTTP"), "without TLS the SuperLink sends no HTTP", f"{len(answer)} bytes")
 
 
 def compare(asked: Experiment, setup: Setup, paths: Sequence[Path], folder: Path, check: Checks) -> None:
-    """The federation's weights beside the loop engine's, and the sites' audit logs beside the server's count."""
+    """Compare the federation's weights with the loop engine's, and the audit logs with the server's byte counts."""
     run = RunDirectory(folder / "run")
     state = checkpoint.read(run.path) if RunDirectory.is_run(run.path) else None
     if state is None:
         check(False, "the run has no checkpoint; see", folder / "trial" / "logs" / "run.log")
         return
     start = time.monotonic()
-    apart, widest = differences(state.weights, by_loop(setup, asked.rounds))
-    figure = f"largest difference {widest:.3g}, of a tensor's norm {apart:.3g} (at most {TOLERANCE:g})"
-    check(apart <= TOLERANCE, f"weights beside the loop engine's ({time.monotonic() - start:.0f} s)", figure)
+    relative, absolute = differences(state.weights, by_loop(setup, asked.rounds))
+    figure = f"largest difference {absolute:.3g}, relative to a tensor's norm {relative:.3g} (at most {TOLERANCE:g})"
+    check(relative <= TOLERANCE, f"weights equal the loop engine's ({time.monotonic() - start:.0f} s)", figure)
     counted: Counter[str] = Counter()
     for record in run.metrics():
         counted.update(record["bytes_up"])
     logged: Counter[str] = Counter()
     for client, path in enumerate(paths):
-        lines = Audit(read_site(path).audit).lines()
+        lines = AuditLog(read_site(path).audit).lines()
         logged.update({kind: sum(one["bytes"] for one in lines if one["kind"] == kind) for kind in counted})
         kinds = Counter(one["kind"] for one in lines)
-        sound = all(one["client"] == client and len(one["sha256"]) == 64 for one in lines)
-        check(sound and kinds["weights"] == asked.rounds, f"audit log of {path.parent.name}", dict(kinds))
-    check(logged == counted, "bytes in the audit logs, and as the server counted them", f"{dict(logged)}")
+        valid = all(one["client"] == client and len(one["sha256"]) == 64 for one in lines)
+        check(valid and kinds["weights"] == asked.rounds, f"audit log of {path.parent.name}", dict(kinds))
+    check(logged == counted, "bytes in the audit logs equal the server's counts", f"{dict(logged)}")
 
 
 def by_loop(setup: Setup, rounds: int) -> Mapping[str, torch.Tensor]:
-    """The weights after as many rounds of the loop engine."""
+    """Return the weights after ``rounds`` rounds of the loop engine."""
     federation = RoundLoop(setup, LoopEngine(setup))
     with one_thread():
         state, _ = federation.start()
@@ -186,7 +184,7 @@ def by_loop(setup: Setup, rounds: int) -> Mapping[str, torch.Tensor]:
 
 
 def differences(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> tuple[float, float]:
-    """The largest difference of a tensor as a share of its norm, and of any single weight."""
+    """Return the largest difference of a tensor relative to its norm, and the largest of a single weight."""
     pairs = [(ours[name].double(), tensor.double()) for name, tensor in theirs.items()]
     shares = [float((a - b).norm() / b.norm()) for a, b in pairs]
     return max(shares), max(float((a - b).abs().max()) for a, b in pairs)
@@ -196,9 +194,9 @@ PARTS = {"digits": digits, "hospitals": hospitals}
 
 
 def main() -> int:
-    """Make the parts that are asked for; the number of checks that failed."""
+    """Run the requested parts; return 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="where all files go (default: runs/federation-demo)")
+    parser.add_argument("--out", type=Path, help="folder for all files (default: runs/federation-demo)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     given = parser.parse_args()
     out, check = given.out or api.free_folder(api.RUNS / "federation-demo"), Checks()

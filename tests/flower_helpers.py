@@ -1,4 +1,4 @@
-"""A federation in one process: messages go through Flower's own serialisation to the real ClientApp and back."""
+"""A federation in one process. Messages go through Flower's own serialisation to the real ClientApp and back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fedblend.flower.messages import unpack
 
 
 def through(message: Message) -> Message:
-    """A message as the other side gets it: written as objects and read from their bytes."""
+    """Return a message as its receiver reads it: written as objects and read from their bytes."""
     objects = {name: thing.deflate() for name, thing in get_all_nested_objects(message).items()}
     return inflate_object_from_contents(message.object_id, objects)
 
 
 def size(message: Message) -> int:
-    """Bytes of the tensors in a message; none in one that cannot be read."""
+    """Return the bytes of the tensors in a message; 0 for an unreadable message."""
     try:
         return bytes_of(unpack(message.content)[1]) if message.has_content() else 0
     except FedblendError:
@@ -33,7 +33,7 @@ def size(message: Message) -> int:
 
 
 class Nodes:
-    """A grid whose nodes are contexts; ``spoil`` may change, drop or break what a node answers."""
+    """A grid whose nodes are contexts; ``spoil`` may change, drop or break a reply of a node."""
 
     def __init__(self, configs: Iterable[dict[str, Any]], run_id: int = 1, app: ClientApp = at_site.app) -> None:
         self.app = app

@@ -51,10 +51,9 @@ def for_sites(experiment: Experiment, sites: int) -> Experiment:
 
 def write_app_folder(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:
     """Write the Flower app of an experiment into the folder ``out``; its run directory will be ``folder``."""
-    from fedblend.flower.app_folder import write_app
-    from fedblend.flower.limits import DEADLINE, FederationLimits
+    from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits, write_app
 
-    write_app(out, experiment, folder, FederationLimits(min_sites, deadline or DEADLINE))
+    write_app(out, experiment, folder, FederationLimits(min_sites, deadline or DEFAULT_DEADLINE))
     Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME", highlight=False)
 
 
@@ -66,8 +65,7 @@ def run_trial(
     Raises :class:`FedblendError` if the run fails, and :class:`Stopped` after Ctrl-C.
     """
     import fedblend.flower  # noqa: F401  (raises where Flower is missing)
-    from fedblend.flower.app_folder import write_app
-    from fedblend.flower.limits import DEADLINE, FederationLimits
+    from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits, write_app
     from fedblend.flower.site import read_site
     from fedblend.flower.trial import LoopbackTrial
 
@@ -81,7 +79,7 @@ def run_trial(
         try:
             console.print(f"SuperLink and {sites} SuperNodes on 127.0.0.1, logs in {folder / 'logs'}", highlight=False)
             trial.begin()
-            write_app(folder / "app", experiment, run, FederationLimits(min_sites, deadline or DEADLINE))
+            write_app(folder / "app", experiment, run, FederationLimits(min_sites, deadline or DEFAULT_DEADLINE))
             paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
             for site, path in enumerate(paths):
                 trial.start_node(site, {"site": str(path.absolute())})
@@ -99,8 +97,7 @@ def run_trial(
 
 def _site_file(folder: Path, experiment: Experiment) -> Path:
     """The path of a trial's site file. A new file permits what the method sends; an existing one is kept."""
-    from fedblend.flower.site import KINDS, SAFE
-    from fedblend.flower.site_file import site_text
+    from fedblend.flower.site import KINDS, SAFE, site_text
 
     path = folder / "site.toml"
     if not path.exists():
@@ -133,8 +130,7 @@ def _require_done(run: Path, log: str) -> None:
 
 def init_site(path: Path, data: Path | None, min_mean: int) -> None:
     """Write a new site file. Raises :class:`FedblendError` if ``path`` exists, or ``data`` does not."""
-    from fedblend.flower.site import read_site
-    from fedblend.flower.site_file import site_text
+    from fedblend.flower.site import read_site, site_text
 
     if path.exists():
         raise FedblendError(f"{path}: exists already; edit it, or give another name")
@@ -151,12 +147,11 @@ def init_site(path: Path, data: Path | None, min_mean: int) -> None:
 
 def show_audit(path: Path, last: int | None) -> None:
     """Print a site's audit log as a table."""
-    from fedblend.flower.audit import Audit
+    from fedblend.flower.audit import AuditLog, audit_rows
     from fedblend.flower.site import read_site
-    from fedblend.flower.site_file import audit_rows
 
     site = read_site(path)
-    lines = Audit(site.audit).lines()
+    lines = AuditLog(site.audit).lines()
     table = Table("time", "run", "round", "kind", "what", "bytes", "sha256")
     for row in audit_rows(lines[-last:] if last else lines):
         table.add_row(*row)

@@ -76,7 +76,7 @@ def show_xor(
 
 
 def _write_json(path: Path, rows: Sequence[tuple[str, int, XorPrivacy]], repeats: int) -> None:
-    """Write the measurements as JSON: ``repeats``, and ``rows`` with method, p and the fields of :class:`XorPrivacy`."""
+    """Write the measurements as JSON: ``repeats``, and ``rows`` (method, p, the fields of :class:`XorPrivacy`)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,24 +1,40 @@
-"""The Flower app that ``flwr run`` submits: a folder with one file, since all code is fedblend's and installed."""
+"""The folder that ``flwr run`` submits, and the limits of a federation.
+
+The folder holds a ``pyproject.toml`` and the experiment; both apps are in the installed fedblend.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedblend import __version__
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.tables import write_toml
-from fedblend.flower.limits import FederationLimits
 from fedblend.runs.files import write_atomically
+
+DEFAULT_DEADLINE = 600.0
+"""Seconds that one exchange with the sites may take by default."""
 
 EXPERIMENT = "experiment.toml"
 
 
-def write_app(folder: Path, experiment: Experiment, run: Path, terms: FederationLimits) -> None:
-    """Write the app for an experiment whose run directory, on the server's machine, is ``run``.
+@dataclass(frozen=True)
+class FederationLimits:
+    """How many sites a federation needs, and how long it waits for them."""
 
-    The resolved experiment lies beside the app's ``pyproject.toml`` and is read by the ServerApp where it lies; sites
-    hear of it by the messages. Raises :class:`FedblendError` if the folder cannot be written.
+    min_sites: int = 0
+    """Sites that must be connected before an exchange begins; 0: all clients."""
+    deadline: float = DEFAULT_DEADLINE
+    """Seconds that sites have to connect, and to reply to one message."""
+
+
+def write_app(folder: Path, experiment: Experiment, run: Path, limits: FederationLimits) -> None:
+    """Write the Flower app of an experiment into ``folder``; ``run`` is the run directory on the server's machine.
+
+    The ServerApp reads the resolved experiment from this folder; sites receive it in messages. Raises
+    :class:`FedblendError` if the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,8 +44,8 @@ def write_app(folder: Path, experiment: Experiment, run: Path, terms: Federation
     config = {
         "experiment": str((folder / EXPERIMENT).absolute()),
         "folder": str(run.absolute()),
-        "min-sites": terms.min_sites,
-        "deadline": terms.deadline,
+        "min-sites": limits.min_sites,
+        "deadline": limits.deadline,
     }
     components = {"serverapp": "fedblend.flower:server_app", "clientapp": "fedblend.flower:client_app"}
     project = {

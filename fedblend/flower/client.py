@@ -17,12 +17,11 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.experiment.config import resolve
 from fedblend.flower import work
-from fedblend.flower.audit import Audit
+from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import ClientTask, Memory, Work
-from fedblend.flower.messages import arrays, pack, unpack
-from fedblend.flower.replay_guard import Once
+from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import site as masked_site
-from fedblend.flower.site import RefusedByPolicy, Site, site_of, world_at
+from fedblend.flower.site import RefusedByPolicy, Site, setup_at_site, site_of_node
 from fedblend.runs.runner import one_thread
 
 app = ClientApp()
@@ -37,10 +36,10 @@ def hello(message: Message, context: Context) -> Message:
     """Which client this node is, and how many samples it holds where they are its own."""
     try:
         words, _ = unpack(message.content)
-        client, site = client_of(context), site_of(context.node_config)
+        client, site = client_of(context), site_of_node(context.node_config)
         said: dict[str, Any] = {"client": client, "samples": None}
         if site.data is not None:
-            engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["told"]))
+            engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["setup"]))
             said |= {"samples": int(engine.setup.population.sizes[client]), "holds_out": _held(engine, client)}
     except FedblendError as error:
         said = {"fault": str(error)}
@@ -51,39 +50,39 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
     """The reply of ``do``, or why there is none; what leaves is in the audit log before it does."""
     try:
         words, tensors = unpack(message.content)
-        site, client = site_of(context.node_config), client_of(context)
+        site, client = site_of_node(context.node_config), client_of(context)
         if words["client"] != client:
             raise FedblendError(f"this is client {client}, not {words['client']}")
-        engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["told"]))
+        engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["setup"]))
         here = ClientTask(engine, site, client, int(words["round"]), Memory(context))
-        record = Audit(site.audit)
+        record = AuditLog(site.audit)
         run, kind = f"{words['experiment']['name']}/{context.run_id}", kind_of(engine, what)
-        once = Once(here.memory, record, run, here.round, client, kind)
+        once = ReplayGuard(here.memory, record, run, here.round, client, kind)
         try:
             refuse(site, kind, record if what == UPLOAD else None)
             if what in ONCE:
-                once.require(what, what == UPLOAD)
+                once.check(what, what == UPLOAD)
             with one_thread():
                 said, leaving = do(here, words, tensors)
         except RefusedByPolicy as refusal:
-            record.refused(run, here.round, client, kind, str(refusal))
+            record.record_refused(run, here.round, client, kind, str(refusal))
             raise
         extras = {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
         if extras:
             refuse(site, "extras", None)
-            record.sent(run, here.round, client, "extras", extras, False)
+            record.record_sent(run, here.round, client, "extras", extras, False)
         if leaving or said.get("right") is not None:
             upload = {name: tensor for name, tensor in leaving.items() if name not in extras}
-            record.sent(run, here.round, client, kind, upload, what == UPLOAD)
+            record.record_sent(run, here.round, client, kind, upload, what == UPLOAD)
         if leaving and what in ONCE:
-            once.done(what)
-        reply = pack(plain(said), arrays(leaving))
+            once.mark_sent(what)
+        reply = pack(plain(said), to_record(leaving))
     except FedblendError as error:
         reply = pack({"fault": str(error)})
     return Message(reply, reply_to=message)
 
 
-def refuse(site: Site, kind: str, record: Audit | None) -> None:
+def refuse(site: Site, kind: str, record: AuditLog | None) -> None:
     """Raise :class:`RefusedByPolicy` if the site's policy forbids to send this. ``record`` is given for training."""
     if kind not in site.allow:
         raise RefusedByPolicy(
@@ -119,7 +118,7 @@ def engine_of(site: Site, client: int, experiment: str, told: str) -> LoopEngine
     """The engine of a client; a simulation, whose clients share a process, makes it once for each."""
     asked = resolve(json.loads(experiment)).model_copy(update={"device": site.device})
     allow_tf32(asked.precision)
-    return LoopEngine(world_at(site, asked, client, json.loads(told)), site.device)
+    return LoopEngine(setup_at_site(site, asked, client, json.loads(told)), site.device)
 
 
 def plain(said: dict[str, Any]) -> dict[str, Any]:
@@ -136,9 +135,9 @@ ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work], ...] = 
     (app.train(), UPLOAD, work.train),
     (app.query("ask"), ANSWERS, work.respond),
     (app.evaluate(), SCORES, work.score),
-    (app.query("keys"), KEYS, masked_site.keys),
-    (app.query("shares"), KEYS, masked_site.shares),
-    (app.query("unmask"), KEYS, masked_site.unmask),
+    (app.query("keys"), KEYS, masked_site.make_keys),
+    (app.query("shares"), KEYS, masked_site.make_shares),
+    (app.query("unmask"), KEYS, masked_site.reveal_shares),
 )
 """Messages but the greeting: how Flower is told of them, what leaves in answer, and what makes it."""
 

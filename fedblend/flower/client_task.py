@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context
 
 from fedblend.core.setup import Setup
 from fedblend.engines.loop import LoopEngine
-from fedblend.flower.messages import Spoken, Tensors, arrays
+from fedblend.flower.messages import MessageContent, Tensors, to_record
 from fedblend.flower.site import Site
 
 
@@ -36,7 +36,7 @@ class ClientTask:
         return int(self.setup.sizes(self.round)[self.client])
 
 
-Work = Callable[[ClientTask, dict[str, Any], Tensors], Spoken]
+Work = Callable[[ClientTask, dict[str, Any], Tensors], MessageContent]
 """What answers a message: words and tensors, from those that a site was told."""
 
 
@@ -52,7 +52,7 @@ class Memory:
 
     def keep(self, name: str, mark: str, tensors: Tensors) -> None:
         """Remember a table in place of the one before."""
-        self.state[name] = arrays(tensors)
+        self.state[name] = to_record(tensors)
         self.state[f"{name}-mark"] = ConfigRecord({"mark": mark})
 
     def mark(self, name: str) -> str | None:

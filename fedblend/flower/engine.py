@@ -24,13 +24,11 @@ from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop import LoopEngine
 from fedblend.flower.audit import digest_of
-from fedblend.flower.messages import arrays
-from fedblend.flower.payload_checks import fault_of_shared, unlike
+from fedblend.flower.messages import fault_of_shared, find_mismatched, to_record
 from fedblend.flower.scoring import score_held, score_own
-from fedblend.flower.secure_aggregation.masks import about_sum
-from fedblend.flower.secure_aggregation.server import MaskedSum
-from fedblend.flower.secure_aggregation.sharing import shared_sums
-from fedblend.flower.sites import Order, Reply, Sites
+from fedblend.flower.secure_aggregation.masks import sum_digest
+from fedblend.flower.secure_aggregation.server import MaskedSum, sum_shared_means
+from fedblend.flower.sites import ClientRequest, Reply, Sites
 from fedblend.flower.work import LACKS, asked_of, runs_of
 from fedblend.methods.aggregators.secure import SecureMean, Total
 from fedblend.methods.sharing.secure_means import SecureMeans
@@ -82,16 +80,16 @@ class FlowerEngine:
         if isinstance(sharing, SecureMeans):
             yield from self._share_sums(round, sharing, asked).items()
             return
-        tables = (arrays(add_prefix("weights/", weights)),) if sharing.each_round else ()
+        tables = (to_record(add_prefix("weights/", weights)),) if sharing.each_round else ()
         requests = self.setup.requests(sizes)
-        orders = {client: Order(asked_of(requests.get(client)), tables) for client in asked}
+        orders = {client: ClientRequest(asked_of(requests.get(client)), tables) for client in asked}
         replies = self.sites.exchange("query.share", round, orders)
         faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
         classes = self.setup.task.outputs
         faults |= {c: fault for c, payload in payloads.items() if (fault := fault_of_shared(payload, classes))}
         payloads = {client: payload for client, payload in payloads.items() if client not in faults}
-        faults |= unlike(payloads, rows=True)
+        faults |= find_mismatched(payloads, rows=True)
         good = {client: payload for client, payload in payloads.items() if client not in faults}
         _tell_of(faults, round, bool(good))
         if sharing.each_round:
@@ -102,7 +100,7 @@ class FlowerEngine:
         """Have clients share under masks; the keys and shares that this takes are counted with the round's training."""
         setup = self.setup
         like = sharing.form(setup.scale(setup.data.test.x[:1]), setup.task.outputs)
-        made = shared_sums(self.sites, round, sharing, asked, stream(setup.experiment.seed, "pool", round), like)
+        made = sum_shared_means(self.sites, round, sharing, asked, stream(setup.experiment.seed, "pool", round), like)
         _tell_of(made.faults, round, bool(made.payloads))
         self._extra_bytes = {("up", "keys"): made.up, ("down", "keys"): made.down}
         return made.payloads
@@ -146,16 +144,16 @@ class FlowerEngine:
                 if client in lost:
                     continue
                 fault = fault or kind.fault(sent, task.weights, self.setup.task) or fault_of(extras, expected)
-                fault = fault or self._fault_of_words(reply.words, int(task.sizes[client]))
+                fault = fault or self._fault_of_words(reply.fields, int(task.sizes[client]))
                 if fault:
                     result.refused.append({"client": client, "reason": fault})
                     continue
                 upload = {name: sent[name] for name in like}
                 result.add_extras({name: extras[name] for name in expected})
-                result.good.append((client, reply.words["samples"], reply.words["loss"]))
+                result.good.append((client, reply.fields["samples"], reply.fields["loss"]))
                 if server_step.looks_at_uploads and not server_step.queries_clients:
                     result.uploads[client] = upload
-                yield upload, float(reply.words["samples"])
+                yield upload, float(reply.fields["samples"])
 
         result.partial = aggregator.partial(uploads())
         self._uploads, self._good = result.uploads, (task.round, [client for client, _, _ in result.good])
@@ -169,22 +167,22 @@ class FlowerEngine:
         cohort = [int(task.sizes[client]) for client in clients]
         share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
         total = sum(map(aggregator.weight_of, cohort))
-        about = about_sum(self.sites.about, task.round, task.weights, total)
-        masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), about=about)
+        about = sum_digest(self.sites.setup_fields, task.round, task.weights, total)
+        masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), context=about)
         part = masks.begin(clients)
-        extra = {client: Order({"total": total}, (masks.table_for(client),)) for client in part}
+        extra = {client: ClientRequest({"total": total}, (masks.sealed_shares(client),)) for client in part}
         replies = self._trained(task, part, extra)
         length = sum(tensor.numel() for tensor in task.weights.values())
         like, vectors, faults = {"masked": torch.empty(length, dtype=torch.int32)}, {}, dict(masks.faults)
         for client, reply in replies.items():
             result.sent += bytes_of(reply.tensors)
             fault = reply.fault or fault_of(reply.tensors, like)
-            fault = fault or self._fault_of_words(reply.words, int(task.sizes[client]))
+            fault = fault or self._fault_of_words(reply.fields, int(task.sizes[client]))
             if fault:
                 faults[client] = fault
             elif client not in lost:
                 vectors[client] = reply.tensors["masked"]
-                result.good.append((client, reply.words["samples"], reply.words["loss"]))
+                result.good.append((client, reply.fields["samples"], reply.fields["loss"]))
             if reply.fault is None and (kept := self._kept_there(task, client)):
                 result.client_states[client] = kept
         result.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
@@ -209,10 +207,12 @@ class FlowerEngine:
             yield from step.respond(self._uploads, question, model_spec(self.setup, self.server_model())).items()
             return
         round, good = self._good
-        replies = self.sites.exchange("query.ask", round, dict.fromkeys(good, Order({}, (arrays(question),))))
+        replies = self.sites.exchange(
+            "query.ask", round, dict.fromkeys(good, ClientRequest({}, (to_record(question),)))
+        )
         faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults}
-        faults |= unlike(payloads, rows=False)
+        faults |= find_mismatched(payloads, rows=False)
         for client, reason in faults.items():
             log.warning("fedblend: round %s: client %s does not answer: %s", round + 1, client, reason)
         if faults and len(faults) == len(good):
@@ -240,17 +240,17 @@ class FlowerEngine:
         """Nothing to let go of: sites wait for the next run."""
 
     def _trained(
-        self, task: TrainTask, clients: Sequence[int], extra: Mapping[int, Order] | None = None
+        self, task: TrainTask, clients: Sequence[int], extra: Mapping[int, ClientRequest] | None = None
     ) -> dict[int, Reply]:
         """Every client's reply; those that lack what they were sent before get it again. ``extra`` goes with both."""
         # First, since a node that was restarted has lost what it was sent before.
-        self.sites.meet()
-        shared = {"weights": arrays(add_prefix("weights/", task.weights)), "pool": self._pool_table(task)}
-        shared["server"] = arrays(add_prefix("server/", task.server_state))
+        self.sites.wait_until_connected()
+        shared = {"weights": to_record(add_prefix("weights/", task.weights)), "pool": self._pool_table(task)}
+        shared["server"] = to_record(add_prefix("server/", task.server_state))
         extra = extra or {}
         orders = {client: _joined(self._order(task, client, shared, set()), extra.get(client)) for client in clients}
         replies = self.sites.exchange("train", task.round, orders)
-        lacking = {c: reply.words[LACKS] for c, reply in replies.items() if LACKS in reply.words}
+        lacking = {c: reply.fields[LACKS] for c, reply in replies.items() if LACKS in reply.fields}
         if lacking:
             again = {c: _joined(self._order(task, c, shared, {"model", "pool"}), extra.get(c)) for c in lacking}
             replies |= self.sites.exchange("train", task.round, again)
@@ -258,10 +258,10 @@ class FlowerEngine:
             version = self._version(task.pool)
             nodes = self.sites.nodes
             self._told |= {c: (nodes[c], version) for c in clients if c in nodes and replies[c].fault is None}
-        still = {c: Reply(fault="it lacks what it was sent twice") for c in lacking if LACKS in replies[c].words}
+        still = {c: Reply(fault="it lacks what it was sent twice") for c in lacking if LACKS in replies[c].fields}
         return {client: still.get(client) or replies[client] for client in clients}
 
-    def _order(self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], anew: set[str]) -> Order:
+    def _order(self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], anew: set[str]) -> ClientRequest:
         """What one client is told for a round; ``anew`` is what it is sent though it was before."""
         method = self.setup.experiment.method
         words: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None}
@@ -276,7 +276,7 @@ class FlowerEngine:
         else:
             tables.append(shared["weights"])
         if outputs := task.outputs_of(client) if any(term.uses_outputs for term in method.terms) else {}:
-            tables.append(arrays(add_prefix("outputs/", outputs)))
+            tables.append(to_record(add_prefix("outputs/", outputs)))
         if task.server_state:
             tables.append(shared["server"])
         if task.pool is not None:
@@ -285,11 +285,11 @@ class FlowerEngine:
                 "pool" in anew or self._told.get(client) != (self.sites.nodes.get(client), words["pool"])
             ):
                 tables.append(shared["pool"])
-        return Order(words, tuple(tables))
+        return ClientRequest(words, tuple(tables))
 
     def _pool_table(self, task: TrainTask) -> ArrayRecord:
         leaves_client = self.setup.experiment.method.sharing.leaves_client
-        return arrays(add_prefix("pool/", task.pool.tensors) if task.pool is not None and leaves_client else {})
+        return to_record(add_prefix("pool/", task.pool.tensors) if task.pool is not None and leaves_client else {})
 
     def _version(self, pool: Pool) -> str:
         """A word for a pool that changes with what is in it."""
@@ -309,9 +309,9 @@ class FlowerEngine:
         return None
 
 
-def _joined(one: Order, other: Order | None) -> Order:
+def _joined(one: ClientRequest, other: ClientRequest | None) -> ClientRequest:
     """Both orders as one."""
-    return one if other is None else Order({**one.words, **other.words}, one.tables + other.tables)
+    return one if other is None else ClientRequest({**one.fields, **other.fields}, one.records + other.records)
 
 
 def _mark(start: Tensors) -> str | None:

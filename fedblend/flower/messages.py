@@ -1,48 +1,142 @@
-"""Words and tensors as the records of a Flower message, and back. No pickle in either direction."""
+"""Flower messages: JSON fields and tensors as records, and checks of the payloads that sites send.
+
+No pickle in either direction. A message of fedblend's own app has the record ``fields`` and one record for each table
+of tensors. A message of another Flower app keeps its own records; :func:`attach` adds two records of fedblend's.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, legible
 from fedblend.core.trees import Tensors
+from fedblend.core.upload import is_finite
 
-WORDS = "words"
-"""The record, and the field in it, that holds the words as JSON."""
-Spoken = tuple[dict[str, Any], dict[str, torch.Tensor]]
+FIELDS = "fields"
+"""Name of the record that holds a message's fields, and of the entry that holds them as JSON."""
+
+APP_FIELDS, APP_TENSORS = "fedblend", "fedblend-tensors"
+"""Names of the two records that fedblend adds to a message of another Flower app."""
+
+SHARE_QUERY = "fedblend_share"
+"""The query with which a :class:`~fedblend.flower.Strategy` requests shared data from clients."""
+
+LABEL_TENSORS = ("y", "dummies")
+"""Names of shared tensors that hold class labels where their type is an integer type."""
+
+MessageContent = tuple[dict[str, Any], dict[str, torch.Tensor]]
+"""Fields and tensors."""
+
+Form = tuple[tuple[str, str, tuple[int, ...]], ...]
+"""Name, type and shape of each tensor of a payload."""
 
 
-def arrays(tensors: Tensors) -> ArrayRecord:
-    """Tensors as a record; several messages may hold the same one."""
+def to_record(tensors: Tensors) -> ArrayRecord:
+    """Return tensors as a record; several messages may hold the same record."""
     return ArrayRecord({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
 
 
-def pack(words: Mapping[str, Any], *tables: ArrayRecord) -> RecordDict:
-    """The content of a message: words as JSON in a ConfigRecord, tensors in ArrayRecords."""
-    content = RecordDict({WORDS: ConfigRecord({WORDS: json.dumps(words)})})
-    for place, table in enumerate(tables):
-        if len(table):
-            content[f"tensors{place}"] = table
+def from_record(record: ArrayRecord) -> dict[str, torch.Tensor]:
+    """Return the tensors of a record. Raises :class:`ValueError` on invalid arrays."""
+    return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+
+
+def pack(fields: Mapping[str, Any], *records: ArrayRecord) -> RecordDict:
+    """Return the content of a message: fields as JSON in a ConfigRecord, tensors in ArrayRecords."""
+    content = RecordDict({FIELDS: ConfigRecord({FIELDS: json.dumps(fields)})})
+    for i, record in enumerate(records):
+        if len(record):
+            content[f"tensors{i}"] = record
     return content
 
 
-def unpack(content: RecordDict) -> Spoken:
-    """The words and tensors of a message. Raises :class:`FedblendError` on anything that :func:`pack` did not make."""
+def unpack(content: RecordDict) -> MessageContent:
+    """Return the fields and tensors of a message. Raises :class:`FedblendError` on content not made by :func:`pack`."""
     try:
-        words = json.loads(str(content.config_records[WORDS][WORDS]))
-        tensors = {
-            name: torch.from_numpy(array.numpy())
-            for table in content.array_records.values()
-            for name, array in table.items()
-        }
+        fields = json.loads(str(content.config_records[FIELDS][FIELDS]))
+        tensors = {name: t for record in content.array_records.values() for name, t in from_record(record).items()}
     except Exception as error:
-        # Whoever sends it chooses what goes wrong: a header of a terabyte, brackets nested a hundred thousand deep.
-        raise FedblendError(f"a message that is none of fedblend's: {type(error).__name__}: {error}") from None
-    if not isinstance(words, dict):
-        raise FedblendError("a message that is none of fedblend's: its words are no table")
-    return words, tensors
+        # The sender chooses which error is raised: a header of a terabyte, brackets nested a hundred thousand deep.
+        raise FedblendError(f"a message that is not fedblend's: {type(error).__name__}: {error}") from None
+    if not isinstance(fields, dict):
+        raise FedblendError("a message that is not fedblend's: its fields are no JSON object")
+    return fields, tensors
+
+
+def attach(content: RecordDict, fields: Mapping[str, Any], tensors: ArrayRecord | None = None) -> RecordDict:
+    """Return a copy of another app's message content with fedblend's fields and tensors added."""
+    extended = RecordDict(dict(content.items()))
+    extended[APP_FIELDS] = ConfigRecord({APP_FIELDS: json.dumps(fields)})
+    if tensors is not None:
+        extended[APP_TENSORS] = tensors
+    return extended
+
+
+def detach(content: RecordDict) -> tuple[dict[str, Any] | None, dict[str, torch.Tensor]]:
+    """Remove fedblend's fields and tensors from another app's message, in place, and return them.
+
+    The fields are ``None`` where the message has none. Raises :class:`FedblendError` on fields not made by
+    :func:`attach`.
+    """
+    if APP_FIELDS not in content:
+        return None, {}
+    try:
+        fields = json.loads(str(content.config_records[APP_FIELDS][APP_FIELDS]))
+        tensors = from_record(content.array_records[APP_TENSORS]) if APP_TENSORS in content else {}
+    except (KeyError, ValueError, TypeError, EOFError) as error:
+        raise FedblendError(f"a message whose fields are not fedblend's: {error}") from None
+    if not isinstance(fields, dict):
+        raise FedblendError(f"a message whose fields are not fedblend's: {fields!r}")
+    for name in (APP_FIELDS, APP_TENSORS):
+        if name in content:
+            del content[name]
+    return fields, tensors
+
+
+def payload_form(payload: Tensors, rows: bool) -> Form | str:
+    """Return names, types and shapes of a payload's tensors.
+
+    With ``rows`` all tensors must have the same number of rows, and shapes leave out the first axis. The result is a
+    message where this does not hold.
+    """
+    if rows and any(tensor.dim() == 0 for tensor in payload.values()):
+        return "a tensor without rows"
+    lengths = {len(tensor) for tensor in payload.values()} if rows else set()
+    if len(lengths) > 1:
+        return f"tensors of {sorted(lengths)} rows; all must have as many"
+    return tuple(sorted((n, str(t.dtype), tuple(t.shape)[1 if rows else 0 :]) for n, t in payload.items()))
+
+
+def find_mismatched(payloads: Mapping[int, Tensors], rows: bool) -> dict[int, str]:
+    """Return the clients whose payload has another form than the majority's, with the reason.
+
+    Raises :class:`FedblendError` where two forms are equally frequent: then no form is the valid one.
+    """
+    forms = {client: payload_form(payload, rows) for client, payload in payloads.items()}
+    faults = {client: legible(f"it sent {form}") for client, form in forms.items() if isinstance(form, str)}
+    frequent = Counter(form for form in forms.values() if not isinstance(form, str)).most_common(2)
+    if len(frequent) == 2 and frequent[0][1] == frequent[1][1]:
+        raise FedblendError(
+            legible(f"sites disagree on the form of what they send: {frequent[0][0]} and {frequent[1][0]}")
+        )
+    for client, form in forms.items():
+        if not isinstance(form, str) and form != frequent[0][0]:
+            faults[client] = legible(f"it sent tensors of another form than most: {form}, not {frequent[0][0]}")
+    return faults
+
+
+def fault_of_shared(payload: Tensors, classes: int) -> str | None:
+    """Return why shared tensors cannot be used: numbers that are not finite, or labels outside 0 to ``classes`` - 1."""
+    for name, tensor in payload.items():
+        if tensor.is_floating_point():
+            if not is_finite(tensor):
+                return legible(f"'{name}' holds NaN or infinity")
+        elif name in LABEL_TENSORS and tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < classes:
+            return f"'{name}' holds labels from {int(tensor.min())} to {int(tensor.max())}; valid: 0 to {classes - 1}"
+    return None

@@ -1,8 +1,12 @@
-"""A site's own file: where its data are, and what it lets out of the house, whatever the server asks."""
+"""A site's policy: its site file, and the setup on which a site with data of its own trains.
+
+The site file states where the site's data are and what may leave the site, for every request of every server.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,30 +29,31 @@ from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import read_toml
 
 KINDS = ("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores", "extras")
-"""What can leave a site, by the words under which bytes are counted; ``scores`` are counts of right test samples,
-``extras`` what terms such as SCAFFOLD's send beside a model.
+"""Kinds of payload that can leave a site, by the names under which their bytes are counted.
 
-``masked`` is a model, or a mean, of which the server learns only the sum with others, ``keys`` what that takes.
+``scores`` are numbers of right test samples. ``masked`` is a model or a mean of which the server learns only the sum
+with others. ``keys`` are the public keys and secret shares of masks. ``extras`` are what terms such as SCAFFOLD's send
+beside a model.
 """
 
 SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores", "extras")
-"""What a site allows unless its file says otherwise: nothing that holds single samples."""
+"""Kinds that a site allows by default: none that holds single samples."""
 
 
 class RefusedByPolicy(FedblendError):
-    """What a site's policy forbids, found out only while it works on an answer; it goes into the audit log."""
+    """A request that a site's policy forbids; the audit log records it."""
 
 
 class Site(BaseModel):
-    """What stands in a site file.
+    """The fields of a site file.
 
-    A site without one works on its client's part of the experiment's data, which is nobody's own, and lets all out.
+    A site without a file trains on its client's part of the experiment's data and allows all kinds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     data: field_of_part("dataset", "data") | None = None  # type: ignore[valid-type]
-    """This site's samples; unless given, its client's part of the experiment's data (for trials)."""
+    """This site's samples; default: its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
     """Kinds of payload that may leave: weights, masked, keys, outputs, means, seeds, raw, shared, answers, scores,
     extras.
@@ -56,21 +61,21 @@ class Site(BaseModel):
     min_mean: Count = 2
     """Fewest samples that a shared mean may cover; the experiment's own minimum holds as well."""
     min_sum: Annotated[Int, Field(ge=2)] = 3
-    """Fewest sites whose masked models, or means, make a sum that the server may learn; the experiment's holds too."""
+    """Fewest sites whose masked models, or means, the server may sum; the experiment's minimum holds as well."""
     max_seeds: Count | None = None
-    """Most seeds that this site gives where a server asks for a number of them (XorMixFL); unless given, no limit."""
+    """Most seeds that this site sends for one request (XorMixFL); default: no limit."""
     rounds: Count | None = None
-    """Rounds that this site trains in, over all runs in its audit log; unless given, no limit."""
+    """Rounds that this site trains in, over all runs in its audit log; default: no limit."""
     protection: field_of_part("protection") | None = None  # type: ignore[valid-type]
-    """What is done to models before they leave, after the experiment's own protection."""
+    """Protection of models before they leave, after the experiment's own protection."""
     device: str = "cpu"
-    """Where this site computes, as PyTorch names it."""
+    """The PyTorch device on which this site computes."""
     audit: FilePath | None = None
-    """The audit log: one JSON line for everything that leaves; with a site file, `audit.jsonl` beside it."""
+    """The audit log: one JSON line for each payload that leaves; default with a site file: `audit.jsonl` beside it."""
 
     @pydantic.field_validator("allow")
     @classmethod
-    def _known(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_kinds(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
         for kind in allow:
             if kind not in KINDS:
                 raise ValueError(
@@ -80,7 +85,7 @@ class Site(BaseModel):
 
 
 def read_site(path: str | Path) -> Site:
-    """The site file at ``path``; paths in it are relative to it. Raises :class:`FedblendError`."""
+    """Read the site file at ``path``; paths in it are relative to it. Raises :class:`FedblendError`."""
     table = read_toml(path)
     for field in table:
         if field not in Site.model_fields:
@@ -94,43 +99,42 @@ def read_site(path: str | Path) -> Site:
         raise FedblendError(f"{path}: {registry.explain(error)}") from None
 
 
-def site_of(node_config: Any) -> Site:
-    """The site that a SuperNode was started for: its ``--node-config 'site="..."'``, or none in particular."""
+def site_of_node(node_config: Any) -> Site:
+    """Return the site of a SuperNode's ``--node-config 'site="..."'``; without a site file all kinds are allowed."""
     path = node_config.get("site")
-    return Site(allow=KINDS) if path is None else _cached(str(path))
+    return Site(allow=KINDS) if path is None else _read_cached(str(path))
 
 
-@functools.lru_cache(maxsize=4)
-def _cached(path: str) -> Site:
-    return read_site(path)
+_read_cached = functools.lru_cache(maxsize=4)(read_site)
 
 
-def world_at(site: Site, experiment: Experiment, client: int, told: dict[str, Any]) -> Setup:
-    """The world as a site knows it: its own samples are its client's, and it knows of no others.
+def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup: dict[str, Any]) -> Setup:
+    """Return the setup at a site: its client has the site's samples, all other clients have none.
 
-    ``told`` is what :func:`about_setup` says of the server's. Raises :class:`FedblendError` if the site's samples are
-    of another shape or have other classes than the server's.
+    ``server_setup`` is the result of :func:`describe_setup`. Raises :class:`FedblendError` if the site's samples have
+    another shape or other classes than the server's.
     """
     if site.data is None:
         return make_setup(experiment)
     data = site.data.load()
-    ours = {"shape": list(data.train.x.shape[1:]), "classes": list(data.classes), "outputs": data.outputs}
-    for field, value in ours.items():
-        if value != told[field]:
-            raise FedblendError(f"data: this site's {field} is {value}, the federation's {told[field]}")
-    alone = experiment.model_copy(update={"partition": registry.build("partition", {"name": "iid", "clients": 1})})
-    setup = make_setup(alone, data)
+    own = {"shape": list(data.train.x.shape[1:]), "classes": list(data.classes), "outputs": data.outputs}
+    for field, value in own.items():
+        if value != server_setup[field]:
+            raise FedblendError(f"data: this site's {field} is {value}, the federation's {server_setup[field]}")
+    one_client = experiment.model_copy(update={"partition": registry.build("partition", {"name": "iid", "clients": 1})})
+    setup = make_setup(one_client, data)
     before, mine = np.zeros(client + 1, np.int64), setup.population
-    after = told["clients"] - client - 1
+    after = server_setup["clients"] - client - 1
     offsets = np.concatenate([before, np.full(1 + after, len(mine.order))])
     held = np.concatenate([before, np.full(1 + after, len(mine.held_order))]) if mine.held_offsets is not None else None
-    # In the order in which they lie in the site's file, not in that of the split into one.
+    # Samples stay in the order of the site's file, not in the order of the partition into one client.
     population = Population(np.sort(mine.order), offsets, np.sort(mine.held_order), held)
-    return replace(setup, experiment=experiment, population=population, scale=scale_of(told["scale"]))
+    scale = scale_from(server_setup["scale"])
+    return replace(setup, experiment=experiment, population=population, scale=scale)
 
 
-def about_setup(setup: Setup) -> dict[str, Any]:
-    """What every site must know of the server's world, as plain words: clients, shapes, classes, scale."""
+def describe_setup(setup: Setup) -> dict[str, Any]:
+    """Return what sites need of the server's setup, as JSON values: clients, shape, classes, outputs, scale."""
     scale = setup.scale
     numbers: dict[str, Any] = {"vocabulary": scale.vocabulary} if isinstance(scale, OneHot) else {}
     if isinstance(scale, Scaler):
@@ -146,9 +150,72 @@ def about_setup(setup: Setup) -> dict[str, Any]:
     }
 
 
-def scale_of(told: dict[str, Any]) -> Scaler | OneHot:
-    """The scale that :func:`about_setup` wrote down, to the last bit."""
-    if "vocabulary" in told:
-        return OneHot(told["vocabulary"])
-    factors = [torch.tensor(told[name]) for name in ("factor", "offset", "unit_factor", "unit_offset")]
-    return Scaler(told["name"], told["inverted"], *factors)
+def scale_from(numbers: dict[str, Any]) -> Scaler | OneHot:
+    """Return the scale that :func:`describe_setup` described, equal to the last bit."""
+    if "vocabulary" in numbers:
+        return OneHot(numbers["vocabulary"])
+    factors = [torch.tensor(numbers[name]) for name in ("factor", "offset", "unit_factor", "unit_offset")]
+    return Scaler(numbers["name"], numbers["inverted"], *factors)
+
+
+SITE_FILE = """# What may leave this site, for every request of every server. fedblend reads it before it replies.
+# Start the SuperNode with: --node-config 'partition-id=K site="{path}"'
+
+# Kinds of payload that may leave. Other kinds: {others}.
+#   weights   a model after training            outputs   mean outputs by label
+#   means     means of samples                  seeds     mixed samples
+#   raw       samples as they are               answers   replies to a server step, from this site's model
+#   scores    how many test samples are right   masked    a model or mean of which the server learns only a sum
+#   keys      keys and sealed shares of masks   extras    what terms such as SCAFFOLD's send beside a model
+# Without "weights" this site's model leaves masked, or not at all.
+allow = {allow}
+
+# Fewest samples that a shared mean may cover; the experiment's own minimum holds as well.
+min_mean = {min_mean}
+
+# Fewest sites whose masked models (or means) the server may sum; the experiment's minimum holds as well.
+min_sum = 3
+
+# Most seeds (single samples, mixed or encoded) for one request of a server; without this line: no limit.
+# max_seeds = 100
+
+# Rounds in which this site trains, over all runs in its audit log; without this line: no limit.
+# rounds = 200
+
+# The device on which this site computes: cpu, cuda, cuda:1.
+device = "cpu"
+
+# The record of every payload that left and of every request that was refused: JSON lines.
+audit = "audit.jsonl"
+{data}
+# Protection of every model before it leaves, after the experiment's own protection. Noise comes from the operating
+# system's random numbers. `fedblend list protection` shows all protections.
+# [protection]
+# name = "noise"
+# clip = 1.0               # norm to which an update is scaled down
+# multiplier = 0.1         # standard deviation of the noise, in clips
+"""
+
+NO_DATA = """
+# This site's samples. Without this table the site trains on its client's part of the experiment's data (for trials).
+# [data]
+# name = "npz"
+# path = "samples.npz"
+"""
+
+DATA = """
+# This site's samples; their test half stays at this site and is not used.
+[data]
+name = "npz"
+path = {path}
+"""
+
+
+def site_text(path: Path, data: Path | None, allow: tuple[str, ...] = SAFE, min_mean: int = 2) -> str:
+    """Return the commented content of a new site file at ``path``, with the samples in ``data`` (an ``.npz`` file)."""
+    others = ", ".join(kind for kind in KINDS if kind not in allow) or "none"
+    # A JSON string is a valid TOML string.
+    table = NO_DATA if data is None else DATA.format(path=json.dumps(str(data.absolute())))
+    return SITE_FILE.format(
+        path=path.absolute(), others=others, allow=json.dumps(list(allow)), min_mean=min_mean, data=table
+    )

@@ -1,37 +1,37 @@
-"""The sites of a federation: which node is which client, and one exchange of messages with some of them."""
+"""The sites of a federation as the server sees them: which node is which client, and exchanges of messages."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from flwr.app import ArrayRecord, Message
 
-from fedblend.core.errors import FedblendError, legible, listed
+from fedblend.core.errors import FedblendError, by_reason, legible, listed
 from fedblend.flower.messages import pack, unpack
 
-POLL = (0.05, 1.0)
-"""Seconds between two looks for answers: at first, and at most; Flower's own loop looks every 3."""
+POLL_S = (0.05, 1.0)
+"""Shortest and longest pause between two polls for replies, in seconds; Flower's own loop polls every 3 seconds."""
 
-JOIN = 0.5
-"""Seconds between two looks at which nodes are connected, while too few are."""
+CONNECT_POLL_S = 0.5
+"""Seconds between two looks at the connected nodes while too few are connected."""
 
-GREETING = 60.0
-"""Seconds that a node has to say which client it is, within the deadline."""
+HELLO_S = 60.0
+"""Most seconds that a new node has to reply with its client's number."""
 
-RIVAL = 20.0
-"""Seconds that a node has to answer where another one says that it is its client."""
+DUPLICATE_HELLO_S = 20.0
+"""Most seconds that a known node has to reply where another node claims the same client."""
 
-GREETINGS = 3
-"""How often a node that does not answer is asked."""
+HELLO_ATTEMPTS = 3
+"""How often a new node that does not reply receives the first query."""
 
-MOST = 10**8
-"""Samples that a site can say that it holds."""
+MAX_SAMPLES = 10**8
+"""Largest number of samples that a site may state."""
 
 HELLO = "query.hello"
 
@@ -40,219 +40,233 @@ FAILURES = {
     7: "its SuperNode does not trust this app (--trusted-entities)",
     8: "its app was killed, or no longer answers its SuperNode",
 }
-"""What some of Flower's error codes mean here; their own words are about messages."""
+"""Reasons for some of Flower's error codes; Flower's own texts are about messages, not about sites."""
 
 EXPIRED = (3, 4)
-"""Flower's error codes for a message whose time, the deadline, is over, or its answer's: as good as no answer."""
+"""Flower's error codes for a message, or a reply, whose time is over. They count as no reply."""
 
 log = logging.getLogger("flwr")
 
-Refusal = str
 
-
-class Wire(Protocol):
-    """What is used of Flower's Grid."""
+class MessageGrid(Protocol):
+    """The part of Flower's Grid that the server uses."""
 
     def get_node_ids(self) -> Iterable[int]:
-        """The nodes that are connected."""
+        """Return the connected nodes."""
         ...
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; gives their ids in order, ``None`` for one that could not be sent."""
+        """Send messages and return their ids in order, ``None`` for a message that could not be sent."""
         ...
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The answers to these messages that have come."""
+        """Return the replies to these messages that have arrived."""
         ...
 
 
 @dataclass(frozen=True)
-class Order:
-    """What one client is told: words, and tables of tensors."""
+class ClientRequest:
+    """The fields and records of tensors that one client receives."""
 
-    words: Mapping[str, Any]
-    tables: tuple[ArrayRecord, ...] = ()
+    fields: Mapping[str, Any]
+    records: tuple[ArrayRecord, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client answered, or why there is no answer (``fault``)."""
+    """A client's reply."""
 
-    words: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    fault: Refusal | None = None
+    fault: str | None = None
+    """Why the reply cannot be used, or why there is none."""
 
 
 class Sites:
-    """The nodes of a federation by the client that each of them is.
+    """The nodes of a federation, by client.
 
-    Node ids are random and change when a node of an open federation restarts; a node is asked for its client once.
-    ``about`` goes with every message,
-    since a process at a site knows nothing of those before it: the experiment, and what :func:`about_setup` tells.
-    ``deadline`` is how many seconds any one exchange may take, ``fewest`` the sites without which none begins.
-    ``apart`` is the client that is the server, where that has data of its own: nobody waits for a site of it.
+    Node ids are random. They change when a node of an open federation restarts; each new node receives one query for
+    its client's number.
+
+    ``setup_fields`` are part of every message, because a process at a site keeps nothing of earlier messages: the
+    experiment and the result of :func:`~fedblend.flower.site.describe_setup`. ``min_sites`` is the fewest connected
+    sites with which an exchange begins, ``deadline`` the seconds that one exchange may take. ``server_client`` is the
+    client that the server itself is, where the server has data of its own; no site is expected for it.
     """
 
     def __init__(
         self,
-        wire: Wire,
+        grid: MessageGrid,
         clients: int,
-        fewest: int,
+        min_sites: int,
         deadline: float,
-        about: dict[str, Any],
-        apart: int | None = None,
+        setup_fields: dict[str, Any],
+        server_client: int | None = None,
     ) -> None:
-        if not 1 <= fewest <= clients:
-            raise FedblendError(f"min_sites: {fewest}: the experiment has {clients} clients; valid: 1 to {clients}")
+        if not 1 <= min_sites <= clients:
+            raise FedblendError(f"min_sites: {min_sites}: the experiment has {clients} clients; valid: 1 to {clients}")
         if not deadline > 0:
             raise FedblendError(f"deadline: {deadline} is not valid: a number of seconds above 0")
-        self.wire, self.clients, self.fewest, self.deadline, self.apart = wire, clients, fewest, deadline, apart
+        self.grid, self.clients, self.min_sites, self.deadline = grid, clients, min_sites, deadline
+        self.server_client, self.setup_fields = server_client, setup_fields
         self.nodes: dict[int, int] = {}
-        self.facts: dict[int, dict[str, Any]] = {}
-        self._asked: set[int] = set()
-        self._silent: Counter[int] = Counter()
-        self._rivals: dict[int, int] = {}
-        self.about = about
+        """Node of each connected client."""
+        self.hello_fields: dict[int, dict[str, Any]] = {}
+        """Fields of each client's reply to the first query."""
+        self._queried: set[int] = set()
+        self._failed_hellos: Counter[int] = Counter()
+        self._duplicates: dict[int, int] = {}
+        """Nodes that claim a client that another node is, with that client."""
 
-    def meet(self, wanted: int | None = None) -> None:
-        """Wait until ``wanted`` sites are connected (default: the fewest), or the deadline has passed.
+    def wait_until_connected(self, sites: int | None = None) -> None:
+        """Wait until ``sites`` sites are connected (default: ``min_sites``), or until the deadline.
 
-        Raises :class:`FedblendError` if fewer than the fewest are connected then.
+        Raises :class:`FedblendError` if fewer than ``min_sites`` are connected then.
         """
-        wanted, end = wanted or self.fewest, time.monotonic() + self.deadline
-        self._look()
-        while self._there() < wanted and time.monotonic() < end:
-            time.sleep(min(JOIN, self.deadline / 4))
-            self._look()
-        if self._there() < self.fewest:
-            missing = [client for client in range(self.clients) if client not in (*self.nodes, self.apart)]
+        wanted, end = sites or self.min_sites, time.monotonic() + self.deadline
+        self._update_nodes()
+        while self._connected() < wanted and time.monotonic() < end:
+            time.sleep(min(CONNECT_POLL_S, self.deadline / 4))
+            self._update_nodes()
+        if self._connected() < self.min_sites:
+            missing = [client for client in range(self.clients) if client not in (*self.nodes, self.server_client)]
             raise FedblendError(
-                f"min_sites: {self.fewest}, but only {self._there()} of {self.clients} sites are connected after "
-                f"{self.deadline:g} seconds (deadline); missing: {listed(missing)}. Start their SuperNodes, and go on "
-                "by running the same command again"
+                f"min_sites: {self.min_sites}, but only {self._connected()} of {self.clients} sites are connected "
+                f"after {self.deadline:g} seconds (deadline); missing: {listed(missing)}. Start their SuperNodes, and "
+                "continue with the same command"
             )
 
-    def exchange(self, kind: str, round: int, orders: Mapping[int, Order]) -> dict[int, Reply]:
-        """Send each client its order and wait for the answers until the deadline; one reply a client, in their order.
+    def exchange(self, kind: str, round: int, requests: Mapping[int, ClientRequest]) -> dict[int, Reply]:
+        """Send each client its request and wait for the replies until the deadline.
 
-        Raises :class:`FedblendError` if too few sites are connected to begin.
+        Returns one reply a client, in the order of ``requests``. Raises :class:`FedblendError` if too few sites are
+        connected to begin.
         """
-        self.meet()
+        self.wait_until_connected()
         to_nodes, absent = {}, {}
-        for client, order in orders.items():
+        for client, request in requests.items():
             if client in self.nodes:
-                words = {**self.about, "round": round, "client": client, **order.words}
-                to_nodes[self.nodes[client]] = Order(words, order.tables)
+                fields = {**self.setup_fields, "round": round, "client": client, **request.fields}
+                to_nodes[self.nodes[client]] = ClientRequest(fields, request.records)
             else:
                 absent[client] = Reply(fault="its site is not connected")
         replies = self._send(kind, round, to_nodes, self.deadline)
-        return {client: absent.get(client) or replies[self.nodes[client]] for client in orders}
+        return {client: absent.get(client) or replies[self.nodes[client]] for client in requests}
 
-    def _there(self) -> int:
-        """How many sites are connected."""
-        return len(self.nodes.keys() - {self.apart})
+    def _connected(self) -> int:
+        return len(self.nodes.keys() - {self.server_client})
 
-    def _look(self) -> None:
-        """Note which nodes are there, and ask those that are new which client they are."""
-        there = set(self.wire.get_node_ids())
-        gone = {client for client, node in self.nodes.items() if node not in there}
+    def _update_nodes(self) -> None:
+        """Update the connected nodes, and query new nodes for their client."""
+        connected = set(self.grid.get_node_ids())
+        gone = {client for client, node in self.nodes.items() if node not in connected}
         self.nodes = {client: node for client, node in self.nodes.items() if client not in gone}
-        # Who said to be a client that another node was then is asked again once that one is gone.
-        self._asked = {node for node in self._asked & there if self._rivals.get(node) not in gone}
-        new = sorted(there - self._asked)
+        # A node that claimed another node's client is queried again once that other node is gone.
+        self._queried = {node for node in self._queried & connected if self._duplicates.get(node) not in gone}
+        new = sorted(connected - self._queried)
         if not new:
             return
-        self._asked |= set(new)
-        replies = self._send(HELLO, 0, dict.fromkeys(new, Order(self.about)), min(self.deadline, GREETING))
-        for node, reply in replies.items():
-            self._enter(node, reply)
+        self._queried |= set(new)
+        requests = dict.fromkeys(new, ClientRequest(self.setup_fields))
+        for node, reply in self._send(HELLO, 0, requests, min(self.deadline, HELLO_S)).items():
+            self._add_node(node, reply)
 
-    def _enter(self, node: int, reply: Reply) -> None:
-        client = reply.words.get("client")
+    def _add_node(self, node: int, reply: Reply) -> None:
+        client = reply.fields.get("client")
         if reply.fault is not None:
-            if not reply.words and self._silent[node] < GREETINGS - 1:
-                # Perhaps its machine is busy: it is asked again at the next look.
-                self._silent[node] += 1
-                self._asked.discard(node)
+            if not reply.fields and self._failed_hellos[node] < HELLO_ATTEMPTS - 1:
+                # The node's machine may be busy: the next look at the nodes queries it again.
+                self._failed_hellos[node] += 1
+                self._queried.discard(node)
             log.warning("fedblend: node %s takes no part: %s", node, reply.fault)
-        elif not (_is_number(reply.words.get("samples")) and _is_number(reply.words.get("holds_out"))):
-            log.warning("fedblend: node %s takes no part: it says that it holds a number of samples that is none", node)
+        elif not (_is_sample_count(reply.fields.get("samples")) and _is_sample_count(reply.fields.get("holds_out"))):
+            log.warning("fedblend: node %s takes no part: its number of samples is not valid", node)
         elif type(client) is not int or not 0 <= client < self.clients:
-            log.warning("fedblend: node %s says partition-id %r; valid: 0 to %s", node, client, self.clients - 1)
+            log.warning("fedblend: node %s has partition-id %r; valid: 0 to %s", node, client, self.clients - 1)
         else:
             if client in self.nodes:
                 before = self.nodes[client]
-                if self._answers(client):
-                    log.warning("fedblend: node %s says that it is client %s, as node %s is", node, client, before)
-                    self._rivals[node] = client
+                if self._still_replies(client):
+                    log.warning("fedblend: node %s claims to be client %s, but node %s is", node, client, before)
+                    self._duplicates[node] = client
                     return
-                # A site that was restarted has a new node; the old one is listed until its heartbeat is missed.
+                # A restarted site has a new node; the old node stays listed until its heartbeat is missed.
                 log.warning("fedblend: client %s is now node %s, in place of %s", client, node, before)
             self.nodes[client] = node
-            self.facts[client] = reply.words
+            self.hello_fields[client] = reply.fields
 
-    def _answers(self, client: int) -> bool:
-        """Whether the node that a client was until now still says that it is this client."""
+    def _still_replies(self, client: int) -> bool:
+        """Whether the node that a client was until now still replies as this client."""
         node = self.nodes[client]
-        reply = self._send(HELLO, 0, {node: Order(self.about)}, min(self.deadline, RIVAL))[node]
-        return reply.fault is None and reply.words.get("client") == client
+        requests = {node: ClientRequest(self.setup_fields)}
+        reply = self._send(HELLO, 0, requests, min(self.deadline, DUPLICATE_HELLO_S))[node]
+        return reply.fault is None and reply.fields.get("client") == client
 
-    def _send(self, kind: str, round: int, orders: Mapping[int, Order], seconds: float) -> dict[int, Reply]:
-        """One reply for each node; what has not come after so many seconds has a fault that says so."""
-        if not orders:
+    def _send(self, kind: str, round: int, requests: Mapping[int, ClientRequest], seconds: float) -> dict[int, Reply]:
+        """Send each node its request; a reply that does not arrive in ``seconds`` is a reply with a fault."""
+        if not requests:
             return {}
         messages = [
-            Message(pack(order.words, *order.tables), node, kind, ttl=seconds, group_id=str(round))
-            for node, order in orders.items()
+            Message(pack(request.fields, *request.records), node, kind, ttl=seconds, group_id=str(round))
+            for node, request in requests.items()
         ]
-        ids = list(self.wire.push_messages(messages))
-        # Flower answers with nothing where all messages together are too large for it.
+        ids = list(self.grid.push_messages(messages))
+        # Flower returns no ids where all messages together are too large for it.
         ids += [None] * (len(messages) - len(ids))  # type: ignore[list-item]
-        waiting = {id: node for id, node in zip(ids, orders, strict=True) if id}
-        replies = {node: Reply(fault="the message could not be sent") for node in orders}
+        waiting = {id: node for id, node in zip(ids, requests, strict=True) if id}
+        replies = {node: Reply(fault="the message could not be sent") for node in requests}
         replies |= {node: Reply(fault=f"no answer within {seconds:g} seconds (deadline)") for node in waiting.values()}
-        for answer in answers(self.wire.pull_messages, waiting, seconds):
-            node = waiting.pop(answer.metadata.reply_to_message_id)
-            if not (answer.has_error() and answer.error.code in EXPIRED):
-                replies[node] = read(answer)
+        for message in pull_replies(self.grid.pull_messages, waiting, seconds):
+            node = waiting.pop(message.metadata.reply_to_message_id)
+            if not (message.has_error() and message.error.code in EXPIRED):
+                replies[node] = read_reply(message)
         return replies
 
 
-def _is_number(samples: Any) -> bool:
-    """Whether a number of samples can be one; ``None`` where a site has none of its own."""
-    return samples is None or (type(samples) is int and 0 <= samples <= MOST)
+def _is_sample_count(samples: Any) -> bool:
+    """Whether a stated number of samples is valid; ``None`` is, for a site without data of its own."""
+    return samples is None or (type(samples) is int and 0 <= samples <= MAX_SAMPLES)
 
 
-def answers(pull: Callable[[list[str]], Iterable[Message]], waiting: Mapping[str, int], seconds: float) -> Any:
-    """Answers to the messages that are waited for, as they come; none after so many seconds."""
-    end, pause = time.monotonic() + seconds, POLL[0]
+def pull_replies(
+    pull: Callable[[list[str]], Iterable[Message]], waiting: Mapping[str, int], seconds: float
+) -> Iterator[Message]:
+    """Yield replies to the messages in ``waiting`` as they arrive, for at most ``seconds``.
+
+    The caller removes each yielded reply's message id from ``waiting``.
+    """
+    end, pause = time.monotonic() + seconds, POLL_S[0]
     while waiting:
-        for answer in list(pull(list(waiting))):
-            if answer.metadata.reply_to_message_id in waiting:
-                pause = POLL[0]
-                yield answer
+        for message in list(pull(list(waiting))):
+            if message.metadata.reply_to_message_id in waiting:
+                pause = POLL_S[0]
+                yield message
         if time.monotonic() > end:
             return
         if waiting:
             time.sleep(pause)
-            pause = min(1.5 * pause, POLL[1])
+            pause = min(1.5 * pause, POLL_S[1])
 
 
-def read(answer: Message) -> Reply:
-    """An answer as a reply: a site's refusal, a failure in its app and a message that is none all have a fault."""
-    if answer.has_error() and answer.error.code in FAILURES:
-        return Reply(fault=FAILURES[answer.error.code])
-    if answer.has_error():
-        return Reply(fault=read_error(answer))
+def read_reply(message: Message) -> Reply:
+    """Return a message as a reply; a site's refusal, a failed app and an unreadable message give a fault."""
+    if message.has_error():
+        return Reply(fault=FAILURES.get(message.error.code) or error_text(message))
     try:
-        words, tensors = unpack(answer.content)
+        fields, tensors = unpack(message.content)
     except FedblendError as error:
         return Reply(fault=legible(f"it sent {error}"))
-    fault = words.get("fault")
-    return Reply(words, tensors, None if fault is None else legible(fault))
+    fault = fields.get("fault")
+    return Reply(fields, tensors, None if fault is None else legible(fault))
 
 
-def read_error(answer: Message) -> str:
-    """Why an app failed, in one line."""
-    reason = (answer.error.reason or "").strip().splitlines()
-    return f"its app failed (code {answer.error.code}): {legible(reason[-1]) if reason else 'no reason given'}"
+def error_text(message: Message) -> str:
+    """Return why an app failed, in one line."""
+    reason = (message.error.reason or "").strip().splitlines()
+    return f"its app failed (code {message.error.code}): {legible(reason[-1]) if reason else 'no reason given'}"
+
+
+def summarize_faults(faults: Mapping[int, str]) -> str:
+    """Return the faults of clients in one line, clients with the same fault together."""
+    reasons = by_reason(faults.items())
+    return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -14,30 +17,39 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import NameOID
 
 from fedblend.core.errors import FedblendError
-from fedblend.flower.credentials import make_credentials
+from fedblend.flower import process_guard
 
-OFF = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Nothing is told to anybody outside."""
+NO_REPORTS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Environment in which neither Flower nor Ray sends reports to its makers."""
 
-EAGER = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
-"""Seconds between two looks for an app to start, at every message; Flower's own is 1."""
+FAST_POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+"""Seconds between two looks for an app to start, at every message; Flower's default is 1."""
 
 LINK = "trial"
 """The SuperLink's name in Flower's configuration."""
 
-BEGIN = 300.0
+START_S = 300.0
 """Seconds in which the SuperLink, and Flower's commands, must answer: few are needed, but a machine may be busy."""
 
-GOODBYE = 10.0
-"""Seconds that a process gets to end after it was told to."""
+STOP_S = 10.0
+"""Seconds between SIGTERM and SIGKILL to a process."""
+
+VALID_DAYS = 30
+"""A trial's certificates expire soon, so that they are not used outside the trial."""
 
 
 class LoopbackTrial:
-    """The processes of a federation in ``folder``: credentials, Flower's home and logs lie there.
+    """The processes of a federation; their credentials, Flower home and logs are in ``folder``.
 
-    A context manager: everything it started is ended when it is left, also by SIGTERM or a terminal that is closed.
+    A context manager. All processes end when the context is left, also by SIGTERM or SIGHUP. On Linux they also end
+    when this process is killed: a guard process waits for its end (:mod:`fedblend.flower.process_guard`).
     """
 
     def __init__(self, folder: Path, sites: int) -> None:
@@ -45,27 +57,31 @@ class LoopbackTrial:
         self.keys, self.logs, self.home = (self.folder / name for name in ("credentials", "logs", "flower"))
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._heard: list[signal.Signals] = []
+        self.mark = secrets.token_hex(16)
+        """Value of the variable by which the guard finds the processes of this trial."""
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._handled_signals: list[signal.Signals] = []
 
     def __enter__(self) -> LoopbackTrial:
-        # Python ends at these without leaving anything that it is in; only its main thread can change that. Where they
-        # are ignored (nohup) or heard by somebody else, they stay so.
+        # By default Python ends at these signals without leaving a context. Only the main thread can set handlers.
+        # Signals that are ignored (nohup) or already have a handler keep it.
         if threading.current_thread() is threading.main_thread():
-            self._heard = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
-        for heard in self._heard:
-            signal.signal(heard, _leave)
+            default = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+            self._handled_signals = default
+        for number in self._handled_signals:
+            signal.signal(number, _exit)
         return self
 
     def __exit__(self, *about: object) -> None:
         self.stop()
-        for heard in self._heard:
-            signal.signal(heard, signal.SIG_DFL)
+        for number in self._handled_signals:
+            signal.signal(number, signal.SIG_DFL)
 
     def begin(self) -> None:
         """Make the credentials, start the SuperLink, and register the sites' keys with it."""
         for folder in (self.logs, self.home):
             folder.mkdir(parents=True, exist_ok=True)
-        # A new authority and new keys: what an earlier trial here had registered is of no use.
+        # The database of an earlier trial in this folder has other keys.
         (self.folder / "superlink.db").unlink(missing_ok=True)
         make_credentials(self.keys, self.sites)
         link = {"address": f"127.0.0.1:{self.port}", "root-certificates": str(self.keys / "ca.crt")}
@@ -75,71 +91,76 @@ class LoopbackTrial:
             self.register(self.keys / f"site-{site}.pub")
 
     def start_link(self) -> None:
-        """Start the SuperLink (again, after it was stopped) and wait until it answers."""
+        """Start the SuperLink, or start it again, and wait until it answers."""
         certificates = ("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key")
         tls = [word for option, name in certificates for word in (f"--ssl-{option}", str(self.keys / name))]
-        where = ["--host", "127.0.0.1", "--port", str(self.port), "--database", str(self.folder / "superlink.db")]
-        self._start(
-            "superlink",
-            ["flower-superlink", *tls, *where, "--enable-supernode-auth", "--disable-runtime-dependency-installation"],
-        )
+        address = ["--host", "127.0.0.1", "--port", str(self.port)]
+        database = ["--database", str(self.folder / "superlink.db")]
+        options = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        self._start("superlink", ["flower-superlink", *tls, *address, *database, *options])
         self._wait_for("superlink", self.port)
 
     def register(self, key: Path) -> None:
-        """Let the SuperNode with this public key take part."""
+        """Register a SuperNode's public key with the SuperLink."""
         self.flwr("supernode", "register", str(key), LINK)
 
     def start_node(self, site: int, config: Mapping[str, Any], key: Path | None = None, name: str = "") -> None:
-        """Start a site's SuperNode; ``config`` becomes its ``--node-config``, and ``name`` that of its log."""
-        told = " ".join(f"{name}={_toml(value)}" for name, value in {"partition-id": site, **config}.items())
+        """Start a site's SuperNode with ``config`` as its ``--node-config``; ``name`` is the name of its log."""
+        settings = {"partition-id": site, **config}
         self._start(
             name or f"site-{site}",
             [
                 "flower-supernode",
                 *("--root-certificates", str(self.keys / "ca.crt")),
                 *("--auth-supernode-private-key", str(key or self.keys / f"site-{site}.key")),
-                *("--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--node-config", told),
+                *("--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())),
+                *("--node-config", " ".join(f"{name}={_toml(value)}" for name, value in settings.items())),
             ],
         )
 
     def submit(self, app: Path) -> subprocess.Popen[bytes]:
-        """Have the SuperLink run an app; the process ends with the run, whose log it shows."""
+        """Submit an app to the SuperLink; the returned process shows the run's log and ends with the run."""
         return self._start("run", ["flwr", "run", str(app.absolute()), LINK, "--stream"])
 
     def flwr(self, *words: str) -> str:
-        """What a command of Flower's says. Raises :class:`FedblendError` if it fails."""
+        """Return the output of a ``flwr`` command. Raises :class:`FedblendError` if it fails."""
+        command = [tool("flwr"), *words]
         done = subprocess.run(
-            [tool("flwr"), *words], env=self._environment(), capture_output=True, text=True, timeout=BEGIN, check=False
+            command, env=self._environment(), capture_output=True, text=True, timeout=START_S, check=False
         )
         if done.returncode:
             raise FedblendError(f"flwr {' '.join(words[:2])} failed: {(done.stdout + done.stderr).strip()}")
         return done.stdout
 
     def log_of(self, name: str) -> str:
-        """All that a process has said."""
+        """Return the log of a process."""
         path = self.logs / f"{name}.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def stop(self) -> None:
-        """End all processes, those started last first."""
+        """End all processes, the last started first, and then whatever apps they have left running."""
         for name in reversed(list(self.processes)):
             self.stop_one(name)
+        if self._guard is not None:
+            self._guard.communicate()
+            self._guard = None
 
     def stop_one(self, name: str, kill: bool = False) -> None:
-        """End one process and those it has started."""
+        """End one process and its process group, with ``kill`` by SIGKILL."""
         process = self.processes.pop(name)
         try:
-            os.killpg(process.pid, 9 if kill else 15)
-            process.wait(GOODBYE)
+            os.killpg(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
+            process.wait(STOP_S)
         except ProcessLookupError:
             pass
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        self._start_guard()
         with open(self.logs / f"{name}.log", "ab") as log:
-            # A group of its own, so that the apps it starts end with it.
+            # In a process group of its own, so that its children get the same signals.
             process = subprocess.Popen(
                 [tool(command[0]), *command[1:]],
                 env=self._environment(),
@@ -152,27 +173,39 @@ class LoopbackTrial:
         self.processes[name] = process
         return process
 
+    def _start_guard(self) -> None:
+        """Start the guard process before the first other process."""
+        if self._guard is None and (process_guard.PROC / "self" / "environ").exists():
+            # In a session of its own, so that a signal to this process and its group does not end the guard.
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", process_guard.__file__, self.mark],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
     def _wait_for(self, name: str, port: int) -> None:
-        end = time.monotonic() + BEGIN
+        end = time.monotonic() + START_S
         while time.monotonic() < end and self.processes[name].poll() is None:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
             time.sleep(0.2)
-        raise FedblendError(f"{name} does not answer on port {port}; its log says why: {self.logs / name}.log")
+        raise FedblendError(f"{name} does not answer on port {port}; see its log: {self.logs / name}.log")
 
     def _environment(self) -> dict[str, str]:
-        # The apps that Flower starts are to be those beside this Python, and to see this fedblend.
+        # Flower must start the apps of this Python's environment.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**EAGER, **os.environ, **OFF, "FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+        own = {"FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1", process_guard.VARIABLE: self.mark}
+        return {**FAST_POLL, **os.environ, **NO_REPORTS, **own}
 
 
-def _leave(number: int, frame: object) -> None:
+def _exit(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
 def tool(name: str) -> str:
-    """Flower's command beside this Python. Raises :class:`FedblendError` if it is not installed."""
+    """Return the path of Flower's command beside this Python. Raises :class:`FedblendError` if it is missing."""
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise FedblendError(
@@ -182,7 +215,7 @@ def tool(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a free TCP port of this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -190,3 +223,66 @@ def free_port() -> int:
 
 def _toml(value: Any) -> str:
     return tomli_w.dumps({"v": value}).partition("=")[2].strip()
+
+
+def make_credentials(folder: Path, sites: int) -> None:
+    """Write ``ca.crt``, ``server.crt``, ``server.key``, and ``site-K.key`` and ``site-K.pub`` for each site.
+
+    Certificates are valid for 127.0.0.1 and localhost only. Keys are on the curve P-384, and only their owner can read
+    them. The authority's own key is not kept.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedblend trial authority")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedblend trial server")])
+    ca = _certificate(issuer, issuer, authority, authority)
+    ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    # Python 3.13 and later refuse an authority whose certificate has no keyUsage with keyCertSign.
+    ca = ca.add_extension(_key_usage(signs_certificates=True), critical=True)
+    (folder / "ca.crt").write_bytes(ca.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    certificate = _certificate(subject, issuer, server, authority)
+    certificate = certificate.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    certificate = certificate.add_extension(_key_usage(signs_certificates=False), critical=True)
+    (folder / "server.crt").write_bytes(certificate.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
+    _write_secret(folder / "server.key", server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    for site in range(sites):
+        make_site_key(folder / f"site-{site}")
+
+
+def make_site_key(path: Path) -> None:
+    """Write a site's private key ``path.key`` and its public key ``path.pub``, both in OpenSSH's format."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write_secret(path.with_suffix(".key"), key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    path.with_suffix(".pub").write_bytes(public + b"\n")
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+
+
+def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
+    """Return the key usage of an authority, or of a TLS server."""
+    unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
+    usage = dict.fromkeys((*unused, "decipher_only", "crl_sign"), False)
+    return x509.KeyUsage(digital_signature=not signs_certificates, key_cert_sign=signs_certificates, **usage)
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)

@@ -17,8 +17,8 @@ from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather
 from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.core.upload import fault_of
 from fedblend.flower.client_task import ClientTask
-from fedblend.flower.messages import Spoken, Tensors
-from fedblend.flower.secure_aggregation.site import masked, masked_mean, secure
+from fedblend.flower.messages import MessageContent, Tensors
+from fedblend.flower.secure_aggregation.site import masked_mean, masked_update, secure_aggregator
 from fedblend.flower.site import RefusedByPolicy
 
 SINGLE = ("seeds", "raw")
@@ -28,7 +28,7 @@ LACKS = "lacks"
 """The word with which a client says that it no longer has what it was sent before (its SuperNode was restarted)."""
 
 
-def share(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def share(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> MessageContent:
     """What the client shares. Of what does not travel only the number of entries is told, and the client keeps it."""
     sharing = here.setup.experiment.method.sharing
     if sharing.each_round:
@@ -106,7 +106,7 @@ def hides(sharing: Sharing) -> bool:
     )
 
 
-def train(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def train(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> MessageContent:
     """The client's upload after its training, with its samples and its loss; or what it lacks to begin."""
     start = _start(here, words, tensors)
     pool = _pool(here, words, tensors)
@@ -135,10 +135,10 @@ def train(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
     upload = leaving(here, experiment.method.upload.payload(trained.weights, trained.outputs), start)
     if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
         here.memory.keep("upload", str(here.round), upload)
-    if aggregator := secure(here):
+    if aggregator := secure_aggregator(here):
         if words["begins"] == "own":
             raise FedblendError("it did not hear the round's model, and cannot tell how far its own has moved from it")
-        upload = masked(here, aggregator, upload, start, words, tensors)
+        upload = masked_update(here, aggregator, upload, start, words, tensors)
     if trained.extras and here.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
     return {"samples": trained.samples, "loss": trained.loss}, upload | add_prefix("extras/", trained.extras)
@@ -210,7 +210,7 @@ def leaving(here: ClientTask, payload: dict[str, torch.Tensor], start: Tensors) 
     return protected
 
 
-def respond(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def respond(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> MessageContent:
     """The client's answer to the server step's question about the upload that it has just sent."""
     upload = here.memory.recall("upload", str(here.round))
     if upload is None:
@@ -220,7 +220,7 @@ def respond(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken
     return {}, responses[here.client]
 
 
-def score(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
+def score(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> MessageContent:
     """Of the samples that the client holds out (or of all test samples): how many, how many are right, their loss."""
     if words["own"] is not None:
         weights = _kept(here, words["own"])

@@ -35,7 +35,7 @@ def ours(aggregator: Aggregator, made: list[list[np.ndarray]], samples: list[int
 
 @pytest.mark.parametrize("clients", [5, 8, 13])
 @pytest.mark.parametrize("seed", range(5))
-def test_every_strategy_that_flower_has_too_gives_the_same(clients: int, seed: int) -> None:
+def test_aggregators_equal_flowers_strategies(clients: int, seed: int) -> None:
     made = uploads(clients, seed)
     samples = np.random.default_rng(seed).integers(1, 50, clients).tolist()
     results = list(zip(made, samples, strict=True))

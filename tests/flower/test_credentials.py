@@ -1,4 +1,4 @@
-"""Certificates: a trial's own, and those that the deployment guide's commands make, as Python 3.13 asks for them."""
+"""Certificates of a trial and of the deployment guide's commands pass the strict check of Python 3.13."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("cryptography", reason="Flower (extra 'flower') is not installed")
 
-from fedblend.flower.credentials import make_credentials
+from fedblend.flower.trial import make_credentials
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
 
@@ -34,7 +34,7 @@ def handshake(folder: Path, host: str) -> str | None:
     return ends[0].version()
 
 
-def test_a_trials_certificates_stand_a_strict_check_for_this_machine_alone(tmp_path: Path) -> None:
+def test_certificates_of_a_trial_pass_a_strict_check_for_loopback_only(tmp_path: Path) -> None:
     make_credentials(tmp_path, 1)
     for host in ("127.0.0.1", "localhost"):
         assert handshake(tmp_path, host) == "TLSv1.3"
@@ -47,7 +47,7 @@ def test_a_trials_certificates_stand_a_strict_check_for_this_machine_alone(tmp_p
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_the_guides_certificates_stand_a_strict_check(tmp_path: Path) -> None:
+def test_certificates_of_the_guide_pass_a_strict_check(tmp_path: Path) -> None:
     (commands,) = re.findall(r"^```\n(openssl ecparam.*?)^```", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
     subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True, capture_output=True)
     for host in ("fl.example.org", "localhost", "127.0.0.1"):

@@ -16,7 +16,7 @@ from flower_helpers import Nodes
 from script_helpers import script
 
 from fedblend.core.errors import FedblendError
-from fedblend.flower.limits import FederationLimits
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.server import run
 from fedblend.flower.site import read_site
 from fedblend.runs import api
@@ -24,7 +24,7 @@ from fedblend.runs import api
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_hospitals_with_their_own_patients_get_the_weights_of_a_loop_over_all_of_them(tmp_path: Path) -> None:
+def test_hospitals_get_the_weights_of_the_loop_engine_on_all_patients(tmp_path: Path) -> None:
     made = script("examples/federation_demo.py")
     try:
         sizes = [len(read_site(EXAMPLES / "hospitals" / f"{name}.toml").data.load().train) for name in made.HOSPITALS]

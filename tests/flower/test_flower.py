@@ -24,8 +24,8 @@ from fedblend.core.state import RunState
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.tables import write_toml
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.audit import digest_of
-from fedblend.flower.limits import FederationLimits
 from fedblend.flower.messages import pack, unpack
 from fedblend.flower.server import run
 from fedblend.runs.files import read_lines
@@ -61,7 +61,7 @@ def nodes(number: int = 4, **config: Any) -> Nodes:
     return Nodes({"partition-id": client, **config} for client in range(number))
 
 
-def test_what_does_not_travel_stays_and_a_clients_own_weights_never_leave(tmp_path: Path) -> None:
+def test_data_that_stay_local_and_a_clients_own_weights_do_not_leave(tmp_path: Path) -> None:
     for i, method in enumerate(["fd", {"name": "fedmix", "sharing": "local-means"}]):
         asked, grid = experiment(method), nodes()
 
@@ -92,7 +92,7 @@ def audit(folder: Path, client: int) -> list[dict[str, Any]]:
     return read_lines(folder / f"audit-{client}.jsonl")
 
 
-def test_the_audit_log_tells_of_every_payload_that_left(tmp_path: Path) -> None:
+def test_the_audit_log_records_every_payload_that_left(tmp_path: Path) -> None:
     asked, grid = experiment("fedmix", train={"cohort": 4, "epochs": 1, "batch_size": 50}), nodes()
     grid = Nodes(site_files(tmp_path, 4))
 
@@ -109,7 +109,7 @@ def test_the_audit_log_tells_of_every_payload_that_left(tmp_path: Path) -> None:
         assert len({line["sha256"] for line in lines}) == 3
 
 
-def test_a_digest_is_of_names_shapes_types_and_numbers() -> None:
+def test_a_digest_covers_names_shapes_types_and_numbers() -> None:
     tensor = torch.arange(4.0)
     text = b"a\0<f4\0[4]\0" + tensor.numpy().tobytes() + b"b\0<f4\0[4]\0" + tensor.numpy().tobytes()
     assert digest_of({"b": tensor, "a": tensor}) == hashlib.sha256(text).hexdigest()
@@ -125,7 +125,7 @@ def test_a_site_refuses_kinds_that_its_file_does_not_allow(tmp_path: Path) -> No
     assert not any(up for _, _, _, up in grid.sent)
 
 
-def test_one_site_that_refuses_to_share_leaves_the_others_to_it(tmp_path: Path) -> None:
+def test_a_site_that_refuses_to_share_is_left_out(tmp_path: Path) -> None:
     configs = site_files(tmp_path, 4)
     (tmp_path / "site-2.toml").write_text('allow = ["weights"]\naudit = "audit-2.jsonl"\n')
     finished = run(Nodes(configs), experiment("fedmix"), tmp_path / "run", FederationLimits(deadline=5))
@@ -145,7 +145,7 @@ def test_a_site_shares_no_mean_of_fewer_samples_than_its_own_minimum(tmp_path: P
         assert np.bincount(finished.state.entries.owner).tolist() == each.tolist()
 
 
-def test_a_site_trains_in_no_more_rounds_than_its_file_says_over_all_runs(tmp_path: Path) -> None:
+def test_a_site_limits_its_rounds_over_all_runs(tmp_path: Path) -> None:
     configs = site_files(tmp_path, 4)
     (tmp_path / "site-1.toml").write_text('rounds = 2\naudit = "audit-1.jsonl"\n')
     asked = experiment(train={"cohort": 4, "epochs": 1, "batch_size": 50}, rounds=1)
@@ -157,7 +157,7 @@ def test_a_site_trains_in_no_more_rounds_than_its_file_says_over_all_runs(tmp_pa
     assert "has trained in 2 rounds" in told[0]["reason"]
 
 
-def test_a_site_clips_and_adds_noise_of_its_own_whatever_the_experiment_says(tmp_path: Path) -> None:
+def test_a_site_applies_its_own_protection(tmp_path: Path) -> None:
     protection = {"name": "noise", "clip": 1e-3}
     asked = experiment(train={"cohort": 4, "epochs": 1, "batch_size": 50}, rounds=1)
     start = make_setup(asked).weights()
@@ -175,7 +175,7 @@ def test_a_site_clips_and_adds_noise_of_its_own_whatever_the_experiment_says(tmp
     assert all(not torch.equal(first[name], second[name]) for name in first)
 
 
-def test_noise_of_the_experiment_comes_from_the_systems_entropy_too(tmp_path: Path) -> None:
+def test_noise_of_the_experiment_is_drawn_from_system_entropy(tmp_path: Path) -> None:
     noisy = [
         {"protection": {"name": "noise", "scale": 0.1}},
         {"protection": {"name": "noise", "clip": 1.0, "multiplier": 0.1, "side": "server"}},
@@ -188,7 +188,7 @@ def test_noise_of_the_experiment_comes_from_the_systems_entropy_too(tmp_path: Pa
             assert not torch.equal(made[0].weights[name], made[1].weights[name])
 
 
-def test_sites_with_data_of_their_own_train_as_if_the_server_had_dealt_them(tmp_path: Path) -> None:
+def test_sites_with_their_own_data_equal_a_partition_of_the_same_data(tmp_path: Path) -> None:
     asked = experiment("fedmix", fraction=1.0)
     setup = make_setup(asked)
     test = setup.data.test
@@ -222,7 +222,7 @@ def test_samples_that_clients_hold_out_are_scored_at_their_sites(tmp_path: Path)
 
 
 @pytest.mark.parametrize("said", [{"samples": 1}, {"right": -1}, {"right": 10**6}, {"right": True}, {"fault": "no"}])
-def test_who_does_not_say_how_well_a_model_does_is_left_out(said: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_scores_of_a_site_are_left_out(said: dict[str, Any], tmp_path: Path) -> None:
     asked = experiment("fedavg", holdout=0.3, rounds=0)
 
     def lying(liars: set[int]) -> Nodes:
@@ -241,5 +241,5 @@ def test_who_does_not_say_how_well_a_model_does_is_left_out(said: dict[str, Any]
     owner = setup.population.owners(held=True)
     right = LoopEngine(setup).score(setup.weights(), held=True).right
     assert record["clients"] == over_clients(owner[owner != 2], right[owner != 2], setup.population.sizes)
-    with pytest.raises(FedblendError, match="holdout: no client says how well the model does"):
+    with pytest.raises(FedblendError, match="holdout: no client sent valid scores"):
         run(lying({0, 1, 2, 3}), asked, tmp_path / "none", FederationLimits(deadline=5))

@@ -28,12 +28,11 @@ from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.experiment import presets
 from fedblend.experiment.tables import write_toml
-from fedblend.flower.app.fitting import fitting
+from fedblend.flower.app.client import BlendedLoss, add_sharing, blend_mod, blended_loss
 from fedblend.flower.app.inputs import Inputs
-from fedblend.flower.app.loss import BlendedLoss, blended_loss
-from fedblend.flower.app.mod import add_sharing, blend_mod
 from fedblend.flower.app.strategy import Strategy
-from fedblend.flower.app.words import SHARE, put
+from fedblend.flower.app.supported import supported_method
+from fedblend.flower.messages import SHARE_QUERY, attach
 from fedblend.methods.augment import augmix
 from fedblend.runs.files import read_lines
 
@@ -124,7 +123,7 @@ def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
 # What clients minimise ----------------------------------------------------------------------------------------
 
 
-def test_without_a_method_it_is_what_the_wrapped_strategy_alone_does() -> None:
+def test_fedavg_equals_the_wrapped_strategy_alone() -> None:
     close(start("fedavg", grid_of()), by_hand(2, lambda model, begin, x, y, *_: F.cross_entropy(model(x), y)))
 
 
@@ -165,15 +164,15 @@ def test_fedmix_is_equation_5_on_the_means_that_clients_shared() -> None:
     close(made, by_hand(2, loss))
 
 
-def test_fed_augmix_augments_on_the_scale_that_inputs_are_told_to_be_on() -> None:
+def test_fed_augmix_augments_on_the_scale_of_inputs() -> None:
     inputs = Inputs(shape=(1, 8, 8), outputs=3, mean=0.4, std=0.2)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     unit = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     y = torch.tensor([0, 1, 2, 0])
-    words = {"objective": {"name": "augmix", "loss_scaling": False}, "terms": [], "round": 0, "seed": 2, "own": [0, 0]}
-    made = BlendedLoss(model, inputs, words, {}, 9)((unit - 0.4) / 0.2, y)
+    fields = {"objective": {"name": "augmix", "loss_scaling": False}, "terms": [], "round": 0, "seed": 2, "own": [0, 0]}
+    made = BlendedLoss(model, inputs, fields, {}, 9)((unit - 0.4) / 0.2, y)
 
-    part = build("objective", words["objective"])
+    part = build("objective", fields["objective"])
     drawn = part.draw(stream(2, "objective", 0, 9), StepPlan(np.array([4]), 4, 0, np.zeros(0, bool), 0))
     views = (augmix(unit, {n: torch.from_numpy(a)[0] for n, a in drawn.items()}) - 0.4) / 0.2
     shares = torch.stack([model((unit - 0.4) / 0.2), model(views[0]), model(views[1])]).double().softmax(-1)
@@ -183,7 +182,7 @@ def test_fed_augmix_augments_on_the_scale_that_inputs_are_told_to_be_on() -> Non
     torch.testing.assert_close(made.double(), expected.double(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_client_may_leave_its_own_means_out_and_trains_plainly_if_there_are_no_others() -> None:
+def test_own_means_are_excluded_and_without_others_the_loss_is_plain() -> None:
     method = {"name": "naivemix", "objective": {"exclude_own": True}}
     app, alone = App(), FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     start(method, grid_of(app=app), rounds=1)
@@ -199,7 +198,7 @@ def test_a_client_may_leave_its_own_means_out_and_trains_plainly_if_there_are_no
 # What travels -------------------------------------------------------------------------------------------------
 
 
-def test_means_travel_once_and_the_training_function_sees_the_wrapped_strategys_message() -> None:
+def test_means_are_sent_once_and_the_training_function_gets_the_wrapped_strategys_message() -> None:
     app = App()
     grid = grid_of(app=app)
     pushed: list[tuple[int, str, list[str]]] = []
@@ -234,7 +233,7 @@ def test_means_travel_once_and_the_training_function_sees_the_wrapped_strategys_
     assert {tuple(names) for _, names in app.seen} == {("arrays", "config")}
 
 
-def test_a_site_file_holds_in_an_app_of_ones_own(tmp_path: Path) -> None:
+def test_a_site_file_applies_in_a_users_own_app(tmp_path: Path) -> None:
     files = [
         {},
         {"allow": ["weights"]},
@@ -269,13 +268,13 @@ def test_a_site_file_holds_in_an_app_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", [None, 'allow = ["raw", "seeds", "means"]'])
-def test_no_raw_samples_leave_whatever_the_server_asks(file: str | None, tmp_path: Path) -> None:
+def test_raw_samples_never_leave_a_users_own_app(file: str | None, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(file or "")
     grid = grid_of(1, **({"site": str(tmp_path / "site.toml")} if file else {}))
 
     def asked(sharing: Any) -> Message:
-        words = {"sharing": sharing, "min_mean": 1, "seed": 0}
-        (reply,) = grid.send_and_receive([Message(put(RecordDict(), words), 1000, f"query.{SHARE}")])
+        fields = {"sharing": sharing, "min_mean": 1, "seed": 0}
+        (reply,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
         return reply
 
     for sharing in ("raw", "raw-seeds", "mixed-seeds", {"name": "xor-seeds"}, None, "means!"):
@@ -285,7 +284,7 @@ def test_no_raw_samples_leave_whatever_the_server_asks(file: str | None, tmp_pat
     assert "gives them once" in asked("means").error.reason
 
 
-def test_what_nodes_share_is_checked_and_none_at_all_is_told() -> None:
+def test_shared_payloads_are_checked_and_none_at_all_is_an_error() -> None:
     grid = grid_of()
 
     def spoil(client: int, message: Message, reply: Message) -> Message:
@@ -374,52 +373,52 @@ MIXED = ["fedmix+fed-augmix", "naivemix+fed-augmix"]
 FIT = ["aggenhance", "fed-augmix", "fedavg", "fedmix", *MIXED, "localmix", "naivemix", "vanilla-fl"]
 
 
-def test_which_methods_fit_and_why_others_do_not() -> None:
+def test_supported_methods() -> None:
     fit = {*FIT, *(f"fedprox+{name}" for name in FIT if name != "fedavg"), "fedprox"}
     for name in presets.presets():
         if name in fit:
-            fitting(name)
+            supported_method(name)
         else:
-            with pytest.raises(FedblendError, match=r"does not fit into an app of your own: .*fedblend federation app"):
-                fitting(name)
+            with pytest.raises(FedblendError, match=r"does not run in an app of your own: .*fedblend federation app"):
+                supported_method(name)
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
+    ("method", "expected"),
     [
         ("mix2fld", "clients send 'outputs'"),
         ("xormixfl", "clients send 'nothing'"),
-        ("aggenhance-secure", "puts questions to clients"),
-        ("fedmix-hidden", "shares again while training goes on"),
-        ("global-mixup", "gives raw samples away"),
-        ({"name": "fedmix", "sharing": "secure-means"}, "masks what is shared in several exchanges"),
-        ("local-means", "does not go out to other clients"),
-        ({"name": "fedavg", "aggregator": "median"}, "the strategy that is wrapped aggregates"),
-        ({"name": "fedavg", "objective": "fedmix"}, "needs what no sharing gives: x, y"),
+        ("aggenhance-secure", "sends queries to clients"),
+        ("fedmix-hidden", "shares again during training"),
+        ("global-mixup", "sends raw samples"),
+        ({"name": "fedmix", "sharing": "secure-means"}, "masks shared data in several exchanges"),
+        ("local-means", "sends shared data to other clients and uses them for nothing else, unlike 'local-means'"),
+        ({"name": "fedavg", "aggregator": "median"}, "the wrapped strategy aggregates"),
+        ({"name": "fedavg", "objective": "fedmix"}, "needs data that no sharing provides: x, y"),
         ("fedmixx", "did you mean 'fedmix'"),
         ({"name": "fedmix", "objective": {"lambda": 2}}, "method.objective.lambda: 2 is not valid"),
     ],
 )
-def test_a_method_that_does_not_fit_is_refused_with_the_reason(method: Any, told: str) -> None:
-    with pytest.raises(FedblendError, match=told.replace("'", "['']")):
+def test_an_unsupported_method_is_refused_with_the_reason(method: Any, expected: str) -> None:
+    with pytest.raises(FedblendError, match=expected.replace("'", "['']")):
         Strategy(FedAvg(), method, INPUTS, model=network(), lr=0.1)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"method": "aggenhance"}, "needs the network and a learning rate"),
         ({"method": "aggenhance", "model": network()}, "needs the network and a learning rate"),
         ({"method": "fedmix", "min_mean": 1}, "min_mean: 1 would let single samples leave"),
     ],
 )
-def test_what_a_strategy_lacks_is_told(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(FedblendError, match=told):
+def test_missing_arguments_of_a_strategy_are_errors(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(FedblendError, match=expected):
         Strategy(FedAvg(), options.pop("method"), INPUTS, **options)
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"shape": ()}, "shape"),
         ({"shape": (3, 0)}, "shape"),
@@ -429,13 +428,13 @@ def test_what_a_strategy_lacks_is_told(options: dict[str, Any], told: str) -> No
         ({"kind": "other"}, "kind"),
     ],
 )
-def test_bad_inputs(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(FedblendError, match=f"inputs: {told}: "):
+def test_bad_inputs(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(FedblendError, match=f"inputs: {expected}: "):
         Inputs(**{"shape": (3, 8, 8), "outputs": 2, **fields})
 
 
-def test_a_loss_without_a_strategy_is_told() -> None:
-    with pytest.raises(FedblendError, match=r"no fedblend\.flower\.Strategy has spoken"):
+def test_a_loss_without_a_strategy_is_an_error() -> None:
+    with pytest.raises(FedblendError, match=r"no message of a fedblend\.flower\.Strategy"):
         blended_loss(Context(1, 2, {}, RecordDict(), {}), network(), INPUTS)
 
 

@@ -17,9 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from test_flower import by_loop, experiment, nodes
 
 from fedblend.core.errors import FedblendError
-from fedblend.flower.limits import FederationLimits
-from fedblend.flower.messages import arrays, pack, unpack
-from fedblend.flower.payload_checks import unlike
+from fedblend.flower.app_folder import FederationLimits
+from fedblend.flower.messages import find_mismatched, pack, to_record, unpack
 from fedblend.flower.server import run
 from fedblend.flower.work import runs_of
 
@@ -28,7 +27,7 @@ QUICK = FederationLimits(min_sites=2, deadline=0.4)
 
 
 def spoiling(client: int, kind: str, change: Any) -> Nodes:
-    """Four nodes, one of which answers a kind of message with what ``change`` makes of its words and tensors."""
+    """Four nodes, one of which replies to a kind of message with ``change`` applied to its fields and tensors."""
     grid = nodes()
 
     def spoil(who: int, message: Message, reply: Message) -> Message | None:
@@ -41,16 +40,16 @@ def spoiling(client: int, kind: str, change: Any) -> Nodes:
     return grid
 
 
-def words_only(**changes: Any) -> Any:
-    return lambda words, tensors: pack({**words, **changes}, arrays(tensors))
+def fields_only(**changes: Any) -> Any:
+    return lambda fields, tensors: pack({**fields, **changes}, to_record(tensors))
 
 
 def tensors_only(change: Any) -> Any:
-    return lambda words, tensors: pack(words, arrays({n: change(n, t) for n, t in tensors.items()}))
+    return lambda fields, tensors: pack(fields, to_record({n: change(n, t) for n, t in tensors.items()}))
 
 
-def pickled(words: Any, tensors: Any) -> RecordDict:
-    record = pack(words)
+def pickled(fields: Any, tensors: Any) -> RecordDict:
+    record = pack(fields)
     record["tensors0"] = ArrayRecord({"a": Array("object", (1,), "pickle", b"cos\nsystem\n(S'true'\ntR.")})
     return record
 
@@ -59,23 +58,23 @@ WRONG = {
     "nan": (tensors_only(lambda n, t: t * torch.nan), "holds NaN or infinity"),
     "shape": (tensors_only(lambda n, t: t[..., :-1]), "is of shape"),
     "type": (tensors_only(lambda n, t: t.double()), "is of type torch.float64"),
-    "names": (lambda words, tensors: pack(words, arrays({"x": torch.ones(1)})), "are not the model's"),
-    "nothing": (lambda words, tensors: pack(words), "are not the model's"),
-    "more samples": (words_only(samples=10**9), "trained on 1000000000 samples, and holds"),
-    "samples as a word": (words_only(samples="many"), "trained on 'many' samples"),
-    "true samples": (words_only(samples=True), "trained on True samples"),
-    "loss as a word": (words_only(loss="low"), "its loss is 'low'"),
-    "no loss": (words_only(loss=None), "its loss is NaN or infinite"),
-    "no words": (lambda words, tensors: RecordDict({"a": ConfigRecord({})}), "none of fedblend's"),
-    "a list": (lambda words, tensors: RecordDict({"words": ConfigRecord({"words": "[1]"})}), "no table"),
-    "a pickle": (pickled, "none of fedblend's"),
-    "silence": (lambda words, tensors: None, "no answer within 0.4 seconds"),
-    "lacking": (lambda words, tensors: pack({"lacks": "model"}), "lacks what it was sent twice"),
+    "names": (lambda fields, tensors: pack(fields, to_record({"x": torch.ones(1)})), "are not the model's"),
+    "nothing": (lambda fields, tensors: pack(fields), "are not the model's"),
+    "more samples": (fields_only(samples=10**9), "trained on 1000000000 samples, and holds"),
+    "samples as a word": (fields_only(samples="many"), "trained on 'many' samples"),
+    "true samples": (fields_only(samples=True), "trained on True samples"),
+    "loss as a word": (fields_only(loss="low"), "its loss is 'low'"),
+    "no loss": (fields_only(loss=None), "its loss is NaN or infinite"),
+    "no fields": (lambda fields, tensors: RecordDict({"a": ConfigRecord({})}), "not fedblend's"),
+    "a list": (lambda fields, tensors: RecordDict({"fields": ConfigRecord({"fields": "[1]"})}), "no JSON object"),
+    "a pickle": (pickled, "not fedblend's"),
+    "silence": (lambda fields, tensors: None, "no answer within 0.4 seconds"),
+    "lacking": (lambda fields, tensors: pack({"lacks": "model"}), "lacks what it was sent twice"),
 }
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_a_wrong_answer_is_refused_and_the_others_make_the_round(fault: str, tmp_path: Path) -> None:
+def test_a_wrong_upload_is_refused_and_the_round_uses_the_others(fault: str, tmp_path: Path) -> None:
     change, reason = WRONG[fault]
     asked = experiment(train=ALL, rounds=1)
 
@@ -111,7 +110,7 @@ def test_an_app_that_fails_is_refused_with_its_reason(tmp_path: Path) -> None:
         (8, "its app was killed"),
     ],
 )
-def test_what_flower_says_of_a_site_is_told_in_words_of_sites(code: int, reason: str, tmp_path: Path) -> None:
+def test_flowers_error_codes_become_reasons_about_sites(code: int, reason: str, tmp_path: Path) -> None:
     grid = nodes()
 
     def fail(who: int, message: Message, reply: Message) -> Message:
@@ -124,7 +123,7 @@ def test_what_flower_says_of_a_site_is_told_in_words_of_sites(code: int, reason:
     assert reason in refused["reason"]
 
 
-def test_a_round_without_enough_good_uploads_stops_the_run_and_leaves_it_where_it_was(tmp_path: Path) -> None:
+def test_a_round_without_enough_valid_uploads_stops_the_run_before_it(tmp_path: Path) -> None:
     asked = experiment(train=ALL, rounds=2, min_uploads=4)
     with pytest.raises(
         FedblendError, match=r"round 1: 3 good uploads of 4, but min_uploads is 4 \(client 3: no answer"
@@ -154,13 +153,13 @@ def test_too_few_sites_stop_the_run_with_the_missing_ones_named(tmp_path: Path) 
         run(grid, experiment(), tmp_path, FederationLimits(min_sites=5, deadline=0.2))
 
 
-def test_a_site_that_was_restarted_is_asked_who_it_is_and_sent_everything_again(tmp_path: Path) -> None:
+def test_a_restarted_site_is_queried_and_receives_everything_again(tmp_path: Path) -> None:
     asked = experiment("fedmix", train=ALL, rounds=3)
     grid = nodes()
 
     def restart(who: int, message: Message, reply: Message) -> Message:
         if who == 0 and message.metadata.message_type == "train" and unpack(message.content)[0]["round"] == 1:
-            # Its memory is gone with its process; its node has another number.
+            # A restarted process has no memory, and its node has another number.
             (old,) = [node for node in grid.contexts if grid.client(node) == 0]
             context = grid.contexts.pop(old)
             context.state = RecordDict()
@@ -176,7 +175,7 @@ def test_a_site_that_was_restarted_is_asked_who_it_is_and_sent_everything_again(
     assert pools == [True, False, True]
 
 
-def test_a_site_whose_memory_is_gone_is_sent_the_pool_again_at_once(tmp_path: Path) -> None:
+def test_a_site_that_lost_its_memory_receives_the_pool_again_in_the_same_round(tmp_path: Path) -> None:
     asked = experiment("fedmix", train=ALL)
     grid = nodes()
 
@@ -193,7 +192,7 @@ def test_a_site_whose_memory_is_gone_is_sent_the_pool_again_at_once(tmp_path: Pa
     assert "refused" not in finished.directory.metrics()[2]
 
 
-def test_a_server_that_was_killed_goes_on_with_the_same_bytes_in_its_metrics(tmp_path: Path) -> None:
+def test_a_killed_server_continues_with_the_same_bytes_in_its_metrics(tmp_path: Path) -> None:
     asked = experiment("fedmix", rounds=3)
     grid = nodes()
 
@@ -218,7 +217,7 @@ def test_a_server_that_was_killed_goes_on_with_the_same_bytes_in_its_metrics(tmp
     assert all(torch.equal(again.state.weights[n], t) for n, t in whole.state.weights.items())
 
 
-def test_own_weights_that_are_gone_are_told_of_and_not_made_up(tmp_path: Path) -> None:
+def test_lost_client_weights_are_an_error(tmp_path: Path) -> None:
     asked = experiment("fd", train=ALL, rounds=1)
     run(nodes(), asked, tmp_path, QUICK)
     with pytest.raises(FedblendError, match=r"0 good uploads of 4.*no longer has its own weights of round 0"):
@@ -232,23 +231,23 @@ def test_a_node_that_is_no_client_of_this_experiment_takes_no_part(tmp_path: Pat
     assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
 
 
-def test_what_is_shared_in_another_form_than_most_is_left_out(tmp_path: Path) -> None:
-    grid = spoiling(1, "query.share", lambda words, tensors: pack(words, arrays({"x": tensors["x"][..., 1:]})))
+def test_a_payload_of_another_form_than_most_is_left_out(tmp_path: Path) -> None:
+    grid = spoiling(1, "query.share", lambda fields, tensors: pack(fields, to_record({"x": tensors["x"][..., 1:]})))
     finished = run(grid, experiment("fedmix"), tmp_path, QUICK)
     assert finished.state.entries.owner.tolist() == [0, 2, 3]
 
 
-def test_forms_that_are_equally_frequent_or_have_unlike_rows_are_told_of() -> None:
+def test_equally_frequent_forms_and_unequal_rows_are_reported() -> None:
     a, b = {"x": torch.ones(2, 3)}, {"x": torch.ones(2, 4)}
-    assert unlike({0: a, 1: {"x": torch.ones(5, 3)}, 2: b}, rows=True).keys() == {2}
-    assert unlike({0: a, 1: {"x": torch.ones(5, 3)}, 2: {"x": torch.ones(2, 3)}}, rows=False).keys() == {1}
-    assert unlike({0: a, 1: {"x": torch.ones(2, 3), "y": torch.ones(3)}}, rows=True).keys() == {1}
-    assert unlike({}, rows=True) == {}
+    assert find_mismatched({0: a, 1: {"x": torch.ones(5, 3)}, 2: b}, rows=True).keys() == {2}
+    assert find_mismatched({0: a, 1: {"x": torch.ones(5, 3)}, 2: {"x": torch.ones(2, 3)}}, rows=False).keys() == {1}
+    assert find_mismatched({0: a, 1: {"x": torch.ones(2, 3), "y": torch.ones(3)}}, rows=True).keys() == {1}
+    assert find_mismatched({}, rows=True) == {}
     with pytest.raises(FedblendError, match="disagree on the form"):
-        unlike({0: a, 1: b}, rows=True)
+        find_mismatched({0: a, 1: b}, rows=True)
 
 
-def test_owners_as_runs_come_back_as_they_were() -> None:
+def test_owners_as_runs_are_restored() -> None:
     for owner in ([], [3], [-1, -1, -1], [0, 0, 2, 2, 2, 1, 0], [-1, 5, 5]):
         runs = runs_of(torch.tensor(owner, dtype=torch.int64).numpy())
         assert [who for who, count in runs for _ in range(count)] == owner

@@ -27,8 +27,7 @@ from fedblend.experiment.tables import write_toml
 from fedblend.flower import client as at_site
 from fedblend.flower import work
 from fedblend.flower.client_task import ClientTask, Memory
-from fedblend.flower.messages import arrays, pack, unpack
-from fedblend.flower.payload_checks import fault_of_shared
+from fedblend.flower.messages import fault_of_shared, pack, to_record, unpack
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site
 from fedblend.flower.sites import Sites
@@ -49,7 +48,7 @@ def here(asked: Experiment, round: int = 0, **site: Any) -> ClientTask:
 
 
 @pytest.mark.parametrize("forgets", [False, True], ids=["by its memory", "by its audit log"])
-def test_a_site_gives_its_model_and_its_means_once_a_round(forgets: bool, tmp_path: Path) -> None:
+def test_a_site_sends_its_model_and_its_means_once_a_round(forgets: bool, tmp_path: Path) -> None:
     asked = experiment("fedmix", train=ALL, protection=NOISE)
     (tmp_path / "site.toml").write_text(write_toml({"audit": "audit.jsonl", "rounds": 2}))
     grid = Nodes({"partition-id": c} | ({"site": str(tmp_path / "site.toml")} if c == 0 else {}) for c in range(4))
@@ -61,8 +60,8 @@ def test_a_site_gives_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
             (context,) = [c for c in grid.contexts.values() if grid.client(c.node_id) == 0]
             if forgets:
                 context.state = RecordDict()
-            words, tensors = unpack(grid.app(through(message), context).content)
-            told.append((kind, len(tensors), words.get("fault", "")))
+            fields, tensors = unpack(grid.app(through(message), context).content)
+            told.append((kind, len(tensors), fields.get("fault", "")))
         return reply
 
     grid.spoil = again
@@ -77,18 +76,18 @@ def test_a_site_gives_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
     assert left == ["means", "weights", "weights"]
 
 
-def test_a_round_that_is_over_is_not_asked_for_again() -> None:
+def test_a_payload_of_an_earlier_round_is_refused() -> None:
     asked = experiment("fedavg", train=ALL)
-    once = at_site.Once(here(asked).memory, at_site.Audit(None), "run", 5, 0, "weights")
-    once.require("upload", True)
-    once.done("upload")
+    once = at_site.ReplayGuard(here(asked).memory, at_site.AuditLog(None), "run", 5, 0, "weights")
+    once.check("upload", True)
+    once.mark_sent("upload")
     for round in (0, 4, 5):
         with pytest.raises(RefusedByPolicy, match=f"of round {round + 1} in this run, and gives them once"):
-            at_site.Once(once.memory, once.record, "run", round, 0, "weights").require("upload", True)
-    at_site.Once(once.memory, once.record, "run", 6, 0, "weights").require("upload", True)
+            at_site.ReplayGuard(once.memory, once.audit, "run", round, 0, "weights").check("upload", True)
+    at_site.ReplayGuard(once.memory, once.audit, "run", 6, 0, "weights").check("upload", True)
 
 
-def test_what_single_test_samples_of_a_site_say_of_a_model_stays_there() -> None:
+def test_scores_of_a_sites_single_test_samples_do_not_leave() -> None:
     asked = experiment("fedavg", holdout=0.3)
     weights = add_prefix("weights/", make_setup(asked).weights())
     own = here(asked, data="digits")
@@ -96,11 +95,11 @@ def test_what_single_test_samples_of_a_site_say_of_a_model_stays_there() -> None
         work.score(own, {"own": None, "held": False}, weights)
     said, tensors = work.score(own, {"own": None, "held": True}, weights)
     assert (set(said), tensors) == ({"right", "samples"}, {})
-    # The experiment's test samples are nobody's secret.
+    # The experiment's test samples are not secret.
     assert len(work.score(here(asked), {"own": None, "held": False}, weights)[1]["loss"]) > 0
 
 
-def test_raw_samples_are_no_seeds_and_policy_bounds_single_samples_of_any_kind() -> None:
+def test_policy_bounds_single_samples_of_any_kind() -> None:
     raw, mixed = (
         experiment({"name": name, "sharing": {"samples": 4}, "server_step": {"steps": 1}}) for name in ("fld", "mixfld")
     )
@@ -114,7 +113,7 @@ def test_raw_samples_are_no_seeds_and_policy_bounds_single_samples_of_any_kind()
 
 
 @pytest.mark.parametrize("kind", [SharedMeans, SecureMeans])
-def test_noise_on_means_is_drawn_from_entropy_however_it_is_asked_for(kind: type) -> None:
+def test_noise_on_means_is_drawn_from_system_entropy(kind: type) -> None:
     assert not work.hides(kind())
     assert work.hides(kind(noise=0.1))
     assert work.hides(kind(multiplier=2.0))
@@ -123,18 +122,18 @@ def test_noise_on_means_is_drawn_from_entropy_however_it_is_asked_for(kind: type
 
 
 @pytest.mark.parametrize("where", ["experiment", "site"])
-def test_a_model_is_clipped_against_the_rounds_or_stays(where: str) -> None:
+def test_a_model_leaves_only_clipped_against_the_rounds_model(where: str) -> None:
     lossy = {"channel": {"name": "wireless"}, "train": ALL}
-    words = {"begins": "own", "mark": None, "state": None, "pool": None}
+    fields = {"begins": "own", "mark": None, "state": None, "pool": None}
     clipped = here(experiment(**lossy, **({"protection": NOISE} if where == "experiment" else {})))
     if where == "site":
         clipped = here(experiment(**lossy), protection=NOISE)
     with pytest.raises(FedblendError, match="it did not hear the round's model, from which its protection clips"):
-        work.train(clipped, words, {})
-    assert work.train(here(experiment(**lossy)), words, {})[1]
+        work.train(clipped, fields, {})
+    assert work.train(here(experiment(**lossy)), fields, {})[1]
 
 
-def test_an_audit_log_that_a_kill_cut_short_goes_on_with_whole_lines(tmp_path: Path) -> None:
+def test_an_audit_log_cut_short_by_a_kill_continues_with_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     for torn in ("", '{"a": 1', "x" * (2 * BLOCK + 3)):
         for before in ("", '{"b": 2}\n', json.dumps("y" * BLOCK) + "\n"):
@@ -162,22 +161,22 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_tensors_that_cannot_be_read_are_a_fault_of_the_message(name: str) -> None:
+def test_unreadable_tensors_are_an_error_of_the_message(name: str) -> None:
     content = pack({"a": 1})
     content["tensors0"] = ArrayRecord({"x": Array("float32", (3,), "numpy.ndarray", HOSTILE[name])})
-    with pytest.raises(FedblendError, match="a message that is none of fedblend's"):
+    with pytest.raises(FedblendError, match="a message that is not fedblend's"):
         unpack(content)
 
 
-def test_words_that_cannot_be_read_are_a_fault_of_the_message() -> None:
-    for words in ("[" * 100_000, '{"a": ' * 100_000, "{", "7"):
-        with pytest.raises(FedblendError, match="a message that is none of fedblend's"):
-            unpack(RecordDict({"words": ConfigRecord({"words": words})}))
+def test_unreadable_fields_are_an_error_of_the_message() -> None:
+    for fields in ("[" * 100_000, '{"a": ' * 100_000, "{", "7"):
+        with pytest.raises(FedblendError, match="a message that is not fedblend's"):
+            unpack(RecordDict({"fields": ConfigRecord({"fields": fields})}))
 
 
 @pytest.mark.parametrize("loss", [10**400, -(10**400), float("nan"), float("inf")], ids=["huge", "low", "nan", "inf"])
-def test_a_loss_that_is_no_number_is_refused(loss: float, tmp_path: Path) -> None:
-    grid = spoiling(2, "train", lambda words, tensors: pack({**words, "loss": loss}, arrays(tensors)))
+def test_a_loss_that_is_not_a_number_is_refused(loss: float, tmp_path: Path) -> None:
+    grid = spoiling(2, "train", lambda fields, tensors: pack({**fields, "loss": loss}, to_record(tensors)))
     record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
     assert [one["client"] for one in record["refused"]] == [2]
     assert "its loss is NaN or infinite" in record["refused"][0]["reason"]
@@ -198,16 +197,16 @@ def test_a_loss_that_is_no_number_is_refused(loss: float, tmp_path: Path) -> Non
         ({"x": torch.zeros(1, 3), "y": torch.full((1, 10), 40.0)}, None),  # noisy means are no distributions
     ],
 )
-def test_numbers_and_labels_of_what_is_shared_are_looked_at(payload: Any, told: str | None) -> None:
+def test_shared_numbers_and_labels_are_checked(payload: Any, told: str | None) -> None:
     fault = fault_of_shared(payload, 10)
     assert fault is None if told is None else told in fault
 
 
-def test_who_shares_labels_of_no_class_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_shared_labels_of_no_class_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked = experiment({"name": "mixfld", "server_step": {"steps": 2}}, train=ALL, rounds=1)
 
-    def unheard(words: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> RecordDict:
-        return pack(words, arrays({**tensors, "y": tensors["y"] + 200}))
+    def unheard(fields: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> RecordDict:
+        return pack(fields, to_record({**tensors, "y": tensors["y"] + 200}))
 
     finished = run(spoiling(1, "query.share", unheard), asked, tmp_path, QUICK)
 
@@ -218,51 +217,51 @@ def test_who_shares_labels_of_no_class_is_left_out(tmp_path: Path, caplog: pytes
 
 def sites_of(grid: Nodes) -> Sites:
     asked = experiment()
-    made = Sites(grid, 4, 2, 0.4, {"experiment": as_table(asked), "told": {}})
-    made.meet()
+    made = Sites(grid, 4, 2, 0.4, {"experiment": as_table(asked), "setup": {}})
+    made.wait_until_connected()
     return made
 
 
-def test_a_node_that_says_to_be_another_that_answers_takes_no_part(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_claims_the_client_of_a_live_node_takes_no_part(caplog: pytest.LogCaptureFixture) -> None:
     grid = nodes()
     sites = sites_of(grid)
     honest = dict(sites.nodes)
     grid.contexts[5000] = Context(1, 5000, {"partition-id": 0}, RecordDict(), {})
 
     for _ in range(3):
-        sites.meet()
+        sites.wait_until_connected()
     assert sites.nodes == honest
-    assert caplog.text.count("node 5000 says that it is client 0") == 1  # it is not asked again and again
+    assert caplog.text.count("node 5000 claims to be client 0") == 1  # it is not asked again and again
 
     del grid.contexts[honest[0]]
-    sites.meet()
+    sites.wait_until_connected()
     assert sites.nodes == {**honest, 0: 5000}
 
 
-def test_a_site_that_was_restarted_takes_its_place_while_the_old_node_is_still_listed() -> None:
+def test_a_restarted_site_replaces_its_old_node_that_is_still_listed() -> None:
     grid = nodes()
     sites = sites_of(grid)
     old = sites.nodes[0]
     grid.contexts[5000] = Context(1, 5000, {"partition-id": 0}, RecordDict(), {})
     grid.spoil = lambda who, message, reply: None if message.metadata.dst_node_id == old else reply
 
-    sites.meet()
+    sites.wait_until_connected()
     assert sites.nodes[0] == 5000
 
 
 @pytest.mark.parametrize("said", [{"samples": 2**63}, {"samples": -1}, {"samples": True}, {"holds_out": 10**13}])
-def test_a_site_that_holds_no_number_of_samples_takes_no_part(said: dict[str, Any]) -> None:
-    grid = spoiling(1, "query.hello", lambda words, tensors: pack({**words, **said}))
+def test_a_site_with_an_invalid_number_of_samples_takes_no_part(said: dict[str, Any]) -> None:
+    grid = spoiling(1, "query.hello", lambda fields, tensors: pack({**fields, **said}))
     assert sorted(sites_of(grid).nodes) == [0, 2, 3]
 
 
-def test_what_a_site_says_is_told_in_one_short_line(tmp_path: Path) -> None:
-    grid = spoiling(1, "train", lambda words, tensors: pack({"fault": "a\nb\x1b[2J" + "c" * 10_000}))
+def test_a_sites_fault_is_recorded_in_one_short_line(tmp_path: Path) -> None:
+    grid = spoiling(1, "train", lambda fields, tensors: pack({"fault": "a\nb\x1b[2J" + "c" * 10_000}))
     record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
     (refused,) = record["refused"]
     assert refused["reason"].startswith("a b [2Jccc")
     assert len(refused["reason"]) < 400
     names = {f"{'n' * 1000}{i}\n": torch.zeros(1) for i in range(50)}
-    grid = spoiling(1, "train", lambda words, tensors: pack(words, arrays(names)))
+    grid = spoiling(1, "train", lambda fields, tensors: pack(fields, to_record(names)))
     (refused,) = run(grid, experiment(train=ALL, rounds=1), tmp_path / "b", QUICK).directory.metrics()[1]["refused"]
     assert len(refused["reason"]) < 400

@@ -1,4 +1,4 @@
-"""Shared means over Flower of which the server learns sums only: the loop's weights, whoever is gone."""
+"""Masked means over Flower: the server learns sums only, and weights are the loop engine's, also with dropped sites."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fedblend.core.random import stream
 from fedblend.core.sharing import Payload, Pool, gather
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask, Memory
-from fedblend.flower.limits import FederationLimits
-from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import site as at_site
 from fedblend.flower.server import run
 from fedblend.flower.site import Site
@@ -65,7 +65,7 @@ def same(pool: Pool, other: Pool) -> bool:
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "secure-mean"])
-def test_masked_means_are_the_loops_to_the_last_bit_and_none_leaves(aggregator: str, tmp_path: Path) -> None:
+def test_masked_means_equal_the_loops_to_the_last_bit_and_no_mean_leaves(aggregator: str, tmp_path: Path) -> None:
     one = asked(aggregator)
     grid = Counting({"partition-id": client} for client in range(CLIENTS))
 
@@ -82,7 +82,7 @@ def test_masked_means_are_the_loops_to_the_last_bit_and_none_leaves(aggregator: 
     exchanged = [o for o in grid.kept if o[1] not in ("query.hello", "evaluate")]
     assert sum(record["bytes_up"].values()) == sum(numbers_in(o[3]) for o in exchanged)
     assert sum(record["bytes_down"].values()) == sum(numbers_in(o[2]) for o in exchanged)
-    # No part of a group, nor all of it, sums to what its clients made before the masks are off.
+    # With their masks, no subset of a group's vectors sums to its clients' means.
     seen = {c: unpack(o.content)[1] for c, kind, _, o in grid.kept if kind == "query.share"}
     assert [set(tensors) for tensors in seen.values()] == [{"masked"}] * CLIENTS
     real = {c: torch.cat([p[n].flatten() for n in ("whole-x", "whole-y")]) for c, p in shared_by(one).items()}
@@ -98,7 +98,7 @@ STAGES = ["query.keys", "query.shares", "query.share", "query.unmask"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_site_that_is_gone_is_in_no_sum(stage: str, tmp_path: Path) -> None:
+def test_a_dropped_site_is_in_no_sum(stage: str, tmp_path: Path) -> None:
     one = asked()
     small, large = groups(one)
     gone = large[1]
@@ -110,13 +110,13 @@ def test_a_site_that_is_gone_is_in_no_sum(stage: str, tmp_path: Path) -> None:
     expected = gather({c: payloads[c] for c in left})
     assert same(pool_of(one, finished.state.entries), pool_of(one, expected))
     assert finished.state.entries.owner.tolist() == left
-    # Each group's sum stands at its first client, and nobody else's numbers anywhere.
+    # Each group's sum is at its first client; all other entries are zeros.
     numbers = finished.state.entries.tensors["whole-x"]
     firsts = {min(c for c in group if c in left) for group in (small, large)}
     assert {c for c, row in zip(left, numbers, strict=True) if bool(row.any())} == firsts
 
 
-def test_a_group_of_which_too_few_stay_has_no_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_of_too_few_sites_has_no_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one = asked()
     small, large = groups(one)
     finished = run(drop(nodes(CLIENTS), {small[0]: "query.share"}), one, tmp_path / "one", TERMS)
@@ -138,7 +138,7 @@ def test_a_group_of_which_too_few_stay_has_no_sum(tmp_path: Path, caplog: pytest
         )
 
 
-def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_told(tmp_path: Path) -> None:
+def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_an_error(tmp_path: Path) -> None:
     one = asked()
     _, large = groups(one)
 
@@ -148,8 +148,8 @@ def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_told(tmp_path: Path) ->
         def spoil(client: int, message: Message, reply: Message) -> Message:
             if (client, message.metadata.message_type) != (large[0], kind):
                 return reply
-            words, tensors = unpack(reply.content)
-            return Message(pack(words, arrays(change(tensors))), reply_to=message)
+            fields, tensors = unpack(reply.content)
+            return Message(pack(fields, to_record(change(tensors))), reply_to=message)
 
         grid.spoil = spoil
         return grid
@@ -157,11 +157,11 @@ def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_told(tmp_path: Path) ->
     short = run(changed("query.share", lambda t: {"masked": t["masked"][:-1]}), one, tmp_path / "a", TERMS)
     assert short.state.entries.owner.tolist() == [c for c in range(CLIENTS) if c != large[0]]
     flipped = changed("query.unmask", lambda t: {name: torch.flip(x, [0]) for name, x in t.items()})
-    with pytest.raises(FedblendError, match=r"the shares of .* give nothing, so that a site has sent a wrong one"):
+    with pytest.raises(FedblendError, match=r"a site has sent a wrong share of"):
         run(flipped, one, tmp_path / "b", TERMS)
 
 
-def test_a_site_can_let_means_out_masked_or_not_at_all(tmp_path: Path) -> None:
+def test_a_site_can_allow_only_masked_means(tmp_path: Path) -> None:
     one = asked()
     small, large = groups(one)
     configs = site_files(tmp_path, CLIENTS, allow=["masked", "keys", "weights"])
@@ -190,15 +190,15 @@ def test_a_site_with_too_few_samples_is_in_no_sum(tmp_path: Path) -> None:
 def test_keys_for_means_mask_no_model() -> None:
     setup = make_setup(asked("secure-mean"))
     here = ClientTask(LoopEngine(setup), Site(), 0, 0, Memory(Context(1, 1, {}, RecordDict(), {})))
-    at_site.keys(here, {"of": "means"}, {})
+    at_site.make_keys(here, {"quantity": "means"}, {})
     for of in ("models", "means"):
-        with pytest.raises(FedblendError, match="masks are not at this stage here"):
-            at_site.unmask(here, {"of": of, "there": [0, 1, 2], "gone": []}, {})
-    with pytest.raises(FedblendError, match="masks are not at this stage here"):
-        at_site.shares(here, {"of": "models", "threshold": 3}, {})
+        with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
+            at_site.reveal_shares(here, {"quantity": of, "present": [0, 1, 2], "dropped": []}, {})
+    with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
+        at_site.make_shares(here, {"quantity": "models", "threshold": 3}, {})
     with pytest.raises(FedblendError, match="this experiment sums no 'others' under masks"):
-        at_site.keys(here, {"of": "others"}, {})
+        at_site.make_keys(here, {"quantity": "others"}, {})
     plain = ClientTask(LoopEngine(make_setup(experiment("fedmix"))), Site(), 0, 0, None)
     for of in ("models", "means"):
         with pytest.raises(FedblendError, match=f"this experiment sums no '{of}' under masks"):
-            at_site.keys(plain, {"of": of}, {})
+            at_site.make_keys(plain, {"quantity": of}, {})

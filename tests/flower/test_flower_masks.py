@@ -1,4 +1,4 @@
-"""Secure aggregation over Flower: the server learns a sum, which is the plain one, whoever is gone."""
+"""Secure aggregation over Flower: the server learns only a sum, which equals the plain sum, also with dropped sites."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from test_flower_methods import Counting, numbers_in
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop import LoopEngine
-from fedblend.flower.limits import FederationLimits
-from fedblend.flower.messages import arrays, pack, unpack
+from fedblend.flower.app_folder import FederationLimits
+from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.server import run
 from fedblend.methods.aggregators.mean import WeightedMean
@@ -39,7 +39,7 @@ def asked(method: Any = None, **changes: Any) -> Any:
 
 
 def summands(one: Any, clients: list[int], cohort: list[int]) -> dict[int, torch.Tensor]:
-    """Encoded changes of clients, among a cohort, made by the loop engine."""
+    """Encoded changes of the clients of a cohort, from the loop engine."""
     setup = make_setup(one)
     task = TrainTask(0, setup.weights(), None, setup.sizes(0))
     sizes = [int(setup.sizes(0)[c]) for c in cohort]
@@ -88,7 +88,7 @@ def test_the_largest_changes_of_all_clients_do_not_wrap_round() -> None:
     torch.testing.assert_close(kind.finish(uploads, start)["w"], torch.tensor([2.0, -2.0]), rtol=0, atol=1e-6)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_unsupported_methods_are_refused() -> None:
     start = {"w": torch.zeros(2)}
     for bad in (2.1, -2.1, float("nan"), float("inf")):
         with pytest.raises(FedblendError, match="a number of 'w' changed by more than 2"):
@@ -114,30 +114,30 @@ def test_a_mask_is_the_key_stream_of_aes_256_in_counter_mode() -> None:
     key = bytes(range(32))
     block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     blocks = b"".join(block.update(i.to_bytes(16, "big")) for i in range(3))
-    assert masks.stretched(key, 11).tolist() == np.frombuffer(blocks, "<u4")[:11].tolist()
+    assert masks.mask_from_key(key, 11).tolist() == np.frombuffer(blocks, "<u4")[:11].tolist()
 
 
-def test_two_sites_have_one_mask_in_common_and_sealed_shares_are_for_one_reader() -> None:
-    (a, to_a), (b, to_b), (c, _) = (masks.new_pair() for _ in range(3))
-    assert masks.masking(a, to_b, b"sum", 5).tolist() == masks.masking(b, to_a, b"sum", 5).tolist()
-    assert masks.masking(a, to_b, b"sum", 5).tolist() != masks.masking(c, to_b, b"sum", 5).tolist()
-    assert masks.masking(a, to_b, b"sum", 5).tolist() != masks.masking(b, to_a, b"another", 5).tolist()
+def test_two_sites_share_a_mask_and_sealed_shares_have_one_receiver() -> None:
+    (a, to_a), (b, to_b), (c, _) = (masks.new_key_pair() for _ in range(3))
+    assert masks.shared_mask(a, to_b, b"sum", 5).tolist() == masks.shared_mask(b, to_a, b"sum", 5).tolist()
+    assert masks.shared_mask(a, to_b, b"sum", 5).tolist() != masks.shared_mask(c, to_b, b"sum", 5).tolist()
+    assert masks.shared_mask(a, to_b, b"sum", 5).tolist() != masks.shared_mask(b, to_a, b"another", 5).tolist()
     sealed = masks.seal(a, to_b, 1, 2, b"own", b"pair")
     assert masks.unseal(b, to_a, 1, 2, sealed) == (b"own", b"pair")
     for private, sender in ((c, 1), (b, 3)):
-        with pytest.raises(masks.BROKEN):
+        with pytest.raises(masks.CRYPTO_ERRORS):
             masks.unseal(private, to_a, sender, 2, sealed)
-    shares = masks.split(b"secret", 3, 5)
-    assert {masks.joined(list(some)) for some in itertools.combinations(shares, 3)} == {b"secret"}
-    assert masks.public_of(a) == to_a
-    assert [masks.is_public(key) for key in (to_a, b"", a, b"no key")] == [True, False, False, False]
+    shares = masks.split_secret(b"secret", 3, 5)
+    assert {masks.join_shares(list(some)) for some in itertools.combinations(shares, 3)} == {b"secret"}
+    assert masks.public_key_of(a) == to_a
+    assert [masks.is_public_key(key) for key in (to_a, b"", a, b"no key")] == [True, False, False, False]
 
 
 # Over Flower ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedavg", "aggenhance-secure"])
-def test_masked_sums_are_the_loops_to_the_last_bit_and_no_summand_leaves(method: str, tmp_path: Path) -> None:
+def test_masked_sums_equal_the_loops_to_the_last_bit_and_no_model_leaves(method: str, tmp_path: Path) -> None:
     step = {"server_step": {"steps": 2}} if method != "fedavg" else {}
     one = asked({**SECURE, "name": method, **step})
     grid = Counting({"partition-id": client} for client in range(4))
@@ -152,7 +152,7 @@ def test_masked_sums_are_the_loops_to_the_last_bit_and_no_summand_leaves(method:
     assert sum(record["bytes_up"].values()) == sum(numbers_in(o[3]) for o in exchanged)
     assert sum(record["bytes_down"].values()) == sum(numbers_in(o[2]) for o in exchanged)
     assert record["bytes_up"]["weights"] == 4 * sum(4 * t.numel() for t in state.weights.values())
-    # What the server sees: public keys, sealed shares, one vector of numbers a site, shares of secrets.
+    # The server receives public keys, sealed shares, one vector a site, and shares of secrets.
     up = {kind: [unpack(o[3].content)[1] for o in grid.kept if o[1] == kind] for kind in {o[1] for o in grid.kept}}
     assert [set(t) for t in up["train"]] == [{"masked"}] * 4
     seen = {c: unpack(o.content)[1]["masked"] for c, kind, _, o in grid.kept if kind == "train"}
@@ -160,9 +160,9 @@ def test_masked_sums_are_the_loops_to_the_last_bit_and_no_summand_leaves(method:
     for size in range(1, 5):
         for some in itertools.combinations(range(4), size):
             apart = sum(seen[c] for c in some) - sum(real[c] for c in some)
-            # Even all together are hidden by sites' own masks, until enough of them give their shares.
+            # Sites' own masks hide even the sum of all vectors, until enough sites send shares.
             assert int((apart == 0).sum()) <= 3
-            # Not only here and there: differences are all over the range.
+            # The differences cover the whole range.
             assert float((apart.double() / 2**32).std()) == pytest.approx(12**-0.5, rel=0.1)
     secrets = torch.cat([t.flatten() for answer in up["query.unmask"] for t in answer.values()])
     assert not any(name.startswith("pair/") for answer in up["query.unmask"] for name in answer)
@@ -170,7 +170,7 @@ def test_masked_sums_are_the_loops_to_the_last_bit_and_no_summand_leaves(method:
 
 
 def drop(grid: Nodes, when: dict[int, str]) -> Nodes:
-    """Sites that answer nothing from one kind of message on."""
+    """Sites that do not reply from one kind of message on."""
     gone: set[int] = set()
 
     def spoil(client: int, message: Message, reply: Message) -> Message | None:
@@ -194,7 +194,7 @@ def drop(grid: Nodes, when: dict[int, str]) -> Nodes:
         ({1: "query.unmask", 2: "query.unmask"}, [0, 1, 2, 3, 4]),
     ],
 )
-def test_whoever_is_gone_the_sum_is_that_of_the_others(when: dict[int, str], left: list[int], tmp_path: Path) -> None:
+def test_the_sum_covers_the_sites_that_did_not_drop_out(when: dict[int, str], left: list[int], tmp_path: Path) -> None:
     clients = list(range(5))
     one = asked(partition={"name": "dirichlet", "clients": 5, "alpha": 5.0}, train={**ALL, "cohort": 5})
     finished = run(drop(nodes(5), when), one, tmp_path, FederationLimits(min_sites=2, deadline=2))
@@ -210,7 +210,7 @@ def test_whoever_is_gone_the_sum_is_that_of_the_others(when: dict[int, str], lef
 
 
 @pytest.mark.parametrize(
-    ("when", "told"),
+    ("when", "expected"),
     [
         ({0: "query.keys", 1: "query.keys"}, "round 1: 2 sites sent keys, and a masked sum needs 3"),
         ({0: "query.shares", 1: "query.keys"}, "round 1: 2 sites sent shares, and a masked sum needs 3"),
@@ -218,20 +218,20 @@ def test_whoever_is_gone_the_sum_is_that_of_the_others(when: dict[int, str], lef
         ({0: "query.unmask", 1: "query.unmask"}, "cannot be unmasked: 2 shares of 'own/0', and 3 are needed"),
     ],
 )
-def test_too_few_sites_make_no_sum(when: dict[int, str], told: str, tmp_path: Path) -> None:
-    with pytest.raises(FedblendError, match=told):
+def test_too_few_sites_have_no_sum(when: dict[int, str], expected: str, tmp_path: Path) -> None:
+    with pytest.raises(FedblendError, match=expected):
         run(drop(nodes(), when), asked(), tmp_path, FederationLimits(min_sites=2, deadline=1))
 
 
-def test_a_wrong_vector_is_refused_and_a_wrong_share_is_told(tmp_path: Path) -> None:
+def test_a_wrong_vector_is_refused_and_a_wrong_share_is_an_error(tmp_path: Path) -> None:
     def changed(kind: str, of: int, change: Any) -> Nodes:
         grid = nodes()
 
         def spoil(client: int, message: Message, reply: Message) -> Message:
             if (client, message.metadata.message_type) != (of, kind):
                 return reply
-            words, tensors = unpack(reply.content)
-            return Message(pack(words, arrays(change(tensors))), reply_to=message)
+            fields, tensors = unpack(reply.content)
+            return Message(pack(fields, to_record(change(tensors))), reply_to=message)
 
         grid.spoil = spoil
         return grid
@@ -252,5 +252,5 @@ def test_a_wrong_vector_is_refused_and_a_wrong_share_is_told(tmp_path: Path) -> 
     )
     assert keys.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "it sent no keys"}]
     flipped = changed("query.unmask", 0, lambda t: {name: torch.flip(one, [0]) for name, one in t.items()})
-    with pytest.raises(FedblendError, match="the shares of 'own/0' give nothing, so that a site has sent a wrong one"):
+    with pytest.raises(FedblendError, match="a site has sent a wrong share of 'own/0'"):
         run(flipped, asked(), tmp_path / "c", FederationLimits(deadline=2))

@@ -1,4 +1,4 @@
-"""Secure aggregation at a site: what it masks, for whom, how often, and what a server that lies gets."""
+"""Secure aggregation at a site: its checks of requests, and the result of a dishonest server."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from test_flower_masks import asked
 
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop import LoopEngine
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask, Memory
-from fedblend.flower.limits import FederationLimits
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation import site as at_site
 from fedblend.flower.secure_aggregation.server import MaskedSum
@@ -32,7 +32,7 @@ from fedblend.methods.aggregators.secure import SecureMean
 
 
 class Round:
-    """One round's sites by hand: stage after stage, as a server would put it."""
+    """The sites of one round, with one method for each stage of the protocol."""
 
     def __init__(self, sites: int = 4, **site: Any) -> None:
         setup = make_setup(asked())
@@ -42,27 +42,31 @@ class Round:
         ]
         self.start = setup.weights()
         self.upload = {name: t + 0.25 for name, t in self.start.items()}
-        self.told = {"experiment": {}, "told": {}, "total": int(setup.sizes(0).sum())}
+        self.told = {"experiment": {}, "setup": {}, "total": int(setup.sizes(0).sum())}
 
     def keys(self) -> dict[str, torch.Tensor]:
         return {
-            f"{h.client}/{name}": t for h in self.here for name, t in at_site.keys(h, {"of": "models"}, {})[1].items()
+            f"{h.client}/{name}": t
+            for h in self.here
+            for name, t in at_site.make_keys(h, {"quantity": "models"}, {})[1].items()
         }
 
     def shares(self, keys: dict[str, torch.Tensor], threshold: int = 3) -> dict[int, dict[str, torch.Tensor]]:
-        return {h.client: at_site.shares(h, {"of": "models", "threshold": threshold}, keys)[1] for h in self.here}
+        return {
+            h.client: at_site.make_shares(h, {"quantity": "models", "threshold": threshold}, keys)[1] for h in self.here
+        }
 
     def sealed(self, shares: dict[int, dict[str, torch.Tensor]], client: int) -> dict[str, torch.Tensor]:
         return {f"sealed/{c}": table[str(client)] for c, table in shares.items() if c != client}
 
     def masked(self, client: int, sealed: dict[str, torch.Tensor], **otherwise: Any) -> torch.Tensor:
         here, told = self.here[client], {**self.told, **otherwise}
-        return at_site.masked(here, here.setup.experiment.method.aggregator, self.upload, self.start, told, sealed)[
-            "masked"
-        ]
+        return at_site.masked_update(
+            here, here.setup.experiment.method.aggregator, self.upload, self.start, told, sealed
+        )["masked"]
 
     def sum(self, **otherwise: Any) -> torch.Tensor:
-        """What the server gets where sites 0 to 2 send models and 3 is gone; site 1 is told something else."""
+        """The server's sum of sites 0 to 2 without site 3; site 1 receives a different context."""
         keys = self.keys()
         shares = self.shares(keys)
         told = {1: otherwise}
@@ -70,55 +74,55 @@ class Round:
 
         class Asked:
             def exchange(_, kind: str, round: int, orders: Any) -> Any:
-                said = {c: at_site.unmask(self.here[c], order.words, {})[1] for c, order in orders.items()}
+                said = {c: at_site.reveal_shares(self.here[c], order.fields, {})[1] for c, order in orders.items()}
                 return {c: Reply({}, tensors) for c, tensors in said.items()}
 
-        public = {c: {n: masks.bytes_in(keys[f"{c}/{n}"]) for n in ("mask", "box")} for c in range(4)}
-        commits = {c: masks.bytes_in(table["commit"]) for c, table in shares.items()}
-        about = masks.about_sum(self.told, 0, self.start, self.told["total"])
-        return MaskedSum(Asked(), 0, 3, public, {c: {} for c in range(4)}, commits, about=about).sum(vectors)
+        public = {c: {n: masks.tensor_to_bytes(keys[f"{c}/{n}"]) for n in ("mask", "box")} for c in range(4)}
+        commits = {c: masks.tensor_to_bytes(table["commit"]) for c, table in shares.items()}
+        about = masks.sum_digest(self.told, 0, self.start, self.told["total"])
+        return MaskedSum(Asked(), 0, 3, public, {c: {} for c in range(4)}, commits, context=about).sum(vectors)
 
 
-def test_a_site_masks_one_model_and_answers_once() -> None:
+def test_a_site_masks_one_model_and_reveals_shares_once() -> None:
     one = Round()
     shares = one.shares(one.keys())
     first = one.masked(0, one.sealed(shares, 0))
-    with pytest.raises(FedblendError, match="masks are not at this stage here"):
+    with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
         one.masked(0, one.sealed(shares, 0))
     kept = one.here[0].memory.recall(at_site.STATE, "0/models/masked")
     assert not {"own", "private/mask"} & set(kept)
-    words = {"of": "models", "there": [0, 1, 2], "gone": [3]}
-    said = at_site.unmask(one.here[0], words, {})[1]
+    fields = {"quantity": "models", "present": [0, 1, 2], "dropped": [3]}
+    said = at_site.reveal_shares(one.here[0], fields, {})[1]
     assert set(said) == {"own/0", "own/1", "own/2", "pair/3"}
-    with pytest.raises(FedblendError, match="masks are not at this stage here"):
-        at_site.unmask(one.here[0], {"of": "models", "there": [0, 1, 3], "gone": [2]}, {})
-    # New keys mask the same model in another way.
+    with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
+        at_site.reveal_shares(one.here[0], {"quantity": "models", "present": [0, 1, 3], "dropped": [2]}, {})
+    # With new keys the same model has another mask.
     again = one.shares(one.keys())
     assert int((one.masked(0, one.sealed(again, 0)) == first).sum()) <= 3
 
 
-def test_a_site_unmasks_no_sum_that_it_did_not_mask_for() -> None:
+def test_a_site_reveals_no_shares_of_another_sum() -> None:
     one = Round()
     shares = one.shares(one.keys())
     one.masked(0, one.sealed(shares, 0))
     for there, gone in (([0, 1, 2], [2, 3]), ([0, 1, 2], []), ([1, 2, 3], [0]), ([0, 1, 2, 3], [4])):
-        with pytest.raises(RefusedByPolicy, match="which is not what it masked for"):
-            at_site.unmask(one.here[0], {"of": "models", "there": there, "gone": gone}, {})
-    with pytest.raises(RefusedByPolicy, match="a sum of 2 sites, and it needs 3"):
-        at_site.unmask(one.here[0], {"of": "models", "there": [0, 1], "gone": [2, 3]}, {})
+        with pytest.raises(RefusedByPolicy, match="for which the site has no masks"):
+            at_site.reveal_shares(one.here[0], {"quantity": "models", "present": there, "dropped": gone}, {})
+    with pytest.raises(RefusedByPolicy, match="a sum of 2 sites; the least is 3"):
+        at_site.reveal_shares(one.here[0], {"quantity": "models", "present": [0, 1], "dropped": [2, 3]}, {})
 
 
-def test_a_site_looks_at_keys_and_at_the_size_of_the_sum() -> None:
+def test_a_site_checks_keys_and_the_size_of_the_sum() -> None:
     one = Round()
     keys = one.keys()
-    # Another's key in place of its own, or one key twice: somebody stands between the sites.
-    new = masks.tensor_of(masks.new_pair()[1])
+    # Another key in place of the site's own, or one key twice, is a man in the middle.
+    new = masks.bytes_to_tensor(masks.new_key_pair()[1])
     for wrong in ({"0/mask": new}, {"0/box": new}, {"2/box": keys["1/box"]}, {"2/mask": keys["2/box"]}):
         with pytest.raises(RefusedByPolicy, match="are not those that the sites sent"):
-            at_site.shares(one.here[0], {"of": "models", "threshold": 3}, keys | wrong)
+            at_site.make_shares(one.here[0], {"quantity": "models", "threshold": 3}, keys | wrong)
     for threshold in (2, 5):
         with pytest.raises(RefusedByPolicy, match=f"a sum of {threshold} of 4 sites"):
-            at_site.shares(one.here[0], {"of": "models", "threshold": threshold}, keys)
+            at_site.make_shares(one.here[0], {"quantity": "models", "threshold": threshold}, keys)
     strict = Round(min_sum=4)
     with pytest.raises(RefusedByPolicy, match="a sum of 3 of 4 sites: the experiment and this site's policy want 4"):
         strict.shares(strict.keys())
@@ -128,20 +132,22 @@ def test_a_site_looks_at_keys_and_at_the_size_of_the_sum() -> None:
             one.masked(0, sealed)
 
 
-def test_shares_that_were_changed_on_the_way_are_left_out() -> None:
+def test_shares_changed_in_transit_are_left_out() -> None:
     one = Round()
     shares = one.shares(one.keys())
     sealed = one.sealed(shares, 0)
     sealed["sealed/2"] = sealed["sealed/2"].flip(0)
     one.masked(0, sealed)
-    assert set(at_site.unmask(one.here[0], {"of": "models", "there": [0, 1, 2, 3], "gone": []}, {})[1]) == {
+    assert set(
+        at_site.reveal_shares(one.here[0], {"quantity": "models", "present": [0, 1, 2, 3], "dropped": []}, {})[1]
+    ) == {
         "own/0",
         "own/1",
         "own/3",
     }
 
 
-def test_a_site_can_let_its_model_out_masked_or_not_at_all(tmp_path: Path) -> None:
+def test_a_site_can_allow_only_masked_models(tmp_path: Path) -> None:
     allow = ["masked", "keys"]
     finished = run(Nodes(site_files(tmp_path, 4, allow=allow)), asked(), tmp_path / "run", FederationLimits(deadline=5))
     assert finished.state.round == 1
@@ -156,57 +162,58 @@ def test_a_site_can_let_its_model_out_masked_or_not_at_all(tmp_path: Path) -> No
         )
 
 
-def test_the_server_takes_off_the_masks_of_sites_that_are_gone_by_their_own_keys() -> None:
+def test_the_server_removes_the_masks_of_dropped_sites() -> None:
     one = Round()
     shares = [one.here[c].size / one.told["total"] for c in (0, 1, 2)]
     encoded = [SecureMean().encoded(one.upload, one.start, share) for share in shares]
     assert torch.equal(one.sum(), sum(encoded[1:], encoded[0]))
 
 
-@pytest.mark.parametrize("told", [{"total": 10**9}, {"experiment": {"train": {"lr": 9.0}}}, {"told": {"scale": 2}}])
-def test_a_server_that_tells_sites_different_things_gets_noise(told: dict[str, Any]) -> None:
+@pytest.mark.parametrize("told", [{"total": 10**9}, {"experiment": {"train": {"lr": 9.0}}}, {"setup": {"scale": 2}}])
+def test_a_server_that_sends_sites_different_contexts_gets_noise(told: dict[str, Any]) -> None:
     one = Round()
     numbers = one.sum(**told)
-    # All over the range: its standard deviation is that of even numbers of 32 bits.
+    # Noise: the standard deviation is that of uniform numbers of 32 bits.
     assert float((numbers.double() / 2**32).std()) == pytest.approx(12**-0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("total", [0, -3, 1, True, 2.5, "many", None])
-def test_a_site_has_its_own_weight_in_the_sum(total: Any) -> None:
+def test_a_site_checks_the_total_weight_of_the_sum(total: Any) -> None:
     one = Round()
     shares = one.shares(one.keys())
-    with pytest.raises(FedblendError, match="a total of the sum that is none"):
+    with pytest.raises(FedblendError, match=r"the total weight .* of the sum is not valid"):
         one.masked(0, one.sealed(shares, 0), total=total)
 
 
-def test_a_secret_that_is_no_key_is_a_wrong_one() -> None:
-    """A site may commit itself to what no mask can be made of."""
+def test_a_secret_of_wrong_length_is_an_error() -> None:
+    """A site may commit to a secret that is too short for a key."""
     secrets = {0: b"short", 1: bytes(32), 2: bytes(range(32))}
-    parts = {client: masks.split(secret, 3, 3) for client, secret in secrets.items()}
+    parts = {client: masks.split_secret(secret, 3, 3) for client, secret in secrets.items()}
 
     class Asked:
         def exchange(self, kind: str, round: int, orders: Any) -> Any:
             return {
-                c: Reply({}, {f"own/{of}": masks.tensor_of(shares[c]) for of, shares in parts.items()}) for c in orders
+                c: Reply({}, {f"own/{of}": masks.bytes_to_tensor(shares[c]) for of, shares in parts.items()})
+                for c in orders
             }
 
-    commits = {client: masks.digest(secret) for client, secret in secrets.items()}
+    commits = {client: masks.commitment(secret) for client, secret in secrets.items()}
     made = MaskedSum(Asked(), 0, 3, {}, {c: {} for c in secrets}, commits)
-    with pytest.raises(FedblendError, match="the shares of 'own/0' give nothing, so that a site has sent a wrong one"):
+    with pytest.raises(FedblendError, match="a site has sent a wrong share of 'own/0'"):
         made.sum({client: torch.zeros(4, dtype=torch.int32) for client in secrets})
 
 
-def test_what_a_sum_is_of_is_one_digest_at_server_and_site_and_another_for_anything_else() -> None:
-    told = {"experiment": {"lr": 0.1, "sizes": (10, 2)}, "told": {2: 1.5, 10: None}}
+def test_the_digest_of_a_sum_is_equal_at_server_and_site_and_differs_for_other_contexts() -> None:
+    told = {"experiment": {"lr": 0.1, "sizes": (10, 2)}, "setup": {2: 1.5, 10: None}}
     as_read = json.loads(json.dumps(told))
     start = {"b": torch.ones(2), "a": torch.zeros(3)}
-    one = masks.about_sum(told, 3, start, 40)
-    assert one == masks.about_sum(as_read, 3, dict(reversed(start.items())), 40)
+    one = masks.sum_digest(told, 3, start, 40)
+    assert one == masks.sum_digest(as_read, 3, dict(reversed(start.items())), 40)
     others = [
-        masks.about_sum(told, 4, start, 40),
-        masks.about_sum(told, 3, start, 41),
-        masks.about_sum(told, 3, {**start, "a": torch.ones(3)}, 40),
-        masks.about_sum({**told, "experiment": {"lr": 0.2, "sizes": (10, 2)}}, 3, start, 40),
-        masks.about_sum(told, 3),
+        masks.sum_digest(told, 4, start, 40),
+        masks.sum_digest(told, 3, start, 41),
+        masks.sum_digest(told, 3, {**start, "a": torch.ones(3)}, 40),
+        masks.sum_digest({**told, "experiment": {"lr": 0.2, "sizes": (10, 2)}}, 3, start, 40),
+        masks.sum_digest(told, 3),
     ]
     assert len({one, *others}) == 6

@@ -27,11 +27,11 @@ from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.tables import write_toml
 from fedblend.flower import work
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.engine import FlowerEngine
-from fedblend.flower.limits import FederationLimits
 from fedblend.flower.messages import unpack
-from fedblend.flower.server import meet, run
+from fedblend.flower.server import connect, run
 from fedblend.flower.site import Site
 
 HEADER = 128
@@ -85,7 +85,7 @@ def size_of(message: Message) -> int:
 
 
 @pytest.mark.parametrize("method", presets.presets())
-def test_every_method_gives_the_loops_weights_and_counts_the_bytes_in_the_messages(method: str, tmp_path: Path) -> None:
+def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_path: Path) -> None:
     asked = quick(method)
     state, records = by_loop(asked)
     grid = Counting({"partition-id": client} for client in range(4))
@@ -99,7 +99,7 @@ def test_every_method_gives_the_loops_weights_and_counts_the_bytes_in_the_messag
     for a, b in zip(ours, records, strict=True):
         assert {k: a.get(k) for k in same} == {k: b.get(k) for k in same}
     counted = [sum(sum(one[way].values()) for one in ours) for way in ("bytes_down", "bytes_up")]
-    # Not counted: who a node is, and tests.
+    # First queries of nodes and evaluations are not counted.
     exchanged = [one for one in grid.kept if one[1] not in ("query.hello", "evaluate")]
     assert counted == [sum(numbers_in(one[place]) for one in exchanged) for place in (2, 3)]
     assert not sum(numbers_in(part) for one in grid.kept if one[1] == "query.hello" for part in one[2:])
@@ -108,7 +108,7 @@ def test_every_method_gives_the_loops_weights_and_counts_the_bytes_in_the_messag
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     """The messages of a first round of FedMix with a model of this size."""
     grid = Counting({"partition-id": client} for client in range(4))
-    made, sites = meet(
+    made, sites = connect(
         grid, make_setup(quick("fedmix", model={"name": "mlp", "hidden": hidden})), FederationLimits(deadline=5)
     )
     federation = RoundLoop(made, FlowerEngine(made, sites))
@@ -116,7 +116,7 @@ def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     return grid.kept
 
 
-def test_what_is_not_counted_does_not_grow_with_the_model() -> None:
+def test_uncounted_bytes_do_not_grow_with_the_model() -> None:
     small, large = (
         [(size_of(part), numbers_in(part)) for one in round_of(hidden) if one[1] == "train" for part in one[2:]]
         for hidden in ([8, 7], [80, 70])
@@ -134,7 +134,7 @@ IID = {"partition": {"name": "iid", "clients": 4}}
 """Every site holds every label."""
 
 
-def test_a_server_with_data_of_its_own_asks_each_site_for_labels(tmp_path: Path) -> None:
+def test_a_server_with_its_own_data_requests_labels_from_each_site(tmp_path: Path) -> None:
     asked = quick("xormixfl", **IID)
     setup = make_setup(asked)
     wanted = setup.requests(setup.sizes(0))
@@ -152,7 +152,7 @@ def test_a_server_with_data_of_its_own_asks_each_site_for_labels(tmp_path: Path)
     assert sum(map(len, seeds)) == len(finished.state.entries) > 0
 
 
-def test_a_site_gives_no_more_seeds_than_its_file_says(tmp_path: Path) -> None:
+def test_a_site_sends_at_most_max_seeds(tmp_path: Path) -> None:
     asked = quick("xormixfl", **IID)
     setup = make_setup(asked)
     wanted = setup.requests(setup.sizes(0))
@@ -181,14 +181,14 @@ def test_a_site_gives_no_more_seeds_than_its_file_says(tmp_path: Path) -> None:
         [1, 2],
     ],
 )
-def test_a_request_that_is_none_is_refused(asked: Any) -> None:
+def test_an_invalid_request_is_refused(asked: Any) -> None:
     engine = LoopEngine(make_setup(quick("xormixfl")))
     here = ClientTask(engine, Site(), 1, 0, None)
     with pytest.raises(FedblendError, match="a request that is none"):
         work.request_of(here, {"request": asked})
 
 
-def test_noise_on_dummies_comes_from_the_systems_entropy_and_the_rest_from_the_stream(tmp_path: Path) -> None:
+def test_noise_on_dummies_is_drawn_from_system_entropy_and_the_rest_from_the_stream(tmp_path: Path) -> None:
     for offset in (0, 9):
         asked = quick("xormixfl")
         method = asked.method.model_copy(update={"sharing": build("sharing", {"name": "xor-seeds", "offset": offset})})
@@ -217,7 +217,7 @@ def own_data(folder: Path, asked: Experiment, clients: range) -> list[dict[str, 
     return [configs[client] for client in clients]
 
 
-def test_the_servers_own_samples_are_the_experiments_where_sites_have_their_own(tmp_path: Path) -> None:
+def test_the_server_uses_the_experiments_samples_where_sites_have_their_own(tmp_path: Path) -> None:
     asked = quick("xormixfl", fraction=1.0)
     # No site is client 0, which is the server, and none is waited for.
     grid = Nodes(own_data(tmp_path, asked, range(1, 4)))

@@ -13,31 +13,29 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 from cli_helpers import call, status, succeeded, write
 from test_flower import audit, by_loop, experiment, site_files
 
-from fedblend.flower.app_folder import write_app
-from fedblend.flower.credentials import make_site_key
-from fedblend.flower.limits import FederationLimits
-from fedblend.flower.trial import LoopbackTrial
+from fedblend.flower.app_folder import FederationLimits, write_app
+from fedblend.flower.trial import LoopbackTrial, make_site_key
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 
-LIMIT = 200
-"""Seconds after which the run is given up; a site's every message starts a process that imports PyTorch."""
+LIMIT_S = 1800
+"""Bound on the whole run, far more than a loaded machine needs; the test waits for the run's end."""
 
 
 @pytest.mark.slow
-def test_real_sites_give_the_loops_weights_and_a_stranger_is_turned_away(tmp_path: Path) -> None:
+def test_real_sites_give_the_loops_weights_and_an_unknown_key_is_refused(tmp_path: Path) -> None:
     asked = experiment(partition={"name": "iid", "clients": 2}, train={"cohort": 2, "lr": 0.1}, rounds=1)
     configs = site_files(tmp_path, 2)
     with LoopbackTrial(tmp_path / "trial", 2) as trial:
         trial.begin()
-        write_app(tmp_path / "app", asked, tmp_path / "run", FederationLimits(deadline=LIMIT / 2))
+        write_app(tmp_path / "app", asked, tmp_path / "run", FederationLimits(deadline=LIMIT_S))
         for client, config in enumerate(configs):
             trial.start_node(client, {"site": config["site"]})
-        # It says that it is client 1, with a key that nobody registered.
+        # It claims to be client 1, with a key that is not registered.
         make_site_key(tmp_path / "stranger")
         shutil.copy(configs[1]["site"], tmp_path / "stranger.toml")
         trial.start_node(1, {"site": str(tmp_path / "stranger.toml")}, tmp_path / "stranger.key", "stranger")
-        trial.submit(tmp_path / "app").wait(LIMIT)
+        trial.submit(tmp_path / "app").wait(LIMIT_S)
         listed = trial.flwr("supernode", "list", "trial", "--format", "json")
         stranger = trial.log_of("stranger")
 

@@ -16,8 +16,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from test_flower import by_loop, experiment
 
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client import app as client_app
-from fedblend.flower.limits import FederationLimits
 from fedblend.flower.server import run
 
 

@@ -9,12 +9,11 @@ import torch
 
 from fedblend.cli.federation import init_site, show_audit
 from fedblend.core.errors import FedblendError
-from fedblend.flower.audit import Audit
+from fedblend.flower.audit import AuditLog, audit_rows
 from fedblend.flower.site import SAFE, Site, read_site
-from fedblend.flower.site_file import audit_rows
 
 
-def test_a_new_site_file_reads_back_to_what_it_says(tmp_path: Path) -> None:
+def test_a_new_site_file_is_read_back(tmp_path: Path) -> None:
     data = tmp_path / "a b.npz"
     data.write_bytes(b"")
     init_site(tmp_path / "s" / "site.toml", data, 20)
@@ -26,7 +25,7 @@ def test_a_new_site_file_reads_back_to_what_it_says(tmp_path: Path) -> None:
         init_site(tmp_path / "s" / "site.toml", None, 2)
 
 
-def test_what_is_wrong_in_a_site_file_is_named_with_what_would_be_valid(tmp_path: Path) -> None:
+def test_errors_of_a_site_file_name_the_field_and_valid_values(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     for text, message in (
         (
@@ -42,16 +41,16 @@ def test_what_is_wrong_in_a_site_file_is_named_with_what_would_be_valid(tmp_path
             read_site(path)
 
 
-def test_single_samples_do_not_leave_unless_a_site_says_so() -> None:
+def test_single_samples_do_not_leave_by_default() -> None:
     assert not {"raw", "seeds", "shared"} & set(Site().allow)
 
 
 def test_an_audit_log_in_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "site.toml"
     path.write_text("")
-    record = Audit(read_site(path).audit)
-    record.sent("trial/1", 0, 3, "weights", {"w": torch.zeros(2, 3), "n": torch.tensor(7)}, True)
-    record.refused("trial/1", 1, 3, "raw", "no")
+    record = AuditLog(read_site(path).audit)
+    record.record_sent("trial/1", 0, 3, "weights", {"w": torch.zeros(2, 3), "n": torch.tensor(7)}, True)
+    record.record_refused("trial/1", 1, 3, "raw", "no")
     assert record.rounds_trained() == {("trial/1", 0)}
     first, second = audit_rows(record.lines())
     assert first[1:6] == ("trial/1", "1", "weights", "w 2x3, n 1", "32")

@@ -1,10 +1,9 @@
-"""fedblend's methods in a Flower app of the user's own, who keeps model, data and training loop.
+"""fedblend's methods in a Flower app with a model, data and training loop of the user's own.
 
-- ``inputs``: what the user's model takes, which is all that has to be told;
-- ``fitting``: which methods fit this form;
-- ``strategy``: at the server, around any of Flower's strategies;
-- ``mod``: at a client, around the user's training function; and its answer to the request to share;
-- ``loss``: what the user's loop minimises.
+- ``inputs``: the form of the model's inputs and outputs;
+- ``supported``: which methods run in such an app;
+- ``strategy``: at the server, a wrapper of any Flower strategy;
+- ``client``: at a client, the mod, the loss of a batch, and the reply to the request for shared data.
 
-Nothing here is imported without the extra ``flower``; all of it is offered as ``fedblend.flower``.
+All of it needs the extra ``flower`` and is public as ``fedblend.flower``.
 """

@@ -1,4 +1,4 @@
-"""What a user's own model takes: all that methods have to know of data that fedblend does not load."""
+"""The form of the inputs and outputs of a user's own model."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from fedblend.data.scale import Scaler
 
 @dataclass(frozen=True)
 class Inputs:
-    """The form of one input, how it comes from a picture or feature in [0, 1], and what the model says of it.
+    """Shape and scale of one input, and the number of the model's outputs.
 
-    ``shape`` is that of one input without the batch: [features] or [channels, height, width]. ``outputs`` is the number
-    of classes, or of numbers in regression. An input is (u - ``mean``) / ``std`` of u in [0, 1] with ink as 1, as
-    torchvision's ``Normalize`` makes it: one number, or one for each channel (or feature). Only methods that make or
-    augment pictures use them. Raises :class:`FedblendError`.
+    An input is (u - ``mean``) / ``std`` of u in [0, 1] with ink as 1, as torchvision's ``Normalize`` makes it. Only
+    methods that make or augment images use ``mean`` and ``std``. Raises :class:`FedblendError` on an invalid field.
     """
 
     shape: tuple[int, ...]
+    """Shape of one input without the batch: [features] or [channels, height, width]."""
     outputs: int
+    """Number of classes, or of target numbers in regression."""
     mean: float | Sequence[float] = 0.0
+    """One number, or one for each channel (or feature)."""
     std: float | Sequence[float] = 1.0
+    """One number above 0, or one for each channel (or feature)."""
     kind: Literal["classification", "regression"] = "classification"
 
     def __post_init__(self) -> None:
@@ -48,16 +50,16 @@ class Inputs:
 
     @property
     def task(self) -> Task:
-        """The task, with its loss."""
+        """Return the task, with its loss."""
         return Task(self.kind, self.outputs)
 
     @property
     def scale(self) -> Scaler:
-        """The scale of inputs: they are used as they are, and the way to [0, 1] and back is known."""
+        """Return the scale of inputs: the identity for the model, and the maps to [0, 1] and back."""
         mean, std = (
             torch.as_tensor(value, dtype=torch.float32).flatten().expand(self.shape[0]).clone()
             for value in (self.mean, self.std)
         )
-        as_they_are = torch.ones_like(mean), torch.zeros_like(mean)
-        form = (-1, *[1] * (len(self.shape) - 1))
-        return Scaler("own", False, *(t.reshape(form) for t in (*as_they_are, std, mean)))
+        identity = torch.ones_like(mean), torch.zeros_like(mean)
+        shape = (-1, *[1] * (len(self.shape) - 1))
+        return Scaler("own", False, *(t.reshape(shape) for t in (*identity, std, mean)))

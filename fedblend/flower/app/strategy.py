@@ -1,4 +1,4 @@
-"""At the server: a strategy around any of Flower's, with which its clients and its aggregate follow a method."""
+"""At the server of a Flower app of the user's own: a strategy that wraps any Flower strategy and adds a method."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from fedblend.core.registry import dump
 from fedblend.core.server_step import ModelSpec, ServerContext
 from fedblend.core.sharing import Payload, Pool, gather
 from fedblend.core.upload import fault_of
-from fedblend.flower.app.fitting import fitting
 from fedblend.flower.app.inputs import Inputs
-from fedblend.flower.app.words import SHARE, put, take, tensors_of
+from fedblend.flower.app.supported import supported_method
 from fedblend.flower.audit import digest_of
-from fedblend.flower.messages import arrays
-from fedblend.flower.sites import read_error
+from fedblend.flower.messages import SHARE_QUERY, attach, detach, from_record, to_record
+from fedblend.flower.sites import error_text
 from fedblend.methods.aggregators.mean import as_stored
 
 log = logging.getLogger("flwr")
@@ -33,18 +32,20 @@ log = logging.getLogger("flwr")
 class Strategy(FlowerStrategy):
     """A Flower strategy that wraps another (``FedAvg()``, ``FedAdam()``, one of your own) and adds a method.
 
-    ``method`` is a preset's name or a table, as in an experiment file; those that do not fit are refused with a reason
-    (:func:`~fedblend.flower.app.fitting.fitting`). The wrapped strategy draws nodes, aggregates, evaluates. This one
+    The wrapped strategy ``inner`` samples nodes, aggregates and evaluates. This strategy
 
-    - asks all connected nodes once, before the first round, for what the method shares (FedMix's means), and sends
-      nodes with a round's message what they do not have yet;
-    - sends the objective and its terms along, for :func:`blended_loss`;
-    - lets the server step work on the aggregate (AggEnhance), which needs ``model``, the network, and ``lr``, the
-      learning rate on points, unless the method names one.
+    - requests what the method shares (FedMix's means) from all connected nodes once, before the first round, and sends
+      each node the shared data that it lacks with a round's message;
+    - sends the objective and its terms, for :func:`blended_loss`;
+    - applies the server step to the aggregate (AggEnhance).
 
-    ``seed`` keys all of its random choices; ``min_mean`` is the fewest samples that a mean may cover. ``timeout`` are
-    the seconds in which nodes must share. What it has beside the model (what was shared, AggEnhance's points) lives as
-    long as the object: Flower's strategies begin at round 1 and know of no resuming. Raises :class:`FedblendError`.
+    ``method`` is a preset's name or a table, as in an experiment file
+    (:func:`~fedblend.flower.app.supported.supported_method`). A server step needs ``model``, the network, and ``lr``,
+    the learning rate on points, unless the method has one. ``seed`` keys all random streams. ``min_mean`` is the fewest
+    samples that a mean may cover. ``timeout`` is the number of seconds in which nodes must share.
+
+    Shared data and AggEnhance's points exist as long as the object: Flower's strategies begin at round 1 and cannot
+    resume. Raises :class:`FedblendError` for a method that is not supported, and for missing arguments.
     """
 
     def __init__(
@@ -59,14 +60,16 @@ class Strategy(FlowerStrategy):
         min_mean: int = 2,
         timeout: float = 600.0,
     ) -> None:
-        self.inner, self.method, self.inputs = inner, fitting(method), inputs
+        self.inner, self.method, self.inputs = inner, supported_method(method), inputs
         self.model, self.lr, self.seed, self.min_mean, self.timeout = model, lr, seed, min_mean, timeout
         self.pool: Pool | None = None
         self.state: dict[str, torch.Tensor] = {}
         self._start: dict[str, torch.Tensor] = {}
-        self._mark: str | None = None
-        self._places: dict[int, int] = {}
-        self._have: set[int] = set()
+        self._pool_digest: str | None = None
+        self._pool_owners: dict[int, int] = {}
+        """Owner number in the pool of each node that shared."""
+        self._has_pool: set[int] = set()
+        """Nodes that have received the pool."""
         if min_mean < 2:
             raise FedblendError(f"min_mean: {min_mean} would let single samples leave as 'means'; valid: 2 or more")
         if self.method.server_step.active:
@@ -75,33 +78,33 @@ class Strategy(FlowerStrategy):
                     f"the server step '{self.method.server_step.name}' needs the network and a learning rate: give "
                     "Strategy(..., model=..., lr=...)"
                 )
-            self.method.server_step.require_possible(ModelSpec(**self._known(model)))
+            self.method.server_step.require_possible(ModelSpec(**self._model_spec(model)))
 
     def summary(self) -> None:
-        """Log what is wrapped, and the method."""
+        """Log the method and the wrapped strategy."""
         log.info("\t├──> fedblend: %s", self.method.name)
         self.inner.summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The wrapped strategy's messages with the method beside; before the first, nodes are asked to share."""
-        # First, since it waits until enough nodes are connected.
+        """Return the wrapped strategy's messages with the method added; request shared data before the first round."""
+        # The wrapped strategy waits until enough nodes are connected, so it is called first.
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
-        self._start = tensors_of(arrays)
+        self._start = from_record(arrays)
         if self.method.sharing.active and self.pool is None:
             self._share(grid)
-        return [self._with_method(message, server_round) for message in messages]
+        return [self._add_method(message, server_round) for message in messages]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The wrapped strategy's aggregate, refined by the server step."""
+        """Return the wrapped strategy's aggregate after the server step."""
         replies = list(replies)
-        answered = {reply.metadata.src_node_id: not reply.has_error() for reply in replies}
-        # Who failed may have lost what it was sent: it gets that again.
-        self._have = {node for node in self._have if answered.get(node, True)}
-        self._have |= {node for node, well in answered.items() if well}
+        succeeded = {reply.metadata.src_node_id: not reply.has_error() for reply in replies}
+        # A node that failed may have lost the pool, and receives it again.
+        self._has_pool = {node for node in self._has_pool if succeeded.get(node, True)}
+        self._has_pool |= {node for node, success in succeeded.items() if success}
         aggregate, metrics = self.inner.aggregate_train(server_round, replies)
         if aggregate is not None and self.method.server_step.active:
             aggregate = self._refined(server_round, aggregate, replies)
@@ -110,47 +113,47 @@ class Strategy(FlowerStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The wrapped strategy's."""
+        """Return the wrapped strategy's messages."""
         return self.inner.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The wrapped strategy's."""
+        """Return the wrapped strategy's metrics."""
         return self.inner.aggregate_evaluate(server_round, replies)
 
     def _share(self, grid: Grid) -> None:
-        """Ask all nodes that are connected for what the method shares."""
+        """Request shared data from all connected nodes, and make the pool."""
         sharing = self.method.sharing
-        words = {"sharing": dump(sharing), "min_mean": self.min_mean, "seed": self.seed}
+        fields = {"sharing": dump(sharing), "min_mean": self.min_mean, "seed": self.seed}
         nodes = sorted(grid.get_node_ids())
-        asked = [Message(put(RecordDict(), words), node, f"query.{SHARE}", group_id="0") for node in nodes]
-        given: dict[int, Payload] = {}
+        requests = [Message(attach(RecordDict(), fields), node, f"query.{SHARE_QUERY}", group_id="0") for node in nodes]
+        payloads: dict[int, Payload] = {}
         faults = dict.fromkeys(nodes, f"no answer within {self.timeout:g} seconds")
-        for reply in grid.send_and_receive(asked, timeout=self.timeout):
+        for reply in grid.send_and_receive(requests, timeout=self.timeout):
             node = reply.metadata.src_node_id
-            payload, fault = self._payload_of(reply)
+            payload, fault = self._read_shared(reply)
             faults.pop(node, None)
             if fault:
                 faults[node] = fault
             elif payload:
-                given[node] = payload
+                payloads[node] = payload
         for node, fault in faults.items():
             log.warning("fedblend: node %s shares nothing: %s", node, fault)
-        if not given:
+        if not payloads:
             raise FedblendError(
                 f"no node shares anything: {'; '.join(sorted(set(faults.values()))) or 'too few samples'}"
             )
-        self._places = {node: place for place, node in enumerate(sorted(given))}
-        entries = gather({self._places[node]: payload for node, payload in given.items()})
+        self._pool_owners = {node: owner for owner, node in enumerate(sorted(payloads))}
+        entries = gather({self._pool_owners[node]: payload for node, payload in payloads.items()})
         self.pool = sharing.pool(entries, stream(self.seed, "pool"))
-        self._mark, self._have = digest_of(self.pool.tensors), set()
-        log.info("fedblend: %s entries shared by %s of %s nodes", len(self.pool), len(given), len(nodes))
+        self._pool_digest, self._has_pool = digest_of(self.pool.tensors), set()
+        log.info("fedblend: %s entries shared by %s of %s nodes", len(self.pool), len(payloads), len(nodes))
 
-    def _payload_of(self, reply: Message) -> tuple[Payload, str]:
-        """What a node shared, or what is wrong with it; nothing where it has too few samples."""
+    def _read_shared(self, reply: Message) -> tuple[Payload, str]:
+        """Return a node's payload, empty where the node has too few samples, and its fault, empty where it is valid."""
         if reply.has_error():
-            return {}, read_error(reply)
+            return {}, error_text(reply)
         try:
-            _, payload = take(reply.content)
+            _, payload = detach(reply.content)
         except FedblendError as error:
             return {}, str(error)
         if not payload:
@@ -159,48 +162,54 @@ class Strategy(FlowerStrategy):
         like = {"x": torch.zeros(rows, *self.inputs.shape), "y": torch.zeros(rows, self.inputs.outputs)}
         return payload, (fault_of(payload, like) or "") if rows else "it sent no entries"
 
-    def _with_method(self, message: Message, server_round: int) -> Message:
-        """A message of the wrapped strategy's, with what its node does not know yet."""
+    def _add_method(self, message: Message, server_round: int) -> Message:
+        """Return the wrapped strategy's message with the method added, and the pool where the node lacks it."""
         node = message.metadata.dst_node_id
-        place = self._places.get(node, -1)
-        own = np.flatnonzero(self.pool.owner == place) if self.pool is not None and place >= 0 else np.empty(0, int)
-        words = {
+        owner = self._pool_owners.get(node)
+        own = [] if self.pool is None or owner is None else np.flatnonzero(self.pool.owner == owner).tolist()
+        fields = {
             "objective": dump(self.method.objective),
             "terms": [dump(term) for term in self.method.terms],
             "round": server_round - 1,
             "seed": self.seed,
-            "pool": self._mark,
-            "own": [int(own[0]) if len(own) else 0, len(own)],
+            "pool": self._pool_digest,
+            "own": [own[0] if own else 0, len(own)],
         }
-        lacks = self.pool is not None and node not in self._have
-        content = put(message.content, words, arrays(self.pool.tensors) if self.pool is not None and lacks else None)
-        told = message.metadata
-        return Message(content, node, told.message_type, ttl=told.ttl, group_id=told.group_id)
+        lacks_pool = self.pool is not None and node not in self._has_pool
+        pool = to_record(self.pool.tensors) if self.pool is not None and lacks_pool else None
+        metadata = message.metadata
+        return Message(
+            attach(message.content, fields, pool),
+            node,
+            metadata.message_type,
+            ttl=metadata.ttl,
+            group_id=metadata.group_id,
+        )
 
     def _refined(self, server_round: int, aggregate: ArrayRecord, replies: list[Message]) -> ArrayRecord:
-        """The aggregate after the server step, which looks at the uploads that are sound."""
+        """Return the aggregate after the server step, which reads the valid uploads only."""
         assert self.model is not None
         like = self.model.state_dict()
-        made = {name: as_stored(tensor, like[name].dtype) for name, tensor in tensors_of(aggregate).items()}
+        weights = {name: as_stored(tensor, like[name].dtype) for name, tensor in from_record(aggregate).items()}
         uploads: dict[int, dict[str, torch.Tensor]] = {}
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
-            tables = [] if reply.has_error() else list(reply.content.array_records.values())
-            if len(tables) == 1 and not fault_of(upload := tensors_of(tables[0]), like):
+            records = [] if reply.has_error() else list(reply.content.array_records.values())
+            if len(records) == 1 and not fault_of(upload := from_record(records[0]), like):
                 uploads[len(uploads)] = upload
-        step, known = self.method.server_step, self._known(self.model)
+        step, spec = self.method.server_step, self._model_spec(self.model)
         server = ServerContext(
-            **known,
+            **spec,
             round=server_round - 1,
             lr=self.lr if self.lr is not None else step.lr,
             rng=stream(self.seed, "server", server_round - 1),
-            query=lambda question: list(step.respond(uploads, question, ModelSpec(**known)).values()),
+            query=lambda question: list(step.respond(uploads, question, ModelSpec(**spec)).values()),
             state=self.state,
             start=self._start,
         )
-        weights, self.state = step.refine(made, server)
-        return arrays(weights)
+        refined, self.state = step.refine(weights, server)
+        return to_record(refined)
 
-    def _known(self, model: nn.Module) -> dict[str, Any]:
+    def _model_spec(self, model: nn.Module) -> dict[str, Any]:
         return {
             "model": model.eval(),
             "trained": [name for name, p in model.named_parameters() if p.requires_grad],

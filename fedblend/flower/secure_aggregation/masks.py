@@ -1,9 +1,11 @@
-"""The arithmetic of secure aggregation: keys, masks, and the shares that give a lost one back.
+"""Cryptography of secure aggregation: keys, masks, and the secret shares that restore a lost key.
 
-From Flower: key pairs on P-384, key agreement (ECDH, HKDF with SHA-256), encryption between sites (Fernet) and Shamir's
-secret sharing. Not from Flower: its masks, which it draws from the Mersenne Twister with the 256 bits of a key folded
-into 32, of which 28 are left where the key is one of two sites (``pseudo_rand_gen`` in 1.41), few enough to be tried
-out; here a mask is the key stream of AES-256 in counter mode. Nor its quantisation, which draws from a global
+From Flower: key pairs on the curve P-384, key agreement (ECDH, HKDF with SHA-256), encryption between sites (Fernet)
+and Shamir's secret sharing.
+
+Not from Flower: masks and quantisation. Flower 1.41 (``pseudo_rand_gen``) draws masks from the Mersenne Twister, with
+the 256 bits of a key folded into 32. Of these, 28 bits remain where the key is shared by two sites: few enough for an
+exhaustive search. Here a mask is the key stream of AES-256 in counter mode. Flower's quantisation draws from a global
 generator.
 """
 
@@ -33,98 +35,102 @@ from flwr.supercore.primitives.asymmetric import (
     public_key_to_bytes,
 )
 
-from fedblend.flower.audit import Tensors, digest_of
+from fedblend.flower.audit import digest_of
+from fedblend.flower.messages import Tensors
 
 MODELS, MEANS = "models", "means"
-"""What is summed under masks: models after training, or the means that a group of clients shares."""
+"""What a masked sum is of: models after training, or the means that a group of clients shares."""
 
-KEY = 32
-"""Bytes of a mask's key."""
+KEY_BYTES = 32
+"""Length of a mask's key."""
 
-BROKEN = (ValueError, TypeError, KeyError, IndexError, InvalidToken, InvalidTag, UnsupportedAlgorithm, OverflowError)
-"""What the primitives raise on keys, shares and ciphertexts that are none."""
+CRYPTO_ERRORS = (
+    *(ValueError, TypeError, KeyError, IndexError, OverflowError),
+    *(InvalidToken, InvalidTag, UnsupportedAlgorithm),
+)
+"""Errors that the primitives raise on invalid keys, shares and ciphertexts."""
 
 
-def new_pair() -> tuple[bytes, bytes]:
-    """A private and a public key, as PEM."""
+def new_key_pair() -> tuple[bytes, bytes]:
+    """Return a new private key and its public key, as PEM."""
     private, public = generate_key_pairs()
     return private_key_to_bytes(private), public_key_to_bytes(public)
 
 
-def public_of(private: bytes) -> bytes:
-    """The public key of a private one."""
+def public_key_of(private: bytes) -> bytes:
+    """Return the public key of a private key."""
     return public_key_to_bytes(bytes_to_private_key(private).public_key())
 
 
-def is_public(key: bytes) -> bool:
-    """Whether a key is one of P-384, as sites make them."""
+def is_public_key(key: bytes) -> bool:
+    """Whether ``key`` is a public key on P-384."""
     try:
         return isinstance(bytes_to_public_key(key).curve, SECP384R1)
-    except (*BROKEN, AttributeError):
+    except (*CRYPTO_ERRORS, AttributeError):
         return False
 
 
-def agreed(private: bytes, public: bytes) -> bytes:
-    """The key that two sites have in common, as Fernet wants it (base64)."""
+def shared_key(private: bytes, public: bytes) -> bytes:
+    """Return the key that two sites share, base64 as Fernet takes it."""
     return generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
 
 
-def masking(private: bytes, public: bytes, about: bytes, length: int) -> np.ndarray:
-    """The mask that two sites have in common, uint32 [length], where they were told the same ``about`` their sum."""
-    return stretched(hmac.digest(base64.urlsafe_b64decode(agreed(private, public)), about, "sha256"), length)
+def shared_mask(private: bytes, public: bytes, context: bytes, length: int) -> np.ndarray:
+    """Return the mask that two sites share, uint32 [length]; equal only where both have the same ``context``."""
+    return mask_from_key(hmac.digest(base64.urlsafe_b64decode(shared_key(private, public)), context, "sha256"), length)
 
 
-def about_sum(told: Mapping[str, Any], round: int, start: Tensors | None = None, total: int = 0) -> bytes:
-    """What a sum is of, as a digest: the experiment, the round, the model that clients begin with, their weight.
+def sum_digest(setup_fields: Mapping[str, Any], round: int, start: Tensors | None = None, total: int = 0) -> bytes:
+    """Return the digest of a sum's context: experiment, setup, round, the clients' start model, their total weight.
 
-    It goes into each mask that two sites have in common, so that the masks do not come off for a server that tells them
-    different things, such as another learning rate, or weights that leave one site's model alone in the sum.
+    The digest is part of each mask that two sites share. So masks do not cancel for a server that sends sites
+    different contexts, such as another learning rate, or weights that leave one site's model alone in the sum.
     """
-    # As a site reads it: JSON has no keys but texts.
-    plain = json.loads(json.dumps([told["experiment"], told["told"], round, total]))
-    words = json.dumps(plain, sort_keys=True)
-    return hashlib.sha256(f"{words}\0{digest_of(start) if start else ''}".encode()).digest()
+    # In the form that a site receives: JSON keys are strings.
+    fields = json.loads(json.dumps([setup_fields["experiment"], setup_fields["setup"], round, total]))
+    text = json.dumps(fields, sort_keys=True)
+    return hashlib.sha256(f"{text}\0{digest_of(start) if start else ''}".encode()).digest()
 
 
-def stretched(key: bytes, length: int) -> np.ndarray:
-    """A mask from a key that is used once: AES-256 in counter mode, uint32 [length]."""
+def mask_from_key(key: bytes, length: int) -> np.ndarray:
+    """Return the mask of a key that is used once: AES-256 in counter mode, uint32 [length]."""
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(encryptor.update(bytes(4 * length)), "<u4")
 
 
 def seal(private: bytes, public: bytes, sender: int, receiver: int, own: bytes, pair: bytes) -> bytes:
-    """A sender's two shares for a receiver, readable and changeable by nobody between them."""
-    return encrypt(agreed(private, public), share_keys_plaintext_concat(sender, receiver, own, pair))
+    """Encrypt and authenticate a sender's two shares for a receiver."""
+    return encrypt(shared_key(private, public), share_keys_plaintext_concat(sender, receiver, own, pair))
 
 
 def unseal(private: bytes, public: bytes, sender: int, receiver: int, sealed: bytes) -> tuple[bytes, bytes]:
-    """The two shares. Raises one of :data:`BROKEN` if they are not from this sender for this receiver."""
-    told, meant, own, pair = share_keys_plaintext_separate(decrypt(agreed(private, public), sealed))
-    if (told, meant) != (sender, receiver):
-        raise ValueError(f"shares of {told} for {meant}, not of {sender} for {receiver}")
+    """Decrypt the two shares. Raises one of :data:`CRYPTO_ERRORS` if sender or receiver differ, or on a forgery."""
+    sealed_by, sealed_for, own, pair = share_keys_plaintext_separate(decrypt(shared_key(private, public), sealed))
+    if (sealed_by, sealed_for) != (sender, receiver):
+        raise ValueError(f"shares of {sealed_by} for {sealed_for}, not of {sender} for {receiver}")
     return own, pair
 
 
-def split(secret: bytes, threshold: int, number: int) -> list[bytes]:
-    """So many shares of a secret, of which ``threshold`` give it back and fewer tell nothing."""
+def split_secret(secret: bytes, threshold: int, number: int) -> list[bytes]:
+    """Split a secret into ``number`` shares; ``threshold`` of them restore it, fewer reveal nothing."""
     return create_shares(secret, threshold, number)
 
 
-def joined(shares: list[bytes]) -> bytes:
-    """The secret that shares are of. Raises one of :data:`BROKEN` if they are not of one secret."""
+def join_shares(shares: list[bytes]) -> bytes:
+    """Restore a secret. Raises one of :data:`CRYPTO_ERRORS` if the shares are not of one secret."""
     return combine_shares(shares)
 
 
-def digest(secret: bytes) -> bytes:
-    """What is told of a mask's key before it is needed, so that a wrong one is noticed: SHA-256."""
+def commitment(secret: bytes) -> bytes:
+    """Return the SHA-256 by which the server detects a wrong secret; a site sends it before the secret is needed."""
     return hashlib.sha256(b"fedblend mask" + secret).digest()
 
 
-def tensor_of(content: bytes) -> torch.Tensor:
-    """Bytes as a tensor, uint8."""
+def bytes_to_tensor(content: bytes) -> torch.Tensor:
+    """Return bytes as a tensor, uint8."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
 
-def bytes_in(tensor: torch.Tensor) -> bytes:
-    """The bytes of :func:`tensor_of`."""
+def tensor_to_bytes(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor."""
     return tensor.contiguous().numpy().tobytes()

@@ -1,164 +1,234 @@
-"""Secure aggregation at the server: who takes part, who is gone, and the sum without masks. It sees no summand."""
+"""Secure aggregation at the server: the protocol of one masked sum, and the sums of means that clients share.
+
+The server learns sums and no single vector.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
 
-from fedblend.core.errors import FedblendError, by_reason, listed
-from fedblend.core.upload import bytes_of
-from fedblend.flower.messages import Tensors, arrays
+from fedblend.core.errors import FedblendError
+from fedblend.core.sharing import Payload
+from fedblend.core.upload import bytes_of, fault_of
+from fedblend.flower.messages import Tensors, to_record
 from fedblend.flower.secure_aggregation.masks import (
-    BROKEN,
-    KEY,
+    CRYPTO_ERRORS,
+    KEY_BYTES,
+    MEANS,
     MODELS,
-    bytes_in,
-    digest,
-    is_public,
-    joined,
-    masking,
-    public_of,
-    stretched,
-    tensor_of,
+    bytes_to_tensor,
+    commitment,
+    is_public_key,
+    join_shares,
+    mask_from_key,
+    public_key_of,
+    shared_mask,
+    sum_digest,
+    tensor_to_bytes,
 )
-from fedblend.flower.sites import Order, Reply, Sites
+from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
+from fedblend.methods.sharing.secure_means import SecureMeans
 
 log = logging.getLogger("flwr")
 
 
-class TooFew(FedblendError):
+class TooFewSites(FedblendError):
     """Fewer sites than a sum must cover."""
 
 
 @dataclass
 class MaskedSum:
-    """A sum's protocol between the server and the sites of one cohort; ``threshold`` is the least that take part.
+    """One masked sum between the server and the sites of a cohort.
 
-    ``public`` are the public keys by site and name, ``sealed`` by receiver what senders sealed for it, ``commits`` the
-    digests of sites' own secrets; ``faults`` says why sites take no part. ``up`` and ``down`` count the bytes of keys
-    and shares. ``of`` is what is summed, ``about`` the digest of what sites are told of it (:func:`about_sum`).
+    Call :meth:`begin`, send each site its :meth:`sealed_shares` with the request for its vector, then call
+    :meth:`sum`.
     """
 
     sites: Sites
     round: int
     threshold: int
+    """Fewest sites in the sum."""
     public: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    """Public keys "mask" and "box" of each site."""
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    commits: dict[int, bytes] = field(default_factory=dict)
+    """Sealed shares of each sender, by receiver."""
+    commitments: dict[int, bytes] = field(default_factory=dict)
+    """Commitment of each site to its own secret."""
     faults: dict[int, str] = field(default_factory=dict)
+    """Why sites are not in the sum."""
     up: int = 0
+    """Bytes of keys and shares that the server received."""
     down: int = 0
-    of: str = MODELS
-    about: bytes = b""
+    """Bytes of keys and shares that the server sent."""
+    quantity: str = MODELS
+    """What is summed: "models" or "means"."""
+    context: bytes = b""
+    """Digest of the sum's context (:func:`~fedblend.flower.secure_aggregation.masks.sum_digest`)."""
 
     def begin(self, clients: Collection[int]) -> list[int]:
-        """Stages 1 and 2; returns the sites that go on to stage 3. Raises :class:`TooFew` if they are too few."""
-        told = self._ask("query.keys", dict.fromkeys(clients, Order({"of": self.of})))
-        for client, reply in told.items():
-            keys = {name: bytes_in(tensor) for name, tensor in reply.tensors.items()}
-            if set(keys) == {"mask", "box"} and all(map(is_public, keys.values())):
+        """Run stages 1 and 2; return the sites of stage 3. Raises :class:`TooFewSites` if they are too few."""
+        replies = self._exchange("query.keys", dict.fromkeys(clients, ClientRequest({"quantity": self.quantity})))
+        for client, reply in replies.items():
+            keys = {name: tensor_to_bytes(tensor) for name, tensor in reply.tensors.items()}
+            if set(keys) == {"mask", "box"} and all(map(is_public_key, keys.values())):
                 self.public[client] = keys
             else:
                 self.faults[client] = "it sent no keys"
         self._require(self.public, "sent keys")
-        table = {f"{c}/{name}": tensor_of(key) for c, keys in self.public.items() for name, key in keys.items()}
-        order = Order({"of": self.of, "threshold": self.threshold}, (arrays(table),))
+        table = {f"{c}/{name}": bytes_to_tensor(key) for c, keys in self.public.items() for name, key in keys.items()}
+        request = ClientRequest({"quantity": self.quantity, "threshold": self.threshold}, (to_record(table),))
         self.down += bytes_of(table) * len(self.public)
-        for client, reply in self._ask("query.shares", dict.fromkeys(self.public, order)).items():
-            others = {str(peer) for peer in self.public if peer != client}
-            if set(reply.tensors) != others | {"commit"}:
+        for client, reply in self._exchange("query.shares", dict.fromkeys(self.public, request)).items():
+            peers = {str(peer) for peer in self.public if peer != client}
+            if set(reply.tensors) != peers | {"commit"}:
                 self.faults[client] = "it sent no shares"
                 continue
-            self.commits[client] = bytes_in(reply.tensors["commit"])
-            self.sealed[client] = {int(peer): bytes_in(reply.tensors[peer]) for peer in others}
+            self.commitments[client] = tensor_to_bytes(reply.tensors["commit"])
+            self.sealed[client] = {int(peer): tensor_to_bytes(reply.tensors[peer]) for peer in peers}
         self._require(self.sealed, "sent shares")
         return sorted(self.sealed)
 
-    def table_for(self, client: int) -> ArrayRecord:
-        """What the others who take part have sealed for a site."""
-        table = {f"sealed/{c}": tensor_of(sent[client]) for c, sent in sorted(self.sealed.items()) if c != client}
+    def sealed_shares(self, client: int) -> ArrayRecord:
+        """Return the shares that the other sites sealed for a site."""
+        table = {f"sealed/{c}": bytes_to_tensor(s[client]) for c, s in sorted(self.sealed.items()) if c != client}
         self.down += bytes_of(table)
-        return arrays(table)
+        return to_record(table)
 
     def sum(self, vectors: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Stage 4: the sum of the summands behind masked vectors, int32 [n], by site.
+        """Run stage 4: return the sum behind the masked vectors, int32 [n], given by site.
 
-        Raises :class:`TooFew` if too few sites are left to take the masks off, :class:`FedblendError` if one lies.
+        Raises :class:`TooFewSites` if too few sites send shares, :class:`FedblendError` on a wrong share.
         """
-        self._require(vectors, f"sent {self.of}")
-        gone = [client for client in self.sealed if client not in vectors]
-        order = Order({"of": self.of, "there": sorted(vectors), "gone": sorted(gone)})
+        self._require(vectors, f"sent {self.quantity}")
+        dropped = [client for client in self.sealed if client not in vectors]
+        request = ClientRequest({"quantity": self.quantity, "present": sorted(vectors), "dropped": sorted(dropped)})
         shares: dict[str, list[bytes]] = {}
-        answers = self._ask("query.unmask", dict.fromkeys(sorted(vectors), order))
-        for client in vectors.keys() - answers.keys():
-            log.warning("fedblend: round %s: client %s does not help to unmask", self.round + 1, client)
-        for reply in answers.values():
+        replies = self._exchange("query.unmask", dict.fromkeys(sorted(vectors), request))
+        for client in vectors.keys() - replies.keys():
+            log.warning("fedblend: round %s: client %s sent no shares to unmask the sum", self.round + 1, client)
+        for reply in replies.values():
             for name, tensor in reply.tensors.items():
-                shares.setdefault(name, []).append(bytes_in(tensor))
+                shares.setdefault(name, []).append(tensor_to_bytes(tensor))
         total = np.zeros(len(next(iter(vectors.values()))), np.uint32)
         for client, vector in vectors.items():
-            secret = self._secret(f"own/{client}", shares)
-            if len(secret) != KEY or digest(secret) != self.commits[client]:
-                raise self._broken(f"own/{client}")
-            total += vector.numpy().view(np.uint32) - stretched(secret, len(total))
-        for client in gone:
-            self._take_off(client, self._secret(f"pair/{client}", shares), vectors, total)
+            secret = self._join(f"own/{client}", shares)
+            if len(secret) != KEY_BYTES or commitment(secret) != self.commitments[client]:
+                raise self._wrong_share(f"own/{client}")
+            total += vector.numpy().view(np.uint32) - mask_from_key(secret, len(total))
+        for client in dropped:
+            self._remove_masks(client, self._join(f"pair/{client}", shares), vectors, total)
         return torch.from_numpy(total.view(np.int32))
 
-    def _take_off(self, client: int, private: bytes, vectors: Mapping[int, torch.Tensor], total: np.ndarray) -> None:
-        """Take off, in place, the masks that the others put on for a site that is gone."""
+    def _remove_masks(self, client: int, private: bytes, present: Collection[int], total: np.ndarray) -> None:
+        """Remove from ``total``, in place, the masks that present sites share with a dropped site."""
         try:
-            if public_of(private) != self.public[client]["mask"]:
-                raise self._broken(f"pair/{client}")
-        except BROKEN:
-            raise self._broken(f"pair/{client}") from None
-        for peer in vectors:
-            mask = masking(private, self.public[peer]["mask"], self.about, len(total))
+            if public_key_of(private) != self.public[client]["mask"]:
+                raise self._wrong_share(f"pair/{client}")
+        except CRYPTO_ERRORS:
+            raise self._wrong_share(f"pair/{client}") from None
+        for peer in present:
+            mask = shared_mask(private, self.public[peer]["mask"], self.context, len(total))
             total += mask if client < peer else np.uint32(0) - mask
 
-    def _secret(self, name: str, shares: Mapping[str, list[bytes]]) -> bytes:
-        there = shares.get(name, [])
-        if len(there) < self.threshold:
-            raise TooFew(
-                f"round {self.round + 1}: the sum cannot be unmasked: {len(there)} shares of {name!r}, and "
-                f"{self.threshold} are needed ({_in_one_line(self.faults)}); run the same command again"
+    def _join(self, name: str, shares: Mapping[str, list[bytes]]) -> bytes:
+        """Restore a secret from its shares."""
+        received = shares.get(name, [])
+        if len(received) < self.threshold:
+            raise TooFewSites(
+                f"round {self.round + 1}: the sum cannot be unmasked: {len(received)} shares of {name!r}, and "
+                f"{self.threshold} are needed ({summarize_faults(self.faults)}); run the same command again"
             )
         try:
-            return joined(there[: self.threshold])
-        except BROKEN:
-            raise self._broken(name) from None
+            return join_shares(received[: self.threshold])
+        except CRYPTO_ERRORS:
+            raise self._wrong_share(name) from None
 
-    def _broken(self, name: str) -> FedblendError:
+    def _wrong_share(self, name: str) -> FedblendError:
         return FedblendError(
-            f"round {self.round + 1}: the sum cannot be unmasked: the shares of {name!r} give nothing, so that a site "
-            "has sent a wrong one"
+            f"round {self.round + 1}: the sum cannot be unmasked: a site has sent a wrong share of {name!r}"
         )
 
-    def _ask(self, kind: str, orders: Mapping[int, Order]) -> dict[int, Reply]:
-        """The answers that are none of refusals; those that are stand among the faults."""
-        replies = self.sites.exchange(kind, self.round, orders)
+    def _exchange(self, kind: str, requests: Mapping[int, ClientRequest]) -> dict[int, Reply]:
+        """Return the replies without a fault; faults are kept in ``faults``."""
+        replies = self.sites.exchange(kind, self.round, requests)
         self.up += sum(bytes_of(reply.tensors) for reply in replies.values())
         self.faults |= {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
-        good = {client: reply for client, reply in replies.items() if reply.fault is None}
-        return {client: reply if _is_bytes(reply.tensors) else Reply() for client, reply in good.items()}
+        return {
+            client: reply if all(t.dtype == torch.uint8 and t.dim() == 1 for t in reply.tensors.values()) else Reply()
+            for client, reply in replies.items()
+            if reply.fault is None
+        }
 
-    def _require(self, there: Collection[int], what: str) -> None:
-        if len(there) < self.threshold:
-            raise TooFew(
-                f"round {self.round + 1}: {len(there)} sites {what}, and a masked sum needs {self.threshold} "
-                f"({_in_one_line(self.faults) or 'no reasons given'})"
+    def _require(self, sites: Collection[int], what: str) -> None:
+        if len(sites) < self.threshold:
+            raise TooFewSites(
+                f"round {self.round + 1}: {len(sites)} sites {what}, and a masked sum needs {self.threshold} "
+                f"({summarize_faults(self.faults) or 'no reasons given'})"
             )
 
 
-def _is_bytes(tensors: Tensors) -> bool:
-    return all(tensor.dtype == torch.uint8 and tensor.dim() == 1 for tensor in tensors.values())
+@dataclass
+class GroupSums:
+    """The sums of the means that groups of clients share."""
+
+    payloads: dict[int, Payload] = field(default_factory=dict)
+    """A group's sum at the first of its clients, zeros at its others: the payloads add up to what clients shared."""
+    faults: dict[int, str] = field(default_factory=dict)
+    """Why clients are in no sum."""
+    up: int = 0
+    """Bytes of keys and shares that the server received."""
+    down: int = 0
+    """Bytes of keys and shares that the server sent."""
 
 
-def _in_one_line(faults: Mapping[int, str]) -> str:
-    reasons = by_reason(faults.items())
-    return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())
+def sum_shared_means(
+    sites: Sites, round: int, sharing: SecureMeans, clients: Sequence[int], rng: np.random.Generator, like: Tensors
+) -> GroupSums:
+    """Let clients share their means under masks, group after group; ``like`` has the form of one client's payload.
+
+    A group of which too few sites remain has no sum. Raises :class:`FedblendError` on a wrong share of a secret.
+    """
+    sums, asked = GroupSums(), np.sort(np.array(clients, np.int64))
+    group = sharing.groups(asked, rng)
+    for number in range(int(group.max(initial=-1)) + 1):
+        members = asked[group == number].tolist()
+        context = sum_digest(sites.setup_fields, round)
+        masks = MaskedSum(sites, round, sharing.threshold(len(members)), quantity=MEANS, context=context)
+        try:
+            total, present = _sum_means(masks, members, like)
+            zeros = {client: {name: torch.zeros_like(t) for name, t in like.items()} for client in present}
+            sums.payloads |= zeros | {present[0]: _unflatten(total, like)}
+        except TooFewSites as error:
+            sums.faults |= dict.fromkeys(members, f"its group has no sum: {error}")
+        sums.faults |= masks.faults
+        sums.up, sums.down = sums.up + masks.up, sums.down + masks.down
+    sums.payloads = dict(sorted(sums.payloads.items()))
+    return sums
+
+
+def _sum_means(masks: MaskedSum, members: list[int], like: Tensors) -> tuple[torch.Tensor, list[int]]:
+    """Return the sum of a group's payloads, int32 [numbers], and the clients in it."""
+    requests = {client: ClientRequest({}, (masks.sealed_shares(client),)) for client in masks.begin(members)}
+    form = {"masked": torch.empty(sum(t.numel() for t in like.values()), dtype=torch.int32)}
+    vectors: dict[int, torch.Tensor] = {}
+    for client, reply in masks.sites.exchange("query.share", masks.round, requests).items():
+        nothing = "it has too few samples for a mean" if reply.fields.get("nothing") else None
+        fault = reply.fault or nothing or fault_of(reply.tensors, form)
+        if fault:
+            masks.faults[client] = fault
+        else:
+            vectors[client] = reply.tensors["masked"]
+    return masks.sum(vectors), sorted(vectors)
+
+
+def _unflatten(numbers: torch.Tensor, like: Tensors) -> Payload:
+    """Split concatenated numbers into tensors with the names and shapes of ``like``, in order of name."""
+    names = sorted(like)
+    parts = numbers.split([like[name].numel() for name in names])
+    return {name: part.reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}

@@ -1,14 +1,16 @@
-"""Secure aggregation at a site: its keys, its shares for the others, its masked numbers, its help to unmask the sum.
+"""Secure aggregation at a site: its keys, its secret shares, its masked values, its shares to unmask the sum.
 
-What is summed is models after training, or the means that a group of clients shares. One sum (Bonawitz et al. 2017,
-"Practical Secure Aggregation", figure 4, for a server that follows it):
+A sum is of models after training, or of the means that a group of clients shares. The protocol of one sum is Bonawitz
+et al. 2017, "Practical Secure Aggregation", figure 4, for a server that follows it:
 
-1. ``keys``: two new key pairs; the public ones go to the server, and from there to the sum's other sites.
-2. ``shares``: a secret of its own; this and the private key of its masks are split among the sites, sealed for each.
-3. ``masked``, after training (or ``masked_mean``): its whole numbers, with a mask from its own secret and one for each
-   other site, which that site subtracts. It then forgets both secrets, so that they never mask other numbers.
-4. ``unmask``: of sites whose model arrived its share of their own secret, of those that are gone its share of their
-   private key: never both of one site, and once.
+1. :func:`make_keys`: two new key pairs; the server sends their public keys to the other sites of the sum.
+2. :func:`make_shares`: a new secret; this secret and the private key of the masks are split among the sites, sealed
+   for each.
+3. :func:`masked_update` after training, or :func:`masked_mean`: integers with a mask from the site's own secret and one
+   mask for each other site, which that site subtracts. The site then deletes both secrets, so that they mask no other
+   integers.
+4. :func:`reveal_shares`: for each site whose vector arrived its share of that site's secret, for each site that
+   dropped out its share of that site's private key. Never both of one site, and once.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ import torch
 from fedblend.core.errors import FedblendError
 from fedblend.core.trees import strip_prefix
 from fedblend.flower.client_task import ClientTask
-from fedblend.flower.messages import Spoken, Tensors
+from fedblend.flower.messages import MessageContent, Tensors
 from fedblend.flower.secure_aggregation.masks import (
-    BROKEN,
+    CRYPTO_ERRORS,
     MEANS,
     MODELS,
-    about_sum,
-    bytes_in,
-    digest,
-    masking,
-    new_pair,
-    public_of,
+    bytes_to_tensor,
+    commitment,
+    mask_from_key,
+    new_key_pair,
+    public_key_of,
     seal,
-    split,
-    stretched,
-    tensor_of,
+    shared_mask,
+    split_secret,
+    sum_digest,
+    tensor_to_bytes,
     unseal,
 )
 from fedblend.flower.site import RefusedByPolicy
@@ -44,149 +46,163 @@ from fedblend.methods.aggregators.secure import SecureMean
 from fedblend.methods.sharing.secure_means import SecureMeans
 
 STATE = "secure"
-"""What a site remembers of a sum's protocol."""
+"""Name of the protocol's state in a client's memory."""
 
-Known = dict[str, bytes]
-
-
-def secure(here: ClientTask) -> SecureMean | None:
-    """The aggregator that wants masked uploads, if this experiment has it."""
-    method = here.setup.experiment.method
-    chosen = method.upload.aggregator(method.aggregator)
-    return chosen if isinstance(chosen, SecureMean) else None
+SumState = dict[str, bytes]
+"""A site's keys, secrets and shares of one sum, by name."""
 
 
-def summing(here: ClientTask, of: Any) -> SecureMean | SecureMeans:
-    """What says how many sites make a sum of this kind. Raises :class:`FedblendError` if nothing is summed so."""
-    sharing = here.setup.experiment.method.sharing
-    chosen = {MODELS: secure(here), MEANS: sharing if isinstance(sharing, SecureMeans) else None}.get(of)
-    if chosen is None:
-        raise FedblendError(f"this experiment sums no {of!r} under masks")
-    return chosen
+def secure_aggregator(task: ClientTask) -> SecureMean | None:
+    """Return the experiment's aggregator if it takes masked uploads."""
+    method = task.setup.experiment.method
+    aggregator = method.upload.aggregator(method.aggregator)
+    return aggregator if isinstance(aggregator, SecureMean) else None
 
 
-def keys(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
-    """Stage 1: new public keys, for masks and for what is sealed."""
-    of = words["of"]
-    summing(here, of)
-    made = {name: new_pair() for name in ("mask", "box")}
-    _keep(here, of, "keys", {f"private/{name}": private for name, (private, _) in made.items()})
-    return {}, {name: tensor_of(public) for name, (_, public) in made.items()}
+def summing_part(task: ClientTask, quantity: Any) -> SecureMean | SecureMeans:
+    """Return the part that sums this quantity under masks. Raises :class:`FedblendError` if there is none."""
+    sharing = task.setup.experiment.method.sharing
+    parts = {MODELS: secure_aggregator(task), MEANS: sharing if isinstance(sharing, SecureMeans) else None}
+    part = parts.get(quantity)
+    if part is None:
+        raise FedblendError(f"this experiment sums no {quantity!r} under masks")
+    return part
 
 
-def shares(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
-    """Stage 2: this site's two secrets, split among all sites whose keys came, sealed for each of them."""
-    of, threshold = words["of"], int(words["threshold"])
-    known, public = _at(here, of, "keys"), _public(tensors)
-    _check(here, summing(here, of), public, known, threshold)
+def make_keys(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
+    """Stage 1: make two key pairs, for masks and for sealed shares; return the public keys."""
+    quantity = fields["quantity"]
+    summing_part(task, quantity)
+    pairs = {name: new_key_pair() for name in ("mask", "box")}
+    _keep(task, quantity, "keys", {f"private/{name}": private for name, (private, _) in pairs.items()})
+    return {}, {name: bytes_to_tensor(public) for name, (_, public) in pairs.items()}
+
+
+def make_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
+    """Stage 2: split this site's two secrets among all sites with keys; return the shares, sealed for each site."""
+    quantity, threshold = fields["quantity"], int(fields["threshold"])
+    state, public = _state(task, quantity, "keys"), _public_keys(tensors)
+    _check(task, summing_part(task, quantity), public, state, threshold)
     own = os.urandom(32)
-    parts = [split(secret, threshold, len(public)) for secret in (own, known["private/mask"])]
+    shares = [split_secret(secret, threshold, len(public)) for secret in (own, state["private/mask"])]
     sealed = {}
-    for peer, *pair in zip(sorted(public), *parts, strict=True):
-        if peer == here.client:
-            known |= {"own-share": pair[0]}
+    for peer, *pair in zip(sorted(public), *shares, strict=True):
+        if peer == task.client:
+            state |= {"own-share": pair[0]}
         else:
-            sealed[str(peer)] = seal(known["private/box"], public[peer]["box"], here.client, peer, pair[0], pair[1])
-    flat = {f"public/{peer}/{name}": key for peer, table in public.items() for name, key in table.items()}
-    _keep(here, of, "shares", known | flat | {"own": own, "threshold": threshold.to_bytes(4, "little")})
-    return {}, {name: tensor_of(content) for name, content in {**sealed, "commit": digest(own)}.items()}
+            sealed[str(peer)] = seal(state["private/box"], public[peer]["box"], task.client, peer, pair[0], pair[1])
+    keys = {f"public/{peer}/{name}": key for peer, table in public.items() for name, key in table.items()}
+    _keep(task, quantity, "shares", state | keys | {"own": own, "threshold": threshold.to_bytes(4, "little")})
+    return {}, {name: bytes_to_tensor(content) for name, content in {**sealed, "commit": commitment(own)}.items()}
 
 
-def masked(
-    here: ClientTask, aggregator: SecureMean, upload: Tensors, start: Tensors, words: dict[str, Any], tensors: Tensors
+def masked_update(
+    task: ClientTask, aggregator: SecureMean, upload: Tensors, start: Tensors, fields: dict[str, Any], tensors: Tensors
 ) -> dict[str, torch.Tensor]:
-    """Stage 3 for models: the upload as it leaves, {"masked": int32 [numbers]}."""
-    total = words["total"]
-    if type(total) is not int or not total >= max(1, aggregator.weight_of(here.size)):
-        raise FedblendError(f"a total of the sum that is none: {total!r}")
-    whole = aggregator.encoded(upload, start, aggregator.weight_of(here.size) / total)
-    return _masked(here, MODELS, whole, about_sum(words, here.round, start, total), tensors)
+    """Stage 3 for models: return the masked upload, {"masked": int32 [numbers]}."""
+    total = fields["total"]
+    if type(total) is not int or not total >= max(1, aggregator.weight_of(task.size)):
+        raise FedblendError(f"the total weight {total!r} of the sum is not valid")
+    values = aggregator.encoded(upload, start, aggregator.weight_of(task.size) / total)
+    return _masked(task, MODELS, values, sum_digest(fields, task.round, start, total), tensors)
 
 
-def masked_mean(here: ClientTask, payload: Tensors, words: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Stage 3 for means: what is shared as it leaves, {"masked": int32 [numbers]}, tensors by name."""
-    whole = torch.cat([payload[name].flatten() for name in sorted(payload)])
-    return _masked(here, MEANS, whole, about_sum(words, here.round), tensors)
+def masked_mean(
+    task: ClientTask, payload: Tensors, fields: dict[str, Any], tensors: Tensors
+) -> dict[str, torch.Tensor]:
+    """Stage 3 for means: return the masked payload, {"masked": int32 [numbers]}, its tensors in order of name."""
+    values = torch.cat([payload[name].flatten() for name in sorted(payload)])
+    return _masked(task, MEANS, values, sum_digest(fields, task.round), tensors)
 
 
-def _masked(here: ClientTask, of: str, whole: torch.Tensor, about: bytes, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Whole numbers, int32 [numbers], under their masks; the secrets that made these are forgotten."""
-    known = _at(here, of, "shares")
-    sealed = {int(peer): bytes_in(tensor) for peer, tensor in strip_prefix("sealed/", tensors).items()}
-    threshold = int.from_bytes(known["threshold"], "little")
-    if len(sealed) + 1 < threshold or not all(f"public/{peer}/mask" in known for peer in sealed):
+def _masked(
+    task: ClientTask, quantity: str, values: torch.Tensor, context: bytes, tensors: Tensors
+) -> dict[str, torch.Tensor]:
+    """Add the masks to values, int32 [numbers], and delete the secrets of the masks."""
+    state = _state(task, quantity, "shares")
+    sealed = {int(peer): tensor_to_bytes(tensor) for peer, tensor in strip_prefix("sealed/", tensors).items()}
+    threshold = int.from_bytes(state["threshold"], "little")
+    if len(sealed) + 1 < threshold or not all(f"public/{peer}/mask" in state for peer in sealed):
         raise RefusedByPolicy(
-            f"sites {sorted([here.client, *sealed])} are not those of this round, or not {threshold} of them"
+            f"sites {sorted([task.client, *sealed])} are not those of this round, or not {threshold} of them"
         )
-    numbers = whole.numpy().view(np.uint32)
-    numbers = numbers + stretched(known["own"], len(numbers))
+    masked = values.numpy().view(np.uint32)
+    masked = masked + mask_from_key(state["own"], len(masked))
     for peer in sorted(sealed):
-        mask = masking(known["private/mask"], known[f"public/{peer}/mask"], about, len(numbers))
-        numbers = numbers + mask if here.client < peer else numbers - mask
-    left = {name: content for name, content in known.items() if name not in ("own", "private/mask")}
-    _keep(here, of, "masked", left | {f"sealed/{peer}": content for peer, content in sealed.items()})
-    return {"masked": torch.from_numpy(numbers.view(np.int32))}
+        mask = shared_mask(state["private/mask"], state[f"public/{peer}/mask"], context, len(masked))
+        masked = masked + mask if task.client < peer else masked - mask
+    kept = {name: content for name, content in state.items() if name not in ("own", "private/mask")}
+    _keep(task, quantity, "masked", kept | {f"sealed/{peer}": content for peer, content in sealed.items()})
+    return {"masked": torch.from_numpy(masked.view(np.int32))}
 
 
-def unmask(here: ClientTask, words: dict[str, Any], tensors: Tensors) -> Spoken:
-    """Stage 4: this site's shares, of those whose numbers arrived and of those who are gone. It answers once."""
-    of = words["of"]
-    known = _at(here, of, "masked")
-    there, gone = ({int(peer) for peer in words[name]} for name in ("there", "gone"))
-    sealed = {int(name.removeprefix("sealed/")): c for name, c in known.items() if name.startswith("sealed/")}
-    threshold = int.from_bytes(known["threshold"], "little")
-    if there & gone or there | gone != {*sealed, here.client} or here.client not in there:
+def reveal_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
+    """Stage 4: return the shares that unmask the sum: of the secrets of present sites, of the keys of dropped sites.
+
+    A site replies to this stage once.
+    """
+    quantity = fields["quantity"]
+    state = _state(task, quantity, "masked")
+    present, dropped = ({int(peer) for peer in fields[name]} for name in ("present", "dropped"))
+    sealed = {int(name.removeprefix("sealed/")): c for name, c in state.items() if name.startswith("sealed/")}
+    threshold = int.from_bytes(state["threshold"], "little")
+    if present & dropped or present | dropped != {*sealed, task.client} or task.client not in present:
         raise RefusedByPolicy(
-            f"it is asked to unmask {sorted(there)} without {sorted(gone)}, which is not what it masked for"
+            f"the server wants to unmask {sorted(present)} without {sorted(dropped)}, for which the site has no masks"
         )
-    if len(there) < threshold:
-        raise RefusedByPolicy(f"a sum of {len(there)} sites, and it needs {threshold}")
-    _keep(here, of, "done", {})
-    said = {f"own/{here.client}": known["own-share"]}
+    if len(present) < threshold:
+        raise RefusedByPolicy(f"a sum of {len(present)} sites; the least is {threshold}")
+    _keep(task, quantity, "done", {})
+    shares = {f"own/{task.client}": state["own-share"]}
     for peer, content in sealed.items():
         try:
-            own, pair = unseal(known["private/box"], known[f"public/{peer}/box"], peer, here.client, content)
-        except BROKEN:
-            # The others' shares may still suffice.
+            own, pair = unseal(state["private/box"], state[f"public/{peer}/box"], peer, task.client, content)
+        except CRYPTO_ERRORS:
+            # The other sites' shares may suffice.
             continue
-        said |= {f"own/{peer}": own} if peer in there else {f"pair/{peer}": pair}
-    return {}, {name: tensor_of(content) for name, content in said.items()}
+        shares |= {f"own/{peer}": own} if peer in present else {f"pair/{peer}": pair}
+    return {}, {name: bytes_to_tensor(content) for name, content in shares.items()}
 
 
-def _public(tensors: Tensors) -> dict[int, dict[str, bytes]]:
-    """The sum's public keys by site, "mask" and "box", from tensors "SITE/mask" and "SITE/box"."""
-    tables: dict[int, dict[str, bytes]] = {}
+def _public_keys(tensors: Tensors) -> dict[int, dict[str, bytes]]:
+    """Return the sum's public keys "mask" and "box" by site, from tensors "SITE/mask" and "SITE/box"."""
+    keys: dict[int, dict[str, bytes]] = {}
     for path, tensor in tensors.items():
         site, _, name = path.partition("/")
-        tables.setdefault(int(site), {})[name] = bytes_in(tensor)
-    return tables
+        keys.setdefault(int(site), {})[name] = tensor_to_bytes(tensor)
+    return keys
 
 
 def _check(
-    here: ClientTask, rule: SecureMean | SecureMeans, public: dict[int, dict[str, bytes]], known: Known, threshold: int
+    task: ClientTask,
+    part: SecureMean | SecureMeans,
+    public: dict[int, dict[str, bytes]],
+    state: SumState,
+    threshold: int,
 ) -> None:
-    """Refuse too small a sum, and keys among which this site's are not its own or that are not all different."""
-    least = max(rule.threshold(len(public)), here.site.min_sum)
+    """Refuse a sum of too few sites, and public keys that are not all different or lack this site's own."""
+    least = max(part.threshold(len(public)), task.site.min_sum)
     if not least <= threshold <= len(public):
         raise RefusedByPolicy(
             f"a sum of {threshold} of {len(public)} sites: the experiment and this site's policy want {least} "
             "(min_sum in its file)"
         )
-    ours = {name: public_of(known[f"private/{name}"]) for name in ("mask", "box")}
-    different = {key for table in public.values() for key in table.values()}
-    if public.get(here.client) != ours or len(different) != 2 * len(public):
-        raise RefusedByPolicy("the keys that the server gives out are not those that the sites sent")
+    own = {name: public_key_of(state[f"private/{name}"]) for name in ("mask", "box")}
+    different = {key for keys in public.values() for key in keys.values()}
+    if public.get(task.client) != own or len(different) != 2 * len(public):
+        raise RefusedByPolicy("the server's public keys are not those that the sites sent")
 
 
-def _at(here: ClientTask, of: str, stage: str) -> Known:
-    """What is remembered of this round's sum at a stage. Raises :class:`FedblendError` at any other."""
-    kept = here.memory.recall(STATE, f"{here.round}/{of}/{stage}")
+def _state(task: ClientTask, quantity: str, stage: str) -> SumState:
+    """Return the state of this round's sum after a stage. Raises :class:`FedblendError` at any other stage."""
+    kept = task.memory.recall(STATE, f"{task.round}/{quantity}/{stage}")
     if kept is None:
         raise FedblendError(
-            f"round {here.round + 1}'s masks are not at this stage here (asked twice, or its SuperNode was restarted)"
+            f"the masks of round {task.round + 1} are not at this stage (a repeated request, or a restarted SuperNode)"
         )
-    return {name: bytes_in(tensor) for name, tensor in kept.items()}
+    return {name: tensor_to_bytes(tensor) for name, tensor in kept.items()}
 
 
-def _keep(here: ClientTask, of: str, stage: str, known: Known) -> None:
-    here.memory.keep(STATE, f"{here.round}/{of}/{stage}", {name: tensor_of(content) for name, content in known.items()})
+def _keep(task: ClientTask, quantity: str, stage: str, state: SumState) -> None:
+    tensors = {name: bytes_to_tensor(content) for name, content in state.items()}
+    task.memory.keep(STATE, f"{task.round}/{quantity}/{stage}", tensors)

@@ -1,0 +1,221 @@
+"""At a client of a Flower app of the user's own: the mod, the loss of a batch, and the reply with shared data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+from torch import nn
+
+from fedblend.core import objective as objectives
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
+from fedblend.core.registry import build
+from fedblend.core.sharing import ClientData, Payload
+from fedblend.engines.loop import EagerNet
+from fedblend.flower.app.inputs import Inputs
+from fedblend.flower.app.supported import fault_of_sharing
+from fedblend.flower.audit import AuditLog, ReplayGuard
+from fedblend.flower.client import refuse
+from fedblend.flower.client_task import Memory
+from fedblend.flower.messages import APP_FIELDS, SHARE_QUERY, attach, detach, from_record, to_record
+from fedblend.flower.site import RefusedByPolicy, Site, site_of_node
+from fedblend.flower.work import hides
+from fedblend.methods.objectives.output_cache import OutputCache
+
+POOL = "fedblend-pool"
+"""Name of the other clients' shared data in a client's memory."""
+
+Samples = Callable[[Context], tuple[torch.Tensor, torch.Tensor]]
+"""Returns a client's samples: inputs x float32 [n, ...] as the model takes them, and targets y."""
+
+
+def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A Flower mod: store a :class:`Strategy`'s fields for :func:`blended_loss`, and apply the site's policy.
+
+    The training function receives the message of the wrapped strategy, without fedblend's records. Where the SuperNode
+    was started with ``site="..."``, the site file's `allow`, `rounds`, `protection` and `audit` apply to the model in
+    the reply. A round's model leaves once. Messages without fedblend's fields pass unchanged.
+
+    Raises :class:`FedblendError`; Flower then replies with an error.
+    """
+    # A mod of the whole app is called for its queries and evaluations, too.
+    if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
+        return call_next(message, context)
+    fields, tensors = detach(message.content)
+    if fields is None:
+        return call_next(message, context)
+    memory = Memory(context)
+    if tensors:
+        memory.keep(POOL, fields["pool"], tensors)
+    elif fields["pool"] is not None and memory.recall(POOL, fields["pool"]) is None:
+        raise FedblendError("this client no longer has the other clients' shared data; the strategy sends them again")
+    context.state[APP_FIELDS] = ConfigRecord({APP_FIELDS: json.dumps(fields)})
+    site, run, round, client = policy_of(context), str(context.run_id), int(fields["round"]), client_number(context)
+    audit = AuditLog(site.audit)
+    try:
+        refuse(site, "weights", audit)
+        guard = ReplayGuard(memory, audit, run, round, client, "weights")
+        guard.check("upload", True)
+        starts = [from_record(record) for record in message.content.array_records.values()]
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        content = _protected(site, starts, reply.content)
+    except RefusedByPolicy as refusal:
+        audit.record_refused(run, round, client, "weights", str(refusal))
+        raise
+    records = content.array_records.items()
+    upload = {f"{name}/{n}": t for name, record in records for n, t in from_record(record).items()}
+    audit.record_sent(run, round, client, "weights", upload, True)
+    guard.mark_sent("upload")
+    return Message(content, reply_to=message)
+
+
+def _protected(site: Site, starts: list[dict[str, torch.Tensor]], content: RecordDict) -> RecordDict:
+    """Return a reply's content with the site's protection on its model. Raises :class:`RefusedByPolicy`."""
+    if site.protection is None:
+        return content
+    if getattr(site.protection, "on", "weights") == "gradients":
+        raise RefusedByPolicy(
+            'protection.on = "gradients" needs the learning rate, which only your own training loop has'
+        )
+    models = list(content.array_records.items())
+    if len(starts) != 1 or len(models) != 1 or set(starts[0]) != set(models[0][1]):
+        raise RefusedByPolicy(
+            "protection needs one model in the message and one with the same tensors in the reply; this app sends "
+            "something else"
+        )
+    ((name, record),) = models
+    model = site.protection.protect(from_record(record), starts[0], 1.0, np.random.default_rng())
+    protected = RecordDict(dict(content.items()))
+    protected[name] = to_record(model)
+    return protected
+
+
+class BlendedLoss:
+    """The objective and the terms of the server's :class:`Strategy`, as a function of batches.
+
+    Make a new one in each round, after the round's weights are in the model and before the first step: FedProx's
+    distance is from the weights that the model has then. Random choices (mean, partner, operations) are drawn batch
+    after batch from the stream of the round and the client.
+    """
+
+    def __init__(
+        self, model: nn.Module, inputs: Inputs, fields: dict[str, Any], pool: dict[str, torch.Tensor], client: int
+    ) -> None:
+        self.net = EagerNet(model)
+        self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.device = next(iter(self.params.values())).device
+        self.terms = [build("term", table) for table in fields["terms"]]
+        objective: objectives.Objective = build("objective", fields["objective"])
+        self.entries = len(next(iter(pool.values()))) if pool else 0
+        # As in fedblend's own engines, a client without data to mix with trains on the plain loss.
+        self.objective = objectives.Plain() if objective.needs and not self.entries else objective
+        first, count = fields["own"]
+        self.own = (np.arange(self.entries) >= first) & (np.arange(self.entries) < first + count)
+        self.round = int(fields["round"])
+        self.rng = stream(int(fields["seed"]), "objective", self.round, client)
+        start = {name: p.detach().clone() for name, p in self.params.items()} if self.terms else {}
+        shared = {name: tensor.to(self.device) for name, tensor in pool.items()}
+        self.context = objectives.Context(inputs.task, inputs.scale.to(self.device), shared, start)
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the scalar loss of inputs x [B, ...] and targets y [B] (classes) or [B, q] (numbers)."""
+        batch = objectives.Batch(x, y)
+        plan = objectives.StepPlan(np.array([len(y)]), len(y), self.round, self.own, self.entries)
+        rows = self.objective.draw(self.rng, plan)
+        drawn = {name: torch.from_numpy(values)[0].to(self.device) for name, values in rows.items()}
+        net = OutputCache(self.net, x)
+        loss = self.objective.loss(net, batch, drawn, self.context)
+        for term in self.terms:
+            loss = loss + term.loss(self.params, net, batch, self.context)
+        return loss
+
+
+def blended_loss(context: Context, model: nn.Module, inputs: Inputs) -> BlendedLoss:
+    """Return the round's loss, in a training function of an app with :func:`blend_mod`.
+
+    Raises :class:`FedblendError` where the message did not come from a :class:`Strategy`.
+    """
+    if APP_FIELDS not in context.state.config_records:
+        raise FedblendError(
+            "blended_loss: no message of a fedblend.flower.Strategy; use one at the server, and at the client "
+            "ClientApp(mods=[fedblend.flower.blend_mod])"
+        )
+    fields = json.loads(str(context.state.config_records[APP_FIELDS][APP_FIELDS]))
+    pool = Memory(context).recall(POOL, fields["pool"]) if fields["pool"] is not None else {}
+    if pool is None:
+        raise FedblendError("blended_loss: the other clients' shared data are missing; blend_mod should have refused")
+    return BlendedLoss(model, inputs, fields, pool, client_number(context))
+
+
+def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
+    """Let an app's clients share means of their samples on a :class:`Strategy`'s request (FedMix, NaiveMix).
+
+    This is a query, not a mod: Flower calls mods only for functions that an app registers.
+    """
+
+    @app.query(SHARE_QUERY)
+    def share(message: Message, context: Context) -> Message:
+        fields, _ = detach(message.content)
+        site = policy_of(context)
+        audit, run, client = AuditLog(site.audit), str(context.run_id), client_number(context)
+        sharing = build("sharing", (fields or {}).get("sharing"))
+        try:
+            # The site does not rely on the server's own check.
+            if why := fault_of_sharing(sharing):
+                raise RefusedByPolicy(f"this app does not share such data: {why}")
+            refuse(site, sharing.bytes_kind, None)
+            guard = ReplayGuard(Memory(context), audit, run, 0, client, sharing.bytes_kind)
+            guard.check("sharing", False)
+        except RefusedByPolicy as refusal:
+            audit.record_refused(run, 0, client, sharing.bytes_kind, str(refusal))
+            raise
+        payload = _shared(sharing, fields or {}, inputs, samples(context), max(site.min_mean, 2), client)
+        if payload:
+            audit.record_sent(run, 0, client, sharing.bytes_kind, payload, False)
+            guard.mark_sent("sharing")
+        return Message(attach(RecordDict(), {}, to_record(payload) if payload else None), reply_to=message)
+
+
+def _shared(
+    sharing: Any,
+    fields: dict[str, Any],
+    inputs: Inputs,
+    samples: tuple[torch.Tensor, torch.Tensor],
+    min_mean: int,
+    client: int,
+) -> Payload | None:
+    x, y = samples
+    if tuple(x.shape[1:]) != inputs.shape or not x.is_floating_point() or len(x) != len(y):
+        raise FedblendError(
+            f"samples: {x.dtype} of shape {list(x.shape)} and {len(y)} targets are not valid: inputs as the model "
+            f"takes them, floats [n, {', '.join(map(str, inputs.shape))}], and as many targets"
+        )
+    rng = np.random.default_rng() if hides(sharing) else stream(int(fields["seed"]), "share", 0, client)
+    min_mean = max(min_mean, int(fields["min_mean"]))
+    data = ClientData(x.float().cpu(), y.cpu(), inputs.task, inputs.scale, _no_hidden_states, rng, min_mean)
+    payload: Payload | None = sharing.share(data)
+    return payload
+
+
+def _no_hidden_states(x: torch.Tensor, layer: int) -> torch.Tensor:
+    raise FedblendError("an app of your own does not share hidden states")
+
+
+def policy_of(context: Context) -> Site:
+    """Return the site of a SuperNode; without a site file the default policy holds: no single samples leave."""
+    return site_of_node(context.node_config) if "site" in context.node_config else Site()
+
+
+def client_number(context: Context) -> int:
+    """Return the number that keys a client's random streams: its partition-id, or its node id where it has none."""
+    number = context.node_config.get("partition-id", context.node_id)
+    return number if type(number) is int else context.node_id
