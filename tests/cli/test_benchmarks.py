@@ -36,7 +36,8 @@ def test_the_peers_benchmark_trains_the_jobs_clients(tmp_path: Path, monkeypatch
     settings = replace(jobs.JOBS["C"], clients=6, samples=4, cohort=2)
     jobs.write(settings, tmp_path / "job.npz")
     job = contestant.load(tmp_path / "job.npz")
-    monkeypatch.setattr("sys.argv", ["run_fedblend.py", str(tmp_path / "job.npz"), "--engine", "loop", "--rounds", "2"])
+    words = [str(tmp_path / "job.npz"), "--engine", "loop", "--rounds", "2", "--out", str(tmp_path / "out.json")]
+    monkeypatch.setattr("sys.argv", ["run_fedblend.py", *words])
     given = contestant.arguments()
     setup = make_setup(contestant.experiment_of(job, given))
     loop = contestant.JobFederation(setup, LoopEngine(setup), job)

@@ -85,7 +85,7 @@ def run_costs(method: Any) -> tuple[dict[str, int], dict[str, int]]:
     [
         ({"protection": "noise"}, "protection: 'noise' changes models only, but 'scaffold' in method.terms sends more"),
         ({"adversary": "nan"}, "adversary: 'nan' changes models only"),
-        ({"train": {"momentum": 0.9}}, "train.momentum: 0.9 makes steps that are no gradients"),
+        ({"train": {"momentum": 0.9}}, "train.momentum: 0.9 makes steps longer than gradients"),
         ({"method": {"name": "scaffold", "aggregator": "secure-mean"}}, "'secure-mean' would not mask"),
         ({"method": {"name": "feddyn", "aggregator": "mean"}}, "no mean in which clients count alike"),
         ({"method": {"name": "fd", "personal": "ditto"}}, "'ditto' trains beside a global model"),

@@ -347,7 +347,7 @@ def test_noise_at_the_server_counts_every_round_and_gains_by_sampling() -> None:
                 "protection": {**NOISY, "side": "server"},
                 "method": {"name": "aggenhance", "aggregator": {"name": "mean", "by": "clients"}},
             },
-            "looks at uploads before",
+            "uses uploads before",
         ),
         (
             {"protection": NOISY, "method": {"name": "fedmix", "sharing": {"multiplier": 1.0, "split": "class"}}},

@@ -154,8 +154,8 @@ def test_programs_at_the_server_equal_the_model(model: str, step: str, monkeypat
 @pytest.mark.parametrize(
     ("model", "step", "words"),
     [
-        ("Tied", "aggenhance", "'second.weight' and 'third.weight' are the same"),
-        ("Tied", "prior-samples", "'second.weight' and 'third.weight' are the same"),
+        ("Tied", "aggenhance", "'second.weight' and 'third.weight' of this model are the same"),
+        ("Tied", "prior-samples", "'second.weight' and 'third.weight' of this model are the same"),
         ("Recurrent", "aggenhance", "a fused LSTM"),
     ],
 )

@@ -26,8 +26,9 @@ class Scaffold(Term):
 
     Three mistakes are common elsewhere. The sum is divided by N, not by the size of the cohort. Clients count alike in
     the paper, in the models' mean (``aggregator.by = "clients"``, the preset's) and in c. The steps K are those that
-    the client made, not epochs. Momentum, weight decay and clipping make y_k move by more than eta times gradients, so
-    that option II would not measure gradients: they are refused.
+    the client made, not epochs. Momentum makes y_k move by more than eta times gradients, so that option II would not
+    measure gradients: it is refused there. Option II measures clipped gradients where ``train.clip_norm`` is set, and
+    gradients of the penalised loss with ``train.weight_decay``.
     """
 
     broadcasts = sends = True
@@ -36,13 +37,12 @@ class Scaffold(Term):
     """How a client's control variate is renewed: from its steps (II), or from a further gradient (I)."""
 
     def require_possible(self, method: Any, train: Any) -> None:
-        """Refuse local training in which a step is not eta times a gradient."""
-        for field in ("momentum", "weight_decay", "clip_norm"):
-            if self.option == "II" and getattr(train, field):
-                raise ValueError(
-                    f"train.{field}: {getattr(train, field)} makes steps that are no gradients, but 'scaffold' "
-                    'measures gradients by steps; valid: no such field, or option = "I"'
-                )
+        """Refuse momentum where gradients are measured by steps."""
+        if self.option == "II" and train.momentum:
+            raise ValueError(
+                f"train.momentum: {train.momentum} makes steps longer than gradients, but 'scaffold' measures "
+                'gradients by steps; valid: momentum = 0, or option = "I"'
+            )
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """c = 0."""
