@@ -1,4 +1,4 @@
-"""What an aggregator is."""
+"""The base class of aggregators, which make one set of tensors from a round's uploads."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ class Aggregator(Part):
 
     @property
     def is_plain_mean(self) -> bool:
-        """Whether the aggregate is the mean of all uploads, each counting alike."""
+        """Whether the aggregate is the mean of all uploads with equal weights."""
         return False
 
     def require_possible(self, cohort: int) -> None:
-        """Raise :class:`FedblendError` if rounds of ``cohort`` uploads cannot be aggregated, before any is made."""
+        """Raise :class:`FedblendError` if ``cohort`` uploads cannot be aggregated."""
 
     def partial(self, uploads: Iterable[WeightedUpload]) -> Any:
-        """What is kept of the uploads that one process has: :class:`Sums`, or a list of all."""
+        """Reduce the uploads of one process, to sums that processes can add or to a list of all."""
         return list(uploads)
 
     def unrounded(self, partial: Any) -> Any:
-        """What was kept, such that :meth:`finish` gives float64 where it can: noise is added before rounding."""
+        """The reduced uploads, such that :meth:`finish` returns float64 if it can: noise is added before rounding."""
         return partial
 
     def finish(self, partial: Any, weights: Tensors) -> dict[str, torch.Tensor]:
-        """One set of tensors from what was kept of all uploads; ``weights`` are those that the round began with."""
+        """The aggregate of all reduced uploads; ``weights`` are the global weights of the round."""
         return self.aggregate(partial)
 
     def aggregate(self, uploads: Sequence[WeightedUpload]) -> dict[str, torch.Tensor]:
-        """One set of tensors from (tensors, weight) pairs; at least one weight must be above 0."""
+        """The aggregate of (tensors, weight) pairs; at least one weight must be above 0."""
         raise TypeError(f"{type(self).__name__} defines no aggregate")
 
 
 def counting(uploads: Iterable[WeightedUpload]) -> list[Tensors]:
-    """The tensors of uploads that count at all: one of weight 0 was trained on nothing."""
+    """The tensors of uploads with a weight above 0; weight 0 means training on no samples."""
     return [tensors for tensors, weight in uploads if weight > 0]

@@ -1,4 +1,4 @@
-"""What a data set is: arrays as stored, a train and a test half, and where they came from."""
+"""A data set as stored, with a training and a test half; and which client holds which samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors that a user can cause, and the one way they are told."""
+"""Errors that a user can cause, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def listed(names: Sequence[object]) -> str:
 
 
 def legible(text: object, most: int = 300) -> str:
-    """A text from elsewhere as one short line: nothing but signs that can be printed, and no more than ``most``.
+    """A foreign text as one short line: printable characters only, and at most ``most`` of them.
 
     >>> legible("two\\nlines, \\x1b[31mred"), legible("a" * 9, most=4)
     ('two lines,  [31mred', 'aaaa...')
@@ -60,7 +60,7 @@ def legible(text: object, most: int = 300) -> str:
 
 
 def by_reason(reasons: Iterable[tuple[object, str]]) -> dict[str, list[object]]:
-    """Whom each reason concerns, in order of first appearance: what many share is then told once.
+    """Names by reason, in order of first appearance: a reason that several share is then stated once.
 
     >>> by_reason([(3, "lost"), (5, "late"), (9, "lost")])
     {'lost': [3, 9], 'late': [5]}

@@ -1,4 +1,4 @@
-"""What is measured of a model: globally, per class, per client."""
+"""Evaluation of a model: on all test samples, by class, by client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE_CLASSES = ((0, 100, "<100"), (100, 200, "100-199"), (200, None, ">199"))
 """Clients by samples held, as FedMix's Table 13 groups them."""
 
 NAMED = 50
-"""The data's own clients that are told one by one, at most: hospitals and people, not thousands of writers."""
+"""Largest number of the data's own clients whose accuracies are recorded one by one."""
 
 
 def evaluate(

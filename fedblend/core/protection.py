@@ -1,4 +1,4 @@
-"""What a protection is: what is done to what leaves a client, and at the server to what leaves the server."""
+"""The base classes of protections, which change uploads and the aggregate, and of adversaries."""
 
 from __future__ import annotations
 
@@ -14,56 +14,61 @@ from fedblend.core.upload import bytes_of
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Noise that can earn an (epsilon, delta): its distribution, and its size beside what one client can change.
-
-    ``multiplier`` is the Gaussian's standard deviation over the largest L2 distance between what a client and another
-    in its place would send, or the Laplace distribution's scale over the largest L1 distance. ``at_server`` says that
-    it is added to the sum of a round's updates, not to each.
-    """
+    """Noise that gives an (epsilon, delta)."""
 
     distribution: str
+    """``gaussian`` or ``laplace``."""
     multiplier: float
+    """Standard deviation of Gaussian noise over the L2 sensitivity, or scale of Laplace noise over the L1 sensitivity.
+
+    The sensitivity is the largest distance between what a client and another in its place would send.
+    """
     at_server: bool
+    """Whether the noise is added to the sum of a round's updates, not to each update."""
 
 
 class Protection(Part):
-    """Base of all protections; it changes nothing.
+    """Base of all protections. The base changes nothing.
 
-    An author overrides :meth:`protect`, and :meth:`release` where the server does something too.
+    Override :meth:`protect`, and :meth:`release` for what the server does.
     """
 
     def protect(self, upload: Tensors, start: Tensors, lr: float, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """At a client: what is sent in place of ``upload``, given the round's weights and learning rate."""
+        """At a client: return what is sent for ``upload``; ``start`` are the round's weights, ``lr`` its learning rate."""
         return dict(upload)
 
     def release(self, weights: Tensors, start: Tensors, round: ReleaseContext) -> dict[str, torch.Tensor]:
-        """At the server: what becomes of the aggregate ``weights`` before anything else is made of them.
+        """At the server: return the aggregate with the server's noise, before it is used in any way.
 
-        A mean comes in float64, as its sum was made, whatever models are stored in; what is returned is rounded after.
+        A mean is given in float64; the result is rounded to the model's type afterwards.
         """
         return dict(weights)
 
     def sent_bytes(self, upload: Tensors, start: Tensors) -> int:
-        """Bytes of a protected upload as it travels."""
+        """Bytes of a protected upload as it is sent."""
         return bytes_of(upload)
 
     def mechanism(self) -> Mechanism | str:
-        """The noise that earns an (epsilon, delta), or why there is none to state."""
+        """The noise that gives an (epsilon, delta), or the reason why there is none."""
         return "uploads leave the clients as they are"
 
 
 @dataclass(frozen=True)
 class ReleaseContext:
-    """What the server knows of a round: how many clients were drawn and arrived, their learning rate, and its noise."""
+    """What :meth:`Protection.release` may use of a round."""
 
     cohort: int
+    """Clients that trained."""
     arrived: int
+    """Good uploads."""
     lr: float
+    """The clients' learning rate."""
     rng: np.random.Generator
+    """Source of the server's noise."""
 
 
 def changes(upload: Tensors, start: Tensors) -> dict[str, torch.Tensor]:
-    """upload - start, of the tensors that hold real numbers."""
+    """upload - start, for floating-point tensors."""
     return {name: tensor - start[name].to(tensor) for name, tensor in upload.items() if tensor.is_floating_point()}
 
 
@@ -87,9 +92,9 @@ def moved(upload: Tensors, start: Tensors, change: Tensors) -> dict[str, torch.T
 
 
 class Adversary(Part):
-    """Base of all adversaries: a share of the clients, drawn once, whose uploads are others than they should be.
+    """Base of all adversaries: a share of the clients, drawn once, that send corrupted uploads.
 
-    They train like all others, and no protection holds for what they send. An author overrides :meth:`corrupt`.
+    Adversaries train like all clients; their uploads are not protected. Override :meth:`corrupt`.
     """
 
     share: float = 0.0
@@ -102,5 +107,5 @@ class Adversary(Part):
         return chosen
 
     def corrupt(self, upload: Tensors, start: Tensors, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """What an adversary sends in place of ``upload``, given the weights that the round began with."""
+        """Return what an adversary sends for ``upload``; ``start`` are the round's weights."""
         raise TypeError(f"{type(self).__name__} defines no corrupt")

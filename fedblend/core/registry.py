@@ -1,6 +1,6 @@
 """Parts: small frozen dataclasses, each found by its kind and its name.
 
-A part is declared where its idea lives::
+A part is declared in the file of its idea::
 
     @part("objective", "fedmix")
     class FedMix:
@@ -29,9 +29,9 @@ from fedblend.core.paths import absolute
 T = TypeVar("T")
 
 Int = Annotated[int, Strict()]
-"""A whole number; not what could be read as one and was hardly meant so: true, "2"."""
+"""A whole number; ``true`` and "2" are refused."""
 Float = Annotated[float, Strict()]
-"""A number, likewise."""
+"""A number; ``true`` and "2" are refused."""
 Fraction = Annotated[Float, Field(ge=0, le=1)]
 """A number in [0, 1]."""
 Positive = Annotated[Float, Field(gt=0, allow_inf_nan=False)]

@@ -1,4 +1,4 @@
-"""What a server step is, and what it may use."""
+"""The base class of server steps, which refine the aggregate, and what they may use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Response = dict[str, torch.Tensor]
 
 
 def _nobody(question: Tensors) -> list[Response]:
-    """The answers where there are no clients to ask."""
+    """No responses, for a server without clients."""
     return []
 
 
@@ -66,16 +66,16 @@ class ServerStep(Part):
     active: bool = True
 
     def require_possible(self, spec: ModelSpec) -> None:
-        """Raise :class:`FedblendError` if the step cannot be used with these data, before the first round."""
+        """Raise :class:`FedblendError` if the step cannot be used with this model or these data."""
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """What the step keeps at the server before the first round; ``weights`` are the first global ones."""
         return {}
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The weights that the next round begins with, from the aggregate; and what the step keeps till then."""
+        """Return the next global weights, made from the aggregate ``weights``, and what the step keeps."""
         raise TypeError(f"{type(self).__name__} defines no refine")
 
     def respond(self, uploads: Mapping[int, Tensors], question: Tensors, spec: ModelSpec) -> dict[int, Response]:
-        """What is said to a question by each of the clients whose uploads these are; of each by its upload alone."""
+        """The response of each client to a question, by client; each depends on that client's upload only."""
         raise TypeError(f"{type(self).__name__} defines no respond")

@@ -27,13 +27,19 @@ class Setup:
     """
 
     experiment: Any
+    """The experiment's fields."""
     data: Dataset
+    """The data set, with a training and a test half."""
     population: Population
+    """Which client holds which training samples."""
     scale: Scale
+    """What turns stored samples into inputs."""
     model: nn.Module
+    """The model with its first weights."""
     task: Task
+    """What is predicted, with its loss."""
     own: tuple[torch.Tensor, torch.Tensor] | None = None
-    """Where clients' samples lie elsewhere: those (x, y) that a server with data of its own has here."""
+    """Samples (x, y) of a server with data of its own, if the clients' samples lie at real sites."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         """A copy of the model's weights and buffers, by name."""
@@ -53,12 +59,12 @@ class Setup:
 
     @functools.cached_property
     def adversaries(self) -> np.ndarray:
-        """Which clients send what they should not, bool [clients]."""
+        """Which clients are adversaries, bool [clients]."""
         experiment = self.experiment
         return experiment.adversary.among(len(self.population), stream(experiment.seed, "adversaries"))
 
     def prior(self, per_class: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Training samples of each class as stored, ``per_class`` of each or all it has: the same in every round."""
+        """Up to ``per_class`` training samples of each class as stored, the same in every round."""
         labels = self.data.train.y.numpy()
         order = np.lexsort((stream(self.experiment.seed, "prior").random(len(labels)), labels))
         place = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
@@ -66,7 +72,7 @@ class Setup:
         return self.data.train.x[rows], self.data.train.y[rows]
 
     def natural_clients(self) -> np.ndarray | None:
-        """The data set's own number of each client (writer, role) where the split keeps them, int64 [clients]."""
+        """The data set's own number of each client (writer, role), int64 [clients], if the split keeps these clients."""
         return self.population.natural
 
     def base(self, sizes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -87,7 +93,7 @@ class Setup:
         return self.samples(server, size) if self.own is None else (self.own[0][:size], self.own[1][:size])
 
     def requests(self, sizes: np.ndarray) -> dict[int, Request]:
-        """What a server asks of clients: one with data of its own, or one that coordinates their labels."""
+        """The server's requests by client: of a server with data of its own, or of one that coordinates labels."""
         base, sharing = self.base(sizes), self.experiment.method.sharing
         if sharing.coordinated:
             return sharing.requests_by_labels(self.labels_held(sizes), stream(self.experiment.seed, "requests"))
@@ -118,7 +124,7 @@ class Setup:
 
 
 def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
-    """What server and clients both know of the model; ``model`` is a module for functional calls."""
+    """Return what server and clients both know of the model; ``model`` is a module for functional calls."""
     return ModelSpec(
         model=model,
         trained=[name for name, p in setup.model.named_parameters() if p.requires_grad],
@@ -129,10 +135,10 @@ def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
 
 
 class Portions:
-    """How many further portions have reached each client (table ``arrival`` of an experiment).
+    """Numbers of further portions of data that each client has received (table ``arrival`` of an experiment).
 
-    They follow from the keyed draws of all rounds before, so that a resumed run needs no state. A run asks for one
-    round after another, so that each is counted on from the last; an earlier one is counted anew.
+    They follow from the keyed draws of all earlier rounds, so that a resumed run needs no state. Later rounds are
+    counted on from the last one.
     """
 
     def __init__(self, clients: int, probability: float, seed: int) -> None:
@@ -140,7 +146,7 @@ class Portions:
         self.round, self.times = 0, np.zeros(clients, np.int64)
 
     def before(self, round: int) -> np.ndarray:
-        """Portions that each client has got when a round begins, int64 [clients]."""
+        """Portions that each client has received when a round begins, int64 [clients]."""
         if round < self.round:
             self.round, self.times = 0, np.zeros_like(self.times)
         for past in range(self.round + 1, round + 1):
@@ -164,8 +170,8 @@ def cohort_of(setup: Setup, round: int) -> np.ndarray:
 
 
 def reference_device(setup: Setup) -> int:
-    """The client whose model is evaluated where clients keep theirs: one of the first cohort, by the seed.
+    """The client whose model is evaluated if clients keep their own: one of the first cohort, drawn by the seed.
 
-    Of another the model would be the untrained one until a round takes it.
+    A client outside of the first cohort would have an untrained model until it is drawn.
     """
     return int(stream(setup.experiment.seed, "device").choice(cohort_of(setup, 0)))

@@ -1,4 +1,4 @@
-"""What a sharing is: what a client gives before training, and what is made of it."""
+"""The base class of sharings, which say what clients send before training and what the server makes of it."""
 
 from __future__ import annotations
 
@@ -17,106 +17,113 @@ Payload = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Request:
-    """What a server asks of one client in particular.
-
-    One with data of its own (XorMixFL, section 3): ``wanted`` int64 [C] are samples by target label, ``dummies`` int64
-    [M] the labels to hide them with. One that coordinates mixtures (Mix2FLD): ``pairs`` int64 [n, 2] are the labels to
-    mix, -1 where it asks for none.
-    """
+    """What a server requests of one client in particular."""
 
     wanted: np.ndarray
+    """Number of seeds by target label, int64 [C]: for a server with data of its own (XorMixFL, section 3)."""
     dummies: np.ndarray
+    """Labels of the dummies that hide the targets, int64 [M]."""
     pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """Pairs of labels to mix, int64 [n, 2], -1 for none: for a server that coordinates mixtures (Mix2FLD)."""
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """What a client sees when it is asked to share: its samples as stored, and how to read them.
-
-    ``hidden`` gives the global model's hidden states after k layers; ``minimum`` is the client's policy:
-    it shares no mean of fewer samples. ``request`` is what the server asks of this client in particular, if anything.
-    """
+    """What a client can read when it shares."""
 
     x: torch.Tensor
+    """The client's samples as stored."""
     y: torch.Tensor
+    """Their targets as stored."""
     task: Task
+    """The task of the experiment."""
     scale: Scale
+    """What turns stored samples into inputs."""
     hidden: Callable[[torch.Tensor, int], torch.Tensor]
+    """``hidden(x, k)`` returns the global model's hidden states after k layers."""
     rng: np.random.Generator
+    """Keyed by seed, round and client."""
     minimum: int = 1
+    """Fewest samples of which the client's policy lets it send a mean."""
     request: Request | None = None
+    """What the server requests of this client in particular."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What every client may use: tensors with one row an entry, and each entry's client (-1: several)."""
+    """Shared entries that clients may use."""
 
     tensors: Payload
+    """Tensors by name, with one row an entry."""
     owner: np.ndarray
+    """The client of each entry, int64 [entries]; -1 for an entry of several clients."""
 
     def __len__(self) -> int:
         return len(self.owner)
 
 
 class Sharing(Part):
-    """Base of all sharings; it shares nothing.
-
-    ``bytes_kind`` is the word under which bytes are counted; ``leaves_client`` is false where nothing leaves a
-    client; ``own_only`` is true where a client may use nothing of another; ``each_round`` where it happens again
-    every round. ``for_server`` is true where what is shared is for the server step and does not go out to clients.
-    ``server`` is the client that plays the server, where that has data of its own: it shares nothing with itself.
-    ``coordinated`` is true where the server first asks clients for their labels, and then each for certain ones.
-    ``secure_aggregated`` is true where the server of a real federation learns sums over groups of clients only.
-    """
+    """Base of all sharings. The base shares nothing."""
 
     bytes_kind: str = "shared"
+    """Kind under which bytes are counted."""
     unsafe: bool = False
+    """Whether raw samples leave clients."""
     leaves_client: bool = True
+    """Whether a payload is sent at all."""
     own_only: bool = False
+    """Whether a client may use its own entries only."""
     each_round: bool = False
+    """Whether clients share again in every round."""
     for_server: bool = False
+    """Whether the pool stays at the server, for the server step."""
     server: int | None = None
+    """The client that is the server, for a server with data of its own; it does not share."""
     coordinated: bool = False
+    """Whether the server first collects clients' labels, and then requests certain ones of each."""
     secure_aggregated: bool = False
+    """Whether the server of a real federation receives sums over groups of clients only."""
     active: bool = True
+    """Whether anything is shared."""
     refresh: float | None = None
+    """Share of the clients with new data from which on clients share again; ``None`` for once."""
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
-        """Raise :class:`FedblendError` if no client could share anything, before any is asked.
+        """Raise :class:`FedblendError` if no client could share anything.
 
-        ``sizes`` int64 [clients] are the samples each one holds, ``minimum`` is their policy as in :class:`ClientData`.
+        ``sizes`` int64 [clients] are the clients' samples; ``minimum`` is as in :class:`ClientData`.
         """
 
     def share(self, local: ClientData) -> Payload | None:
-        """At a client: what it sends, or ``None``."""
+        """At a client: return the payload, or ``None`` to send nothing."""
         return None
 
     def mechanism(self) -> Mechanism | str:
-        """The noise on what is shared that earns an (epsilon, delta) for a sample, or why there is none to state."""
+        """The noise that gives an (epsilon, delta) for a sample of the payload, or the reason why there is none."""
         return f"'{self.name}' shares without noise"
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
-        """At the server: what is made of all entries that were sent, in order of client."""
+        """At the server: make the pool from all entries, in order of client."""
         return entries
 
     def requests(self, base: np.ndarray, classes: int, clients: Sequence[int]) -> dict[int, Request]:
-        """At a server with data of its own, labels ``base`` int64 [n]: what it asks of each of ``clients``."""
+        """At a server with data of its own, with labels ``base`` int64 [n]: the request to each of ``clients``."""
         return {}
 
     def requests_by_labels(self, held: np.ndarray, rng: np.random.Generator) -> dict[int, Request]:
-        """At a server that coordinates: what it asks of clients that hold the labels ``held`` bool [clients, C]."""
+        """At a server that coordinates: the requests to clients that hold the labels ``held`` bool [clients, C]."""
         return {}
 
     def pool_beside(self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator) -> Pool:
-        """At a server with samples of its own, ``base`` = (x, y) as stored: what is made of these and the entries."""
+        """At a server with samples of its own, ``base`` = (x, y) as stored: make the pool from these and the entries."""
         return self.pool(entries, rng)
 
     def pool_of_sums(self, entries: Pool, asked: np.ndarray, rng: np.random.Generator) -> Pool:
-        """At a server that learns sums only: what is made of the entries of the clients ``asked``, int64 in order."""
+        """At a server that receives sums only: make the pool from the sums of the clients ``asked``, int64 in order."""
         return self.pool(entries, rng)
 
     def view(self, pool: Pool, client: int) -> Pool:
-        """The part of the pool that a client may use: all of it, unless a sharing says otherwise."""
+        """The part of the pool that a client may use; the base gives all of it."""
         return pool
 
 

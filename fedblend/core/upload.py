@@ -1,4 +1,4 @@
-"""Uploads are never trusted: what is checked before one is used, and how bytes are counted."""
+"""The base class of uploads, the checks that an upload passes before it is used, and the count of its bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedblend.core.trees import Tensors
 
 
 def fault_of(upload: Tensors, like: Tensors) -> str | None:
-    """Why an upload cannot be used (names, shapes, dtypes, finiteness), or ``None`` if it can."""
+    """Why an upload is refused (names, shapes, dtypes, finiteness), or ``None`` if it is good."""
     if set(upload) != set(like):
         missing, extra = sorted(set(like) - set(upload)), sorted(set(upload) - set(like))
         return legible(f"its tensors are not the model's: missing {missing or 'none'}, unknown {extra or 'none'}")
@@ -32,7 +32,7 @@ def fault_of(upload: Tensors, like: Tensors) -> str | None:
 
 
 def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether no sum is NaN or infinite, with one look: on a GPU each waits for all that was begun before."""
+    """Whether all sums are finite, with one host synchronisation for all tensors."""
     if not tensors:
         return True
     sums = [tensor.sum() for tensor in tensors]
@@ -64,14 +64,14 @@ class Upload(Part):
     watches: bool = False
 
     def require_possible(self, task: Task) -> None:
-        """Raise :class:`FedblendError` where there is nothing to send of such data, before anything is trained."""
+        """Raise :class:`FedblendError` if the upload cannot be made for this task."""
 
     def trains_in(self, round: int) -> bool:
         """Whether clients train and send something in a round, counted from 0."""
         return self.trains
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """At a client: what it sends, of its weights after training and its mean outputs by label [C, C]."""
+        """At a client: the payload, from its weights after training and its mean outputs by label [C, C]."""
         raise TypeError(f"{type(self).__name__} defines no payload")
 
     def like(self, weights: Tensors, task: Task) -> Tensors:
@@ -83,5 +83,5 @@ class Upload(Part):
         return fault_of(payload, self.like(weights, task))
 
     def aggregator(self, chosen: Aggregator) -> Aggregator:
-        """What makes one of all payloads, where ``chosen`` is the method's aggregator of models."""
+        """The aggregator of such payloads; ``chosen`` is the method's aggregator of models."""
         return chosen
