@@ -34,7 +34,7 @@ class Protection(Part):
     """
 
     def protect(self, upload: Tensors, start: Tensors, lr: float, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """At a client: return what is sent for ``upload``; ``start`` are the round's weights, ``lr`` its learning rate."""
+        """At a client: return what is sent for ``upload``, given the round's weights and learning rate."""
         return dict(upload)
 
     def release(self, weights: Tensors, start: Tensors, round: ReleaseContext) -> dict[str, torch.Tensor]:

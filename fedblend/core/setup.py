@@ -72,7 +72,7 @@ class Setup:
         return self.data.train.x[rows], self.data.train.y[rows]
 
     def natural_clients(self) -> np.ndarray | None:
-        """The data set's own number of each client (writer, role), int64 [clients], if the split keeps these clients."""
+        """The data set's own number of each client (writer, role), int64 [clients], if the split keeps them."""
         return self.population.natural
 
     def base(self, sizes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -115,7 +115,7 @@ class Sharing(Part):
         return {}
 
     def pool_beside(self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator) -> Pool:
-        """At a server with samples of its own, ``base`` = (x, y) as stored: make the pool from these and the entries."""
+        """At a server with samples of its own, ``base`` = (x, y) as stored: make the pool from both."""
         return self.pool(entries, rng)
 
     def pool_of_sums(self, entries: Pool, asked: np.ndarray, rng: np.random.Generator) -> Pool:
