@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.core.objective import ClientPart, Term
+from fedblend.core.objective import ClientPart, ModelSpec, Term
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool
@@ -75,6 +75,27 @@ class TrainTask:
 def client_parts(method: Any) -> dict[str, ClientPart]:
     """The parts of a method that work at clients, by slot: ``objective``, ``terms.0``, ``terms.1``, ..."""
     return {"objective": method.objective, **{f"terms.{i}": term for i, term in enumerate(method.terms)}}
+
+
+def first_client_state(method: Any, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+    """What a client keeps before its first round: its parts' tables, and its personal model if the method has one."""
+    state = add_prefix("personal/", weights) if method.personal.active else {}
+    for slot, part in client_parts(method).items():
+        state |= add_prefix(f"{slot}/", part.init_client_state(spec, weights))
+    return state
+
+
+def first_server_state(
+    method: Any, spec: ModelSpec, weights: Tensors, broadcast: bool = False
+) -> dict[str, torch.Tensor]:
+    """What parts keep at the server before the first round; with ``broadcast`` only what clients receive of it."""
+    state: dict[str, torch.Tensor] = {}
+    for slot, part in client_parts(method).items():
+        if part.broadcasts or not broadcast:
+            state |= add_prefix(f"{slot}/", part.init_server_state(spec, weights))
+    return (
+        state if broadcast else state | add_prefix("server_step/", method.server_step.init_server_state(spec, weights))
+    )
 
 
 def terms_of(method: Any, task: TrainTask) -> list[tuple[str, Term]]:

@@ -17,7 +17,14 @@ import numpy as np
 import torch
 
 from fedblend.core.callbacks import Callback
-from fedblend.core.engine import CohortResult, Engine, TrainTask, client_parts
+from fedblend.core.engine import (
+    CohortResult,
+    Engine,
+    TrainTask,
+    client_parts,
+    first_client_state,
+    first_server_state,
+)
 from fedblend.core.errors import FedblendError, by_reason, listed
 from fedblend.core.evaluation import evaluate, require_own_tests
 from fedblend.core.objective import CohortSummary
@@ -100,9 +107,7 @@ class RoundLoop:
             raise FedblendError(f"start: '{self.experiment.start}': a run's rounds cannot be made again without it")
         weights, clients = weights or self.setup.weights(), len(self.setup.population)
         state = RunState(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
-        for slot, part in {**client_parts(self.method), "server_step": self.method.server_step}.items():
-            kept = part.init_server_state(self.spec, weights)
-            state = replace(state, server_state=replaced(state.server_state, slot, kept))
+        state = replace(state, server_state=first_server_state(self.method, self.spec, weights))
         return state, self._record(state, CostMeter(), {})
 
     def run(self, state: RunState, record: RoundRecord) -> RunState:
@@ -292,11 +297,8 @@ class RoundLoop:
                 own = {n: t for n, t in had.items() if n.startswith(("weights/", "outputs/"))}
                 own = own or add_prefix("weights/", self.setup.weights())
                 kept = {**kept, **own, **(add_prefix("outputs/", state.global_outputs) if did_receive else {})}
-            for slot, part in client_parts(self.method).items():
-                if not any(name.startswith(f"{slot}/") for name in kept):
-                    kept = {**kept, **add_prefix(f"{slot}/", part.init_client_state(self.spec, state.weights))}
-            if self.method.personal.active and not any(name.startswith("personal/") for name in kept):
-                kept = {**kept, **add_prefix("personal/", state.weights)}
+            if client not in state.client_states:
+                kept = {**first_client_state(self.method, self.spec, state.weights), **kept}
             if kept:
                 states[client] = kept
         return taking_part, states

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from fedblend._kernels import build
-from fedblend.core.engine import ClientUpdate, TrainTask
+from fedblend.core.engine import ClientUpdate, TrainTask, first_client_state, first_server_state
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
-from fedblend.core.setup import Setup
+from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import gather
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import allow_tf32
@@ -261,7 +261,11 @@ def _trial(engine: LoopEngine, clients: int, batches: int) -> Trial:
     if method.objective.needs:
         entries = gather(dict(engine.share(0, setup.weights(), repeated[:2], full)))
         pool = method.sharing.pool(entries, stream(setup.experiment.seed, "trial"))
-    return TrainTask(0, setup.weights(), pool, sizes), repeated
+    weights, spec = setup.weights(), model_spec(setup, setup.model)
+    states = {client: first_client_state(method, spec, weights) for client in repeated}
+    server_state = first_server_state(method, spec, weights, broadcast=True)
+    task = TrainTask(0, weights, pool, sizes, client_states=states, server_state=server_state)
+    return task, repeated
 
 
 def _train(engine: LoopEngine, trial: Trial) -> int:

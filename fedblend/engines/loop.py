@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, client_parts, collect, terms_of
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, LocalTraining, Objective, StepPlan, Term
+from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, Objective, StepPlan, Term
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
@@ -271,7 +271,7 @@ class LoopEngine:
             prefix = f"{slot}/"
             client_state = strip_prefix(prefix, task.client_states.get(client, {}))
             server_state = strip_prefix(prefix, task.server_state)
-            if not client_state and not server_state:
+            if type(part).after_training is ClientPart.after_training and not client_state:
                 continue
             training = LocalTraining(
                 task.start_of(client),

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
-from fedblend.core.engine import TrainTask, client_parts
+from fedblend.core.engine import TrainTask, first_client_state, first_server_state
 from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.random import stream
@@ -154,9 +154,7 @@ def _task(
         kept |= add_prefix("weights/", start) | add_prefix("outputs/", outputs)
     server_state = strip_prefix("server/", tensors)
     spec = model_spec(here.setup, here.engine.model)
-    like: dict[str, torch.Tensor] = {}
-    for slot, part in client_parts(here.setup.experiment.method).items():
-        like |= add_prefix(f"{slot}/", part.init_server_state(spec, start) if part.broadcasts else {})
+    like = first_server_state(here.setup.experiment.method, spec, start, broadcast=True)
     if fault := fault_of(server_state, like):
         raise FedblendError(f"what the server sent beside the model cannot be used: {fault}")
     states = {here.client: kept} if kept else {}
@@ -178,10 +176,7 @@ def _client_state(here: ClientTask, words: dict[str, Any], start: Tensors) -> di
             )
         return kept
     spec = model_spec(here.setup, here.engine.model)
-    made = dict(add_prefix("personal/", start) if method.personal.active else {})
-    for slot, part in client_parts(method).items():
-        made |= add_prefix(f"{slot}/", part.init_client_state(spec, start))
-    return made
+    return first_client_state(method, spec, start)
 
 
 def protects(here: ClientTask) -> bool:

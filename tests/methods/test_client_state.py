@@ -11,6 +11,7 @@ from helpers import experiment, run, same_up_to_rounding, setup, without_machine
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
+from fedblend.engines import autotune
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs import checkpoint
@@ -63,6 +64,17 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) 
     for one, other in ((ended.weights, whole.weights), (ended.server_state, whole.server_state)):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_the_engine_is_chosen_by_trials_that_have_the_states(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotune, "SHORT", 0.0)
+    made = setup(method=method, train=TRAIN, ranks=1)
+
+    plan = autotune.plan_engine(made, 1, 1000)
+
+    assert "stacked" in plan.why
+    assert not autotune.unstackable(made)
 
 
 def test_only_what_is_broadcast_goes_down_and_only_what_is_sent_goes_up() -> None:
