@@ -67,7 +67,9 @@ def after(made: Setup, engine: engines.Engine, rounds: int = 3) -> tuple[RunStat
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*presets.SINGLE, "fedprox+fedmix", "fedprox+fd"])
 def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_size(method: str) -> None:
-    made = ragged(method)
+    # MOON's gradient is a difference of nearly equal unit vectors, times mu / (tau |z|): at mu = 5 it makes much of
+    # rounding. At mu = 0.1 the same steps are compared as those of all other methods.
+    made = ragged({"name": method, "terms": [{"name": "moon", "mu": 0.1}]} if method == "moon" else method)
 
     loop, records = after(made, LoopEngine(made))
     stacked, others = after(made, StackedEngine(made, stack=4))
