@@ -143,9 +143,8 @@ class Stack:
         drawn = {name: values[rows, step] for name, values in self.drawn.items()}
         if device_active is not None:
             # Numbers drawn for a longer batch do not fit: inactive clients use those of an active client.
-            sources = to_device(
-                torch.from_numpy(np.where(active, np.arange(len(active)), active.argmax())), self.device
-            )
+            sources = np.where(active, np.arange(len(active)), active.argmax())
+            drawn_rows = to_device(torch.from_numpy(sources), self.device)
             drawn = {name: values.index_select(0, drawn_rows) for name, values in drawn.items()}
         masks = [
             self.masks.draw(rows.start, size * self.objective.views_per_sample, active) for _ in self.objective.phases()
