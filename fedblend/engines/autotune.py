@@ -155,9 +155,7 @@ def plan_engine(setup: Setup, processors: int, rounds: int) -> EnginePlan:
         stack = experiment.stack
         if experiment.engine == "stacked" and stack is None and not unstackable(setup):
             stack = _stacks(short, ranks or 1)[-1]
-        return EnginePlan(
-            experiment.engine, stack, ranks or 1, memory_format, "as asked for"
-        )
+        return EnginePlan(experiment.engine, stack, ranks or 1, memory_format, "as asked for")
     if not experiment.method.upload.trains:
         engine: Literal["loop", "stacked"] = "loop" if unstackable(setup) else "stacked"
         return EnginePlan(engine, 1, ranks or 1, memory_format, "no client trains")

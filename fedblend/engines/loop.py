@@ -215,14 +215,14 @@ class LoopEngine:
 
     def _train_client(self, task: TrainTask, client: int) -> ClientUpdate:
         method, settings = self.setup.experiment.method, self.setup.experiment.train
-        one = self.assign(task, client)
-        objective: Objective = method.objective.fallback() if one.plain else method.objective
+        assignment = self.assign(task, client)
+        objective: Objective = method.objective.fallback() if assignment.plain else method.objective
         client_state, terms = self.to_device(task.client_states.get(client, {})), terms_of(method, task)
         notes: dict[str, list[torch.Tensor]] = defaultdict(list)
         context = Context(
             self.setup.task,
             self.scale,
-            self.to_device(one.pool.tensors),
+            self.to_device(assignment.pool.tensors),
             self.to_device(task.anchor_of(client)) if terms else {},
             self.to_device(task.outputs_of(client)),
             client_state,
@@ -230,14 +230,14 @@ class LoopEngine:
             note=(lambda name, number: notes[name].append(number)) if self.notes else None,
         )
         loss = LocalLoss(objective, context, terms, settings)
-        drawn = {name: torch.from_numpy(a).to(self.device) for name, a in one.drawn.items()}
-        x, y = (half.to(self.device) for half in self.setup.samples(client, one.samples))
-        rows = torch.from_numpy(one.order).to(self.device)
+        drawn = {name: torch.from_numpy(a).to(self.device) for name, a in assignment.drawn.items()}
+        x, y = (half.to(self.device) for half in self.setup.samples(client, assignment.samples))
+        rows = torch.from_numpy(assignment.order).to(self.device)
         optimizer = SGD(self.params, settings, task.round)
         total = torch.zeros((), device=self.device)
         means = LabelMeans(self.setup.task.outputs, self.device) if method.upload.watches else None
         with lent_generator(self.setup.experiment.seed, task.purpose("train"), task.round, client):
-            for step, (a, b) in enumerate(pairwise(one.bounds.tolist())):
+            for step, (a, b) in enumerate(pairwise(assignment.bounds.tolist())):
                 batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
                 row = {name: values[step] for name, values in drawn.items()}
                 try:
@@ -248,9 +248,9 @@ class LoopEngine:
         weights = {
             name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in self.state.items()
         }
-        mean_loss = float(total) / max(1, len(one.order))
+        mean_loss = float(total) / max(1, len(assignment.order))
         step_notes = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}
-        return self.update(task, one, weights, mean_loss, means.of() if means else None, step_notes)
+        return self.update(task, assignment, weights, mean_loss, means.of() if means else None, step_notes)
 
     def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Return the tensors on the engine's device."""
@@ -259,14 +259,14 @@ class LoopEngine:
     def update(
         self,
         task: TrainTask,
-        one: Assignment,
+        assignment: Assignment,
         weights: dict[str, torch.Tensor],
         loss: float,
         outputs: torch.Tensor | None,
         notes: dict[str, torch.Tensor] | None = None,
     ) -> ClientUpdate:
         """Return a client's update after its steps, with the new state and the extra uploads of its parts."""
-        client, setup = one.client, self.setup
+        client, setup = assignment.client, self.setup
         state: dict[str, torch.Tensor] = {}
         extras: dict[str, torch.Tensor] = {}
         slots = {} if task.personal else client_parts(setup.experiment.method)
@@ -282,13 +282,13 @@ class LoopEngine:
                 client_state,
                 server_state,
                 setup.experiment.train.lr_in(task.round),
-                len(one.sizes),
-                lambda: self.full_gradient(task.start_of(client), client, one.samples),
+                len(assignment.sizes),
+                lambda: self.full_gradient(task.start_of(client), client, assignment.samples),
             )
             kept, sent = part.after_training(model_spec(setup, self.model), training)
             state |= add_prefix(prefix, kept)
             extras |= add_prefix(prefix, sent)
-        return ClientUpdate(client, weights, one.samples, loss, outputs, state, extras, notes or {})
+        return ClientUpdate(client, weights, assignment.samples, loss, outputs, state, extras, notes or {})
 
     def full_gradient(self, weights: Tensors, client: int, samples: int) -> dict[str, torch.Tensor]:
         """Return the gradient of the task's mean loss over a client's samples at ``weights``, by name."""

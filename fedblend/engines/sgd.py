@@ -154,7 +154,7 @@ class StackedSGD:
         if train.momentum:
             velocity = [velocity[i] for i in used]
             updated = torch._foreach_add(torch._foreach_mul(velocity, train.momentum), grads)
-            torch._foreach_copy_(velocity, _where(active, updated, velocity))
+            torch._foreach_copy_(velocity, _keep_inactive(active, updated, velocity))
             grads = list(updated)
         self._add(tensors, [_zero_inactive(active, g) for g in grads])
 
@@ -178,20 +178,20 @@ class StackedSGD:
         self, params: Sequence[Weights], gradients: Sequence[Gradient], active: torch.Tensor | None
     ) -> tuple[list[torch.Tensor], list[Gradient]]:
         """Update the weights that are low-rank updates; return the other weights and their gradients."""
-        others: list[tuple[torch.Tensor, Gradient]] = []
+        dense: list[tuple[torch.Tensor, Gradient]] = []
         for param, gradient in zip(params, gradients, strict=True):
             if not isinstance(param, Rows):
-                others.append((param, gradient))
+                dense.append((param, gradient))
             elif isinstance(gradient, tuple):
                 for a, b in gradient:
                     param.add(_zero_inactive(active, a), _zero_inactive(active, b), -self.lr)
-        return [param for param, _ in others], [gradient for _, gradient in others]
+        return [param for param, _ in dense], [gradient for _, gradient in dense]
 
     def _step_plain(
         self, params: Sequence[Weights], gradients: Sequence[Gradient], active: torch.Tensor | None
     ) -> None:
         """Make a step of plain SGD; products of matrices are added to the weights without a temporary tensor."""
-        others, grads = [], []
+        dense, grads = [], []
         for param, gradient in zip(*self._step_low_rank(params, gradients, active), strict=True):
             if isinstance(gradient, tuple):
                 for a, b in gradient:
@@ -202,9 +202,9 @@ class StackedSGD:
                     else:
                         add_product(param, a * self.rate, b, 1.0)
             elif gradient is not None:
-                others.append(param)
+                dense.append(param)
                 grads.append(_zero_inactive(active, gradient))
-        self._add(others, grads)
+        self._add(dense, grads)
 
 
 def is_plain(train: Train) -> bool:
@@ -224,9 +224,9 @@ def split_proximal(terms: Sequence[tuple[str, Term]], train: Train) -> tuple[lis
 
 
 def _sum_of_products(products: Products) -> torch.Tensor:
-    first, *others = products
+    first, *rest = products
     total = torch.bmm(*first)
-    for a, b in others:
+    for a, b in rest:
         total.baddbmm_(a, b)
     return total
 
@@ -241,7 +241,9 @@ def _zero_inactive(active: torch.Tensor | None, values: torch.Tensor) -> torch.T
     return values if active is None else torch.where(_broadcast(active, values), values, 0.0)
 
 
-def _where(active: torch.Tensor | None, new: Sequence[torch.Tensor], old: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _keep_inactive(
+    active: torch.Tensor | None, new: Sequence[torch.Tensor], old: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     if active is None:
         return list(new)
     return [torch.where(_broadcast(active, n), n, o) for n, o in zip(new, old, strict=True)]

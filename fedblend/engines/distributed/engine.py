@@ -34,7 +34,7 @@ from fedblend.methods.aggregators.mean import Sums
 class DistributedEngine:
     """Runs one share of the clients on an inner engine, and sends commands to other ranks for the other shares.
 
-    Only this process, rank 0, runs the round loop. Weighted sums are reduce_sums over the ranks. For an aggregator that
+    Only this process, rank 0, runs the round loop. Weighted sums are reduced over the ranks. For an aggregator that
     needs every upload, rank 0 gathers the uploads.
     """
 
