@@ -128,10 +128,9 @@ class LoopEngine:
     def __init__(self, setup: Setup, device: str = "cpu", memory_format: str = "contiguous") -> None:
         self.setup = setup
         self.device = torch.device(device)
-        self.channels_last = memory_format == "channels_last"
         # A copy: the setup keeps the initial weights.
         self.model = copy.deepcopy(setup.model).to(self.device)
-        if self.channels_last:
+        if memory_format == "channels_last":
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.net = EagerNet(self.model)
         self.scale = setup.scale.to(self.device)
