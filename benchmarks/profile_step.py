@@ -182,7 +182,7 @@ def update_flop(gradients: list[Any]) -> int:
 
 def clocked_update(stack: Stack, clock: Clock) -> None:
     """Put the stack's optimizer under the clock."""
-    optimizer = stack.bench.optimizer
+    optimizer = stack.trainer.optimizer
     plain = optimizer.step
 
     def step(params: Any, velocity: Any, gradients: Any, *more: Any) -> None:
@@ -197,7 +197,7 @@ def clocked_gather(stack: Stack, step: int, clock: Clock) -> None:
     """Gather a step's batch once more, as the stack does, under the clock."""
     rows = slice(0, len(stack.clients))
     begun = time.perf_counter()
-    places = stack.rows[rows].gather(1, stack.firsts[rows, step, None] + stack.counted[stack.full])
+    places = stack.rows[rows].gather(1, stack.firsts[rows, step, None] + stack.offsets[stack.full])
     _ = [half.index_select(0, places.view(-1)).unflatten(0, places.shape) for half in (stack.x, stack.y)]
     clock.note(GATHER, 0, time.perf_counter() - begun)
 

@@ -1,4 +1,4 @@
-"""Engines: where clients run. A method never asks which."""
+"""Engines run clients' work: in this process, stacked, or on several processes. Methods do not depend on them."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ __all__ = [
 ]
 
 
-def make(setup: Setup, choice: EnginePlan) -> Engine:
-    """The engine that was chosen; with several ranks, their processes are started. The caller closes it.
+def make(setup: Setup, plan: EnginePlan) -> Engine:
+    """Create the engine of a plan, and start the processes of its other ranks. The caller closes the engine.
 
-    Raises :class:`FedblendError` for a device that is not there, and for more ranks than there are clients: each is a
-    process that holds the data, and one without a client only fills the machine.
+    Raises :class:`FedblendError` for a device that is not available, and for more ranks than clients: each rank is a
+    process that holds the data.
     """
     require_device(setup.experiment.device)
     clients = len(setup.population)
-    if choice.ranks > clients and not started_by_torchrun():
+    if plan.ranks > clients and not started_by_torchrun():
         raise FedblendError(
-            f"ranks: {choice.ranks} processes are more than the {clients} clients; valid: 1 to {clients}, and best no "
+            f"ranks: {plan.ranks} processes are more than the {clients} clients; valid: 1 to {clients}, and best no "
             "more than this machine has processors"
         )
-    inner = inner_engine(setup, choice.table())
+    inner = inner_engine(setup, plan.table())
     if started_by_torchrun():
-        return DistributedEngine(setup, inner, Ranks.of_environment(), choice.table(), RankProcesses())
-    if choice.ranks == 1:
+        return DistributedEngine(setup, inner, Ranks.from_environment(), plan.table(), RankProcesses())
+    if plan.ranks == 1:
         return inner
-    others, where = RankProcesses(), free_address()
-    others.start(choice.ranks, where)
+    processes, address = RankProcesses(), free_address()
+    processes.start(plan.ranks, address)
     try:
-        return DistributedEngine(setup, inner, others.meet(choice.ranks, where), choice.table(), others)
+        return DistributedEngine(setup, inner, processes.connect(plan.ranks, address), plan.table(), processes)
     except BaseException:
-        others.stop()
+        processes.stop()
         raise
 
 
 def require_device(device: str) -> None:
-    """Raise :class:`FedblendError` if a device is not there."""
+    """Raise :class:`FedblendError` if a device is not available."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         if reason.startswith("Expected one of"):
-            # PyTorch's list of all kinds of devices that it could be built for.
-            reason = "PyTorch knows no such device"
+            # PyTorch's message lists every device type that it could be built for.
+            reason = "PyTorch has no such device type"
         raise FedblendError(
             f"device: '{device}' is not usable here: {reason}; valid: cpu, or cuda where there is a GPU"
         ) from None

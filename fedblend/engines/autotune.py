@@ -1,4 +1,4 @@
-"""Which engine, how many clients in a stack, how many ranks: asked for, or found by timing a few steps."""
+"""Choice of the engine, the stack size and the number of ranks: from the experiment, or by timing a few steps."""
 
 from __future__ import annotations
 
@@ -25,206 +25,208 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.layers import CannotStack
 from fedblend.models.layers import same_tensors
 
-SHORT = 20.0
-"""Seconds of a run below which finding the fastest way costs more than it saves."""
+MIN_SECONDS_TO_TUNE = 20.0
+"""Estimated seconds of a run below which tuning takes longer than it saves."""
 
-WORTH_RANKS = 60.0
-"""Seconds of a run from which it pays to start further processes, each of which imports PyTorch and reads the data."""
+MIN_SECONDS_FOR_RANKS = 60.0
+"""Estimated seconds of a run from which further ranks save time; each imports PyTorch and reads the data."""
 
-CLEARLY = 0.95
-"""An engine replaces the loop if its step takes at most this share of the loop's: the rest is the clock's noise."""
+MAX_STEP_RATIO = 0.95
+"""Largest ratio of an engine's step time to the loop's at which the engine replaces the loop; above is noise."""
 
-NEAR = {"float32": 0.02, "tf32": 0.05, "bfloat16": 0.3}
-"""Share of a weight's change in a trial by which that in a stack may differ from it: rounding and no more."""
+TOLERANCE = {"float32": 0.02, "tf32": 0.05, "bfloat16": 0.3}
+"""Largest relative difference between the updates of the stacked engine and the loop in a trial, by precision."""
 
 TRIAL_BATCHES = 3
-"""Batches an epoch that a trial trains on."""
+"""Batches per epoch in a trial."""
 
 TRIAL_EPOCHS = 4
-"""Local epochs of a trial, at most."""
+"""Largest number of local epochs in a trial."""
 
-STACKS = (4, 8, 16)
-"""Numbers of clients in a stack that are tried on a processor, whose caches larger ones outgrow."""
+CPU_STACKS = (4, 8, 16)
+"""Stack sizes to time on CPUs; larger stacks exceed the caches."""
+
+GPU_STACKS = (64, 256)
+"""Stack sizes to time on GPUs."""
 
 MEMORY_SHARE = 0.25
-"""Share of the free memory that the stacks of all ranks may take, or of a GPU's one stack."""
+"""Share of the free memory for the stacks of all ranks; on a GPU, for one stack."""
 
 MemoryFormat = Literal["contiguous", "channels_last"]
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """How a run is computed; ``why`` is one sentence for the user."""
+    """The engine of a run and its settings."""
 
     engine: Literal["loop", "stacked", "flower"]
     stack: int | None
+    """Clients in one stack; ``None`` for other engines and for the default."""
     ranks: int
+    """Processes, at least 1."""
     memory_format: MemoryFormat
+    """Memory format of images in the loop engine."""
     why: str
+    """The reason, in one sentence for the user."""
 
     def table(self) -> dict[str, Any]:
-        """As plain data, for the run's facts and for other ranks."""
+        """Return plain data, for the run's facts and for other ranks."""
         return asdict(self)
 
 
-def inner_engine(setup: Setup, choice: dict[str, Any], tested: bool = False) -> LoopEngine:
-    """The engine of one process. Raises :class:`FedblendError` where the model cannot be stacked.
+def inner_engine(setup: Setup, plan: dict[str, Any], tested: bool = False) -> LoopEngine:
+    """Return the engine of one process. Raises :class:`FedblendError` where the model cannot be stacked.
 
-    ``tested`` says that it is known to stack: another process has tried.
+    ``tested`` skips this check: rank 0 has already made it.
     """
     device = setup.experiment.device
     allow_tf32(setup.experiment.precision)
     if device == "cpu":
         build.keep_memory()
-    if choice["engine"] == "loop":
-        return LoopEngine(setup, device, choice["memory_format"])
+    if plan["engine"] == "loop":
+        return LoopEngine(setup, device, plan["memory_format"])
     reason = "" if tested else unstackable(setup)
     if reason:
         raise FedblendError(f"engine: 'stacked' cannot be used here: {reason}; valid: loop, or auto")
-    return StackedEngine(setup, device, choice["stack"])
+    return StackedEngine(setup, device, plan["stack"])
 
 
 def unstackable(setup: Setup) -> str:
-    """Why clients of this model cannot be stacked, or nothing."""
+    """Return the reason why clients of this model cannot be stacked; empty where they can."""
     for name, layer in setup.model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
             return f"its layer '{name}' is a batch norm with running statistics, which every batch changes"
         if isinstance(layer, nn.RNNBase):
             return f"its layer '{name}' is a fused {type(layer).__name__}, which PyTorch cannot stack (see model lstm)"
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.padding_idx is not None:
-            return f"its layer '{name}' has a padding_idx, which PyTorch forgets in a stack"
+            return f"its layer '{name}' has a padding_idx, which PyTorch ignores in a stack"
     if twins := same_tensors(setup.model):
         return f"its '{twins[0]}' and '{twins[1]}' are one tensor"
     setup = _with_short_training(setup)
     loop = LoopEngine(setup, setup.experiment.device)
     trial = _trial(loop, 2, batches=1)
     try:
-        made = list(StackedEngine(setup, setup.experiment.device, 2).train(*trial))
+        updates = list(StackedEngine(setup, setup.experiment.device, 2).train(*trial))
     except CannotStack as error:
         return str(error)
     except Exception as error:
-        # A fault of the objective or the model itself is told as it is, with client and batch.
+        # An error of the objective or the model occurs in the loop too, and is raised there with client and batch.
         _train(loop, trial)
         return f"PyTorch cannot stack it: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
     if any(isinstance(layer, nn.Dropout) for layer in setup.model.modules()):
-        # Without it: where a stack draws masks of its own, they are no fault.
+        # Compared without dropout: on GPUs a stack draws other masks than the loop.
         setup = replace(setup, model=_without_dropout(setup.model))
         loop = LoopEngine(setup, setup.experiment.device)
-        made = list(StackedEngine(setup, setup.experiment.device, 2).train(*trial))
-    return _difference(loop, made, list(loop.train(*trial)))
+        updates = list(StackedEngine(setup, setup.experiment.device, 2).train(*trial))
+    return _difference(loop, updates, list(loop.train(*trial)))
 
 
 def _without_dropout(model: nn.Module) -> nn.Module:
-    made = copy.deepcopy(model)
-    for layer in made.modules():
+    model = copy.deepcopy(model)
+    for layer in model.modules():
         if isinstance(layer, nn.Dropout):
             layer.p = 0.0
-    return made
+    return model
 
 
-def _difference(loop: LoopEngine, stacked: Sequence[ClientUpdate], alone: Sequence[ClientUpdate]) -> str:
-    """In what clients trained together differ from the same trained alone by more than rounding; nothing if in none."""
-    near, weights = NEAR[loop.setup.experiment.precision], loop.setup.weights()
+def _difference(loop: LoopEngine, stacked: Sequence[ClientUpdate], expected: Sequence[ClientUpdate]) -> str:
+    """Return which parameter's update in a stack differs from the loop's by more than rounding; empty for none."""
+    tolerance, weights = TOLERANCE[loop.setup.experiment.precision], loop.setup.weights()
     start = {name: weights[name].double() for name in loop.names}
-    for one, other in zip(stacked, alone, strict=True):
-        ours, theirs = ({name: made.weights[name].double() - start[name] for name in start} for made in (one, other))
-        whole = torch.stack([step.norm() for step in theirs.values()]).norm()
-        for name, step in theirs.items():
-            if (ours[name] - step).norm() > near * step.norm() + 0.01 * near * whole:
-                return f"it would train otherwise than alone, by its '{name}'"
+    for pair in zip(stacked, expected, strict=True):
+        in_stack, in_loop = ({name: u.weights[name].double() - start[name] for name in start} for u in pair)
+        total_norm = torch.stack([change.norm() for change in in_loop.values()]).norm()
+        for name, change in in_loop.items():
+            if (in_stack[name] - change).norm() > tolerance * change.norm() + 0.01 * tolerance * total_norm:
+                return f"its '{name}' would train differently in a stack than in the loop engine"
     return ""
 
 
 def plan_engine(setup: Setup, processors: int, rounds: int) -> EnginePlan:
-    """How to compute ``rounds`` rounds, on ``processors`` of this machine.
+    """Choose the engine for ``rounds`` rounds on ``processors`` CPU cores of this machine.
 
-    What the experiment asks for is taken; the rest is found by timing a few steps of each way that is open.
+    Settings of the experiment are kept; the others are chosen by timing a few steps of each candidate.
     """
-    asked = setup.experiment
-    allow_tf32(asked.precision)
-    ranks, short = asked.ranks, _with_short_training(setup)
-    if asked.engine != "auto":
-        stack = asked.stack
-        if asked.engine == "stacked" and stack is None and not unstackable(setup):
+    experiment = setup.experiment
+    allow_tf32(experiment.precision)
+    ranks, short = experiment.ranks, _with_short_training(setup)
+    memory_format: MemoryFormat = experiment.memory_format or "contiguous"
+    if experiment.engine != "auto":
+        stack = experiment.stack
+        if experiment.engine == "stacked" and stack is None and not unstackable(setup):
             stack = _stacks(short, ranks or 1)[-1]
-        return EnginePlan(asked.engine, stack, ranks or 1, asked.memory_format or "contiguous", "as asked for")
-    if not asked.method.upload.trains:
+        return EnginePlan(experiment.engine, stack, ranks or 1, memory_format, "as asked for")
+    if not experiment.method.upload.trains:
         engine: Literal["loop", "stacked"] = "loop" if unstackable(setup) else "stacked"
-        return EnginePlan(engine, 1, ranks or 1, asked.memory_format or "contiguous", "no client trains")
-    loop = LoopEngine(short, asked.device)
-    step = seconds_a_step(loop, 1)
+        return EnginePlan(engine, 1, ranks or 1, memory_format, "no client trains")
+    loop = LoopEngine(short, experiment.device)
+    step = seconds_per_step(loop, 1)
     total = step * rounds * _steps_a_round(setup)
-    if total < SHORT:
+    if total < MIN_SECONDS_TO_TUNE:
         why = f"the loop needs about {total:.0f} s for the whole run, less than finding a faster way would take"
-        return EnginePlan("loop", None, ranks or 1, asked.memory_format or "contiguous", why)
-    if asked.device.startswith("cuda"):
-        # Processes that share one GPU only get into each other's way; each rank takes one of its own.
-        processors = torch.cuda.device_count() if asked.device == "cuda" else 1
-    ranks = ranks or _ranks(asked.train.cohort, processors, total)
-    ways = _ways(short, loop, step, ranks)
-    fastest = min(ways, key=lambda way: way[1])
-    loops = [way for way in ways if way[0].engine == "loop"]
-    simple = min(loops, key=lambda way: way[1])
-    chosen = fastest if fastest[1] < CLEARLY * simple[1] else simple
-    told = "; ".join(f"{name_of(way)} {1000 * seconds:.2f}" for way, seconds in ways)
-    return EnginePlan(**{**chosen[0].table(), "why": f"milliseconds a client's step: {told}"})
+        return EnginePlan("loop", None, ranks or 1, memory_format, why)
+    if experiment.device.startswith("cuda"):
+        # One rank a GPU: processes that share a GPU slow each other down.
+        processors = torch.cuda.device_count() if experiment.device == "cuda" else 1
+    ranks = ranks or (min(processors, experiment.train.cohort) if total >= MIN_SECONDS_FOR_RANKS else 1)
+    timings = _time_candidates(short, loop, step, ranks)
+    fastest = min(timings, key=lambda timing: timing[1])
+    fastest_loop = min((timing for timing in timings if timing[0].engine == "loop"), key=lambda timing: timing[1])
+    plan, _ = fastest if fastest[1] < MAX_STEP_RATIO * fastest_loop[1] else fastest_loop
+    listed = "; ".join(f"{_label(candidate)} {1000 * seconds:.2f}" for candidate, seconds in timings)
+    return replace(plan, why=f"milliseconds per client step: {listed}")
 
 
 def _with_short_training(setup: Setup) -> Setup:
-    """The same with fewer local steps, of which it takes no more to time one."""
+    """Return the setup with fewer local steps: enough to time one step."""
     train = setup.experiment.train
     fewer = {"epochs": min(train.epochs, TRIAL_EPOCHS)}
     if train.steps:
         fewer["steps"] = min(train.steps, TRIAL_EPOCHS * TRIAL_BATCHES)
-    experiment = setup.experiment.model_copy(update={"train": train.model_copy(update=fewer)})
-    return replace(setup, experiment=experiment)
+    shortened = setup.experiment.model_copy(update={"train": train.model_copy(update=fewer)})
+    return replace(setup, experiment=shortened)
 
 
-def name_of(choice: EnginePlan) -> str:
-    """A way in a few words."""
-    if choice.engine == "stacked":
-        return f"{choice.stack} stacked"
-    return "loop" if choice.memory_format == "contiguous" else f"loop, {choice.memory_format}"
+def _label(plan: EnginePlan) -> str:
+    if plan.engine == "stacked":
+        return f"{plan.stack} stacked"
+    return "loop" if plan.memory_format == "contiguous" else f"loop, {plan.memory_format}"
 
 
-def _ranks(cohort: int, processors: int, total: float) -> int:
-    return min(processors, cohort) if total >= WORTH_RANKS else 1
-
-
-def _ways(setup: Setup, loop: LoopEngine, step: float, ranks: int) -> list[tuple[EnginePlan, float]]:
-    """Every way that is open, with the seconds of a client's step."""
-    asked = setup.experiment
-    ways = []
-    if asked.memory_format != "channels_last":
-        ways.append((EnginePlan("loop", None, ranks, "contiguous", ""), step))
-    if asked.memory_format != "contiguous" and any(isinstance(m, nn.Conv2d) for m in setup.model.modules()):
-        other = LoopEngine(setup, asked.device, "channels_last")
-        ways.append((EnginePlan("loop", None, ranks, "channels_last", ""), seconds_a_step(other, 1)))
+def _time_candidates(setup: Setup, loop: LoopEngine, step: float, ranks: int) -> list[tuple[EnginePlan, float]]:
+    """Return every valid plan with its seconds per client step; ``step`` is the loop engine's."""
+    experiment = setup.experiment
+    timings = []
+    if experiment.memory_format != "channels_last":
+        timings.append((EnginePlan("loop", None, ranks, "contiguous", ""), step))
+    if experiment.memory_format != "contiguous" and any(isinstance(m, nn.Conv2d) for m in setup.model.modules()):
+        other = LoopEngine(setup, experiment.device, "channels_last")
+        timings.append((EnginePlan("loop", None, ranks, "channels_last", ""), seconds_per_step(other, 1)))
     if not unstackable(setup):
         for stack in _stacks(setup, ranks):
-            engine = StackedEngine(setup, asked.device, stack)
-            ways.append((EnginePlan("stacked", stack, ranks, "contiguous", ""), seconds_a_step(engine, stack)))
-    return ways
+            engine = StackedEngine(setup, experiment.device, stack)
+            timings.append((EnginePlan("stacked", stack, ranks, "contiguous", ""), seconds_per_step(engine, stack)))
+    return timings
 
 
 def _stacks(setup: Setup, ranks: int) -> list[int]:
-    """Numbers of clients in a stack worth trying: at most a rank's share of the cohort, and what memory allows.
+    """Return the stack sizes to time: at most a rank's share of the cohort, and what fits into memory.
 
-    A cohort of more clients than that is cut into several stacks. What one client's step makes is measured.
+    A larger cohort is cut into several stacks. The memory of one client's step is measured.
     """
-    asked = setup.experiment
-    if asked.stack:
-        return [asked.stack]
-    one = StackedEngine(setup, asked.device, 1)
+    experiment = setup.experiment
+    if experiment.stack:
+        return [experiment.stack]
+    one = StackedEngine(setup, experiment.device, 1)
     _train(one, _trial(one, 1, batches=1))
     memory = MEMORY_SHARE * free_memory(one.device) / (ranks if one.device.type == "cpu" else 1)
-    most = max(1, min(math.ceil(asked.train.cohort / ranks), int(memory / max(1, one.step_bytes()))))
-    tried = STACKS if one.device.type == "cpu" else (64, 256)
-    return sorted({1, *(stack for stack in tried if stack < most), *([most] if most <= 2 * tried[-1] else [])})
+    most = max(1, min(math.ceil(experiment.train.cohort / ranks), int(memory / max(1, one.step_bytes()))))
+    sizes = CPU_STACKS if one.device.type == "cpu" else GPU_STACKS
+    return sorted({1, *(size for size in sizes if size < most), *([most] if most <= 2 * sizes[-1] else [])})
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device; of a processor's, what the system says can be had without swapping."""
+    """Return the free bytes on a device; for CPUs, the memory available without swapping."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     with open("/proc/meminfo") as lines:
@@ -234,8 +236,8 @@ def free_memory(device: torch.device) -> int:
     return 1 << 30
 
 
-def seconds_a_step(engine: LoopEngine, clients: int) -> float:
-    """Seconds of one client's step, in a trial on this many clients; the first run, which traces, is left out."""
+def seconds_per_step(engine: LoopEngine, clients: int) -> float:
+    """Return the seconds per client step: the best of three trials on ``clients`` clients, after one that traces."""
     task = _trial(engine, clients, TRIAL_BATCHES)
     steps = _train(engine, task)
     best = math.inf
@@ -247,10 +249,11 @@ def seconds_a_step(engine: LoopEngine, clients: int) -> float:
 
 
 Trial = tuple[TrainTask, list[int]]
+"""A task, and the clients to train."""
 
 
 def _trial(engine: LoopEngine, clients: int, batches: int) -> Trial:
-    """A small task on the clients that hold most, with what the first two of them share."""
+    """Return a small task on the largest clients, with a pool that the first two of them share."""
     setup, method = engine.setup, engine.setup.experiment.method
     most = batches * setup.experiment.train.batch_size
     full = setup.sizes(0)
@@ -269,7 +272,7 @@ def _trial(engine: LoopEngine, clients: int, batches: int) -> Trial:
 
 
 def _train(engine: LoopEngine, trial: Trial) -> int:
-    """Train a trial's clients; returns how many steps that took."""
+    """Train a trial's clients; return the number of steps."""
     task, clients = trial
     for _ in engine.train(task, clients):
         pass
@@ -280,7 +283,7 @@ def _train(engine: LoopEngine, trial: Trial) -> int:
 
 
 def _steps_a_round(setup: Setup) -> float:
-    """Steps of all clients in a round, on average."""
+    """Return the mean number of steps of all clients in a round."""
     train, sizes = setup.experiment.train, setup.population.sizes
     if train.steps:
         return float(train.cohort * train.steps)

@@ -25,30 +25,30 @@ from fedblend.experiment.fields import Train
 from fedblend.methods.objectives.output_cache import LabelMeans, OutputCache
 
 SCORE_BATCH = 500
-"""Test samples in one forward pass: their activations stay within a processor's cache for small models."""
+"""Samples in one forward pass without training; a small model's activations then fit into a CPU's cache."""
 
 
 class EagerNet:
-    """A module as an objective sees it, differentiated by plain autograd."""
+    """A module as :class:`fedblend.core.objective.Net`, differentiated by autograd."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """The model's outputs, or hidden states of a staged model."""
+        """Return the model's outputs, or hidden states of a staged model."""
         return self.model(x) if start == 0 and stop is None else self.model(x, start, stop)
 
     def input_gradient(
         self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """d value / d x with its own graph kept, so that the weights' gradient flows through it."""
+        """Return d value / d x, value and aux; the weights' gradient flows through all three."""
         x = x.detach().requires_grad_()
         value, aux = scalar(x)
         (gradient,) = torch.autograd.grad(value, x, create_graph=True)
         return gradient, value, aux
 
     def with_weights(self, weights: Tensors) -> FunctionalNet:
-        """The same model with other weights; no gradient flows into them."""
+        """Return the model with other weights, which receive no gradient."""
         return FunctionalNet(self.model, {name: tensor.detach() for name, tensor in weights.items()})
 
     @property
@@ -58,25 +58,25 @@ class EagerNet:
 
 
 class FunctionalNet:
-    """A module with given weights as a function, differentiated by ``torch.func``."""
+    """A module with given weights as :class:`fedblend.core.objective.Net`, differentiated by ``torch.func``."""
 
     def __init__(self, model: nn.Module, weights: Tensors) -> None:
         self.model, self.weights = model, dict(weights)
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """The model's outputs, or hidden states of a staged model."""
+        """Return the model's outputs, or hidden states of a staged model."""
         inputs = (x,) if start == 0 and stop is None else (x, start, stop)
         return functional_call(self.model, self.weights, inputs)
 
     def input_gradient(
         self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """d value / d x, value and aux, all differentiable."""
+        """Return d value / d x, value and aux, all differentiable."""
         gradient, (value, aux) = torch.func.grad_and_value(scalar, has_aux=True)(x)
         return gradient, value, aux
 
     def with_weights(self, weights: Tensors) -> FunctionalNet:
-        """The same model with other weights; no gradient flows into them."""
+        """Return the model with other weights, which receive no gradient."""
         return FunctionalNet(self.model, {name: tensor.detach() for name, tensor in weights.items()})
 
     @property
@@ -87,19 +87,22 @@ class FunctionalNet:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A client's work of one round: ``order`` int64 [places] of its samples, cut at ``bounds`` into batches.
-
-    ``plain`` says that it has nothing to mix with and minimises the task's loss; ``pool`` is its view of what was
-    shared, ``drawn`` the random half of its objective, one row a step.
-    """
+    """A client's work of one round."""
 
     client: int
+    """The client's number."""
     samples: int
+    """Samples that the client holds."""
     order: np.ndarray
+    """Samples of all batches in order, int64 [positions]."""
     bounds: np.ndarray
+    """Positions in ``order`` where batches begin and end, int64 [steps + 1]."""
     plain: bool
+    """Whether the client has nothing to mix with, and minimises the objective's fallback."""
     pool: Pool
+    """The client's view of the shared pool."""
     drawn: dict[str, np.ndarray]
+    """Random numbers of the objective, one row a step."""
 
     @property
     def sizes(self) -> np.ndarray:
@@ -108,7 +111,7 @@ class Assignment:
 
 
 class LocalLoss:
-    """What a client's steps minimise: the objective's phases, and the terms that are added to the last of them."""
+    """A client's loss: the objective's phases, and the terms that are added to the last phase."""
 
     def __init__(self, objective: Objective, context: Context, terms: Sequence[tuple[str, Term]], train: Train) -> None:
         *self.first, self.last = objective.phases()
@@ -118,17 +121,16 @@ class LocalLoss:
 
 
 class LoopEngine:
-    """One resident model; each client's weights are copied in, trained, and copied out."""
+    """Trains clients one after another on one resident model: load weights, train, copy the weights out."""
 
     secret_noise = False
 
     def __init__(self, setup: Setup, device: str = "cpu", memory_format: str = "contiguous") -> None:
         self.setup = setup
         self.device = torch.device(device)
-        self.channels_last = memory_format == "channels_last"
-        # A copy of its own, so that the world keeps the first weights.
+        # A copy: the setup keeps the initial weights.
         self.model = copy.deepcopy(setup.model).to(self.device)
-        if self.channels_last:
+        if memory_format == "channels_last":
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.net = EagerNet(self.model)
         self.scale = setup.scale.to(self.device)
@@ -137,7 +139,7 @@ class LoopEngine:
         self.names, self.params = list(trained), list(trained.values())
         self._uploads: dict[int, Tensors] = {}
         self.notes = False
-        """Whether numbers that parts note of each step are kept (:attr:`ClientUpdate.notes`)."""
+        """Whether to keep the numbers that parts note in each step (:attr:`ClientUpdate.notes`)."""
 
     def _load(self, weights: Tensors) -> None:
         with torch.no_grad():
@@ -147,7 +149,7 @@ class LoopEngine:
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
     ) -> Iterator[tuple[int, Payload]]:
-        """Ask each client to share."""
+        """Yield each client's shared payload; a client that shares nothing is left out."""
         experiment = self.setup.experiment
         self.prepare(weights)
         minimum = 1 if experiment.unsafe else experiment.policy.min_mean
@@ -160,16 +162,16 @@ class LoopEngine:
                 yield client, payload
 
     def prepare(self, weights: Tensors) -> None:
-        """Give the model these weights, to be used rather than trained (for hidden states that are shared)."""
+        """Load weights and switch to evaluation mode, for hidden states that clients share."""
         self._load(weights)
         self.model.eval()
 
     def local(
         self, client: int, size: int, rng: np.random.Generator, minimum: int, request: Request | None = None
     ) -> ClientData:
-        """What a client sees that is asked to share its first ``size`` samples, no mean of fewer than ``minimum``.
+        """Return the data that a client may share: its first ``size`` samples, in means of at least ``minimum``.
 
-        ``request`` is what a server with data of its own asks of it in particular.
+        ``request`` is the request of a server with data of its own to this client.
         """
         x, y = self.setup.samples(client, size)
         return ClientData(x, y, self.setup.task, self.setup.scale, self._hidden, rng, minimum, request)
@@ -179,7 +181,7 @@ class LoopEngine:
         return self.net(x.to(self.device), 0, layer).cpu()
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
-        """Train on each client in turn. An exception names the client and the round."""
+        """Train on each client in turn. An exception names the client, the round and the batch."""
         for client in clients:
             self._load(task.start_of(client))
             self.model.train()
@@ -196,13 +198,13 @@ class LoopEngine:
                 raise
 
     def assign(self, task: TrainTask, client: int) -> Assignment:
-        """What a client does in a round: its batches, what it may mix with, and the random half of its objective."""
+        """Draw a client's batches and the random numbers of its objective, and select its view of the pool."""
         seed, settings, method = self.setup.experiment.seed, self.setup.experiment.train, self.setup.experiment.method
         samples = int(task.sizes[client])
         rng = stream(seed, task.purpose("batches"), task.round, client)
         order, bounds = batches(samples, settings.epochs, settings.batch_size, rng, settings.steps)
         pool = method.sharing.view(task.pool, client) if task.pool is not None else Pool({}, np.empty(0, np.int64))
-        # A client that has nothing to mix with (its own means, of too few samples) trains plainly.
+        # A client has nothing to mix with where it may use only its own means, and holds too few samples for one.
         plain = bool(method.objective.needs) and not len(pool)
         sizes = np.diff(bounds)
         plan = StepPlan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
@@ -212,14 +214,14 @@ class LoopEngine:
 
     def _train_client(self, task: TrainTask, client: int) -> ClientUpdate:
         method, settings = self.setup.experiment.method, self.setup.experiment.train
-        one = self.assign(task, client)
-        objective: Objective = method.objective.fallback() if one.plain else method.objective
+        assignment = self.assign(task, client)
+        objective: Objective = method.objective.fallback() if assignment.plain else method.objective
         client_state, terms = self.to_device(task.client_states.get(client, {})), terms_of(method, task)
         notes: dict[str, list[torch.Tensor]] = defaultdict(list)
         context = Context(
             self.setup.task,
             self.scale,
-            self.to_device(one.pool.tensors),
+            self.to_device(assignment.pool.tensors),
             self.to_device(task.anchor_of(client)) if terms else {},
             self.to_device(task.outputs_of(client)),
             client_state,
@@ -227,14 +229,14 @@ class LoopEngine:
             note=(lambda name, number: notes[name].append(number)) if self.notes else None,
         )
         loss = LocalLoss(objective, context, terms, settings)
-        drawn = {name: torch.from_numpy(a).to(self.device) for name, a in one.drawn.items()}
-        x, y = (half.to(self.device) for half in self.setup.samples(client, one.samples))
-        rows = torch.from_numpy(one.order).to(self.device)
+        drawn = {name: torch.from_numpy(a).to(self.device) for name, a in assignment.drawn.items()}
+        x, y = (half.to(self.device) for half in self.setup.samples(client, assignment.samples))
+        rows = torch.from_numpy(assignment.order).to(self.device)
         optimizer = SGD(self.params, settings, task.round)
         total = torch.zeros((), device=self.device)
         means = LabelMeans(self.setup.task.outputs, self.device) if method.upload.watches else None
         with lent_generator(self.setup.experiment.seed, task.purpose("train"), task.round, client):
-            for step, (a, b) in enumerate(pairwise(one.bounds.tolist())):
+            for step, (a, b) in enumerate(pairwise(assignment.bounds.tolist())):
                 batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
                 row = {name: values[step] for name, values in drawn.items()}
                 try:
@@ -245,25 +247,25 @@ class LoopEngine:
         weights = {
             name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in self.state.items()
         }
-        mean_loss = float(total) / max(1, len(one.order))
-        noted = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}
-        return self.update(task, one, weights, mean_loss, means.of() if means else None, noted)
+        mean_loss = float(total) / max(1, len(assignment.order))
+        step_notes = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}
+        return self.update(task, assignment, weights, mean_loss, means.of() if means else None, step_notes)
 
     def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """The tensors on the engine's device."""
+        """Return the tensors on the engine's device."""
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
     def update(
         self,
         task: TrainTask,
-        one: Assignment,
+        assignment: Assignment,
         weights: dict[str, torch.Tensor],
         loss: float,
         outputs: torch.Tensor | None,
         notes: dict[str, torch.Tensor] | None = None,
     ) -> ClientUpdate:
-        """A client's update after its steps, with what parts keep at the client and send beside the model."""
-        client, setup = one.client, self.setup
+        """Return a client's update after its steps, with the new state and the extra uploads of its parts."""
+        client, setup = assignment.client, self.setup
         state: dict[str, torch.Tensor] = {}
         extras: dict[str, torch.Tensor] = {}
         slots = {} if task.personal else client_parts(setup.experiment.method)
@@ -279,16 +281,16 @@ class LoopEngine:
                 client_state,
                 server_state,
                 setup.experiment.train.lr_in(task.round),
-                len(one.sizes),
-                lambda: self.full_gradient(task.start_of(client), client, one.samples),
+                len(assignment.sizes),
+                lambda: self.full_gradient(task.start_of(client), client, assignment.samples),
             )
             kept, sent = part.after_training(model_spec(setup, self.model), training)
             state |= add_prefix(prefix, kept)
             extras |= add_prefix(prefix, sent)
-        return ClientUpdate(client, weights, one.samples, loss, outputs, state, extras, notes or {})
+        return ClientUpdate(client, weights, assignment.samples, loss, outputs, state, extras, notes or {})
 
     def full_gradient(self, weights: Tensors, client: int, samples: int) -> dict[str, torch.Tensor]:
-        """The gradient of the task's mean loss over a client's samples at ``weights``, by name."""
+        """Return the gradient of the task's mean loss over a client's samples at ``weights``, by name."""
         self._load(weights)
         self.model.train()
         x, y = (half.to(self.device) for half in self.setup.samples(client, samples))
@@ -307,10 +309,10 @@ class LoopEngine:
         optimizer: SGD,
         means: LabelMeans | None = None,
     ) -> torch.Tensor:
-        """Step on one batch; returns the loss of the objective's last phase, without terms."""
+        """Train on one batch; return the loss of the objective's last phase, without terms."""
         precision = self.setup.experiment.precision
         for phase in local.first:
-            # A phase may leave layers untouched (mixing of hidden states does): they get no gradient.
+            # A phase may not use all layers (mixing of hidden states); unused parameters have no gradient.
             with computing_in(precision, self.device):
                 loss = phase(self.net, batch, drawn, local.context)
             optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
@@ -326,42 +328,43 @@ class LoopEngine:
         return value.detach()
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        """Train the clients, check what they send, and keep of it what the aggregator needs."""
+        """Train the clients, check their uploads, and reduce these to the aggregator's input."""
         result = collect(self, self.setup, task, clients, lost)
         self._uploads = result.uploads
         return result
 
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
-        """Put the server step's question to the clients that have just sent a good upload."""
-        step, known = self.setup.experiment.method.server_step, model_spec(self.setup, self.server_model())
-        yield from step.respond(self._uploads, question, known).items()
+        """Send the server step's question to the clients with a good upload in this round."""
+        step, spec = self.setup.experiment.method.server_step, model_spec(self.setup, self.server_model())
+        yield from step.respond(self._uploads, question, spec).items()
 
     def server_model(self) -> nn.Module:
-        """A module for functional calls with any weights, in evaluation mode, for the server step."""
+        """Return a module in evaluation mode, for functional calls with any weights by the server step."""
         return self.model.eval()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: this engine holds no other process."""
 
     def _scorer(self, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The model with these weights, as it is used rather than trained."""
+        """Return the model with these weights, in evaluation mode."""
         self._load(weights)
         return self.model.eval()
 
     @torch.no_grad()
     @no_tf32()
     def score(self, weights: Tensors, held: bool = False, share: tuple[int, int] = (0, 1)) -> Scores:
-        """Score samples in batches, on the device; results cross to the host once.
+        """Score samples in batches on the device; results are copied to the host once.
 
-        ``share`` (i, n) takes the i-th of n runs of the samples.
+        ``held`` selects all samples that clients hold out, instead of the test half. ``share`` (i, n) selects the i-th
+        of n consecutive parts of the samples.
         """
         outputs_of = self._scorer(weights)
         data, task = self.setup.data, self.setup.task
         samples = data.train if held else data.test
-        everything = self.setup.population.held_order if held else np.arange(len(data.test))
-        chosen = np.array_split(everything, share[1])[share[0]]
+        indices = self.setup.population.held_order if held else np.arange(len(data.test))
+        selected = np.array_split(indices, share[1])[share[0]]
         losses, rights = [], []
-        for rows in torch.from_numpy(chosen).split(SCORE_BATCH):
+        for rows in torch.from_numpy(selected).split(SCORE_BATCH):
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
             outputs = outputs_of(x)
             if task.kind == "classification":
@@ -370,16 +373,16 @@ class LoopEngine:
             else:
                 losses.append((outputs - y).square().sum(1))
         loss = torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
-        return Scores(loss, torch.cat(rights).cpu().numpy() if rights else None, chosen)
+        return Scores(loss, torch.cat(rights).cpu().numpy() if rights else None, selected)
 
 
 def batches(
     n: int, epochs: int, size: int, rng: np.random.Generator, steps: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The samples of all steps in order, int64 [epochs * n], and where each batch begins and ends.
+    """Return the samples of all steps in order, int64 [epochs * n], and the bounds of batches, int64 [steps + 1].
 
-    Each epoch is a fresh permutation; its last, smaller batch is kept, so that small clients train too. With ``steps``
-    there are so many full batches instead, of samples drawn with replacement.
+    Each epoch is a new permutation of the n samples. Its last, smaller batch is kept, so that small clients train too.
+    With ``steps`` there are instead ``steps`` full batches of samples drawn with replacement.
     """
     if steps and n:
         return rng.integers(n, size=steps * size), size * np.arange(steps + 1)

@@ -1,4 +1,12 @@
-"""In which numbers convolutions and matrix products are computed while clients train."""
+"""SGD for one client and for a stack of clients, and the number formats of layers while clients train.
+
+SGD has three forms with one definition (:class:`torch.optim.SGD` with momentum, weight decay and clipping):
+
+- :class:`SGD`: one client's list of tensors; the loop engine uses it.
+- :class:`StackedSGD`: the tensors [K, ...] of K clients; the stacked engine uses it.
+- Within :class:`StackedSGD`, large layers may be low-rank updates of the round's first weights
+  (:class:`fedblend._kernels.lowrank.Rows`): on a CPU with plain SGD only, where a stack does not record its steps.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +25,22 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 
 
 def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, layers compute in this precision; their weights and the losses stay float32."""
+    """Return a context in which layers compute in this precision; weights and losses stay float32."""
     if precision != "bfloat16":
         return nullcontext()
-    # Its cache of rounded weights would outlive them in a traced step.
+    # No cache: in a traced step the cached rounded weights would outlive the weights.
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
 def allow_tf32(precision: Precision) -> None:
-    """Let GPUs round the factors of float32 products to ten bits, or not; nothing else knows such products."""
+    """Set whether GPUs round the factors of float32 products to ten bits; no effect on CPUs."""
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 @contextmanager
 def no_tf32() -> Iterator[None]:
-    """Inside, no GPU rounds the factors of products: how models are tested, whatever they were trained in."""
+    """Compute float32 products without rounded factors inside: models are tested in full precision."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     allow_tf32("float32")
     try:
@@ -43,23 +51,22 @@ def no_tf32() -> Iterator[None]:
 
 Products = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 Gradient = torch.Tensor | Products | None
-"""A gradient [K, ...], or pairs of stacks of matrices whose products add up to it, or none for an unused tensor."""
+"""A gradient [K, ...]; pairs of stacked matrices whose products add up to it; or ``None`` for an unused tensor."""
 
 
 class ProximalStep(NamedTuple):
-    """What plain steps of SGD add to gradients: ``mu`` times the distance from the round's first weights, ``toward``.
-
-    The derivative of FedProx's term. Toward tensors broadcast over those of a stack.
-    """
+    """The derivative of FedProx's term, mu (w - w_start), which plain SGD adds to the gradients."""
 
     mu: float
+    """The factor, at least 0."""
     toward: Sequence[torch.Tensor]
+    """The round's first weights w_start; they broadcast over the tensors of a stack."""
 
 
 class SGD:
-    """SGD as :class:`torch.optim.SGD` defines it (momentum, weight decay), on plain lists of tensors.
+    """SGD for one client, as :class:`torch.optim.SGD` defines it, with clipping; the loop engine uses it.
 
-    Gradients come in as a list, so that a step makes one fused call; a gradient may be ``None``.
+    A step takes all gradients as a list and makes one fused call; a gradient may be ``None``.
     """
 
     def __init__(self, params: Sequence[torch.Tensor], train: Train, round: int) -> None:
@@ -70,7 +77,7 @@ class SGD:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor | None], pull: ProximalStep | None = None) -> None:
-        """Move the parameters, in place; with a ``pull``, which only plain steps take, toward others besides."""
+        """Update the parameters in place; only plain SGD (:func:`is_plain`) takes a ``pull``."""
         train = self.train
         if pull is not None:
             torch._foreach_lerp_(self.params, list(pull.toward), self.lr * pull.mu)
@@ -96,11 +103,13 @@ class SGD:
 
 
 class StackedSGD:
-    """The same step for a stack of clients: every tensor has a leading dimension of clients.
+    """SGD for a stack of K clients, with tensors [K, ...]; the stacked engine uses it.
 
-    What :class:`SGD` does to a client, this does to each; norms for clipping are each client's own. The learning rate
-    of the round is ``lr``, a number, or where steps are recorded ``rate``, a tensor [] that can be changed: minus lr.
-    The two differ in how products are rounded, but for a rate that is a power of two.
+    Each client's step is that of :class:`SGD`, clipped by the client's own norm. Plain SGD adds gradients that are
+    products of matrices without computing the products, and updates low-rank weights by their factors.
+
+    The round's learning rate is the number ``lr``. On GPUs and in recorded steps it is the tensor ``rate`` [], which
+    holds minus lr and can change between replays. The two round products differently, except for powers of two.
     """
 
     def __init__(self, train: Train, rate: torch.Tensor | None = None) -> None:
@@ -108,7 +117,7 @@ class StackedSGD:
         self.lr = train.lr
 
     def begin(self, round: int) -> None:
-        """Take a round's learning rate."""
+        """Set the round's learning rate."""
         self.lr = self.train.lr_in(round)
         if self.rate is not None:
             self.rate.fill_(-self.lr)
@@ -122,32 +131,32 @@ class StackedSGD:
         active: torch.Tensor | None = None,
         pull: ProximalStep | None = None,
     ) -> None:
-        """Move parameters [K, ...] in place; where ``active`` bool [K] is given and false, a client stays still.
+        """Update parameters [K, ...] in place; a client whose ``active``, bool [K], is false does not change.
 
-        ``velocity`` is empty without momentum; only plain steps take a ``pull``.
+        ``velocity`` is empty without momentum; only plain SGD takes a ``pull``.
         """
         train = self.train
         if is_plain(train):
             if pull is not None:
                 self._lerp_towards(params, pull, active)
-            self._step_plainly(params, gradients, active)
+            self._step_plain(params, gradients, active)
             return
         tensors, gradients = self._step_low_rank(params, gradients, active)
-        touched = [i for i, g in enumerate(gradients) if g is not None]
-        tensors = [tensors[i] for i in touched]
-        grads = [_added_up(g) if isinstance(g, tuple) else g for g in gradients if g is not None]
+        used = [i for i, g in enumerate(gradients) if g is not None]
+        tensors = [tensors[i] for i in used]
+        grads = [_sum_of_products(g) if isinstance(g, tuple) else g for g in gradients if g is not None]
         if train.clip_norm is not None:
             norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
             factor = (train.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-            grads = [g * _along(factor, g) for g in grads]
+            grads = [g * _broadcast(factor, g) for g in grads]
         if train.weight_decay:
             grads = list(torch._foreach_add(grads, tensors, alpha=train.weight_decay))
         if train.momentum:
-            velocity = [velocity[i] for i in touched]
-            moved = torch._foreach_add(torch._foreach_mul(velocity, train.momentum), grads)
-            torch._foreach_copy_(velocity, _where(active, moved, velocity))
-            grads = list(moved)
-        self._add(tensors, [_held(active, g) for g in grads])
+            velocity = [velocity[i] for i in used]
+            updated = torch._foreach_add(torch._foreach_mul(velocity, train.momentum), grads)
+            torch._foreach_copy_(velocity, _keep_inactive(active, updated, velocity))
+            grads = list(updated)
+        self._add(tensors, [_zero_inactive(active, g) for g in grads])
 
     def _lerp_towards(self, params: Sequence[Weights], pull: ProximalStep, active: torch.Tensor | None) -> None:
         share = self.lr * pull.mu if self.rate is None else self.rate * -pull.mu
@@ -168,70 +177,73 @@ class StackedSGD:
     def _step_low_rank(
         self, params: Sequence[Weights], gradients: Sequence[Gradient], active: torch.Tensor | None
     ) -> tuple[list[torch.Tensor], list[Gradient]]:
-        """Move the weights that are kept as low-rank updates; gives the others and their gradients."""
-        others: list[tuple[torch.Tensor, Gradient]] = []
+        """Update the weights that are low-rank updates; return the other weights and their gradients."""
+        dense: list[tuple[torch.Tensor, Gradient]] = []
         for param, gradient in zip(params, gradients, strict=True):
             if not isinstance(param, Rows):
-                others.append((param, gradient))
+                dense.append((param, gradient))
             elif isinstance(gradient, tuple):
                 for a, b in gradient:
-                    param.add(_held(active, a), _held(active, b), -self.lr)
-        return [param for param, _ in others], [gradient for _, gradient in others]
+                    param.add(_zero_inactive(active, a), _zero_inactive(active, b), -self.lr)
+        return [param for param, _ in dense], [gradient for _, gradient in dense]
 
-    def _step_plainly(
+    def _step_plain(
         self, params: Sequence[Weights], gradients: Sequence[Gradient], active: torch.Tensor | None
     ) -> None:
-        """Plain SGD, which adds a product of matrices without making it first."""
-        others, grads = [], []
+        """Make a step of plain SGD; products of matrices are added to the weights without a temporary tensor."""
+        dense, grads = [], []
         for param, gradient in zip(*self._step_low_rank(params, gradients, active), strict=True):
             if isinstance(gradient, tuple):
                 for a, b in gradient:
                     # The factors are much smaller than their product.
-                    a, b = _held(active, a), _held(active, b)
+                    a, b = _zero_inactive(active, a), _zero_inactive(active, b)
                     if self.rate is None:
                         add_product(param, a, b, -self.lr)
                     else:
                         add_product(param, a * self.rate, b, 1.0)
             elif gradient is not None:
-                others.append(param)
-                grads.append(_held(active, gradient))
-        self._add(others, grads)
+                dense.append(param)
+                grads.append(_zero_inactive(active, gradient))
+        self._add(dense, grads)
 
 
 def is_plain(train: Train) -> bool:
-    """Whether a step adds gradients times the learning rate, and nothing else."""
+    """Whether SGD is plain: no momentum, no weight decay, no clipping."""
     return train.clip_norm is None and not train.weight_decay and not train.momentum
 
 
 def split_proximal(terms: Sequence[tuple[str, Term]], train: Train) -> tuple[list[tuple[str, Term]], float]:
-    """The terms (with their slots) that have to be differentiated, and the sum of the others' mu.
+    """Return the terms to differentiate, with their slots, and the sum of the other terms' mu.
 
-    A :class:`ProximalStep` takes the sum.
+    The other terms are proximal; their sum is the mu of a :class:`ProximalStep`. Without plain SGD all terms are
+    differentiated.
     """
     if not is_plain(train):
         return list(terms), 0.0
     return [(slot, term) for slot, term in terms if not term.pull], sum(term.pull for _, term in terms)
 
 
-def _added_up(products: Products) -> torch.Tensor:
-    first, *others = products
+def _sum_of_products(products: Products) -> torch.Tensor:
+    first, *rest = products
     total = torch.bmm(*first)
-    for a, b in others:
+    for a, b in rest:
         total.baddbmm_(a, b)
     return total
 
 
-def _along(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Numbers of clients [K] so that they broadcast over a tensor [K, ...]."""
+def _broadcast(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Reshape values [K] to broadcast over a tensor [K, ...]."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
-def _held(active: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
-    """Values [K, ...], 0 for clients that are held still: no product with 0, since theirs may have gone to infinity."""
-    return values if active is None else torch.where(_along(active, values), values, 0.0)
+def _zero_inactive(active: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
+    """Return values [K, ...] with 0 for inactive clients; not a product with 0, which infinity would turn into NaN."""
+    return values if active is None else torch.where(_broadcast(active, values), values, 0.0)
 
 
-def _where(active: torch.Tensor | None, new: Sequence[torch.Tensor], old: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _keep_inactive(
+    active: torch.Tensor | None, new: Sequence[torch.Tensor], old: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     if active is None:
         return list(new)
-    return [torch.where(_along(active, n), n, o) for n, o in zip(new, old, strict=True)]
+    return [torch.where(_broadcast(active, n), n, o) for n, o in zip(new, old, strict=True)]

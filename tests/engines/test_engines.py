@@ -31,7 +31,7 @@ from fedblend.engines.stacked.schedule import _width
 from fedblend.experiment import presets
 
 RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
-"""Nine samples, one, twelve, eight, four and six: with batches of four, full ones, short ones, and none at all."""
+"""Nine samples, one, twelve, eight, four and six: so batches of four are full, short or absent."""
 
 LENET = {"model": "lenet5", "scale": "standard"}
 MLP = {"model": {"name": "mlp", "hidden": [7, 5]}}
@@ -49,7 +49,7 @@ HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5, "lr_decay": 0.9
 
 
 def ragged(method: Any = "fedavg", model: dict[str, Any] | None = None, **train: Any) -> Setup:
-    """Six clients of unlike sizes, all in each round, two epochs of batches of four."""
+    """Six clients of different sizes, all in each round; two epochs of batches of four."""
     side = 14 if (model or {}).get("model") == "lenet5" else 4
     settings = {"cohort": 6, "epochs": 2, "batch_size": 4, "lr": 0.05, **train}
     return setup(images(side=side), RAGGED, method=method, unsafe=True, train=settings, **(model or MLP))
@@ -72,10 +72,10 @@ def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_siz
     made = ragged({"name": method, "terms": [{"name": "moon", "mu": 0.1}]} if method == "moon" else method)
 
     loop, records = after(made, LoopEngine(made))
-    stacked, others = after(made, StackedEngine(made, stack=4))
+    stacked, stacked_records = after(made, StackedEngine(made, stack=4))
 
     assert difference(stacked.weights, loop.weights) < 1e-5
-    for a, b in zip(others, records, strict=True):
+    for a, b in zip(stacked_records, records, strict=True):
         assert ("train_loss" in a) == ("train_loss" in b) == made.experiment.method.upload.trains
         if "train_loss" in a:
             assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-5)
@@ -153,7 +153,7 @@ def test_stacked_scores_as_the_loop_does_whatever_the_weights(model: dict[str, A
         wanted, scores = loop.score(weights), stacked.score(weights)
         np.testing.assert_allclose(scores.loss, wanted.loss, rtol=1e-5)
         assert np.array_equal(scores.right, wanted.right)
-    # Weights that come from another rank are in any order: that makes no further program.
+    # Weights from another rank may be in any order; the order makes no further program.
     made_before = len(stacked.forwards)
     again = stacked.score(dict(reversed(list(weights.items()))))
     assert np.array_equal(again.loss, scores.loss)
@@ -172,7 +172,7 @@ def test_regression_and_text_models_stack_too() -> None:
         assert difference(stacked.weights, loop.weights) < 1e-5
 
 
-def test_clients_of_one_stack_do_not_touch_each_other() -> None:
+def test_clients_of_one_stack_do_not_change_each_other() -> None:
     made = ragged("fedavg")
     task = TrainTask(0, made.weights(), None, made.sizes(0))
     alone = {t.client: t for k in range(6) for t in StackedEngine(made, stack=1).train(task, [k])}
@@ -182,7 +182,7 @@ def test_clients_of_one_stack_do_not_touch_each_other() -> None:
         assert trained.samples == alone[trained.client].samples
 
 
-def test_a_client_that_diverges_leaves_its_neighbours_alone() -> None:
+def test_a_client_that_diverges_does_not_change_others_of_its_stack() -> None:
     made = ragged("fedavg", lr=0.05)
     poisoned = made.data.train.x.clone().float()
     poisoned[34:] = torch.inf  # the samples of the last client
@@ -198,8 +198,8 @@ def test_a_client_that_diverges_leaves_its_neighbours_alone() -> None:
 
 
 @pytest.mark.parametrize("large", range(34, 40))
-def test_a_client_held_still_takes_nothing_of_what_its_gradient_would_have_been(large: int) -> None:
-    # After a step on this one sample its weights are so large that those of others overflow in them.
+def test_an_inactive_client_is_not_changed_by_its_overflowing_gradient(large: int) -> None:
+    # A step on this one sample makes the weights so large that gradients of other samples overflow.
     made = ragged("fedavg", epochs=1)
     x = made.data.train.x.clone().float()
     x[34:] = 0.0
@@ -213,15 +213,15 @@ def test_a_client_held_still_takes_nothing_of_what_its_gradient_would_have_been(
         torch.testing.assert_close(stacked[name], tensor, rtol=1e-4, atol=0.0, equal_nan=True)
 
 
-@pytest.mark.parametrize("room", [1, 1 << 30])
-def test_results_come_in_the_order_that_was_asked_for(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked_engine, "HELD_BYTES", room)
+@pytest.mark.parametrize("held_bytes", [1, 1 << 30])
+def test_results_keep_the_order_of_the_clients(held_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked_engine, "HELD_BYTES", held_bytes)
     made = ragged("local-means", LENET)
     fed = RoundLoop(made, StackedEngine(made, stack=2))
     state = fed._share_if_due(fed.start()[0], made.sizes(0), _costs())[0]
     task = TrainTask(0, state.weights, fed._pool_of(state), made.sizes(0))
 
-    order = [5, 1, 3, 0, 5, 4, 2]  # a client may be asked for twice, as engines are tried on them
+    order = [5, 1, 3, 0, 5, 4, 2]  # a trial may train a client twice
 
     assert [t.client for t in fed.engine.train(task, order)] == order
 
@@ -241,8 +241,8 @@ def test_a_stacked_run_gives_the_same_bits_again() -> None:
     assert same(first.weights, again.weights)
 
 
-class Clumsy(nn.Module):
-    """A model that writes into a tensor of its own, and so cannot stand in a stack."""
+class WritesBuffer(nn.Module):
+    """A model that writes into its own tensor, and so cannot be stacked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,13 +250,13 @@ class Clumsy(nn.Module):
         self.last_input: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept = torch.zeros(len(x), 16)
-        kept += self.flat(x)
-        return self.last(kept)
+        buffer = torch.zeros(len(x), 16)
+        buffer += self.flat(x)
+        return self.last(buffer)
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"), [("helpers:BatchNormNet", "batch norm"), ("test_engines:Clumsy", "cannot stack")]
+    ("path", "reason"), [("helpers:BatchNormNet", "batch norm"), ("test_engines:WritesBuffer", "cannot stack")]
 )
 def test_models_that_cannot_be_stacked_are_refused_with_the_reason(path: str, reason: str) -> None:
     made = setup(model={"name": "module", "path": path}, engine="stacked")
@@ -266,26 +266,26 @@ def test_models_that_cannot_be_stacked_are_refused_with_the_reason(path: str, re
         engines.make(made, engines.plan_engine(made, 1, 10))
 
 
-def test_auto_takes_the_loop_where_a_model_cannot_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.engines.autotune.SHORT", 0.0)
+def test_auto_chooses_the_loop_where_a_model_cannot_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.engines.autotune.MIN_SECONDS_TO_TUNE", 0.0)
     made = setup(model={"name": "module", "path": "helpers:BatchNormNet"})
 
     assert engines.plan_engine(made, 2, 10).engine == "loop"
 
 
 @pytest.mark.parametrize(("seconds", "engine"), [({1: 1.0, 2: 0.97}, "loop"), ({1: 1.0, 2: 0.5}, "stacked")])
-def test_auto_takes_what_is_clearly_faster_and_says_why(
+def test_auto_chooses_a_clearly_faster_engine_and_states_why(
     seconds: dict[int, float], engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(of: LoopEngine, clients: int) -> float:
+    def measured(engine: LoopEngine, clients: int) -> float:
         return seconds.get(clients, 1.0)
 
-    monkeypatch.setattr("fedblend.engines.autotune.seconds_a_step", told)
-    choice = engines.plan_engine(setup(train={"cohort": 4}), 2, 1000)
+    monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", measured)
+    plan = engines.plan_engine(setup(train={"cohort": 4}), 2, 1000)
 
-    assert choice.engine == engine
-    assert choice.ranks == 2
-    assert "2 stacked" in choice.why
+    assert plan.engine == engine
+    assert plan.ranks == 2
+    assert "2 stacked" in plan.why
 
 
 def test_auto_times_a_few_steps_however_many_a_client_makes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,15 +304,15 @@ def test_auto_times_a_few_steps_however_many_a_client_makes(monkeypatch: pytest.
 
 
 def test_where_no_client_trains_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.engines.autotune.seconds_a_step", lambda *_: 1 / 0)
+    monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", lambda *_: 1 / 0)
 
-    choice = engines.plan_engine(ragged("xormixfl"), 2, 1000)
+    plan = engines.plan_engine(ragged("xormixfl"), 2, 1000)
 
-    assert (choice.engine, choice.stack, choice.ranks, choice.why) == ("stacked", 1, 1, "no client trains")
+    assert (plan.engine, plan.stack, plan.ranks, plan.why) == ("stacked", 1, 1, "no client trains")
 
 
-def test_an_engine_that_is_asked_for_is_taken_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.engines.autotune.seconds_a_step", lambda *_: 1 / 0)
+def test_an_engine_set_in_the_experiment_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", lambda *_: 1 / 0)
 
     assert engines.plan_engine(setup(engine="stacked", stack=3), 2, 1000) == EnginePlan(
         "stacked", 3, 1, "contiguous", "as asked for"
@@ -320,7 +320,7 @@ def test_an_engine_that_is_asked_for_is_taken_untimed(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("ranks", "room", "stack"), [(1, 2.5, 2), (2, 2.5, 1), (1, 100.0, 6), (1, 0.5, 1)])
-def test_a_cohort_larger_than_memory_is_cut_by_what_a_step_was_seen_to_make(
+def test_a_cohort_larger_than_memory_is_cut_by_the_measured_memory_of_a_step(
     ranks: int, room: float, stack: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = ragged("fedmix", {**MLP, "engine": "stacked", "ranks": ranks})
@@ -329,13 +329,13 @@ def test_a_cohort_larger_than_memory_is_cut_by_what_a_step_was_seen_to_make(
     free = int(room * one.step_bytes() / MEMORY_SHARE)
     monkeypatch.setattr("fedblend.engines.autotune.free_memory", lambda device: free)
 
-    chosen = engines.plan_engine(made, 2, 1000).stack
-    engine = StackedEngine(made, stack=chosen)
-    cut, _ = after(made, engine, 1)
+    planned = engines.plan_engine(made, 2, 1000).stack
+    engine = StackedEngine(made, stack=planned)
+    in_stacks, _ = after(made, engine, 1)
 
-    assert chosen == stack
-    assert difference(cut.weights, wanted.weights) < 1e-5
-    # What the estimate for one client says of a whole stack holds.
+    assert planned == stack
+    assert difference(in_stacks.weights, wanted.weights) < 1e-5
+    # The estimate from one client holds for the whole stack.
     assert stack == 1 or ranks * engine.step_bytes() <= MEMORY_SHARE * free
 
 
@@ -366,7 +366,7 @@ def test_balance_gives_each_rank_its_share_of_the_work(work: list[int], ranks: i
     load = np.bincount(shares, weights=work, minlength=ranks) if work else np.zeros(ranks)
 
     assert len(shares) == len(work)
-    # Graham's bound: no rank has more than the mean and one piece of work beyond it.
+    # Graham's bound: no rank has more than the mean plus one piece of work.
     assert load.max(initial=0) <= sum(work) / ranks + max(work, default=0)
 
 

@@ -1,4 +1,4 @@
-"""Steps over tensors that stay where they are give the plain steps' weights to the last bit, also when replayed."""
+"""Recorded steps on tensors with fixed addresses give the plain steps' weights bit for bit, also when replayed."""
 
 from __future__ import annotations
 
@@ -17,40 +17,39 @@ from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import StackedSGD
-from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, NoRecorder, Recorded, Work
+from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, NoRecorder, RecordedWork, Work
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.schedule import Stack
 
 RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
-"""Nine samples, one, twelve, eight, four and six: with batches of four, full ones, short ones, and none at all."""
+"""Nine samples, one, twelve, eight, four and six: so batches of four are full, short or absent."""
 
 POWER = {"lr": 0.0625, "lr_decay": 0.5}
-"""Products with powers of two are exact, so that a learning rate given as a tensor changes no bit."""
+"""Products with powers of two are exact, so a learning rate in a tensor changes no bit."""
 HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5}
 
 aten = torch.ops.aten
 WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten.is_nonzero.default, aten.equal.default}
-"""Operations for whose result the host would wait."""
+"""Operations that make the host wait for the device."""
 
 
 @pytest.fixture(autouse=True)
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the processor's own kernels: there are none on a GPU, and what captures operations does not see them."""
+    """Switch off fedblend's CPU kernels: a GPU has none, and :class:`Capture` does not record their calls."""
     monkeypatch.setattr(build, "library", lambda source=None: None)
 
 
 def ragged(method: Any = "fedavg", model: dict[str, Any] | None = None, **train: Any) -> Setup:
-    """Six clients of unlike sizes, all in each round, two epochs of batches of four."""
+    """Six clients of different sizes, all in each round; two epochs of batches of four."""
     settings = {"cohort": 6, "epochs": 2, "batch_size": 4, **POWER, **train}
     network = model or {"name": "mlp", "hidden": [7, 5]}
     return setup(images(), RAGGED, method=method, unsafe=True, train=settings, model=network)
 
 
 class Capture(TorchDispatchMode):
-    """What CUDA does while it captures, on a processor: operations are noted with the very tensors they work on.
+    """Emulates CUDA's capture on a CPU: records each operation with its tensors.
 
-    Capturing changes nothing. A replay runs no line of Python above the operations, so that whatever was a number or
-    lay somewhere else at the time of the capture stays as it was.
+    Capturing changes no tensor. A replay runs only the operations: numbers and addresses keep the capture's values.
     """
 
     def __init__(self) -> None:
@@ -87,8 +86,8 @@ class Capture(TorchDispatchMode):
                     old.copy_(new)
 
 
-class Emulated:
-    """A recorder that captures as CUDA would, and counts replays."""
+class EmulatedRecorder:
+    """A recorder that captures as CUDA does, and counts captures and replays."""
 
     def __init__(self) -> None:
         self.captures = self.replays = 0
@@ -122,7 +121,7 @@ CASES: dict[str, Callable[[], Setup]] = {
     "momentum": lambda: ragged("fedmix", **HARD),
     "dropout": lambda: ragged("fedmix", {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}),
     "two phases": lambda: ragged("fedprox+fedmix-hidden"),
-    "outputs noted, weights of their own": lambda: ragged("fd"),
+    "mean outputs, clients' own models": lambda: ragged("fd"),
 }
 
 
@@ -130,7 +129,7 @@ CASES: dict[str, Callable[[], Setup]] = {
 def test_replayed_steps_give_the_plain_steps_weights_to_the_last_bit(case: str) -> None:
     made = CASES[case]()
     plain = StackedEngine(made, stack=4)
-    recorder = Emulated()
+    recorder = EmulatedRecorder()
     fixed = StackedEngine(made, stack=4, recorder=recorder)
 
     wanted, got = after(made, plain), after(made, fixed)
@@ -139,18 +138,18 @@ def test_replayed_steps_give_the_plain_steps_weights_to_the_last_bit(case: str) 
     assert same(got.global_outputs, wanted.global_outputs)
     for client, table in wanted.client_states.items():
         assert same(got.client_states[client], table)
-    # Of several clients side by side, and of one alone.
-    steps = [item for bench in fixed.benches.values() for item in bench.recorded.items()]
+    # Steps of several clients, and of a single client, were both replayed.
+    steps = [item for trainer in fixed.trainers.values() for item in trainer.recorded.items()]
     assert {key[1] for key, one in steps if one[2].replay} == {False, True}
     assert recorder.replays > recorder.captures > 0
 
 
-def test_any_learning_rate_is_the_plain_steps_own_where_it_is_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learning_rate_in_a_tensor_gives_the_plain_steps_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ragged("fedmix", lr=0.03, lr_decay=0.9)
-    fixed = after(made, StackedEngine(made, stack=4, recorder=Emulated()))
+    fixed = after(made, StackedEngine(made, stack=4, recorder=EmulatedRecorder()))
     as_number = after(made, StackedEngine(made, stack=4))
-    given = StackedSGD.__init__
-    monkeypatch.setattr(StackedSGD, "__init__", lambda self, train, rate=None: given(self, train, torch.zeros(())))
+    original = StackedSGD.__init__
+    monkeypatch.setattr(StackedSGD, "__init__", lambda self, train, rate=None: original(self, train, torch.zeros(())))
 
     as_tensor = after(made, StackedEngine(made, stack=4))
 
@@ -159,7 +158,7 @@ def test_any_learning_rate_is_the_plain_steps_own_where_it_is_a_tensor(monkeypat
         torch.testing.assert_close(fixed.weights[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-def test_stacks_of_every_size_share_a_bench_and_what_it_recorded() -> None:
+def test_stacks_of_every_size_share_a_trainer_and_its_recorded_steps() -> None:
     made = ragged()
     engine = StackedEngine(made, stack=4, recorder=NoRecorder())
 
@@ -167,12 +166,12 @@ def test_stacks_of_every_size_share_a_bench_and_what_it_recorded() -> None:
 
     # Six clients make a stack of four and one of two.
     assert same(after(made, engine, 2).weights, wanted.weights)
-    assert len(engine.benches) == 1
-    (bench,) = engine.benches.values()
-    assert {len(p) for p in bench.members.params} == {4}
+    assert len(engine.trainers) == 1
+    (trainer,) = engine.trainers.values()
+    assert {len(p) for p in trainer.slots.params} == {4}
 
 
-def test_what_a_stack_gave_is_not_written_into_by_the_next() -> None:
+def test_a_stack_does_not_change_the_results_of_the_stack_before() -> None:
     from fedblend.core.engine import TrainTask
 
     made = ragged()
@@ -187,19 +186,19 @@ def test_what_a_stack_gave_is_not_written_into_by_the_next() -> None:
     assert same(first.weights, kept)
 
 
-def test_few_benches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.engines.stacked.engine.MOST_BENCHES", 1)
+def test_few_trainers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.engines.stacked.engine.MAX_TRAINERS", 1)
     made = ragged("fd")
     engine = StackedEngine(made, stack=4, recorder=NoRecorder())
 
-    # Its second round has what the server said, and so a bench of its own.
+    # The second round has global outputs, and so another kind of trainer.
     got = after(made, engine, 2)
 
-    assert len(engine.benches) == 1
+    assert len(engine.trainers) == 1
     assert same(got.global_outputs, after(made, StackedEngine(made, stack=4), 2).global_outputs)
 
 
-def test_work_runs_as_it_is_before_it_is_recorded_once() -> None:
+def test_work_runs_uncaptured_before_it_is_recorded_once() -> None:
     done: list[str] = []
 
     class Noted:
@@ -210,14 +209,14 @@ def test_work_runs_as_it_is_before_it_is_recorded_once() -> None:
             done.append("record")
             return lambda: done.append("replay")
 
-    recorded = Recorded(lambda: None, Noted())
+    recorded = RecordedWork(lambda: None, Noted())
     for _ in range(WARM_UP + 2):
         recorded()
 
     assert done == ["warm"] * WARM_UP + ["record", "replay", "replay"]
 
 
-def test_equal_smaller_batches_are_taken_together() -> None:
+def test_smaller_batches_of_one_size_are_one_step() -> None:
     settings = {"cohort": 4, "epochs": 1, "batch_size": 4, "lr": 0.1}
     made = setup(images(24), [list(range(6 * k, 6 * k + 6)) for k in range(4)], train=settings)
     engine = StackedEngine(made, stack=4)
@@ -230,8 +229,8 @@ def test_equal_smaller_batches_are_taken_together() -> None:
         torch.testing.assert_close(stacked.weights[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-class Waits(TorchDispatchMode):
-    """Notes operations for whose result the host would wait."""
+class WaitCounter(TorchDispatchMode):
+    """Records operations that make the host wait for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +248,7 @@ def test_no_step_waits_for_the_device(method: str, monkeypatch: pytest.MonkeyPat
     engine = StackedEngine(made, stack=4)
     fed = RoundLoop(made, engine)
     state, _ = run(fed, 2)
-    waits, plain = Waits(), Stack._step
+    waits, plain = WaitCounter(), Stack._step
 
     def watched(stack: Stack, step: int) -> None:
         with waits:
@@ -285,6 +284,6 @@ def test_a_gpu_replays_captured_steps_and_never_waits(case: str, monkeypatch: py
     state, _ = run(fed, 1, state)
 
     assert engine.recorder.refused == ""
-    assert any(one[2].replay for bench in engine.benches.values() for one in bench.recorded.values())
+    assert any(one[2].replay for trainer in engine.trainers.values() for one in trainer.recorded.values())
     for name, tensor in as_it_is.weights.items():
         torch.testing.assert_close(state.weights[name].cpu(), tensor.cpu(), rtol=1e-5, atol=1e-6)

@@ -26,14 +26,14 @@ STAGES = {
     "resnet18": 10,
     "resnet50": 18,
 }
-"""How many stages each has: a convolution, a residual block, or a dense layer each."""
+"""The number of stages of each model; a stage is a convolution, a residual block or a dense layer."""
 
 
 # Weights --------------------------------------------------------------------------------------------------
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3) -> int:
-    """A square kernel for each pair of channels, and a bias for each output."""
+    """Weights of a convolution: a square kernel for each pair of channels, and a bias for each output."""
     return (inputs * kernel * kernel + 1) * outputs
 
 
@@ -42,12 +42,12 @@ def dense(inputs: int, outputs: int) -> int:
 
 
 def norm(*channels: int) -> int:
-    """A factor and a bias for each channel."""
+    """Weights of norms: a factor and a bias for each channel."""
     return 2 * sum(channels)
 
 
 def bottleneck(inputs: int, width: int) -> int:
-    """Its three convolutions, none with a bias, and their norms."""
+    """Weights of a bottleneck: three convolutions without biases, and their norms."""
     return inputs * width + 9 * width * width + width * 4 * width + norm(width, width, 4 * width)
 
 
@@ -80,7 +80,7 @@ COUNTS: list[tuple[str | Spec, tuple[int, ...], int, int, int]] = [
     ("mix2fld-cnn", (1, 28, 28), 10, 12_544, conv(1, 12) + conv(12, 6) + dense(6 * 14 * 14, 10)),
     # 28 - 4 = 24, halved 12, - 4 = 8, halved 4.
     ("xormixfl-cnn", (1, 28, 28), 10, 2_032, conv(1, 6, 5) + conv(6, 6, 5) + dense(6 * 4 * 4, 10)),
-    # As the authors' published code has it: 28 - 2 = 26, halved 13, - 2 = 11, halved 5.
+    # As in the authors' published code: 28 - 2 = 26, halved 13, - 2 = 11, halved 5.
     (
         {"name": "xormixfl-cnn", "channels": 56, "kernel": 3, "hidden": [784]},
         (1, 28, 28),
@@ -175,7 +175,7 @@ def group_norm(x: torch.Tensor, factor: torch.Tensor, bias: torch.Tensor) -> tor
 
 
 def restated(model: nn.Module, x: torch.Tensor, layers: str) -> torch.Tensor:
-    """The layers told by name, on the model's weights in the order in which it holds them; all must be used up."""
+    """Compute the named ``layers`` with the model's weights, in order; the layers must use all weights."""
     weights = iter(model.parameters())
     for layer in layers.split():
         if layer in ("conv", "valid"):
@@ -237,7 +237,7 @@ def resnet(
     kernels: tuple[int, ...],
     after: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """A residual network (He et al. 2016, figures 3 and 5), from its weights; ``kernels`` are those of one block."""
+    """A residual network (He et al. 2016, figures 3 and 5) from its weights; ``kernels`` are the sizes in one block."""
 
     def convolved(x: torch.Tensor, stride: int = 1) -> torch.Tensor:
         kernel = next(weights)
@@ -249,7 +249,7 @@ def resnet(
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
             halve = 2 if stage > 0 and block == 0 else 1
-            # The stride is the first 3x3 convolution's.
+            # The block's first 3x3 convolution has the stride.
             y = convolved(x, halve if kernels[0] == 3 else 1)
             for i, kernel in enumerate(kernels[1:], 1):
                 y = convolved(y.clamp(min=0), halve if kernel == 3 and 3 not in kernels[:i] else 1)
@@ -259,18 +259,18 @@ def resnet(
 
 
 def biased(*_: torch.Tensor) -> torch.Tensor:
-    """In place of a norm: a bias of the convolution's own."""
+    """Stands for no norm: the convolution has a bias instead."""
     raise AssertionError
 
 
-@pytest.mark.parametrize(("choice", "after"), [("group", group_norm), ("batch", batch_norm), ("none", biased)])
+@pytest.mark.parametrize(("kind", "after"), [("group", group_norm), ("batch", batch_norm), ("none", biased)])
 @pytest.mark.parametrize(
     ("name", "stages", "kernels"), [("resnet18", (2, 2, 2, 2), (3, 3)), ("resnet50", (3, 4, 6, 3), (1, 3, 1))]
 )
 def test_residual_networks_are_the_papers_restated(
-    name: str, stages: tuple[int, ...], kernels: tuple[int, ...], choice: str, after: Callable[..., torch.Tensor]
+    name: str, stages: tuple[int, ...], kernels: tuple[int, ...], kind: str, after: Callable[..., torch.Tensor]
 ) -> None:
-    model = built({"name": name, "width": 8, "norm": choice}, (3, 16, 16))
+    model = built({"name": name, "width": 8, "norm": kind}, (3, 16, 16))
     x, weights = samples((3, 16, 16)), iter(model.parameters())
 
     wanted = resnet(weights, x, stages, kernels, after)

@@ -1,4 +1,4 @@
-"""Several ranks: the same results as one, through the real command line, killed and resumed."""
+"""Runs on several ranks through the command line: results equal one rank's, also after kills and resumes."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from fedblend.methods.objectives import Objective
 from fedblend.core.registry import part
 
 
-@part("objective", "stumbles")
-class Stumbles(Objective):
+@part("objective", "fails-on-three")
+class FailsOnThree(Objective):
     """Fails on a batch of three samples."""
 
     def loss(self, net, batch, drawn, context):
@@ -63,13 +63,13 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def same_weights(a: Path, b: Path) -> None:
-    """Equal but for the order in which ranks' sums are added, and the size of their stacks."""
+    """Assert equal weights up to rounding: ranks add sums in another order, and have other stacks."""
     same_up_to_rounding(weights(a), weights(b), steps=100)
 
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in one process; its file lies beside its folder."""
+    """The folder of a run in one process; the experiment's file is in the folder above ``out``."""
     folder = tmp_path_factory.mktemp("one")
     file = write(folder / "file.toml", SETTINGS)
     succeeded(here("run", file, "--out", folder / "out"))
@@ -98,7 +98,7 @@ def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: s
     ],
     ids=["aggenhance", "fd", "scaffold and ditto"],
 )
-def test_what_is_asked_of_uploads_and_what_clients_keep_is_the_same_on_two_ranks(method: Any, tmp_path: Path) -> None:
+def test_queries_and_client_states_are_the_same_on_two_ranks(method: Any, tmp_path: Path) -> None:
     file = write(
         tmp_path / "file.toml", {**SETTINGS, "rounds": 2, "method": {**method, "label": "one"}, "engine": "loop"}
     )
@@ -127,7 +127,7 @@ def test_more_ranks_than_clients_in_a_round(one_rank: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_run_killed_on_two_ranks_goes_on_on_one(one_rank: Path, tmp_path: Path) -> None:
+def test_a_run_killed_on_two_ranks_resumes_on_one(one_rank: Path, tmp_path: Path) -> None:
     file, run = one_rank.parent.parent / "file.toml", tmp_path / "out" / SLUG
     process = start("run", file, "--ranks", 2, "--set", "rounds=100000", "--out", tmp_path / "out")
     try:
@@ -135,7 +135,7 @@ def test_a_run_killed_on_two_ranks_goes_on_on_one(one_rank: Path, tmp_path: Path
         left = kill_alone(process)
     finally:
         stop(process)
-    assert not left, "the other rank goes on alone"
+    assert not left, "the other rank still runs"
     made = lines_of(run)
 
     rounds = made + 2
@@ -151,7 +151,7 @@ def test_a_run_killed_on_two_ranks_goes_on_on_one(one_rank: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_ends_the_run_with_a_message_and_it_goes_on_on_two(one_rank: Path, tmp_path: Path) -> None:
+def test_a_dead_rank_ends_the_run_with_a_message_and_the_run_resumes_on_two(one_rank: Path, tmp_path: Path) -> None:
     file, run = one_rank.parent.parent / "file.toml", tmp_path / "out" / SLUG
     process = start("run", file, "--ranks", 2, "--set", "rounds=100000", "--out", tmp_path / "out")
     try:
@@ -180,10 +180,10 @@ def command_line(pid: int) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_failing_client_is_named_with_round_and_batch(tmp_path: Path, ranks: int) -> None:
-    (tmp_path / "stumbling.py").write_text(BAD_PART, encoding="utf-8")
+    (tmp_path / "failing.py").write_text(BAD_PART, encoding="utf-8")
     # Two clients of 719 samples: the third batch of an epoch has three.
     settings = {
-        "method": {"objective": {"name": "stumbling:Stumbles"}},
+        "method": {"objective": {"name": "failing:FailsOnThree"}},
         "partition": {"name": "iid", "clients": 2},
         "train": {"cohort": 2, "batch_size": 358},
     }
@@ -199,15 +199,15 @@ def test_a_failing_client_is_named_with_round_and_batch(tmp_path: Path, ranks: i
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks_as_well(one_rank: Path, tmp_path: Path) -> None:
     file = one_rank.parent.parent / "file.toml"
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    words = ("run", file, "--out", tmp_path / "out")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = ("run", file, "--out", tmp_path / "out")
     environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def as_rank(rank: int) -> Any:
-        # What torchrun does, without its own start-up of several seconds.
-        return start(*words, environment={**environment, "RANK": str(rank)})
+        # As torchrun does, without its start-up of several seconds.
+        return start(*command, environment={**environment, "RANK": str(rank)})
 
     first, second = as_rank(0), as_rank(1)
     try:
@@ -223,7 +223,7 @@ def test_torchrun_starts_the_ranks_as_well(one_rank: Path, tmp_path: Path) -> No
     same_weights(tmp_path / "out" / SLUG, one_rank)
 
 
-def test_a_mistake_in_another_rank_is_told(tmp_path: Path) -> None:
+def test_an_invalid_number_of_ranks_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "file.toml", {**SETTINGS, "ranks": 0})
 
     refused(here("run", file, "--out", tmp_path / "out"), "ranks", "greater than or equal to 1")

@@ -1,4 +1,4 @@
-"""An exchange between ranks that is broken off in the middle ends: the others wait to be heard, not to listen."""
+"""An interrupted exchange between ranks ends all processes, although the others wait to send and do not receive."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import pytest
 SCRIPT = """
 from fedblend import engines
 from fedblend.experiment.config import resolve
-from fedblend.engines import Choice, TrainTask
-from fedblend.core.setup import World
+from fedblend.engines import EnginePlan, TrainTask
+from fedblend.experiment.setup import make_setup
 
 if __name__ == "__main__":
-    world = make_setup(resolve({
+    setup = make_setup(resolve({
         "data": "digits",
         "partition": {"name": "iid", "clients": 4},
-        "model": {"name": "mlp", "hidden": [4096, 256]},  # uploads that no socket takes in one go
+        "model": {"name": "mlp", "hidden": [4096, 256]},  # uploads larger than a socket buffer
         "method": {"name": "fedavg", "aggregator": "median"},
         "train": {"cohort": 4, "epochs": 1, "batch_size": 500},
     }))
-    engine = engines.make(world, Choice("loop", None, 2, "contiguous", "asked for"))
+    engine = engines.make(setup, EnginePlan("loop", None, 2, "contiguous", "asked for"))
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
     engine.inner.collect = interrupted
     try:
-        engine.collect(TrainTask(0, world.weights(), None, world.sizes(0)), [0, 1, 2, 3], set())
+        engine.collect(TrainTask(0, setup.weights(), None, setup.sizes(0)), [0, 1, 2, 3], set())
     except KeyboardInterrupt:
         engine.close()
         print("closed")
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_ctrl_c_that_one_rank_alone_hears_of_in_a_round_ends_all(tmp_path: Path) -> None:
+def test_ctrl_c_at_rank_0_within_a_round_ends_all_ranks(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
 

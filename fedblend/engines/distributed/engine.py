@@ -1,4 +1,4 @@
-"""The distributed engine: clients spread over processes, on one machine or on many."""
+"""The distributed engine: a cohort's clients spread over processes, on one machine or on several."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedblend.engines.distributed.processes import RankProcesses
 from fedblend.engines.distributed.ranks import Ranks, is_about_connection
 from fedblend.engines.distributed.serialization import (
     kept_uploads,
-    payloads_of,
-    reduced,
+    payloads_from,
+    reduce_sums,
     score_tensors,
     task_tensors,
-    uploads_of,
+    uploads_from,
 )
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import as_table
@@ -32,52 +32,53 @@ from fedblend.methods.aggregators.mean import Sums
 
 
 class DistributedEngine:
-    """Runs its own share of the clients on an engine of its own, and tells other ranks to run theirs.
+    """Runs one share of the clients on an inner engine, and sends commands to other ranks for the other shares.
 
-    Only this process, rank 0, runs the round loop. Weighted sums are reduced over the ranks; where an aggregator
-    needs every upload, they are gathered one by one.
+    Only this process, rank 0, runs the round loop. Weighted sums are reduced over the ranks. For an aggregator that
+    needs every upload, rank 0 gathers the uploads.
     """
 
     secret_noise = False
 
     def __init__(
-        self, setup: Setup, inner: LoopEngine, ranks: Ranks, choice: dict[str, Any], processes: RankProcesses
+        self, setup: Setup, inner: LoopEngine, ranks: Ranks, plan: dict[str, Any], processes: RankProcesses
     ) -> None:
         self.setup, self.inner, self.ranks, self.processes = setup, inner, ranks, processes
         self._sent_pool: Pool | None = None
         self._exchanging = False
-        with self._one_rank_may_fail():
-            ranks.broadcast({"do": "begin", "experiment": as_table(setup.experiment), "choice": choice})
+        """Whether an exchange with other ranks has begun and not ended."""
+        with self._report_failed_rank():
+            ranks.broadcast({"command": "begin", "experiment": as_table(setup.experiment), "plan": plan})
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
     ) -> Iterator[tuple[int, Payload]]:
-        """Ask clients to share, each rank its part of them."""
-        asked = list(clients)
-        with self._one_rank_may_fail():
-            self.ranks.broadcast({"do": "share", "round": round, "clients": asked}, dict(weights))
-            found = dict(self.inner.share(round, weights, asked[:: self.ranks.size], sizes))
+        """Yield the clients' shared payloads; each rank computes its part."""
+        sharing = list(clients)
+        with self._report_failed_rank():
+            self.ranks.broadcast({"command": "share", "round": round, "clients": sharing}, dict(weights))
+            payloads = dict(self.inner.share(round, weights, sharing[:: self.ranks.size], sizes))
             for rank in range(1, self.ranks.size):
-                found |= payloads_of(*self.ranks.recv_from(rank))
-        yield from ((client, found[client]) for client in asked if client in found)
+                payloads |= payloads_from(*self.ranks.recv_from(rank))
+        yield from ((client, payloads[client]) for client in sharing if client in payloads)
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train clients in this process; a round's cohort goes through :meth:`collect`."""
         return self.inner.train(task, clients)
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        """Train the clients, each rank its share, and bring together what the aggregator needs."""
+        """Train the clients, each rank its share, and combine the results in the order of the clients."""
         shares = balance([int(task.sizes[client]) for client in clients], self.ranks.size)
         groups = [[c for c, rank in zip(clients, shares, strict=True) if rank == r] for r in range(self.ranks.size)]
         new_pool = task.pool is not self._sent_pool
-        with self._one_rank_may_fail():
+        with self._report_failed_rank():
             self.ranks.broadcast(
                 {
-                    "do": "collect",
+                    "command": "collect",
                     "round": task.round,
                     "groups": groups,
                     "lost": sorted(lost),
-                    "pool": (task.pool is not None) if new_pool else "as before",
+                    "pool": (task.pool is not None) if new_pool else "unchanged",
                 },
                 task_tensors(task, new_pool),
             )
@@ -85,59 +86,59 @@ class DistributedEngine:
             result = self.inner.collect(task, groups[0], lost)
             uploads, weight = kept_uploads(result), 0.0
             for rank in range(1, self.ranks.size):
-                words, tensors = self.ranks.recv_from(rank)
-                result.good += [tuple(one) for one in words["good"]]
-                result.refused += words["refused"]
-                result.sent += words["sent"]
-                uploads += [(in_order(upload, task.weights), n) for upload, n in uploads_of(words, tensors)]
-                weight += words["weight"]
+                fields, tensors = self.ranks.recv_from(rank)
+                result.good += [tuple(one) for one in fields["good"]]
+                result.refused += fields["refused"]
+                result.sent += fields["sent"]
+                uploads += [(in_order(upload, task.weights), n) for upload, n in uploads_from(fields, tensors)]
+                weight += fields["weight"]
                 result.client_states |= by_client("client/", tensors)
                 result.add_extras(strip_prefix("extras/", tensors))
-                for direction, kind, number in words["extra_bytes"]:
-                    before = result.extra_bytes.get((direction, kind), 0)
-                    result.extra_bytes[direction, kind] = before + number
+                for direction, kind, number in fields["extra_bytes"]:
+                    total = result.extra_bytes.get((direction, kind), 0) + number
+                    result.extra_bytes[direction, kind] = total
             if isinstance(result.partial, Sums):
-                result.partial = reduced(self.ranks, result.partial, weight, task.weights)
+                result.partial = reduce_sums(self.ranks, result.partial, weight, task.weights)
         return _sorted(result, uploads, clients)
 
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
-        """Put the server step's question to the clients, each rank to its own; answers in order of client."""
-        with self._one_rank_may_fail():
-            self.ranks.broadcast({"do": "query"}, dict(question))
-            found = dict(self.inner.query(question))
+        """Send the server step's question to the clients, each rank to its own; yield replies in client order."""
+        with self._report_failed_rank():
+            self.ranks.broadcast({"command": "query"}, dict(question))
+            payloads = dict(self.inner.query(question))
             for rank in range(1, self.ranks.size):
-                found |= payloads_of(*self.ranks.recv_from(rank))
-        yield from sorted(found.items(), key=lambda one: one[0])
+                payloads |= payloads_from(*self.ranks.recv_from(rank))
+        yield from sorted(payloads.items(), key=lambda one: one[0])
 
     def score(self, weights: Tensors, held: bool = False) -> Scores:
-        """Score samples, each rank its part of them."""
-        with self._one_rank_may_fail():
-            self.ranks.broadcast({"do": "score", "held": held}, dict(weights))
+        """Score samples; each rank scores its part."""
+        with self._report_failed_rank():
+            self.ranks.broadcast({"command": "score", "held": held}, dict(weights))
             parts = [score_tensors(self.inner.score(weights, held, (0, self.ranks.size)))]
             parts += [self.ranks.recv_from(rank)[1] for rank in range(1, self.ranks.size)]
         whole = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
         return Scores(whole["loss"], whole.get("right"), whole["samples"])
 
     def server_model(self) -> nn.Module:
-        """A module for functional calls with any weights, in evaluation mode, for the server step."""
+        """Return a module in evaluation mode, for functional calls with any weights by the server step."""
         return self.inner.server_model()
 
     def close(self) -> None:
-        """Tell the other ranks to end; where an exchange was broken off, they wait to be heard, and would not hear."""
+        """End the other ranks; kill those that still wait in an interrupted exchange, since they receive no command."""
         if self._exchanging:
             self.processes.stop()
         elif not self.processes.failed():
             try:
-                self.ranks.broadcast({"do": "end"})
+                self.ranks.broadcast({"command": "end"})
             except RuntimeError:
-                # Their connections are closed already, which ends them as well.
+                # A closed connection also ends the other ranks.
                 self.processes.stop()
         self.processes.wait()
         self.ranks.leave()
 
     @contextmanager
-    def _one_rank_may_fail(self) -> Iterator[None]:
-        """One exchange: turn a closed connection into the message of the rank that closed it."""
+    def _report_failed_rank(self) -> Iterator[None]:
+        """Run one exchange; a closed connection raises :class:`FedblendError` with the failed rank's message."""
         self._exchanging = True
         try:
             yield
@@ -149,25 +150,25 @@ class DistributedEngine:
 
 
 def _sorted(result: CohortResult, uploads: list[WeightedUpload], clients: Sequence[int]) -> CohortResult:
-    """What all ranks gave, in the order in which the clients were asked for."""
-    place = {client: i for i, client in enumerate(clients)}
-    order = sorted(range(len(result.good)), key=lambda i: place[result.good[i][0]])
+    """Return the results of all ranks, in the order of the clients."""
+    position = {client: i for i, client in enumerate(clients)}
+    order = sorted(range(len(result.good)), key=lambda i: position[result.good[i][0]])
     result.good = [result.good[i] for i in order]
-    result.refused.sort(key=lambda one: place[one["client"]])
+    result.refused.sort(key=lambda one: position[one["client"]])
     if not isinstance(result.partial, Sums):
         result.partial = [uploads[i] for i in order]
     return result
 
 
 def balance(work: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each piece of work: longest first, each to the rank that has least (Graham's rule).
+    """Return the rank of each piece of work: longest first, each to the rank with the least work (Graham's rule).
 
     >>> balance([5, 3, 3, 1], 2)
     [0, 1, 1, 0]
     """
     load = [0] * ranks
-    chosen = [0] * len(work)
+    assigned = [0] * len(work)
     for i in sorted(range(len(work)), key=lambda i: -work[i]):
-        chosen[i] = min(range(ranks), key=lambda r: load[r])
-        load[chosen[i]] += work[i]
-    return chosen
+        assigned[i] = min(range(ranks), key=lambda r: load[r])
+        load[assigned[i]] += work[i]
+    return assigned

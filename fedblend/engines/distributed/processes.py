@@ -1,4 +1,4 @@
-"""Starting the processes of the other ranks on this machine, and seeing them off."""
+"""Start and stop of the worker processes of other ranks on this machine."""
 
 from __future__ import annotations
 
@@ -12,66 +12,67 @@ from typing import Any
 
 from fedblend.core.errors import FedblendError
 from fedblend.engines.distributed.ranks import Ranks
-from fedblend.engines.distributed.worker import serve_apart
+from fedblend.engines.distributed.worker import serve_process
 
-LOOK_EVERY = 0.2
-"""Seconds between two looks at whether all ranks still live while they meet."""
+POLL_SECONDS = 0.2
+"""Seconds between two checks that all processes run, while they connect."""
 
-GOODBYE = 10.0
-"""Seconds that ranks get to end after they were told to."""
+EXIT_SECONDS = 10.0
+"""Seconds until a process is killed that does not end by itself."""
 
 
 class RankProcesses:
-    """The processes of the other ranks, where this process started them; torchrun's are its own."""
+    """The worker processes that rank 0 started; empty with ``torchrun``, which manages its own processes."""
 
     def __init__(self) -> None:
         self.processes: list[tuple[Any, Connection]] = []
+        """The process of each rank from 1 on, and the pipe on which it sends an error."""
 
-    def start(self, size: int, where: str) -> None:
+    def start(self, size: int, address: str) -> None:
         """Start ranks 1 to ``size`` - 1 on this machine."""
         context = multiprocessing.get_context("spawn")
-        # Ctrl-C goes to the whole group; only rank 0, which can say goodbye, is to take notice.
+        # Ctrl-C interrupts the whole process group; only rank 0, which then stops the others, handles it.
         before = _ignore_interrupts()
         try:
             for rank in range(1, size):
-                ours, theirs = context.Pipe(duplex=False)
-                arguments = (rank, size, where, theirs, list(sys.path))
-                process = context.Process(target=serve_apart, args=arguments, daemon=True)
+                receiver, sender = context.Pipe(duplex=False)
+                arguments = (rank, size, address, sender, list(sys.path))
+                process = context.Process(target=serve_process, args=arguments, daemon=True)
                 process.start()
-                theirs.close()
-                self.processes.append((process, ours))
+                sender.close()
+                self.processes.append((process, receiver))
         finally:
             if before is not None:
                 signal.signal(signal.SIGINT, before)
 
-    def meet(self, size: int, where: str) -> Ranks:
-        """Wait until all have come. Raises :class:`FedblendError` if one ends before."""
-        met: list[Ranks] = []
-        faults: list[BaseException] = []
+    def connect(self, size: int, address: str) -> Ranks:
+        """Wait until all ranks are connected. Raises :class:`FedblendError` if a process ends before."""
+        connected: list[Ranks] = []
+        errors: list[BaseException] = []
 
         def wait() -> None:
             try:
-                met.append(Ranks(0, size, where))
+                connected.append(Ranks(0, size, address))
             except BaseException as error:
-                faults.append(error)
+                errors.append(error)
 
-        # In a thread, since the meeting itself would wait for one that has died.
+        # In a thread, since connecting would wait for a process that has died.
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         while thread.is_alive():
-            thread.join(LOOK_EVERY)
+            thread.join(POLL_SECONDS)
             if self.failed():
                 raise FedblendError(self.message())
-        if faults:
-            raise faults[0]
-        return met[0]
+        if errors:
+            raise errors[0]
+        return connected[0]
 
     def failed(self) -> bool:
-        """Whether one of them has ended."""
+        """Whether a process has ended."""
         return any(not process.is_alive() for process, _ in self.processes)
 
     def message(self) -> str:
-        """What the rank that failed says, or how it ended."""
+        """Return the error of the failed rank, or how its process ended."""
         for rank, (process, pipe) in enumerate(self.processes, 1):
             process.join(1.0)
             if pipe.poll(1.0 if not process.is_alive() else 0):
@@ -82,17 +83,17 @@ class RankProcesses:
             if process.exitcode not in (None, 0):
                 how = f"was killed by signal {-process.exitcode}" if process.exitcode < 0 else "ended"
                 return f"rank {rank} {how} (out of memory?); what was computed up to the last checkpoint is kept"
-        return "another rank ended (its own output says why); what was computed up to the last checkpoint is kept"
+        return "another rank ended (see its own output); what was computed up to the last checkpoint is kept"
 
     def stop(self) -> None:
-        """End them at once."""
+        """Kill the processes."""
         for process, _ in self.processes:
             process.kill()
 
     def wait(self) -> None:
-        """Wait for them to end, and end those that do not."""
+        """Wait for the processes to end; kill those that take longer than :data:`EXIT_SECONDS`."""
         for process, pipe in self.processes:
-            process.join(GOODBYE if process.is_alive() else None)
+            process.join(EXIT_SECONDS if process.is_alive() else None)
             if process.is_alive():
                 process.kill()
             pipe.close()
@@ -102,12 +103,12 @@ def _ignore_interrupts() -> Any:
     try:
         return signal.signal(signal.SIGINT, signal.SIG_IGN)
     except ValueError:
-        # Not the main thread: it may not say so, and then no interrupt reaches it either.
+        # Only the main thread may set signal handlers; it also receives all interrupts.
         return None
 
 
 def free_address() -> str:
-    """An address on this machine at which ranks can meet."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{found.getsockname()[1]}"
+    """Return a free local TCP address for the ranks of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Processes that work on one run, and what they say to each other: tables of plain words, and tensors."""
+"""The processes (ranks) of one run, and their messages: JSON fields and tensors."""
 
 from __future__ import annotations
 
@@ -13,108 +13,115 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 
 Message = tuple[dict[str, Any], dict[str, torch.Tensor]]
+"""Fields that JSON can represent, and tensors by name."""
 
-PATIENCE = datetime.timedelta(days=7)
-"""How long a rank waits for the next word: a dead rank is told of by its closed connection, not by a clock."""
+TIMEOUT = datetime.timedelta(days=7)
+"""Practically no timeout: a dead rank is detected by its closed connection."""
+
+_joined: list[Ranks] = []
+"""The ranks that ``torchrun`` started; empty before they connect."""
 
 
-_met: list[Ranks] = []
-
-
-def part() -> None:
-    """End this process's connections with other ranks, if there are any."""
+def disconnect() -> None:
+    """Close this process's connections with other ranks, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def rank_here() -> int:
-    """The rank that ``torchrun`` gave this process; 0 where it was not started by it."""
+    """Return the rank that ``torchrun`` gave this process; 0 in a process of its own."""
     return int(os.environ.get("RANK", "0")) if started_by_torchrun() else 0
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of several that ``torchrun`` started."""
+    """Whether ``torchrun`` started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 class Ranks:
-    """The processes of one run; rank 0 gives the orders, the others follow them."""
+    """The processes of one run: rank 0 sends commands, and the other ranks execute them.
 
-    def __init__(self, rank: int, size: int, where: str) -> None:
+    ``address`` is the URL at which all ``size`` ranks connect.
+    """
+
+    def __init__(self, rank: int, size: int, address: str) -> None:
         self.rank, self.size = rank, size
         backend = "gloo"
         if torch.cuda.is_available():
             backend = "cpu:gloo,cuda:nccl"
-            # What "cuda" means here: each rank of a machine takes a GPU of its own, as far as there are some.
+            # Each rank of a machine uses another GPU as "cuda"; with fewer GPUs than ranks, ranks share them.
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
-        dist.init_process_group(backend, init_method=where, rank=rank, world_size=size, timeout=PATIENCE)
+        dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=TIMEOUT)
 
     @staticmethod
-    def of_environment() -> Ranks:
-        """The processes that ``torchrun`` started, which meet once and stay together for all runs of a study."""
-        if not _met:
-            _met.append(Ranks(rank_here(), int(os.environ["WORLD_SIZE"]), "env://"))
-        return _met[0]
+    def from_environment() -> Ranks:
+        """Return the ranks that ``torchrun`` started; they connect once, for all runs of a study."""
+        if not _joined:
+            _joined.append(Ranks(rank_here(), int(os.environ["WORLD_SIZE"]), "env://"))
+        return _joined[0]
 
     def leave(self) -> None:
-        """Part from the others, so that this process can meet others for its next run."""
-        if self not in _met:
-            part()
+        """Close the connections, so that this process can connect to new ranks in its next run.
 
-    def broadcast(self, words: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
-        """From rank 0 to all others."""
-        encoded = _encode(words, tensors or {})
+        Ranks of ``torchrun`` stay connected.
+        """
+        if self not in _joined:
+            disconnect()
+
+    def broadcast(self, fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Send a message from rank 0 to all other ranks."""
+        encoded = _encode(fields, tensors or {})
         dist.broadcast(torch.tensor([len(encoded)]), 0)
         dist.broadcast(encoded, 0)
 
     def receive(self) -> Message:
-        """What rank 0 tells."""
+        """Return the next message that rank 0 broadcasts."""
         length = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(length, 0)
         encoded = torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(encoded, 0)
         return _decode(encoded)
 
-    def send(self, words: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
-        """From another rank to rank 0."""
-        encoded = _encode(words, tensors or {})
+    def send(self, fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Send a message from this rank to rank 0."""
+        encoded = _encode(fields, tensors or {})
         dist.send(torch.tensor([len(encoded)]), 0)
         dist.send(encoded, 0)
 
     def recv_from(self, rank: int) -> Message:
-        """What a rank reports."""
+        """Return the next message from a rank, at rank 0."""
         length = torch.zeros(1, dtype=torch.int64)
         dist.recv(length, rank)
         encoded = torch.empty(int(length), dtype=torch.uint8)
         dist.recv(encoded, rank)
         return _decode(encoded)
 
-    def add_up(self, tensor: torch.Tensor) -> None:
-        """Sum a tensor over all ranks, in place; only rank 0's is then the sum."""
+    def sum_to_rank_0(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor over all ranks, in place; only rank 0 holds the sum."""
         dist.reduce(tensor, 0)
 
 
 def is_about_connection(error: RuntimeError) -> bool:
-    """Whether PyTorch complains that another rank is gone; it has no error class of its own for that."""
+    """Whether a PyTorch error means that another rank ended; PyTorch has no error class for this."""
     text = str(error).lower()
     return any(word in text for word in ("connection", "gloo", "nccl", "peer", "store", "socket"))
 
 
-def _encode(words: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """As one safetensors file in memory: no pickle, also between our own processes."""
-    named, seen = {}, set()
+def _encode(fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Encode a message as one safetensors file in memory, uint8 [bytes]; no pickle."""
+    encoded, addresses = {}, set()
     for name, tensor in tensors.items():
         flat = tensor.detach().contiguous().cpu()
-        # What is told to several clients is one tensor under several names, which the format does not have.
-        named[name] = flat.clone() if flat.data_ptr() in seen else flat
-        seen.add(flat.data_ptr())
-    # An empty file is no file.
-    named[""] = torch.zeros(1)
-    return torch.frombuffer(bytearray(save(named, {"words": json.dumps(words)})), dtype=torch.uint8)
+        # safetensors cannot store one tensor under several names, such as a tensor for several clients.
+        encoded[name] = flat.clone() if flat.data_ptr() in addresses else flat
+        addresses.add(flat.data_ptr())
+    # safetensors rejects a file without tensors.
+    encoded[""] = torch.zeros(1)
+    return torch.frombuffer(bytearray(save(encoded, {"fields": json.dumps(fields)})), dtype=torch.uint8)
 
 
 def _decode(encoded: torch.Tensor) -> Message:
     content = encoded.numpy().tobytes()
     length = int.from_bytes(content[:8], "little")
-    words = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["words"])
-    return words, {name: tensor for name, tensor in load(content).items() if name}
+    fields = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["fields"])
+    return fields, {name: tensor for name, tensor in load(content).items() if name}

@@ -1,4 +1,4 @@
-"""How pools, scores and sums are put into messages between ranks, and taken out again."""
+"""Tasks, pools, uploads, scores and sums as messages between ranks."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from fedblend.methods.aggregators.mean import Sums
 
 
 def kept_uploads(result: CohortResult) -> list[WeightedUpload]:
-    """The uploads that a process kept for an aggregator that needs them all."""
+    """Return the uploads of a rank, for an aggregator that needs every upload; empty where it needs only sums."""
     return [] if isinstance(result.partial, Sums) else list(result.partial)
 
 
 def upload_tensors(uploads: Sequence[WeightedUpload]) -> dict[str, torch.Tensor]:
-    """Uploads as tensors by place and name."""
+    """Return the uploads' tensors, named by position and name."""
     return {f"{i}/{name}": t for i, (upload, _) in enumerate(uploads) for name, t in upload.items()}
 
 
-def uploads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[WeightedUpload]:
-    """The uploads that :func:`upload_tensors` wrote down."""
-    return [(strip_prefix(f"{i}/", tensors), weight) for i, weight in enumerate(words["weights"])]
+def uploads_from(fields: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[WeightedUpload]:
+    """Return the uploads of :func:`upload_tensors`; the fields hold their weights."""
+    return [(strip_prefix(f"{i}/", tensors), weight) for i, weight in enumerate(fields["weights"])]
 
 
 def task_tensors(task: TrainTask, with_pool: bool) -> dict[str, torch.Tensor]:
-    """What clients begin a round with, as tensors by name; the pool only if it is asked for."""
+    """Return a task's tensors by name; the pool only ``with_pool``."""
     return (
         add_prefix("weights/", task.weights)
         | add_prefix("outputs/", task.global_outputs)
@@ -43,8 +43,8 @@ def task_tensors(task: TrainTask, with_pool: bool) -> dict[str, torch.Tensor]:
     )
 
 
-def task_of(round: int, tensors: Tensors, pool: Pool | None, setup: Setup) -> TrainTask:
-    """The task that :func:`task_tensors` wrote, with models in the order of the setup's."""
+def task_from(round: int, tensors: Tensors, pool: Pool | None, setup: Setup) -> TrainTask:
+    """Return the task of :func:`task_tensors`, with models in the order of the setup's model."""
     model = setup.model.state_dict()
     first = [f"{prefix}{name}" for prefix in ("weights/", "personal/") for name in model]
     return TrainTask(
@@ -58,33 +58,37 @@ def task_of(round: int, tensors: Tensors, pool: Pool | None, setup: Setup) -> Tr
     )
 
 
-def payload_words(payloads: Mapping[int, Payload]) -> Message:
-    """What clients give, as a message."""
+def payload_message(payloads: Mapping[int, Payload]) -> Message:
+    """Return clients' payloads as a message."""
     return {"clients": list(payloads)}, for_clients("", payloads)
 
 
-def payloads_of(words: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[int, Payload]:
-    """What :func:`payload_words` wrote down."""
-    return {client: strip_prefix(f"{client}/", tensors) for client in words["clients"]}
+def payloads_from(fields: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[int, Payload]:
+    """Return the payloads of :func:`payload_message`, by client."""
+    return {client: strip_prefix(f"{client}/", tensors) for client in fields["clients"]}
 
 
-def reduced(ranks: Ranks, own: Sums, others: float, like: Tensors) -> Sums:
-    """The sums of all ranks at rank 0, which knows the weight of the ``others``; they hand theirs in."""
+def reduce_sums(ranks: Ranks, own: Sums, other_weight: float, like: Tensors) -> Sums:
+    """Sum the weighted uploads of all ranks; only rank 0 gets the result.
+
+    ``own`` are this rank's sums, ``other_weight`` the total weight of the other ranks (used at rank 0 only), and
+    ``like`` tensors with the uploads' names, shapes and types.
+    """
     flat = torch.cat(
         [
             own.tensors[name].flatten() if name in own.tensors else t.new_zeros(t.numel(), dtype=torch.float64)
             for name, t in like.items()
         ]
     )
-    ranks.add_up(flat)
-    cut = flat.split([t.numel() for t in like.values()])
-    tensors = {name: values.view(t.shape) for (name, t), values in zip(like.items(), cut, strict=True)}
-    weight = own.weight + others
+    ranks.sum_to_rank_0(flat)
+    pieces = flat.split([t.numel() for t in like.values()])
+    tensors = {name: values.view(t.shape) for (name, t), values in zip(like.items(), pieces, strict=True)}
+    weight = own.weight + other_weight
     return Sums(weight, tensors if weight else {}, {name: t.dtype for name, t in like.items()})
 
 
 def score_tensors(scores: Scores) -> dict[str, torch.Tensor]:
-    """Scores as tensors by name, to be joined with other ranks'."""
+    """Return scores as tensors by name."""
     arrays = {"loss": scores.loss, "samples": scores.samples}
     if scores.right is not None:
         arrays["right"] = scores.right
@@ -92,10 +96,10 @@ def score_tensors(scores: Scores) -> dict[str, torch.Tensor]:
 
 
 def pool_tensors(pool: Pool | None) -> dict[str, torch.Tensor]:
-    """A pool as tensors by name; nothing of no pool."""
+    """Return a pool as tensors by name; empty without a pool."""
     return {} if pool is None else add_prefix("pool/", pool.tensors) | {"owner": torch.from_numpy(pool.owner)}
 
 
-def pool_of(tensors: dict[str, torch.Tensor]) -> Pool:
-    """The pool that :func:`pool_tensors` wrote down."""
+def pool_from(tensors: dict[str, torch.Tensor]) -> Pool:
+    """Return the pool of :func:`pool_tensors`."""
     return Pool(strip_prefix("pool/", tensors), tensors["owner"].numpy())

@@ -1,4 +1,4 @@
-"""The side of every rank but 0: it follows orders until the run has ended."""
+"""The worker loop of every rank except 0: it executes rank 0's commands until the run ends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
 from fedblend.core.trees import add_prefix, for_clients
 from fedblend.engines.autotune import inner_engine
-from fedblend.engines.distributed.ranks import Ranks, is_about_connection, part
+from fedblend.engines.distributed.ranks import Ranks, disconnect, is_about_connection
 from fedblend.engines.distributed.serialization import (
     kept_uploads,
-    payload_words,
-    pool_of,
-    reduced,
+    payload_message,
+    pool_from,
+    reduce_sums,
     score_tensors,
-    task_of,
+    task_from,
     upload_tensors,
 )
 from fedblend.engines.loop import LoopEngine
@@ -32,28 +32,31 @@ from fedblend.experiment.setup import make_setup
 from fedblend.methods.aggregators.mean import Sums
 
 
-def serve_apart(rank: int, size: int, where: str, pipe: Connection, folders: list[str]) -> None:
-    """One of the processes that :class:`Others` starts; it imports from where that one does."""
+def serve_process(rank: int, size: int, address: str, pipe: Connection, folders: list[str]) -> None:
+    """Run the process of one rank, started by :class:`fedblend.engines.distributed.processes.RankProcesses`.
+
+    ``folders`` are rank 0's import paths. An error goes to rank 0 through ``pipe``, as one line.
+    """
     import_from(folders)
     torch.set_num_threads(1)
     try:
-        serve(Ranks(rank, size, where))
+        serve(Ranks(rank, size, address))
     except Exception as error:
         if isinstance(error, RuntimeError) and is_about_connection(error):
-            # Rank 0 has ended, and with it this one's work.
+            # Rank 0 has ended, so this rank has nothing left to do.
             return
         if not isinstance(error, FedblendError):
-            # A fault in someone's part: its author needs the traceback.
+            # An error in the code of a part: its author needs the traceback.
             traceback.print_exc()
-        pipe.send_bytes(describe(error, rank).encode())
+        pipe.send_bytes(error_line(error, rank).encode())
         sys.exit(1)
     finally:
-        # Or its threads would still be at work when the process ends, and C++ would say so.
-        part()
+        # Otherwise its threads run on when the process ends, and C++ prints an error.
+        disconnect()
 
 
-def describe(error: Exception, rank: int) -> str:
-    """An error of a rank in one line, with the notes that name client, round and batch."""
+def error_line(error: Exception, rank: int) -> str:
+    """Return a rank's error as one line, with the notes that name client, round and batch."""
     if isinstance(error, FedblendError):
         return str(error)
     notes = "; ".join(getattr(error, "__notes__", []))
@@ -61,9 +64,9 @@ def describe(error: Exception, rank: int) -> str:
 
 
 def serve_environment() -> None:
-    """Follow the orders of the rank 0 that ``torchrun`` started, for all its runs, until it ends."""
+    """Execute the commands of ``torchrun``'s rank 0 for all its runs, until it ends."""
     torch.set_num_threads(1)
-    ranks = Ranks.of_environment()
+    ranks = Ranks.from_environment()
     try:
         while True:
             serve(ranks)
@@ -71,42 +74,42 @@ def serve_environment() -> None:
         if not is_about_connection(error):
             raise
     finally:
-        # As above: its threads must not be at work when the process ends.
-        part()
+        # As in :func:`serve_process`: no thread may run when the process ends.
+        disconnect()
 
 
 def serve(ranks: Ranks) -> None:
-    """Follow rank 0's orders for one run, until it says that the run has ended."""
-    words, _ = ranks.receive()
-    setup = make_setup(resolve(words["experiment"]))
-    # Rank 0 made its own engine, and so knows that the model stacks, before it began.
-    inner = inner_engine(setup, words["choice"], tested=True)
+    """Execute rank 0's commands for one run, until the command ``end``."""
+    fields, _ = ranks.receive()
+    setup = make_setup(resolve(fields["experiment"]))
+    # Rank 0 has checked that the model can be stacked.
+    inner = inner_engine(setup, fields["plan"], tested=True)
     pool: Pool | None = None
     while True:
-        words, tensors = ranks.receive()
-        if words["do"] == "end":
+        fields, tensors = ranks.receive()
+        if fields["command"] == "end":
             return
-        if words["do"] == "share":
-            _share(setup, inner, ranks, words, tensors)
-        elif words["do"] == "query":
-            ranks.send(*payload_words(dict(inner.query(tensors))))
-        elif words["do"] == "score":
-            ranks.send({}, score_tensors(inner.score(tensors, words["held"], (ranks.rank, ranks.size))))
+        if fields["command"] == "share":
+            _share(setup, inner, ranks, fields, tensors)
+        elif fields["command"] == "query":
+            ranks.send(*payload_message(dict(inner.query(tensors))))
+        elif fields["command"] == "score":
+            ranks.send({}, score_tensors(inner.score(tensors, fields["held"], (ranks.rank, ranks.size))))
         else:
-            if words["pool"] != "as before":
-                pool = pool_of(tensors) if words["pool"] else None
-            task = task_of(words["round"], tensors, pool, setup)
-            _collect(inner, ranks, words, task)
+            if fields["pool"] != "unchanged":
+                pool = pool_from(tensors) if fields["pool"] else None
+            task = task_from(fields["round"], tensors, pool, setup)
+            _collect(inner, ranks, fields, task)
 
 
-def _share(setup: Setup, inner: LoopEngine, ranks: Ranks, words: dict[str, Any], weights: Tensors) -> None:
-    mine = words["clients"][ranks.rank :: ranks.size]
-    made = dict(inner.share(words["round"], weights, mine, setup.sizes(words["round"])))
-    ranks.send(*payload_words(made))
+def _share(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, Any], weights: Tensors) -> None:
+    own_clients = fields["clients"][ranks.rank :: ranks.size]
+    payloads = dict(inner.share(fields["round"], weights, own_clients, setup.sizes(fields["round"])))
+    ranks.send(*payload_message(payloads))
 
 
-def _collect(inner: LoopEngine, ranks: Ranks, words: dict[str, Any], task: TrainTask) -> None:
-    result = inner.collect(task, words["groups"][ranks.rank], set(words["lost"]))
+def _collect(inner: LoopEngine, ranks: Ranks, fields: dict[str, Any], task: TrainTask) -> None:
+    result = inner.collect(task, fields["groups"][ranks.rank], set(fields["lost"]))
     uploads, sums = kept_uploads(result), result.partial
     summary = {
         "good": result.good,
@@ -119,4 +122,4 @@ def _collect(inner: LoopEngine, ranks: Ranks, words: dict[str, Any], task: Train
     states = for_clients("client/", result.client_states)
     ranks.send(summary, upload_tensors(uploads) | states | add_prefix("extras/", result.extras))
     if isinstance(sums, Sums):
-        reduced(ranks, sums, 0.0, task.weights)
+        reduce_sums(ranks, sums, 0.0, task.weights)

@@ -1,4 +1,4 @@
-"""Dropout for stacks: each client's masks from its own keyed stream, as the loop engine draws them."""
+"""Dropout masks of stacks, drawn from each client's own keyed stream as in the loop engine."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from fedblend.core.random import key
 from fedblend.engines.stacked.layers import CannotStack, MaskedDropout, dropouts
 
 Shapes = Mapping[str, tuple[tuple[int, ...], float]]
+"""By dropout layer: the shape of its input without the batch axis, and its probability of dropping."""
 
 
 def dropout_shapes(model: nn.Module, samples: torch.Tensor) -> dict[str, tuple[tuple[int, ...], float]]:
-    """Of each dropout layer of a prepared model: the shape of one sample there, and the share that is dropped.
+    """Return the shape of one sample at each dropout layer of a prepared model, and the layer's probability.
 
-    Tried on two and on three of the ``samples``. Raises :class:`CannotStack` for a layer that drops twice in a pass, or
-    whose input does not have the samples along its first axis: their masks cannot be drawn before the step.
+    The model runs on two and on three of the ``samples``. Raises :class:`CannotStack` for a layer that runs twice in a
+    pass, and for one whose input has no batch axis first: such masks cannot be drawn before the step.
     """
     shapes: dict[str, tuple[tuple[int, ...], float]] = {}
-    hooks, seen = [], list[str]()
+    hooks, called = [], list[str]()
     repeated = samples[torch.arange(3, device=samples.device) % len(samples)]
 
     for name, layer in dropouts(model).items():
 
-        def note(module: nn.Module, inputs: tuple[torch.Tensor], name: str = name) -> None:
+        def check(module: nn.Module, inputs: tuple[torch.Tensor], name: str = name) -> None:
             assert isinstance(module, MaskedDropout)
-            if name in seen:
+            if name in called:
                 raise CannotStack(f"its dropout layer '{name}' is called more than once in a pass")
-            seen.append(name)
+            called.append(name)
             if len(inputs[0]) != batch:
-                raise CannotStack(f"its dropout layer '{name}' has other things than samples along its first axis")
+                raise CannotStack(f"its dropout layer '{name}' has an input whose first axis is not the batch")
             shapes[name] = (tuple(inputs[0].shape[1:]), module.p)
 
-        hooks.append(layer.register_forward_pre_hook(note))
+        hooks.append(layer.register_forward_pre_hook(check))
     try:
         with torch.no_grad():
             for batch in (2, 3) if hooks else ():
-                seen.clear()
+                called.clear()
                 model(repeated[:batch])
     finally:
         for hook in hooks:
@@ -52,23 +53,25 @@ def dropout_shapes(model: nn.Module, samples: torch.Tensor) -> dict[str, tuple[t
 class DropoutMasks:
     """The masks of a stack's clients for one round, drawn step by step.
 
-    On CPUs each client has the stream that the loop engine would lend it, so the masks are the loop's where every
-    layer drops once a step. On other devices one generator draws for the whole stack, since a call for each client
-    would cost more than the step.
+    On CPUs each client uses the loop engine's stream, so the masks equal the loop's where every layer drops once a
+    step. On other devices one generator draws for the whole stack: one call a client would cost more than the step.
     """
 
     def __init__(
         self, shapes: Shapes, seed: int, task: TrainTask, clients: Sequence[int], device: torch.device
     ) -> None:
         self.shapes, self.device = shapes, device
-        whose = clients if device.type == "cpu" else clients[:1]
-        seeds = [key(seed, task.purpose("train"), task.round, client, bits=32) for client in whose] if shapes else []
-        ours = bool(seeds) and device.type == "cpu" and dropout.is_usable()
-        self.streams = dropout.Streams(seeds) if ours else None
-        self.generators = [] if ours else [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        seeded = clients if device.type == "cpu" else clients[:1]
+        seeds = [key(seed, task.purpose("train"), task.round, client, bits=32) for client in seeded] if shapes else []
+        native = bool(seeds) and device.type == "cpu" and dropout.is_usable()
+        self.streams = dropout.Streams(seeds) if native else None
+        self.generators = [] if native else [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
     def draw(self, first: int, size: int, active: np.ndarray) -> dict[str, torch.Tensor]:
-        """Masks [K, size, ...] of the clients from ``first`` on; those that are not ``active`` draw nothing."""
+        """Return masks [K, size, ...] of K clients from ``first`` on, by layer.
+
+        ``active`` is bool [K]; a client that is not active draws nothing.
+        """
         masks = {}
         for name, (shape, p) in self.shapes.items():
             if p < 1:
@@ -83,8 +86,8 @@ class DropoutMasks:
         if self.device.type != "cpu":
             mask.bernoulli_(1 - p, generator=self.generators[0]).div_(1 - p)
             return
-        for k, draws in enumerate(active.tolist()):
-            if not draws:
+        for k, is_active in enumerate(active.tolist()):
+            if not is_active:
                 mask[k].zero_()
             elif self.streams:
                 self.streams.draw(first + k, mask[k], p)

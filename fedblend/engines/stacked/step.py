@@ -1,4 +1,4 @@
-"""One training step of many clients as one flat program: every client's weights stacked on a leading dimension."""
+"""One training step of K clients as one traced program; every tensor of a client has a leading dimension K."""
 
 from __future__ import annotations
 
@@ -28,39 +28,45 @@ CONTEXT = {
     "client_state": "client/",
     "server_state": "server/",
 }
-"""Fields of :class:`fedblend.core.objective.Context`, and the prefixes of their tables."""
+"""By field of :class:`fedblend.core.objective.Context`: the prefix of its tensors' names."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one step works on; every tensor has a leading dimension of K clients, but for what is ``shared``.
+    """The tensors that one step reads; every one has a leading dimension K, except ``shared_tensors``.
 
-    ``params`` are in the order of the model's names, large ones perhaps as low-rank updates; ``x`` is as stored. What
-    an objective may use beside the batch is ``shared`` by all clients, or each client's ``own``: the round's first
-    weights (``start/...``), the pool (``pool/...``), mean outputs by label (``outputs/...``), and what parts keep at
-    the client and at the server (``client/...``, ``server/...``).
+    Tensors for the objective's context are shared by all clients or stacked by client: the round's first weights
+    (``start/...``), the pool (``pool/...``), mean outputs by label (``outputs/...``), and the state of parts at the
+    client and at the server (``client/...``, ``server/...``).
     """
 
     params: list[_kernels.Weights]
+    """Parameters [K, ...] in the order of the model's names; large ones may be low-rank updates."""
     x: torch.Tensor
+    """Samples [K, B, ...] as stored, before scaling."""
     y: torch.Tensor
+    """Targets [K, B, ...]."""
     drawn: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The objective's random numbers of this step [K, ...]."""
     masks: dict[str, torch.Tensor] = field(default_factory=dict)
-    own: dict[str, torch.Tensor] = field(default_factory=dict)
-    shared: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Dropout masks [K, B, ...] by layer."""
+    client_tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Tensors for the objective that differ by client [K, ...]."""
+    shared_tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Tensors for the objective that all clients share."""
 
     def plain(self, but: Collection[int] = ()) -> Inputs:
-        """The same with tensors for all parameters, ``but`` for some."""
+        """Return the inputs with low-rank parameters as plain tensors, except those at the positions ``but``."""
         params = [_tensor(p) if i not in but else p for i, p in enumerate(self.params)]
         return replace(self, params=params)
 
     def tree(self) -> tuple[Any, ...]:
-        """All tensors as plain containers, in the order of the fields."""
-        return (self.params, self.x, self.y, self.drawn, self.masks, self.own, self.shared)
+        """Return all tensors as plain containers, in the order of the fields."""
+        return (self.params, self.x, self.y, self.drawn, self.masks, self.client_tensors, self.shared_tensors)
 
     def shapes(self) -> tuple[Any, ...]:
-        """What a traced step depends on; parameters have the model's shapes."""
-        tables = (self.drawn, self.masks, self.own, self.shared)
+        """Return the shapes that a traced step depends on; those of the parameters follow from the model."""
+        tables = (self.drawn, self.masks, self.client_tensors, self.shared_tensors)
         return (self.x.shape, *(t.shape for table in tables for t in table.values()))
 
 
@@ -77,28 +83,29 @@ class Step:
     watches: bool = False
 
     def __call__(self, *tree: Any) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
-        """Gradients [K, ...] by parameter (``None`` where the phase uses it not), and what is noted of the step.
+        """Return the gradients [K, ...] by parameter, and a list of detached results.
 
-        That is losses [K] without terms and, where the step ``watches``, softmax outputs [K, B, C].
+        A gradient is ``None`` where the phase does not use the parameter. The results are the losses [K] without terms
+        and, where the step ``watches``, softmax outputs [K, B, C].
         """
         inputs = Inputs(*tree)
         params = [_tensor(p).detach().requires_grad_() for p in inputs.params]
-        *_, shared = tree
         stacked = (params, *inputs.tree()[1:-1])
 
-        def one(*tensors: Any) -> tuple[torch.Tensor, ...]:
-            return self._of_one_client(Inputs(*tensors, shared))  # type: ignore[call-arg]
+        def client_loss(*tensors: Any) -> tuple[torch.Tensor, ...]:
+            return self._client_loss(Inputs(*tensors, inputs.shared_tensors))  # type: ignore[call-arg]
 
-        losses, *noted = torch.vmap(one)(*stacked)
+        losses, *results = torch.vmap(client_loss)(*stacked)
         gradients: list[torch.Tensor | None] = [*torch.autograd.grad(losses.sum(), params, allow_unused=True)]
-        return gradients, [values.detach() for values in noted]
+        return gradients, [values.detach() for values in results]
 
-    def _of_one_client(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    def _client_loss(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Return one client's loss with terms, its loss without terms and, where the step watches, its outputs."""
         weights = dict(zip(self.names, map(_tensor, inputs.params), strict=True))
         for name, layer in dropouts(self.model).items():
             layer.mask = inputs.masks.get(name)
         tables: dict[str, Any] = {
-            field: strip_prefix(prefix, inputs.shared) | strip_prefix(prefix, inputs.own)
+            field: strip_prefix(prefix, inputs.shared_tensors) | strip_prefix(prefix, inputs.client_tensors)
             for field, prefix in CONTEXT.items()
         }
         context = Context(self.context.task, self.context.scale, **tables)
@@ -109,60 +116,63 @@ class Step:
                 loss = value = self.phase(net, batch, inputs.drawn, context.of_part("objective"))
             for slot, term in self.terms:
                 loss = loss + term.loss(weights, net, batch, context.of_part(slot))
-            noted = (net.distribution(),) if self.watches else ()
+            outputs = (net.distribution(),) if self.watches else ()
         finally:
             for layer in dropouts(self.model).values():
                 layer.mask = None
-        return loss, value, *noted
+        return loss, value, *outputs
 
     def trace(self, inputs: Inputs) -> Program:
-        """The step as a flat list of tensor operations, for inputs of these shapes.
+        """Trace the step for inputs of these shapes, as a flat list of tensor operations.
 
-        Nothing of autograd's or vmap's bookkeeping is left in it. Raises :class:`CannotStack` for a model that changes
-        its own weights or buffers.
+        The program has no overhead of autograd or vmap. Raises :class:`CannotStack` for a model that changes its own
+        weights or buffers.
         """
         graph = trace(self, *inputs.plain().tree())
-        given = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        if changed_in_place(graph.graph) - set(given[len(inputs.params) :]):
-            # A stack's clients share its buffers, and one that is held still must not be touched.
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        if changed_in_place(graph.graph) - set(placeholders[len(inputs.params) :]):
+            # The clients of a stack share its buffers, and inactive clients must not change.
             raise CannotStack("it changes its weights or buffers itself while it trains")
-        made = _bytes_made(graph)
-        return Program(graph, made, simplify(graph))
+        output_bytes = _output_bytes(graph)  # of all operations, before some are fused
+        return Program(graph, output_bytes, simplify(graph))
 
 
 @dataclass(frozen=True)
 class Program:
-    """A traced step, the bytes of all the tensors it makes, and which parameters it takes as low-rank updates."""
+    """A traced step."""
 
     graph: torch.fx.GraphModule
+    """Its tensor operations."""
     bytes: int
+    """Bytes of the outputs of all operations; views are not counted."""
     low_rank: Collection[int] = ()
+    """Positions of the parameters that the step reads as low-rank updates."""
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> tuple[list[Gradient], list[torch.Tensor]]:
-        """What :class:`Step` gives, some gradients as the factors of a matrix product."""
-        made = self.graph(*tree_leaves(inputs.tree()))
-        return list(made[: len(inputs.params)]), list(made[len(inputs.params) :])
+        """Return the results of :class:`Step`; some gradients are factors of a matrix product."""
+        results = self.graph(*tree_leaves(inputs.tree()))
+        return list(results[: len(inputs.params)]), list(results[len(inputs.params) :])
 
 
 def outputs_of(model: nn.Module, names: Sequence[str], *tensors: torch.Tensor) -> torch.Tensor:
-    """A model's outputs, as a function of its weights in the order of their ``names``, and of inputs."""
+    """Compute a model's outputs from its weights, in the order of ``names``, and the inputs as last argument."""
     *values, x = tensors
-    made: torch.Tensor = functional_call(model, dict(zip(names, values, strict=True)), (x,))
-    return made
+    outputs: torch.Tensor = functional_call(model, dict(zip(names, values, strict=True)), (x,))
+    return outputs
 
 
 def _tensor(weights: _kernels.Weights) -> torch.Tensor:
     return weights.tensor() if isinstance(weights, _kernels.Rows) else weights
 
 
-def _bytes_made(graph: torch.fx.GraphModule) -> int:
-    """The sum of the sizes of what the operations give, but for views."""
+def _output_bytes(graph: torch.fx.GraphModule) -> int:
+    """Return the bytes of the outputs of all operations except views."""
     total = 0
     for node in graph.graph.nodes:
-        made = node.meta.get("val")
-        if node.op == "call_function" and isinstance(made, torch.Tensor) and not _is_view(node):
-            total += made.numel() * made.element_size()
+        output = node.meta.get("val")
+        if node.op == "call_function" and isinstance(output, torch.Tensor) and not _is_view(node):
+            total += output.numel() * output.element_size()
     return total
 
 

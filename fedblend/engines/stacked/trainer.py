@@ -1,4 +1,4 @@
-"""What a stack's steps read and change, in one place, and the step itself as work on that place."""
+"""The tensors that a stack's steps read and change, and the steps themselves."""
 
 from __future__ import annotations
 
@@ -15,252 +15,275 @@ from fedblend.core.setup import Setup
 from fedblend.core.trees import strip_prefix
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.sgd import ProximalStep, StackedSGD, is_plain, split_proximal
-from fedblend.engines.stacked.cuda_graphs import Recorded, Recorder, moved
+from fedblend.engines.stacked.cuda_graphs import RecordedWork, Recorder, to_device
 from fedblend.engines.stacked.dropout import Shapes
 from fedblend.engines.stacked.step import Inputs, Program, Step
 from fedblend.methods.objectives.output_cache import LabelMeans
 
 
 class Owner(Protocol):
-    """The engine whose stacks are trained on benches: what these need of it.
-
-    ``stack`` is the number of clients of its largest stack; ``stacked`` the model as stacks run it, ``names`` its
-    parameters in order, ``shapes`` those of its dropout masks.
-    """
+    """The stacked engine, as far as stacks use it."""
 
     setup: Setup
     device: torch.device
     stack: int
+    """The largest number of clients in one stack."""
     scale: Scaler | OneHot
     stacked: nn.Module
+    """The prepared model (:func:`fedblend.engines.stacked.layers.prepare_model`)."""
     names: list[str]
+    """The model's trained parameters, in order."""
     shapes: Shapes
 
     def program(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Program:
-        """A step's program for inputs of these shapes."""
+        """Return a step's program for inputs of these shapes."""
         ...
 
-    def bench(self, brought: StackInputs) -> StackTrainer:
-        """A bench with a stack's tensors on it."""
+    def trainer_for(self, inputs: StackInputs) -> StackTrainer:
+        """Return a trainer loaded with a stack's inputs."""
         ...
 
 
 @dataclass(frozen=True)
 class StackInputs:
-    """What a stack of K clients comes with: the weights [K, ...] they begin with, what their objective may use of each
-    client's own [K, ...] and of what they share, and whether they train plainly.
-    """
+    """The objective of a stack of K clients, and the tensors of a round's start."""
 
     objective: Objective
     terms: Sequence[tuple[str, Term]]
+    """Terms that are added to the objective, with their slots."""
     params: Sequence[torch.Tensor]
-    own: Mapping[str, torch.Tensor]
-    shared: Mapping[str, torch.Tensor]
+    """Initial parameters [K, ...]."""
+    client_tensors: Mapping[str, torch.Tensor]
+    """Tensors for the objective that differ by client [K, ...]."""
+    shared_tensors: Mapping[str, torch.Tensor]
+    """Tensors for the objective that all clients share."""
     plain: bool
+    """Whether the clients have nothing to mix with (:attr:`fedblend.engines.loop.Assignment.plain`)."""
     personal: bool = False
+    """Whether the clients train their personal models."""
 
     @property
-    def kind_of_loss(self) -> Hashable:
-        """Which loss the stack minimises: programs of one are not another's."""
+    def loss_kind(self) -> Hashable:
+        """Key of the loss that the stack minimises; a program serves one key."""
         return self.plain, self.personal
 
     @property
     def kind(self) -> Hashable:
-        """What stacks that share a bench have in common."""
-        own = ((name, tensor.shape[1:]) for name, tensor in self.own.items())
-        return (self.kind_of_loss, *own, *((name, tensor.shape) for name, tensor in self.shared.items()))
+        """Key that stacks with the same trainer have in common."""
+        by_client = ((name, tensor.shape[1:]) for name, tensor in self.client_tensors.items())
+        shared = ((name, tensor.shape) for name, tensor in self.shared_tensors.items())
+        return (self.loss_kind, *by_client, *shared)
 
     def widened(self, rows: int) -> StackInputs:
-        """The first client's in as many rows, in place of the stack's own; what is taken along is copied."""
+        """Return inputs with the first client repeated in ``rows`` rows, and copies of the objective's tensors."""
         params = [p[:1].expand(rows, *p.shape[1:]) for p in self.params]
-        own = _copies({name: values[:1].expand(rows, *values.shape[1:]) for name, values in self.own.items()})
-        return replace(self, params=params, own=own, shared=_copies(self.shared))
+        expanded = {name: values[:1].expand(rows, *values.shape[1:]) for name, values in self.client_tensors.items()}
+        shared = _clone_all(self.shared_tensors)
+        return replace(self, params=params, client_tensors=_clone_all(expanded), shared_tensors=shared)
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What some clients of a stack take for one step: n batches of B samples, and what was drawn for them.
-
-    ``masks`` hold each phase's; ``active`` bool [n], where given, is false for clients that stay as they are.
-    """
+    """The batches of one step for n clients of a stack, and their random numbers."""
 
     x: torch.Tensor
+    """Samples [n, B, ...] as stored."""
     y: torch.Tensor
+    """Targets [n, B, ...]."""
     drawn: dict[str, torch.Tensor]
+    """The objective's random numbers [n, ...]."""
     masks: list[dict[str, torch.Tensor]]
+    """Dropout masks by layer, one table for each phase of the objective."""
     active: torch.Tensor | None
+    """Bool [n], false for clients that do not change in this step; ``None`` where all are active."""
 
     def leaves(self) -> list[torch.Tensor]:
-        """All tensors."""
+        """Return all tensors."""
         active = [] if self.active is None else [self.active]
         return [self.x, self.y, *self.drawn.values(), *(t for table in self.masks for t in table.values()), *active]
 
     def copy(self) -> StepBatch:
-        """The same in tensors of its own."""
-        masks = [_copies(table) for table in self.masks]
+        """Return a deep copy."""
+        masks = [_clone_all(table) for table in self.masks]
         active = None if self.active is None else self.active.clone()
-        return StepBatch(_copy(self.x), _copy(self.y), _copies(self.drawn), masks, active)
+        return StepBatch(_clone(self.x), _clone(self.y), _clone_all(self.drawn), masks, active)
 
 
 @dataclass(frozen=True)
 class ClientSlots:
-    """What clients of a stack have of their own, one row each, and which of the stack they are.
-
-    Parameters are tensors [K, ...], or :class:`fedblend._kernels.LowRank`.
-    """
+    """The training state of K clients of a stack, one row a client."""
 
     params: list[Any]
+    """Tensors [K, ...], or :class:`fedblend._kernels.LowRank`."""
     velocity: list[torch.Tensor]
-    own: dict[str, torch.Tensor]
+    """Momentum buffers [K, ...]; empty without momentum."""
+    client_tensors: dict[str, torch.Tensor]
+    """Tensors for the objective that differ by client [K, ...]."""
     losses: torch.Tensor
+    """Sums of the losses over samples, float32 [K]."""
     first: int | torch.Tensor = 0
+    """Position of the first row in the stack."""
 
     def tensors(self, clients: int) -> list[torch.Tensor]:
-        """The parameters of the first of them."""
+        """Return the parameters of the first ``clients`` rows."""
         return [p.make()[:clients] if isinstance(p, LowRank) else p[:clients] for p in self.params]
 
     def rows(self, rows: slice) -> ClientSlots:
-        """Some of them, in place."""
+        """Return views of some rows."""
         params, velocity = [p[rows] for p in self.params], [v[rows] for v in self.velocity]
-        own = {name: values[rows] for name, values in self.own.items()}
-        return ClientSlots(params, velocity, own, self.losses[rows], rows.start)
+        client_tensors = {name: values[rows] for name, values in self.client_tensors.items()}
+        return ClientSlots(params, velocity, client_tensors, self.losses[rows], rows.start)
 
-    def chosen(self, place: torch.Tensor) -> ClientSlots:
-        """Copies of one of them, which ``place`` int64 [1] names."""
-        params, velocity = ([t.index_select(0, place) for t in ts] for ts in (self.params, self.velocity))
-        own = {name: values.index_select(0, place) for name, values in self.own.items()}
-        return ClientSlots(params, velocity, own, self.losses.index_select(0, place), place)
+    def select(self, row: torch.Tensor) -> ClientSlots:
+        """Return a copy of one ``row``, int64 [1]."""
+        params, velocity = ([t.index_select(0, row) for t in ts] for ts in (self.params, self.velocity))
+        client_tensors = {name: values.index_select(0, row) for name, values in self.client_tensors.items()}
+        return ClientSlots(params, velocity, client_tensors, self.losses.index_select(0, row), row)
 
-    def put(self, place: torch.Tensor, others: ClientSlots) -> None:
-        """Take back what :meth:`chosen` gave."""
-        mine = (*self.params, *self.velocity, self.losses)
-        theirs = (*others.params, *others.velocity, others.losses)
-        for old, new in zip(mine, theirs, strict=True):
-            old.index_copy_(0, place, new)
+    def write_back(self, row: torch.Tensor, selected: ClientSlots) -> None:
+        """Copy the result of :meth:`select` back into its ``row``."""
+        targets = (*self.params, *self.velocity, self.losses)
+        sources = (*selected.params, *selected.velocity, selected.losses)
+        for target, source in zip(targets, sources, strict=True):
+            target.index_copy_(0, row, source)
 
 
 @dataclass
 class StackTrainer:
-    """Where stacks of one kind are trained: their weights, optimiser state, and what their objective may use.
+    """Trains stacks of one kind.
 
-    A bench whose tensors stay where they are (``recorder``) has room for the engine's whole stack, takes one stack
-    after another, and records its steps.
+    With a ``recorder`` its tensors have fixed addresses and rows for the engine's largest stack. It then trains one
+    stack after another, and records its steps.
     """
 
     engine: Owner
     objective: Objective
     terms: Sequence[tuple[str, Term]]
-    kind: Hashable
-    members: ClientSlots
-    shared: dict[str, torch.Tensor]
+    """Terms that are added to the objective, with their slots."""
+    loss_kind: Hashable
+    """Key of the loss (:attr:`StackInputs.loss_kind`)."""
+    slots: ClientSlots
+    """The clients' training state."""
+    shared_tensors: dict[str, torch.Tensor]
+    """Tensors for the objective that all clients share."""
     optimizer: StackedSGD
     means: LabelMeans | None
+    """Mean outputs by label, where the upload needs them."""
     recorder: Recorder | None = None
-    recorded: dict[Any, tuple[StepBatch, torch.Tensor, Recorded]] = field(default_factory=dict)
+    recorded: dict[Any, tuple[StepBatch, torch.Tensor, RecordedWork]] = field(default_factory=dict)
+    """Recorded steps by shapes: the fixed batch, the fixed row of a single client, and the work."""
     sources: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    """The tensor, and its version, that each shared tensor was last copied from."""
 
     @staticmethod
-    def of(engine: Owner, brought: StackInputs, recorder: Recorder | None = None) -> StackTrainer:
-        """A bench for a stack's tensors; with a ``recorder`` all are copied, with rows for the engine's whole stack."""
+    def create(engine: Owner, inputs: StackInputs, recorder: Recorder | None = None) -> StackTrainer:
+        """Create a trainer for a stack; with a ``recorder``, with rows for the engine's largest stack."""
         train, device = engine.setup.experiment.train, engine.device
-        shared = {name: moved(tensor, device) for name, tensor in brought.shared.items()}
-        brought = replace(brought, shared=shared)
+        shared = {name: to_device(tensor, device) for name, tensor in inputs.shared_tensors.items()}
+        inputs = replace(inputs, shared_tensors=shared)
         if recorder:
-            # As many rows as there can be; no step looks at more than those that a stack has filled.
-            brought = brought.widened(engine.stack)
-        params, rows = brought.params, len(brought.params[0])
-        grows = recorder is None and device.type == "cpu" and is_plain(train)
-        grown = [LowRank(p) if grows and is_worth_it(p.shape, train.batch_size) else _copy(p) for p in params]
+            # No step reads more rows than the current stack has filled.
+            inputs = inputs.widened(engine.stack)
+        params, rows = inputs.params, len(inputs.params[0])
+        low_rank = recorder is None and device.type == "cpu" and is_plain(train)
+        weights = [LowRank(p) if low_rank and is_worth_it(p.shape, train.batch_size) else _clone(p) for p in params]
         velocity = [torch.zeros_like(p) for p in params] if train.momentum else []
-        members = ClientSlots(grown, velocity, dict(brought.own), torch.zeros(rows, device=device))
+        slots = ClientSlots(weights, velocity, dict(inputs.client_tensors), torch.zeros(rows, device=device))
         watches = engine.setup.experiment.method.upload.watches
-        means = LabelMeans(engine.setup.task.outputs, device, rows) if watches else None
         rate = torch.zeros((), device=device) if recorder or device.type == "cuda" else None
-        optimizer = StackedSGD(train, rate)
-        shared = dict(brought.shared)
         return StackTrainer(
-            engine, brought.objective, brought.terms, brought.kind_of_loss, members, shared, optimizer, means, recorder
+            engine,
+            inputs.objective,
+            inputs.terms,
+            inputs.loss_kind,
+            slots,
+            dict(inputs.shared_tensors),
+            StackedSGD(train, rate),
+            LabelMeans(engine.setup.task.outputs, device, rows) if watches else None,
+            recorder,
         )
 
-    def take(self, brought: StackInputs) -> None:
-        """Put another stack of K clients on the bench: its first K rows."""
-        for old, new in zip(self.members.params, brought.params, strict=True):
+    def load(self, inputs: StackInputs) -> None:
+        """Copy another stack of K clients into the first K rows, and clear the optimiser state."""
+        for old, new in zip(self.slots.params, inputs.params, strict=True):
             old[: len(new)].copy_(new)
-        for name, new in brought.own.items():
-            self.members.own[name][: len(new)].copy_(new)
-        for name, new in brought.shared.items():
-            # What is shared by all stays the same for rounds: the pool.
-            known, version = self.sources.get(name, (None, 0))
-            if known is not new or version != new._version:
-                self.shared[name].copy_(new, non_blocking=True)
+        for name, new in inputs.client_tensors.items():
+            self.slots.client_tensors[name][: len(new)].copy_(new)
+        for name, new in inputs.shared_tensors.items():
+            # A shared tensor such as the pool often stays the same for rounds, and is then not copied again.
+            source, version = self.sources.get(name, (None, 0))
+            if source is not new or version != new._version:
+                self.shared_tensors[name].copy_(new, non_blocking=True)
                 self.sources[name] = (new, new._version)
-        for state in (*self.members.velocity, self.members.losses):
+        for state in (*self.slots.velocity, self.slots.losses):
             state.zero_()
         if self.means:
             self.means.clear()
 
-    def step(self, given: StepBatch, rows: slice) -> None:
-        """Step clients ``rows`` of the stack on what they are given."""
+    def step(self, batch: StepBatch, rows: slice) -> None:
+        """Train the clients ``rows`` of the stack on one batch each."""
         if self.recorder is None:
-            self._advance(self.members.rows(rows), given)
+            self._step(self.slots.rows(rows), batch)
             return
-        alone = rows.start > 0
-        key = (len(given.x), alone, given.active is None, *(t.shape for t in given.leaves()))
+        single = rows.start > 0
+        key = (len(batch.x), single, batch.active is None, *(t.shape for t in batch.leaves()))
         if key not in self.recorded:
-            self.recorded[key] = self._recorded(given.copy(), rows, alone, self.recorder)
-        static, place, recorded = self.recorded[key]
-        if alone:
-            place.fill_(rows.start)
-        torch._foreach_copy_(static.leaves(), given.leaves())
-        recorded()
+            self.recorded[key] = self._fixed_work(batch.copy(), rows, single, self.recorder)
+        fixed, row, work = self.recorded[key]
+        if single:
+            row.fill_(rows.start)
+        torch._foreach_copy_(fixed.leaves(), batch.leaves())
+        work()
 
-    def _recorded(
-        self, given: StepBatch, rows: slice, alone: bool, recorder: Recorder
-    ) -> tuple[StepBatch, torch.Tensor, Recorded]:
-        """Work on what is given in fixed places; one client ``alone`` may be any of the stack."""
-        place = torch.zeros(1, dtype=torch.int64, device=self.engine.device)
-        members = self.members.rows(rows)
+    def _fixed_work(
+        self, batch: StepBatch, rows: slice, single: bool, recorder: Recorder
+    ) -> tuple[StepBatch, torch.Tensor, RecordedWork]:
+        """Return the batch, a row number and a step on them; a ``single`` client may be any row of the stack."""
+        row = torch.zeros(1, dtype=torch.int64, device=self.engine.device)
+        slots = self.slots.rows(rows)
 
         def work() -> None:
-            if not alone:
-                self._advance(members, given)
+            if not single:
+                self._step(slots, batch)
                 return
-            one = self.members.chosen(place)
-            self._advance(one, given)
-            self.members.put(place, one)
+            selected = self.slots.select(row)
+            self._step(selected, batch)
+            self.slots.write_back(row, selected)
 
-        return given, place, Recorded(work, recorder)
+        return batch, row, RecordedWork(work, recorder)
 
-    def _advance(self, members: ClientSlots, given: StepBatch) -> None:
-        """One step, in place, in as many phases as the objective has."""
+    def _step(self, slots: ClientSlots, batch: StepBatch) -> None:
+        """Make one step in place: one update for each phase of the objective."""
         engine, experiment = self.engine, self.engine.setup.experiment
         phases = self.objective.phases()
-        for number, (phase, masks) in enumerate(zip(phases, given.masks, strict=True)):
+        for number, (phase, masks) in enumerate(zip(phases, batch.masks, strict=True)):
             last = number == len(phases) - 1
-            inputs = Inputs(members.params, given.x, given.y, given.drawn, masks, members.own, self.shared)
+            inputs = Inputs(
+                slots.params, batch.x, batch.y, batch.drawn, masks, slots.client_tensors, self.shared_tensors
+            )
             context = Context(engine.setup.task, engine.scale)
             terms, mu = split_proximal(self.terms if last else (), experiment.train)
             watches = last and self.means is not None
             step = Step(engine.stacked, engine.names, phase, terms, context, experiment.precision, watches)
-            program = engine.program(step, (self.kind, number), inputs)
+            program = engine.program(step, (self.loss_kind, number), inputs)
             inputs = inputs.plain(but=program.low_rank)
-            gradients, noted = program(inputs)
-            pull = ProximalStep(mu, self._starts(members)) if mu else None
-            self.optimizer.step(inputs.params, members.velocity, gradients, given.active, pull)
-        losses = noted[0] if given.active is None else noted[0].where(given.active, 0.0)
-        members.losses.add_(losses * given.x.shape[1])
+            gradients, results = program(inputs)
+            pull = ProximalStep(mu, self._start_weights(slots)) if mu else None
+            self.optimizer.step(inputs.params, slots.velocity, gradients, batch.active, pull)
+        losses = results[0] if batch.active is None else results[0].where(batch.active, 0.0)
+        slots.losses.add_(losses * batch.x.shape[1])
         if self.means is not None:
-            self.means.add(noted[1], given.y, members.first, given.active)
+            self.means.add(results[1], batch.y, slots.first, batch.active)
 
-    def _starts(self, members: ClientSlots) -> list[torch.Tensor]:
-        """The weights that the round began with, in the parameters' order: everyone's, or each member's [K, ...]."""
-        start = strip_prefix("start/", self.shared) | strip_prefix("start/", members.own)
+    def _start_weights(self, slots: ClientSlots) -> list[torch.Tensor]:
+        """Return the round's first weights in the parameters' order: shared by all clients, or [K, ...]."""
+        start = strip_prefix("start/", self.shared_tensors) | strip_prefix("start/", slots.client_tensors)
         return [start[name] for name in self.engine.names]
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: _copy(tensor) for name, tensor in tensors.items()}
+def _clone_all(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: _clone(tensor) for name, tensor in tensors.items()}

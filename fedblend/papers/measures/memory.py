@@ -34,13 +34,13 @@ class StepMemory(Measure):
 
     def measured(self, cell: CellRun) -> float:
         """The largest number of bytes kept at once, in 10^6 bytes."""
-        from fedblend.engines.autotune import seconds_a_step
+        from fedblend.engines.autotune import seconds_per_step
         from fedblend.engines.loop import LoopEngine
         from fedblend.runs.runner import one_thread
 
         with one_thread():
             engine = LoopEngine(synthetic_setup(cell.experiment), "cpu")
-            return most_kept(lambda: seconds_a_step(engine, 1)) / MEGABYTE
+            return most_kept(lambda: seconds_per_step(engine, 1)) / MEGABYTE
 
 
 def most_kept(work: Callable[[], object]) -> int:
