@@ -24,7 +24,7 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study, expand, slugify
 from fedblend.experiment.tables import read_toml, set_field, unset_field
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.parallel import in_one_message, run_all
+from fedblend.runs.parallel import join_failures, run_all
 from fedblend.runs.runner import execute
 
 RUNS = Path("runs")
@@ -58,7 +58,7 @@ def run(
     finished = execute(experiment, path, resume, on_round, callbacks=callbacks)
     model = finished.setup.model
     model.load_state_dict(finished.state.weights)
-    return Result(path, finished.setup.experiment, tidy(finished.directory), model.eval())
+    return Result(path, finished.setup.experiment, metrics_table(finished.directory), model.eval())
 
 
 def run_study(
@@ -72,8 +72,8 @@ def run_study(
     folder = Path(out) if out is not None else free_folder(RUNS / slugify(made.name))
     failed = run_all(made, folder, False, jobs, lambda slug, record: None)
     if failed:
-        raise FedblendError(in_one_message(failed, len(made.experiments)))
-    frames = [tidy(RunDirectory(folder / slug)).assign(run=slug) for slug in made.experiments]
+        raise FedblendError(join_failures(failed, len(made.experiments)))
+    frames = [metrics_table(RunDirectory(folder / slug)).assign(run=slug) for slug in made.experiments]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -104,7 +104,7 @@ def last_folder(path: Path) -> Path:
     return found
 
 
-def tidy(directory: RunDirectory) -> pd.DataFrame:
+def metrics_table(directory: RunDirectory) -> pd.DataFrame:
     """A run's metrics as a table: nested fields become columns such as ``bytes_up.weights``."""
     frame = pd.json_normalize(directory.metrics())
     experiment = directory.experiment()
@@ -121,24 +121,24 @@ def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Seq
     table = load(path)
     last = dict(changes)
     for field, value in changes:
-        _vary_no_more(table, field)
+        _remove_from_grid(table, field)
         if value is not None:
-            _change(table, field, partial(set_field, value=value))
+            _change_field(table, field, partial(set_field, value=value))
     for field in [field for field, value in last.items() if value is None]:
-        table = _without(table, field, seeds)
+        table = _without_field(table, field, seeds)
     return expand(table, seeds)
 
 
-def _without(table: dict[str, Any], field: str, seeds: Sequence[int] | None) -> dict[str, Any]:
+def _without_field(table: dict[str, Any], field: str, seeds: Sequence[int] | None) -> dict[str, Any]:
     """A file's table without an optional field; with the text "none" in any other."""
     bare = copy.deepcopy(table)
-    _change(bare, field, unset_field)
+    _change_field(bare, field, unset_field)
     for one in (table, bare):  # either may not hold together, in itself or without the field
         with contextlib.suppress(FedblendError):
             if all(_is_optional(made, field) for made in expand(one, seeds).experiments.values()):
                 return bare
             break
-    _change(table, field, partial(set_field, value="none"))
+    _change_field(table, field, partial(set_field, value="none"))
     return table
 
 
@@ -155,7 +155,7 @@ def _is_optional(made: Any, field: str) -> bool:
     )
 
 
-def _vary_no_more(table: dict[str, Any], field: str) -> None:
+def _remove_from_grid(table: dict[str, Any], field: str) -> None:
     """Take a field out of what the file varies: the command line's value is then that of all runs."""
     if field == "seed":
         table.pop("seeds", None)
@@ -164,7 +164,7 @@ def _vary_no_more(table: dict[str, Any], field: str) -> None:
         table["grid"] = {k: v for k, v in grid.items() if k != field and not k.startswith(f"{field}.")}
 
 
-def _change(table: dict[str, Any], field: str, how: Callable[[dict[str, Any], str], None]) -> None:
+def _change_field(table: dict[str, Any], field: str, how: Callable[[dict[str, Any], str], None]) -> None:
     """Change a field of a file's table; one of the method in the only method of a list, if the file has a list.
 
     Raises :class:`FedblendError` for a field of the method if the file lists several.

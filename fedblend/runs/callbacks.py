@@ -56,7 +56,7 @@ class Checkpoints(Callback):
         self.kept = state.round
 
 
-class CallListener(Callback):
+class RecordListener(Callback):
     """Calls a function with each round's record as plain data."""
 
     def __init__(self, listener: Listener) -> None:

@@ -71,11 +71,11 @@ def read(folder: Path) -> RunState | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            scalars = _scalars(file)
+            scalars = _read_header(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if "version" not in scalars:
-            tensors = {_renamed(name): tensor for name, tensor in tensors.items()}
-        return _state(scalars, tensors)
+            tensors = {_current_name(name): tensor for name, tensor in tensors.items()}
+        return _make_state(scalars, tensors)
     except DAMAGED as error:
         raise FedblendError(
             f"{path}: is not a checkpoint of fedblend or is damaged: {legible(error)}; the run cannot go on from it: "
@@ -83,7 +83,7 @@ def read(folder: Path) -> RunState | None:
         ) from None
 
 
-def fitted(state: RunState, model: Mapping[str, torch.Tensor], clients: int, folder: Path) -> RunState:
+def match_model(state: RunState, model: Mapping[str, torch.Tensor], clients: int, folder: Path) -> RunState:
     """The state of the folder's checkpoint with all weights in the order of ``model``: the file has them by name.
 
     Raises :class:`FedblendError` where it is of another model than ``model``, or of another number of clients.
@@ -105,12 +105,12 @@ def round_of(folder: Path) -> int | None:
     """The round of the folder's checkpoint, or ``None`` if it has none or it is damaged; tensors are not read."""
     try:
         with safe_open(folder / NAME, "pt") as file:
-            return _scalars(file)["round"]
+            return _read_header(file)["round"]
     except DAMAGED:
         return None
 
 
-def _scalars(file: Any) -> dict[str, int]:
+def _read_header(file: Any) -> dict[str, int]:
     """The numbers of the header; without "clients" in files that tell of holders in whole bytes.
 
     Raises :class:`ValueError` for what is no whole number, or too small.
@@ -126,16 +126,16 @@ def _scalars(file: Any) -> dict[str, int]:
     return scalars
 
 
-def _state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> RunState:
+def _make_state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> RunState:
     """The state that a file's numbers and tensors tell. Raises :class:`ValueError` where they do not go together."""
-    held = _array(tensors, "holders", torch.uint8 if "clients" in scalars else torch.bool)
+    held = _vector(tensors, "holders", torch.uint8 if "clients" in scalars else torch.bool)
     clients = scalars.get("clients", len(held))
     if "clients" in scalars and len(held) != (clients + 7) // 8:
         raise ValueError(f"'holders' has {len(held)} bytes for {clients} clients, a bit each")
-    sizes = _array(tensors, "shared_sizes", torch.int64) if "shared_sizes" in tensors else np.zeros(clients, np.int64)
+    sizes = _vector(tensors, "shared_sizes", torch.int64) if "shared_sizes" in tensors else np.zeros(clients, np.int64)
     if len(sizes) != clients:
         raise ValueError(f"'shared_sizes' has {len(sizes)} numbers for {clients} clients")
-    entries, owner = strip_prefix("entries/", tensors), _array(tensors, "owner", torch.int64)
+    entries, owner = strip_prefix("entries/", tensors), _vector(tensors, "owner", torch.int64)
     states = by_client("client/", tensors)
     if any(t.shape[:1] != owner.shape for t in entries.values()):
         raise ValueError(f"'entries' has other than the {len(owner)} rows of 'owner'")
@@ -155,7 +155,7 @@ def _state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> RunStat
     )
 
 
-def _renamed(name: str) -> str:
+def _current_name(name: str) -> str:
     """Today's name of a tensor in a file of version 0.1."""
     first, _, rest = name.partition("/")
     if first == "own":
@@ -163,7 +163,7 @@ def _renamed(name: str) -> str:
     return {"said": f"outputs/{rest}", "server": f"server/server_step/{rest}"}.get(first, name)
 
 
-def _array(tensors: dict[str, torch.Tensor], name: str, kind: torch.dtype) -> np.ndarray:
+def _vector(tensors: dict[str, torch.Tensor], name: str, kind: torch.dtype) -> np.ndarray:
     """A row of numbers of a type. Raises :class:`ValueError` for anything else."""
     tensor = tensors[name]
     if tensor.dtype != kind or tensor.dim() != 1:

@@ -54,7 +54,7 @@ class RunDirectory:
 
         Raises :class:`FedblendError` if another process holds it.
         """
-        with _held(self.path, LOCK, "this run directory"):
+        with _locked_folder(self.path, LOCK, "this run directory"):
             yield
 
     def create(self, experiment: Experiment, facts: dict[str, Any], split: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class RunDirectory:
         """Replace the configuration (a run that goes on for more rounds)."""
         write_atomically(self.path / CONFIG, write_toml(as_table(experiment)))
 
-    def add_facts(self, facts: dict[str, Any]) -> None:
+    def update_facts(self, facts: dict[str, Any]) -> None:
         """Replace some facts, where they are others than before."""
         before = self.facts()
         if any(before.get(name) != value for name, value in facts.items()):
@@ -108,9 +108,9 @@ class RunDirectory:
         folder no process holds.
         """
         told = {"state": "running", "round": 0, **self._json(STATUS)}
-        return {**told, "state": "killed"} if told["state"] == "running" and not self.is_held() else told
+        return {**told, "state": "killed"} if told["state"] == "running" and not self.is_locked() else told
 
-    def is_held(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether a process is inside :meth:`locked`."""
         try:
             with open(self.path / LOCK) as handle:
@@ -134,7 +134,7 @@ class RunDirectory:
         """Append one record, on the disk when this returns."""
         append_line(self.path / METRICS, record)
 
-    def cut_metrics(self, last_round: int) -> list[dict[str, Any]]:
+    def truncate_metrics(self, last_round: int) -> list[dict[str, Any]]:
         """Drop records after ``last_round`` (they will be made again), and a line cut short by a kill."""
         kept = [record for record in self.metrics() if record["round"] <= last_round]
         write_atomically(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
@@ -145,14 +145,14 @@ class RunDirectory:
 
 
 @contextmanager
-def held_study(folder: Path) -> Iterator[None]:
+def locked_study(folder: Path) -> Iterator[None]:
     """Hold a study's folder for this command. Raises :class:`FedblendError` if another one works on it."""
-    with _held(folder, STUDY_LOCK, "this study"):
+    with _locked_folder(folder, STUDY_LOCK, "this study"):
         yield
 
 
 @contextmanager
-def _held(folder: Path, name: str, what: str) -> Iterator[None]:
+def _locked_folder(folder: Path, name: str, what: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = open(folder / name, "w")  # noqa: SIM115 (held for the whole run)
@@ -160,7 +160,7 @@ def _held(folder: Path, name: str, what: str) -> Iterator[None]:
         raise FedblendError(f"{folder}: cannot be used as a folder for runs: {error.strerror}") from None
     with handle:
         try:
-            _lock(handle)
+            _lock_file(handle)
         except BlockingIOError:
             raise FedblendError(
                 f"{folder}: {what} is in use by another process; wait for it, stop it, or give another folder "
@@ -169,7 +169,7 @@ def _held(folder: Path, name: str, what: str) -> Iterator[None]:
         yield
 
 
-def _lock(handle: IO[str]) -> None:
+def _lock_file(handle: IO[str]) -> None:
     """Lock a file for this process. Raises :class:`BlockingIOError` if another one holds it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,7 +215,7 @@ def read_study(folder: Path) -> dict[str, dict[str, Any]]:
     return read_json(folder / STUDY).get("experiments", {})
 
 
-def not_begun(paths: Sequence[Path]) -> dict[Path, list[str]]:
+def unstarted_runs(paths: Sequence[Path]) -> dict[Path, list[str]]:
     """Of the studies in folders: the names of the runs that they are to make and have not begun, by study."""
     folders = [folder for path in paths if not RunDirectory.is_run(path) for folder in (path, *studies_in(path))]
     left = {f: [slug for slug in read_study(f) if not RunDirectory.is_run(f / slug)] for f in folders}
@@ -236,7 +236,7 @@ def find_runs(paths: list[Path]) -> list[RunDirectory]:
     for path in paths:
         if not path.is_dir():
             raise FedblendError(f"{path}: no such run; give a run directory, or a study's folder")
-        below = [path] if RunDirectory.is_run(path) else _below(path)
+        below = [path] if RunDirectory.is_run(path) else _runs_below(path)
         if not below:
             raise FedblendError(f"{path}: holds no run (no {CONFIG} in it or in any folder below)")
         found += map(RunDirectory, below)
@@ -252,27 +252,27 @@ def only_run(path: Path) -> RunDirectory:
     return runs[0]
 
 
-def _below(folder: Path) -> list[Path]:
+def _runs_below(folder: Path) -> list[Path]:
     """The run directories in a folder, in its study's order, and then those below its other folders."""
-    return [*runs_in(folder), *(run for other in _others_in(folder) for run in _below(other))]
+    return [*runs_in(folder), *(run for other in _non_run_folders(folder) for run in _runs_below(other))]
 
 
 def runs_in(folder: Path) -> list[Path]:
     """The run directories that lie in a folder itself, in the order of its study."""
     listed_first = list(read_study(folder))
-    inside = [p for p in _folders_in(folder) if RunDirectory.is_run(p)]
+    inside = [p for p in _subfolders(folder) if RunDirectory.is_run(p)]
     return sorted(inside, key=lambda p: listed_first.index(p.name) if p.name in listed_first else len(listed_first))
 
 
 def studies_in(folder: Path) -> list[Path]:
     """The folders in a folder that are no runs but hold some, however deep."""
-    return [other for other in _others_in(folder) if _below(other)]
+    return [other for other in _non_run_folders(folder) if _runs_below(other)]
 
 
-def _others_in(folder: Path) -> list[Path]:
+def _non_run_folders(folder: Path) -> list[Path]:
     """The folders in a folder that are no runs; a link is none of them, since it may lead back."""
-    return [p for p in _folders_in(folder) if not (RunDirectory.is_run(p) or p.is_symlink() or p.name.startswith("."))]
+    return [p for p in _subfolders(folder) if not (RunDirectory.is_run(p) or p.is_symlink() or p.name.startswith("."))]
 
 
-def _folders_in(folder: Path) -> list[Path]:
+def _subfolders(folder: Path) -> list[Path]:
     return [p for p in sorted(folder.iterdir()) if os.access(p, os.R_OK | os.X_OK) and p.is_dir()]

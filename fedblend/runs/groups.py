@@ -17,7 +17,7 @@ from fedblend.runs.directory import CONFIG, METRICS, RunDirectory
 NOT_COMPARED = ("seed", "name", "checkpoint_every")
 """Fields in which two runs may differ and still be one experiment repeated."""
 
-SHORT = 2
+MAX_FIELDS_IN_NAME = 2
 """Up to so many differing fields tell two experiments apart by name; of more, the folder does."""
 
 
@@ -78,7 +78,7 @@ class Outcome:
         return str(self.status["state"]).replace("done", "incomplete")
 
     @property
-    def standing(self) -> str:
+    def status_text(self) -> str:
         """``done``, or how far the run came: ``stopped at round 3 of 8 (interrupted)``."""
         if self.finished:
             return "done"
@@ -87,10 +87,10 @@ class Outcome:
             place = f"at round {self.round} of {self.rounds}" if self.records else "before anything was recorded"
             return f"killed {place}; go on with: fedblend resume {shlex.quote(str(self.path))}"
         reason = f" ({self.status['reason']})" if self.status.get("reason") else ""
-        return f"{self.place}{reason}"
+        return f"{self.progress_text}{reason}"
 
     @property
-    def place(self) -> str:
+    def progress_text(self) -> str:
         """How far the run came, without the reason: ``stopped at round 3 of 8``."""
         return f"{self.state} at round {self.round} of {self.rounds}"
 
@@ -157,7 +157,7 @@ def group(runs: Iterable[RunDirectory]) -> list[Group]:
     The same folder given twice counts once. Where one label stands for several configurations, the
     groups' names say in which fields they differ, or in which folder they lie.
     """
-    return _grouped(_read_all(runs))
+    return _make_groups(_read_all(runs))
 
 
 def by_data(runs: Iterable[RunDirectory]) -> dict[str, list[Group]]:
@@ -174,7 +174,7 @@ def by_data(runs: Iterable[RunDirectory]) -> dict[str, list[Group]]:
     for outcomes in apart.values():
         name = outcomes[0].data
         times[name] += 1
-        named[name if times[name] == 1 else f"{name} ({times[name]})"] = _grouped(outcomes)
+        named[name if times[name] == 1 else f"{name} ({times[name]})"] = _make_groups(outcomes)
     return named
 
 
@@ -190,16 +190,18 @@ def _data_key(outcome: Outcome) -> str:
     return json.dumps(told or outcome.config["data"], sort_keys=True, default=str)
 
 
-def _grouped(outcomes: Iterable[Outcome]) -> list[Group]:
+def _make_groups(outcomes: Iterable[Outcome]) -> list[Group]:
     by_key: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         by_key[outcome.label, _fingerprint(outcome.config)].append(outcome)
-    made = [part for outcomes in by_key.values() for part in _without_repeated_seeds(outcomes)]
+    made = [part for outcomes in by_key.values() for part in _split_repeated_seeds(outcomes)]
     by_label: dict[str, list[list[Outcome]]] = defaultdict(list)
     for outcomes in made:
         by_label[outcomes[0].label].append(outcomes)
     names = {
-        id(outcomes): name for alike in by_label.values() for outcomes, name in zip(alike, _names(alike), strict=True)
+        id(outcomes): name
+        for alike in by_label.values()
+        for outcomes, name in zip(alike, _group_names(alike), strict=True)
     }
     return [Group(names[id(o)], sorted(o, key=lambda one: one.seed)) for o in made]
 
@@ -217,7 +219,7 @@ def flatten(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing_fields(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The fields that are not the same in all configurations, but for those that are never compared."""
     flat = [flatten(config) for config in configs]
     fields = dict.fromkeys(field for one in flat for field in one)
@@ -228,7 +230,7 @@ def _fingerprint(config: Mapping[str, Any]) -> str:
     return json.dumps({k: v for k, v in config.items() if k not in NOT_COMPARED}, sort_keys=True, default=str)
 
 
-def _without_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:
+def _split_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:
     """One list, or one a folder where a seed occurs twice: a run made twice is not two seeds."""
     if len({o.seed for o in outcomes}) == len(outcomes):
         return [outcomes]
@@ -242,16 +244,16 @@ def _without_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:
     ]
 
 
-def _names(alike: list[list[Outcome]]) -> list[str]:
+def _group_names(alike: list[list[Outcome]]) -> list[str]:
     """A name for each group of one label."""
     label = alike[0][0].label
     if len(alike) == 1:
         return [label]
-    fields = differing([outcomes[0].config for outcomes in alike])
+    fields = differing_fields([outcomes[0].config for outcomes in alike])
     flat = [flatten(outcomes[0].config) for outcomes in alike]
     by_fields = [", ".join(f"{f.split('.')[-1]}={one.get(f)}" for f in fields) for one in flat]
     by_parent = [outcomes[0].path.resolve().parent.name for outcomes in alike]
     by_path = [str(outcomes[0].path) for outcomes in alike]
-    wanted = [by_fields, by_parent, by_path] if len(fields) <= SHORT else [by_parent, by_path]
+    wanted = [by_fields, by_parent, by_path] if len(fields) <= MAX_FIELDS_IN_NAME else [by_parent, by_path]
     chosen = next((words for words in wanted if len(set(words)) == len(words)), by_path)
     return [f"{label} ({word})" for word in chosen]

@@ -21,13 +21,14 @@ from fedblend.core.errors import FedblendError, Stopped, by_reason, listed
 from fedblend.engines.distributed.ranks import started_by_torchrun
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.study import Study
-from fedblend.runs.directory import RunDirectory, has_runs, held_study, remove_study, write_study
-from fedblend.runs.runner import SAME, Listener, difference, execute
-from fedblend.runs.warm_start import named
+from fedblend.runs.callbacks import Listener
+from fedblend.runs.directory import RunDirectory, has_runs, locked_study, remove_study, write_study
+from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference
+from fedblend.runs.warm_start import source_run
 
 OnRecord = Callable[[str, dict[str, Any]], None]
 
-LOOK_EVERY = 0.2
+POLL_SECONDS = 0.2
 """Seconds between two looks at what the processes have sent, and at whether they should end."""
 
 
@@ -38,20 +39,20 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
     run stops no other. Ctrl-C raises :class:`Stopped`; all runs can then be resumed. Raises
     :class:`FedblendError` before any of them if one cannot go on, as it began with another experiment.
     """
-    jobs = 1 if started_by_torchrun() else min(len(study.experiments), jobs or _jobs(study))
+    jobs = 1 if started_by_torchrun() else min(len(study.experiments), jobs or _default_jobs(study))
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        with held_study(folder):
-            return _run_held(study, folder, resume, jobs, on_record)
+        with locked_study(folder):
+            return _run_locked(study, folder, resume, jobs, on_record)
     finally:
         if made and not has_runs(folder):
             # A mistake in the experiment was found first: no empty study stays behind.
             remove_study(folder, made)
 
 
-def _run_held(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
+def _run_locked(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
     if resume:
-        _require_same(study, folder)
+        _require_same_experiments(study, folder)
     # Written before the first run, so that a resume knows also the runs that had not begun.
     write_study(folder, study.name, {slug: as_table(e) for slug, e in study.experiments.items()})
     try:
@@ -59,9 +60,9 @@ def _run_held(study: Study, folder: Path, resume: bool, jobs: int, on_record: On
         for wave in waves(study):
             several = min(jobs, len(wave.experiments))
             if several <= 1:
-                failed |= _one_by_one(wave, folder, resume, on_record)
+                failed |= _run_sequentially(wave, folder, resume, on_record)
             else:
-                failed |= _at_once(wave, folder, resume, several, on_record)
+                failed |= _run_in_parallel(wave, folder, resume, several, on_record)
         return failed
     except (KeyboardInterrupt, Stopped):
         if not has_runs(folder):
@@ -79,7 +80,7 @@ def waves(study: Study) -> list[Study]:
     depth: dict[str, int] = {}
     for slug in study.experiments:
         chain = [slug]
-        while (source := named(study.experiments[chain[-1]])) in study.experiments:
+        while (source := source_run(study.experiments[chain[-1]])) in study.experiments:
             if source in chain:
                 raise FedblendError(f"start: '{source}' begins with itself in the end; valid: a run that does not")
             chain.append(source)
@@ -90,7 +91,7 @@ def waves(study: Study) -> list[Study]:
     ]
 
 
-def in_one_message(faults: Mapping[str, str], runs: int) -> str:
+def join_failures(faults: Mapping[str, str], runs: int) -> str:
     """What went wrong, by the names of the ``runs`` runs; what several have in common is told once.
 
     >>> in_one_message({"a-seed0": "no such file", "a-seed1": "no such file"}, 2)
@@ -102,16 +103,16 @@ def in_one_message(faults: Mapping[str, str], runs: int) -> str:
     return "; ".join(told)
 
 
-def _require_same(study: Study, folder: Path) -> None:
+def _require_same_experiments(study: Study, folder: Path) -> None:
     """Raise an error that names the fields in which experiments differ from those their runs began with."""
     begun = {slug: e for slug, e in study.experiments.items() if RunDirectory.is_run(folder / slug)}
-    fields = {slug: difference(RunDirectory(folder / slug), experiment) for slug, experiment in begun.items()}
+    fields = {slug: first_difference(RunDirectory(folder / slug), experiment) for slug, experiment in begun.items()}
     different = {slug: field for slug, field in fields.items() if field}
     if different:
-        raise FedblendError(f"{in_one_message(different, len(study.experiments))} in {folder}; {SAME}")
+        raise FedblendError(f"{join_failures(different, len(study.experiments))} in {folder}; {SAME_EXPERIMENT}")
 
 
-def _jobs(study: Study) -> int:
+def _default_jobs(study: Study) -> int:
     """Runs at once: one a processor, of which a run of several ranks takes as many."""
     return max(1, processors() // max((e.ranks or 1 for e in study.experiments.values()), default=1))
 
@@ -121,20 +122,20 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _one_by_one(study: Study, folder: Path, resume: bool, on_record: OnRecord) -> dict[str, str]:
+def _run_sequentially(study: Study, folder: Path, resume: bool, on_record: OnRecord) -> dict[str, str]:
     failed: dict[str, str] = {}
     for slug, experiment in study.experiments.items():
 
         def listen(record: dict[str, Any], slug: str = slug) -> None:
             on_record(slug, record)
 
-        message = _outcome(experiment, folder / slug, resume, listen, processors())
+        message = _run_one(experiment, folder / slug, resume, listen, processors())
         if message:
             failed[slug] = message
     return failed
 
 
-def _outcome(experiment: Experiment, path: Path, resume: bool, listener: Listener, processors: int) -> str:
+def _run_one(experiment: Experiment, path: Path, resume: bool, listener: Listener, processors: int) -> str:
     """Run one experiment; returns the message of its failure, or nothing. :class:`Stopped` passes through."""
     try:
         execute(experiment, path, resume, listener, processors)
@@ -149,26 +150,26 @@ def _outcome(experiment: Experiment, path: Path, resume: bool, listener: Listene
     return ""
 
 
-def _at_once(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
+def _run_in_parallel(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
     # Spawned, not forked: a forked process would inherit PyTorch's threads in an unknown state.
     context = multiprocessing.get_context("spawn")
     records, stop = context.Queue(), context.Event()
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker, initargs=(records, stop)) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_init_worker, initargs=(records, stop)) as pool:
         try:
             share = max(1, processors() // jobs)
             with _interrupts_ignored():
                 futures = {
-                    slug: pool.submit(_in_worker, as_table(experiment), folder / slug, resume, slug, share)
+                    slug: pool.submit(_run_in_worker, as_table(experiment), folder / slug, resume, slug, share)
                     for slug, experiment in study.experiments.items()
                 }
-            _follow(list(futures.values()), records, on_record)
+            _forward_records(list(futures.values()), records, on_record)
         except KeyboardInterrupt:
             # A second Ctrl-C must not break the goodbye of the first.
             with _interrupts_ignored():
                 stop.set()
                 pool.shutdown(cancel_futures=True)
             raise
-    return {slug: message for slug, future in futures.items() if (message := _message(future, folder / slug))}
+    return {slug: message for slug, future in futures.items() if (message := _failure_message(future, folder / slug))}
 
 
 @contextlib.contextmanager
@@ -184,20 +185,20 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _message(future: Future[str], path: Path) -> str:
+def _failure_message(future: Future[str], path: Path) -> str:
     try:
         return future.result()
     except BrokenProcessPool:
         return f"its process was killed (out of memory?); go on with: fedblend resume {path.parent}"
 
 
-def _follow(futures: list[Future[str]], records: Any, on_record: OnRecord) -> None:
+def _forward_records(futures: list[Future[str]], records: Any, on_record: OnRecord) -> None:
     """Pass records on until all runs have ended."""
     while True:
         ended = all(future.done() for future in futures)
         try:
             while True:
-                on_record(*records.get(timeout=LOOK_EVERY))
+                on_record(*records.get(timeout=POLL_SECONDS))
         except queue.Empty:
             if ended:
                 return
@@ -210,7 +211,7 @@ class _Worker:
     stopped = False
 
 
-def _begin_worker(records: Any, stop: Any) -> None:
+def _init_worker(records: Any, stop: Any) -> None:
     """Watch, in a thread, for the order to stop and for the death of the command that began this process.
 
     Only that thread asks ``stop``: an interrupt in the midst of its lock would leave it locked for all processes.
@@ -221,7 +222,7 @@ def _begin_worker(records: Any, stop: Any) -> None:
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
-        while not stop.wait(LOOK_EVERY):
+        while not stop.wait(POLL_SECONDS):
             if parent is not None and not parent.is_alive():
                 # Killed, so nobody is left to train for, and the runs' locks must be freed.
                 os._exit(1)
@@ -234,7 +235,7 @@ def _begin_worker(records: Any, stop: Any) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str, processors: int) -> str:
+def _run_in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str, processors: int) -> str:
     """Run one experiment in a process of the pool, which Ctrl-C stops in good order."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -247,7 +248,7 @@ def _in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str, proce
         if _Worker.stopped:
             # The pool hands out one run more than it has processes, before the command was stopped.
             return "stopped"
-        return _outcome(resolve(table), path, resume, lambda record: _Worker.records.put((slug, record)), processors)
+        return _run_one(resolve(table), path, resume, lambda record: _Worker.records.put((slug, record)), processors)
     except (Stopped, KeyboardInterrupt):
         return "stopped"
     finally:

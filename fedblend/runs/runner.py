@@ -29,7 +29,7 @@ from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
-from fedblend.runs.callbacks import CallListener, Checkpoints, Listener, MetricsLog
+from fedblend.runs.callbacks import Checkpoints, Listener, MetricsLog, RecordListener
 from fedblend.runs.directory import METRICS, RunDirectory
 from fedblend.runs.groups import flatten
 from fedblend.runs.warm_start import first_weights
@@ -53,11 +53,11 @@ MAY_CHANGE = {
 }
 """Fields that may differ when a run goes on: none of them changes a round that was already made."""
 
-SAME = f"a run goes on with the experiment it began with (only {', '.join(sorted(MAY_CHANGE))} may change)"
+SAME_EXPERIMENT = f"a run goes on with the experiment it began with (only {', '.join(sorted(MAY_CHANGE))} may change)"
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run that came to its end, with the world and the state it ended in."""
 
     directory: RunDirectory
@@ -73,7 +73,7 @@ def execute(
     processors: int = 1,
     federate: Federate | None = None,
     callbacks: Sequence[Callback] = (),
-) -> Finished:
+) -> FinishedRun:
     """Run an experiment in ``path``; with ``resume`` go on from its checkpoint.
 
     Calls ``listener`` with every record, those of an earlier part of the run first. Up to ``processors`` ranks are
@@ -86,8 +86,8 @@ def execute(
         raise FedblendError(
             f"{path}: already holds a run; go on with it (fedblend resume; resume=True), or give another folder as out"
         )
-    if exists and (field := difference(directory, experiment)):
-        raise FedblendError(f"{field} in {path}; {SAME}")
+    if exists and (field := first_difference(directory, experiment)):
+        raise FedblendError(f"{field} in {path}; {SAME_EXPERIMENT}")
     # Rounds that were made are not unmade.
     experiment = experiment.model_copy(update={"rounds": max(experiment.rounds, checkpoint.round_of(path) or 0)})
     # Made before the folder is touched, so that a mistake in the experiment leaves no empty run behind.
@@ -97,20 +97,20 @@ def execute(
         if federate is not None:
             setup, engine, choice = federate(setup)
         else:
-            choice = _choice(directory, setup, processors)
+            choice = _choose_plan(directory, setup, processors)
             engine = engines.make(setup, choice)
         try:
             # The record is on the disk before anybody sees it, and seen before the checkpoint that makes it final.
-            records = [MetricsLog(directory), *([CallListener(listener)] if listener else [])]
+            records = [MetricsLog(directory), *([RecordListener(listener)] if listener else [])]
             checkpoints = Checkpoints(directory, experiment.checkpoint_every, experiment.rounds)
             loop = RoundLoop(setup, engine, [*records, checkpoints, *experiment.callbacks, *callbacks])
             state = _run(directory, loop, choice, records, checkpoints)
         finally:
             engine.close()
-    return Finished(directory, setup, state)
+    return FinishedRun(directory, setup, state)
 
 
-def _choice(directory: RunDirectory, setup: Setup, processors: int) -> EnginePlan:
+def _choose_plan(directory: RunDirectory, setup: Setup, processors: int) -> EnginePlan:
     """How the run is computed: as before where it goes on, so that its rounds come out the same to the last bit."""
     asked, earlier = setup.experiment, directory.facts().get("engine")
     if earlier and earlier["engine"] == "flower":
@@ -134,11 +134,11 @@ def _run(
         try:
             if RunDirectory.is_run(directory.path):
                 directory.set_experiment(experiment)
-                directory.add_facts({"engine": plan.table()})
+                directory.update_facts({"engine": plan.table()})
             else:
-                facts = facts_of(loop.setup) | {"engine": plan.table()}
-                directory.create(experiment, facts, split_of(loop.setup))
-            state, record = _begin(directory, loop, plan, records)
+                facts = collect_facts(loop.setup) | {"engine": plan.table()}
+                directory.create(experiment, facts, describe_split(loop.setup))
+            state, record = _start_or_resume(directory, loop, plan, records)
             checkpoints.kept, begun = state.round, True
             state = loop.run(state, record)
         except KeyboardInterrupt:
@@ -170,7 +170,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def difference(directory: RunDirectory, experiment: Experiment) -> str:
+def first_difference(directory: RunDirectory, experiment: Experiment) -> str:
     """The first field in which an experiment differs from the one a run began with; empty where it may go on."""
     old, new = flatten(as_table(directory.experiment())), flatten(as_table(experiment))
     for field in dict.fromkeys([*new, *old]):
@@ -180,21 +180,21 @@ def difference(directory: RunDirectory, experiment: Experiment) -> str:
     return ""
 
 
-def _begin(
+def _start_or_resume(
     directory: RunDirectory, loop: RoundLoop, plan: EnginePlan, watching: list[Callback]
 ) -> tuple[RunState, RoundRecord]:
     """The state to go on from, the last checkpoint's or a fresh one, and the last record."""
     setup, state = loop.setup, checkpoint.read(directory.path)
     if state is None:
-        directory.cut_metrics(-1)
+        directory.truncate_metrics(-1)
         state, record = loop.start(first_weights(setup, directory.path))
         record.machine["engine"] = plan.table()
         for callback in watching:
             callback.on_round_end(state, record)
         checkpoint.write(directory.path, state)
     else:
-        state = checkpoint.fitted(state, setup.weights(), len(setup.population), directory.path)
-        records = directory.cut_metrics(state.round)
+        state = checkpoint.match_model(state, setup.weights(), len(setup.population), directory.path)
+        records = directory.truncate_metrics(state.round)
         # Compared by length first: a damaged file may name more rounds than any list can hold.
         if len(records) != state.round + 1 or any(record["round"] != i for i, record in enumerate(records)):
             raise FedblendError(
@@ -203,7 +203,7 @@ def _begin(
             )
         record = RoundRecord.from_dict(records[-1])
         for callback in watching:
-            if isinstance(callback, CallListener):
+            if isinstance(callback, RecordListener):
                 for table in records:
                     callback.listener(table)
     directory.set_status("running", state.round)
@@ -218,7 +218,7 @@ def _mark_failed(directory: RunDirectory, round: int, reason: str) -> None:
         return
 
 
-def facts_of(setup: Setup) -> dict[str, Any]:
+def collect_facts(setup: Setup) -> dict[str, Any]:
     """What a reader needs to repeat a run and to read its numbers."""
     sizes = setup.population.sizes
     return {
@@ -256,7 +256,7 @@ def facts_of(setup: Setup) -> dict[str, Any]:
     }
 
 
-def split_of(setup: Setup) -> dict[str, Any]:
+def describe_split(setup: Setup) -> dict[str, Any]:
     """Classes by clients and the split's non-IID measures (AggEnhance, section 4.3).
 
     Empty in regression, and where samples lie at sites of their own.

@@ -162,12 +162,12 @@ def _target(counted: Sequence[Outcome], target: float | None) -> dict[str, Any]:
 
 def status(g: Group) -> str:
     """``done``, or which seeds are not finished and how they stand."""
-    return "; ".join(f"seed {o.seed}: {o.standing}" for o in g.unfinished) or "done"
+    return "; ".join(f"seed {o.seed}: {o.status_text}" for o in g.unfinished) or "done"
 
 
-def places(g: Group) -> str:
+def progress(g: Group) -> str:
     """As :func:`status`, without the reasons."""
-    return "; ".join(f"seed {o.seed}: {o.place}" for o in g.unfinished) or "done"
+    return "; ".join(f"seed {o.seed}: {o.progress_text}" for o in g.unfinished) or "done"
 
 
 def states(g: Group) -> str:

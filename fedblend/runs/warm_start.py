@@ -23,7 +23,7 @@ def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
     if given is None:
         return None
     # A name alone is a run of the same study. What is joined to an absolute path stays as it is.
-    path = folder.parent / named(setup.experiment)
+    path = folder.parent / source_run(setup.experiment)
     state = checkpoint.read(path)
     if state is None:
         raise FedblendError(
@@ -39,6 +39,6 @@ def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
     return in_order(found, own)
 
 
-def named(experiment: Experiment) -> str:
+def source_run(experiment: Experiment) -> str:
     """The run that an experiment begins with, its own seed filled in; empty without one."""
     return (experiment.start or "").replace("{seed}", str(experiment.seed))

@@ -126,7 +126,7 @@ def test_a_checkpoint_that_does_not_fit(
     state = checkpoint.read(made(tmp_path))
     assert state is not None
     with pytest.raises(FedblendError) as caught:
-        checkpoint.fitted(state, model, clients, tmp_path)
+        checkpoint.match_model(state, model, clients, tmp_path)
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path / CHECKPOINT}: ")
 
@@ -135,14 +135,14 @@ def test_a_clients_own_weights_must_be_of_the_model_as_well(tmp_path: Path) -> N
     state = checkpoint.read(made(tmp_path, **{"client/1/weights/w": torch.zeros(3)}))
     assert state is not None
     with pytest.raises(FedblendError, match=r"another model than the run's \('w' differs\)"):
-        checkpoint.fitted(state, {"w": torch.ones(2)}, 3, tmp_path)
+        checkpoint.match_model(state, {"w": torch.ones(2)}, 3, tmp_path)
 
 
 def test_all_weights_come_back_in_the_models_order(tmp_path: Path) -> None:
     two = {f"{where}/{name}": torch.ones(2) for where in ("weights", "client/1/weights") for name in ("a", "w")}
     state = checkpoint.read(made(tmp_path, **two, **{"client/1/outputs/outputs": torch.ones(1)}))
     assert state is not None
-    fitted = checkpoint.fitted(state, {"w": torch.zeros(2), "a": torch.zeros(2)}, 3, tmp_path)
+    fitted = checkpoint.match_model(state, {"w": torch.zeros(2), "a": torch.zeros(2)}, 3, tmp_path)
     assert list(fitted.weights) == ["w", "a"]
     assert list(fitted.client_states[1]) == ["weights/w", "weights/a", "outputs/outputs"]
 

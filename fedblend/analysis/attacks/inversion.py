@@ -25,7 +25,7 @@ Progress = Callable[[int, int, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
-class Rebuilt:
+class Reconstruction:
     """What an attack has rebuilt: images [B, ...] on the model's scale that cost least of all it has seen.
 
     ``y`` are their labels int64 [B], given, inferred, or the likeliest found. ``curve`` float64 [iterations + 1] are
@@ -53,12 +53,12 @@ class Restart:
     curve: list[torch.Tensor] = field(default_factory=list)
 
     @staticmethod
-    def of(iterate: Iterate) -> Restart:
+    def begin(iterate: Iterate) -> Restart:
         """Begin with an iterate; a cost that is no number counts as infinite."""
         x, y, cost = iterate
         return Restart((x.clone(), y.clone(), cost.nan_to_num(torch.inf)), [cost])
 
-    def offer(self, iterate: Iterate) -> None:
+    def update(self, iterate: Iterate) -> None:
         """Keep an iterate if it costs less; without asking the device, which would have to be waited for."""
         better = iterate[2] < self.best[2]
         x, y, cost = (torch.where(better, new, old) for new, old in zip(iterate, self.best, strict=True))
@@ -76,7 +76,7 @@ def invert(
     rng: np.random.Generator,
     progress: Progress | None = None,
     **options: Any,
-) -> Rebuilt:
+) -> Reconstruction:
     """Rebuild images of ``shape`` (B, channels, height, width) from what a victim sent.
 
     ``observed`` are tensors by name, as :meth:`Victim.sent` gives them: a gradient, or an update. ``attack`` is a name
@@ -86,13 +86,13 @@ def invert(
 
     Raises :class:`FedblendError` for unknown attacks and options, and for observations or labels that do not fit.
     """
-    made = named_attack(attack, options)
+    made = make_attack(attack, options)
     start = victim.start()
     _require_fitting(observed, start, shape, labels)
     like = next(iter(start.values()))
     seen = {name: observed[name].detach().to(like) for name in start}
-    box = _box(victim, shape, like)
-    known = _labels(victim, seen, shape, made) if labels is None else labels.to(like.device)
+    box = _pixel_range(victim, shape, like)
+    known = _known_labels(victim, seen, shape, made) if labels is None else labels.to(like.device)
     trials: list[Restart] = []
     stopped = False
     try:
@@ -103,19 +103,19 @@ def invert(
                 y = torch.from_numpy(rng.standard_normal((shape[0], victim.context.task.outputs))).to(like)
             for number, iterate in enumerate(made.search(victim, seen, x, y, box)):
                 if number:
-                    trials[restart].offer(iterate)
+                    trials[restart].update(iterate)
                 else:
-                    trials.append(Restart.of(iterate))
+                    trials.append(Restart.begin(iterate))
                 if progress is not None:
                     progress(restart, number, iterate[2])
     except KeyboardInterrupt:
         if not trials:
             raise
         stopped = True
-    return _best(trials, stopped)
+    return _best_result(trials, stopped)
 
 
-def named_attack(attack: str | Attack, options: Mapping[str, Any]) -> Attack:
+def make_attack(attack: str | Attack, options: Mapping[str, Any]) -> Attack:
     """An attack by its name with its options, or one made already. Raises :class:`FedblendError` for unknown ones."""
     if isinstance(attack, Attack):
         if options:
@@ -149,13 +149,13 @@ def _require_fitting(observed: Tensors, start: Tensors, shape: Sequence[int], la
         )
 
 
-def _box(victim: Victim, shape: Sequence[int], like: torch.Tensor) -> Box:
+def _pixel_range(victim: Victim, shape: Sequence[int], like: torch.Tensor) -> Box:
     """The least and the greatest value that a picture's pixels can have on the model's scale, [1, C, H, W] both."""
     ends = [victim.context.scale.from_unit(torch.full((1, *shape[1:]), unit).to(like)) for unit in (0.0, 1.0)]
     return torch.minimum(*ends), torch.maximum(*ends)
 
 
-def _labels(victim: Victim, observed: Tensors, shape: Sequence[int], attack: Attack) -> torch.Tensor | None:
+def _known_labels(victim: Victim, observed: Tensors, shape: Sequence[int], attack: Attack) -> torch.Tensor | None:
     """Labels that are inferred before the search; none where it searches for them."""
     if attack.searches_labels():
         return None
@@ -164,10 +164,10 @@ def _labels(victim: Victim, observed: Tensors, shape: Sequence[int], attack: Att
     return infer_labels(victim.model, {name: factor * tensor for name, tensor in observed.items()}, shape[0])
 
 
-def _best(trials: Sequence[Restart], stopped: bool) -> Rebuilt:
+def _best_result(trials: Sequence[Restart], stopped: bool) -> Reconstruction:
     costs = tuple(float(trial.best[2]) for trial in trials)
     restart = int(np.argmin(costs))
     x, y, _ = trials[restart].best
     y = y.argmax(-1) if y.is_floating_point() else y
     curve = torch.stack(trials[restart].curve).double().cpu().numpy()
-    return Rebuilt(x, y, costs[restart], curve, restart, costs, stopped)
+    return Reconstruction(x, y, costs[restart], curve, restart, costs, stopped)

@@ -10,7 +10,7 @@ from torch import nn
 from fedblend.core.errors import FedblendError
 
 
-def read_off(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def recover_input(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """The input of a biased linear layer from its gradients [O, I] and [O] for a batch of one: x = gW_i / gb_i, [I].
 
     It is exact, since gW_i = gb_i x for every output i; the one with the largest gradient is taken. For several

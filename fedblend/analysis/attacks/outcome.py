@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedblend.analysis.attacks.inversion import Progress, Rebuilt, invert, named_attack
-from fedblend.analysis.attacks.metrics import Likeness, compare
-from fedblend.analysis.attacks.pictures import draw
+from fedblend.analysis.attacks.inversion import Progress, Reconstruction, invert, make_attack
+from fedblend.analysis.attacks.metrics import ImageSimilarity, compare
+from fedblend.analysis.attacks.pictures import draw_attack
 from fedblend.analysis.attacks.search import Attack
 from fedblend.analysis.attacks.setup import Attacker, AttackSetup, prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot, Watch
@@ -31,66 +31,66 @@ DEFINITIONS = "MSE on the model's scale; PSNR (dB) and SSIM (window 7) of pictur
 
 
 @dataclass(frozen=True)
-class Attacked:
+class AttackResult:
     """An attack that was made: on what, with which settings, what it rebuilt, and how like the originals that is."""
 
-    scene: AttackSetup
+    attack_setup: AttackSetup
     attack: str
     labels: Labels
     options: Attack
-    rebuilt: Rebuilt
-    likeness: Likeness
+    rebuilt: Reconstruction
+    similarity: ImageSimilarity
     seconds: float
 
     def table(self) -> dict[str, Any]:
         """All of it but the images, as plain data. An infinite PSNR (the very image) is ``None``."""
-        scene, found = self.scene, self.likeness
-        experiment = scene.moment.setup.experiment
+        attack_setup, found = self.attack_setup, self.similarity
+        experiment = attack_setup.snapshot.setup.experiment
         order = found.rebuilt.tolist()
         return {
-            "run": scene.moment.run.path.name,
+            "run": attack_setup.snapshot.run.path.name,
             "method": experiment.method.label or experiment.method.name,
-            "data": scene.moment.setup.data.name,
-            "round": scene.moment.round,
-            "client": scene.client,
-            "drawn": scene.drawn,
-            "images": len(scene.y),
-            "steps": scene.steps,
-            "attacker": scene.attacker,
+            "data": attack_setup.snapshot.setup.data.name,
+            "round": attack_setup.snapshot.round,
+            "client": attack_setup.client,
+            "drawn": attack_setup.drawn,
+            "images": len(attack_setup.y),
+            "steps": attack_setup.steps,
+            "attacker": attack_setup.attacker,
             "attack": self.attack,
             "labels": self.labels,
             "options": asdict(self.options),
             "iterations": len(self.rebuilt.curve) - 1,
             "stopped": self.rebuilt.stopped,
-            "cost": _number(self.rebuilt.cost),
-            "costs": [_number(cost) for cost in self.rebuilt.costs],
+            "cost": _json_number(self.rebuilt.cost),
+            "costs": [_json_number(cost) for cost in self.rebuilt.costs],
             "definitions": DEFINITIONS,
-            "mse": _number(found.mse.mean()),
-            "psnr": _number(found.psnr.mean()),
-            "ssim": _number(found.ssim.mean()),
+            "mse": _json_number(found.mse.mean()),
+            "psnr": _json_number(found.psnr.mean()),
+            "ssim": _json_number(found.ssim.mean()),
             "each": [
                 {
                     "label": int(label),
                     "rebuilt_as": int(self.rebuilt.y[row]),
                     **dict(zip(MEASURES, measured, strict=True)),
                 }
-                for label, row, measured in zip(scene.y.tolist(), order, _rows(found), strict=True)
+                for label, row, measured in zip(attack_setup.y.tolist(), order, _measure_rows(found), strict=True)
             ],
             "seconds": round(self.seconds, 2),
         }
 
     def picture(self) -> bytes:
         """A PNG: each original beside what was rebuilt of it."""
-        setup = self.scene.moment.setup
-        return draw(self.scene, self.rebuilt, self.likeness, setup.data.classes, self.title())
+        setup = self.attack_setup.snapshot.setup
+        return draw_attack(self.attack_setup, self.rebuilt, self.similarity, setup.data.classes, self.title())
 
     def title(self) -> str:
         """What was attacked and how, in one line."""
-        scene = self.scene
-        run = scene.moment.setup.experiment.method.label or scene.moment.run.path.name
+        attack_setup = self.attack_setup
+        run = attack_setup.snapshot.setup.experiment.method.label or attack_setup.snapshot.run.path.name
         return (
-            f"{run}: client {scene.client} at round {scene.moment.round}, {self.attack}, "
-            f"{_counted(len(scene.y), 'image')}, {_counted(scene.steps, 'step')}"
+            f"{run}: client {attack_setup.client} at round {attack_setup.snapshot.round}, {self.attack}, "
+            f"{_count_text(len(attack_setup.y), 'image')}, {_count_text(attack_setup.steps, 'step')}"
         )
 
     def write(self, folder: Path | str | None = None) -> Path:
@@ -106,10 +106,15 @@ class Attacked:
 
     def folder(self) -> Path:
         """The attack's own folder in the run's: the same settings give the same one."""
-        scene = self.scene
-        words = [self.attack, f"round{scene.moment.round}", f"client{scene.client}", f"{len(scene.y)}x{scene.steps}"]
-        words += [scene.attacker] + (["inferred"] if self.labels == "inferred" else [])
-        return scene.moment.run.path / FOLDER / "-".join(words)
+        attack_setup = self.attack_setup
+        words = [
+            self.attack,
+            f"round{attack_setup.snapshot.round}",
+            f"client{attack_setup.client}",
+            f"{len(attack_setup.y)}x{attack_setup.steps}",
+        ]
+        words += [attack_setup.attacker] + (["inferred"] if self.labels == "inferred" else [])
+        return attack_setup.snapshot.run.path / FOLDER / "-".join(words)
 
 
 MEASURES = ("mse", "psnr", "ssim")
@@ -129,10 +134,10 @@ def attack_run(
     watch: Watch | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> Attacked:
+) -> AttackResult:
     """Attack what a client of a run sent after ``round`` rounds (0: for the untrained model).
 
-    See :meth:`RoundSnapshot.of` and :func:`prepare` for how that is made again, and :func:`invert` for ``attack`` and
+    See :meth:`RoundSnapshot.load` and :func:`prepare` for how that is made again, and :func:`invert` for ``attack`` and
     its ``options``. With ``labels = "true"`` the attacker knows the labels. Starting points follow from the run's seed.
 
         attack_run("runs/quickstart/fedavg-seed0", 0, 3, images=4, steps=5, iterations=300).write()
@@ -141,19 +146,27 @@ def attack_run(
     """
     if labels not in ("true", "inferred"):
         raise FedblendError(f"labels: {labels!r} is not valid; valid: true, inferred")
-    made = named_attack(attack, options)  # before anything that takes long
-    moment = run if isinstance(run, RoundSnapshot) else RoundSnapshot.of(run, round, watch)
-    scene = prepare(moment, client, images=images, steps=steps, attacker=attacker, device=device)
-    rng = stream(moment.setup.experiment.seed, "attack", round, client)
-    known = scene.y if labels == "true" else None
+    made = make_attack(attack, options)  # before anything that takes long
+    snapshot = run if isinstance(run, RoundSnapshot) else RoundSnapshot.load(run, round, watch)
+    attack_setup = prepare(snapshot, client, images=images, steps=steps, attacker=attacker, device=device)
+    rng = stream(snapshot.setup.experiment.seed, "attack", round, client)
+    known = attack_setup.y if labels == "true" else None
     start = time.perf_counter()
-    rebuilt = invert(scene.victim, scene.observed, scene.x.shape, attack=made, labels=known, rng=rng, progress=progress)
+    rebuilt = invert(
+        attack_setup.victim,
+        attack_setup.observed,
+        attack_setup.x.shape,
+        attack=made,
+        labels=known,
+        rng=rng,
+        progress=progress,
+    )
     seconds = time.perf_counter() - start
-    likeness = compare(scene.x, rebuilt.x, moment.setup.scale)
-    return Attacked(scene, attack, labels, made, rebuilt, likeness, seconds)
+    similarity = compare(attack_setup.x, rebuilt.x, snapshot.setup.scale)
+    return AttackResult(attack_setup, attack, labels, made, rebuilt, similarity, seconds)
 
 
-def attacks_on(run: RunDirectory) -> list[dict[str, Any]]:
+def read_attacks(run: RunDirectory) -> list[dict[str, Any]]:
     """The tables of all attacks that are kept in a run's folder, in order of their folders.
 
     Raises :class:`FedblendError` for one that is damaged.
@@ -176,15 +189,15 @@ def make_folder(path: Path) -> None:
         raise FedblendError(f"--out {path}: cannot be used as a folder: {error.strerror}; name another") from None
 
 
-def _rows(found: Likeness) -> list[list[float | None]]:
+def _measure_rows(found: ImageSimilarity) -> list[list[float | None]]:
     columns = np.stack([found.mse, found.psnr, found.ssim], 1)
-    return [[_number(value) for value in row] for row in columns]
+    return [[_json_number(value) for value in row] for row in columns]
 
 
-def _counted(number: int, what: str) -> str:
+def _count_text(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _number(value: Any) -> float | None:
+def _json_number(value: Any) -> float | None:
     """A number as JSON can hold it."""
     return float(value) if np.isfinite(value) else None

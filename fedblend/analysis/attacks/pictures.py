@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedblend.analysis.attacks.inversion import Rebuilt
-from fedblend.analysis.attacks.metrics import Likeness
+from fedblend.analysis.attacks.inversion import Reconstruction
+from fedblend.analysis.attacks.metrics import ImageSimilarity
 from fedblend.analysis.attacks.setup import AttackSetup
 from fedblend.analysis.plotting import DPI, INK, MUTED
 
@@ -27,27 +27,29 @@ SIDE = 1.25
 """Inches of an image's side."""
 
 
-def draw(scene: AttackSetup, rebuilt: Rebuilt, likeness: Likeness, classes: Sequence[str], title: str) -> bytes:
+def draw_attack(
+    attack_setup: AttackSetup, rebuilt: Reconstruction, similarity: ImageSimilarity, classes: Sequence[str], title: str
+) -> bytes:
     """A PNG of pairs: an original with its class, and what was rebuilt of it with its PSNR (dB) and SSIM."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    scale = scene.moment.setup.scale
-    originals = scale.to_unit(scene.x.detach().cpu())[:SHOWN]
-    made = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(likeness.rebuilt)][:SHOWN]
+    scale = attack_setup.snapshot.setup.scale
+    originals = scale.to_unit(attack_setup.x.detach().cpu())[:SHOWN]
+    made = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(similarity.order)][:SHOWN]
     columns, rows = 2 * min(PAIRS, len(originals)), -(-len(originals) // PAIRS)
     size = (max(5.4, SIDE * columns + 0.3), (SIDE + 0.3) * rows + 0.5)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=9, fontweight="bold", color=INK, parse_math=False)
     for k in range(len(originals)):
-        label, guess = int(scene.y[k]), int(rebuilt.y[likeness.rebuilt[k]])
-        told = f"{likeness.psnr[k]:.1f} dB, SSIM {likeness.ssim[k]:.2f}"
+        label, guess = int(attack_setup.y[k]), int(rebuilt.y[similarity.order[k]])
+        told = f"{similarity.psnr[k]:.1f} dB, SSIM {similarity.ssim[k]:.2f}"
         told = told if guess == label else f"{told}\nas {classes[guess]}"
         place = 2 * k + 1
         _show(figure.add_subplot(rows, columns, place), originals[k], f"original: {classes[label]}")
         _show(figure.add_subplot(rows, columns, place + 1), made[k], told)
-    cut = f"the first {SHOWN} of {len(scene.y)} images; " if len(scene.y) > SHOWN else ""
+    cut = f"the first {SHOWN} of {len(attack_setup.y)} images; " if len(attack_setup.y) > SHOWN else ""
     note = f"{cut}left the original, right what was rebuilt; cost {rebuilt.cost:.3g}"
     figure.supxlabel(note, fontsize=8, color=MUTED, x=0.01, ha="left")
     buffer = io.BytesIO()

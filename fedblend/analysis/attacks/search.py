@@ -14,12 +14,12 @@ from fedblend.core.registry import Count, NonNegative, Positive
 from fedblend.core.trees import Tensors
 
 
-def squared(made: Tensors, observed: Tensors) -> torch.Tensor:
+def squared_distance(made: Tensors, observed: Tensors) -> torch.Tensor:
     """sum ||made - observed||^2 over all tensors (DLG, Zhu et al. 2019, equation 4)."""
     return torch.stack([(made[name] - seen).square().sum() for name, seen in observed.items()]).sum()
 
 
-def cosine(made: Tensors, observed: Tensors) -> torch.Tensor:
+def cosine_distance(made: Tensors, observed: Tensors) -> torch.Tensor:
     """1 - <made, observed> / (||made|| ||observed||), all tensors as one vector (InvGrad, Geiping et al. 2020)."""
     inner = torch.stack([(made[name] * seen).sum() for name, seen in observed.items()]).sum()
     lengths = [torch.stack([t[name].square().sum() for name in observed]).sum() for t in (made, observed)]
@@ -35,7 +35,7 @@ Box = tuple[torch.Tensor, torch.Tensor]
 Iterate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Images, their targets, and what they cost, as plain numbers."""
 
-COSTS = {"cosine": cosine, "squared": squared}
+COSTS = {"cosine": cosine_distance, "squared": squared_distance}
 DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
 """Shares of the iterations after which InvGrad's step shrinks to a tenth."""
 

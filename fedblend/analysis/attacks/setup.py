@@ -39,7 +39,7 @@ class AttackSetup:
     [B] are the images that it was made of.
     """
 
-    moment: RoundSnapshot
+    snapshot: RoundSnapshot
     client: int
     attacker: Attacker
     victim: Victim
@@ -50,7 +50,7 @@ class AttackSetup:
     @property
     def drawn(self) -> bool:
         """Whether the run drew the client for this round; else it is what the client would have sent."""
-        return self.client in self.moment.cohort
+        return self.client in self.snapshot.cohort
 
     @property
     def steps(self) -> int:
@@ -59,7 +59,7 @@ class AttackSetup:
 
 
 def prepare(
-    moment: RoundSnapshot,
+    snapshot: RoundSnapshot,
     client: int,
     *,
     images: int | None = None,
@@ -77,25 +77,25 @@ def prepare(
     """
     if attacker not in get_args(Attacker):
         raise FedblendError(f"attacker: {attacker!r} is not valid; valid: {', '.join(get_args(Attacker))}")
-    if not 0 <= client < len(moment.setup.population):
-        last = len(moment.setup.population) - 1
+    if not 0 <= client < len(snapshot.setup.population):
+        last = len(snapshot.setup.population) - 1
         raise FedblendError(f"client: {client} is not valid: the run has clients 0 to {last}")
-    setup, task = _with_less_work(moment.setup, moment.task, client, images, steps)
+    setup, task = _limit_work(snapshot.setup, snapshot.task, client, images, steps)
     where = device or setup.experiment.device
     engines.require_device(where)
     with one_thread():
         engine = LoopEngine(setup, where)
         one = engine.assign(task, client)
         (trained,) = engine.train(task, [client])
-        victim = _victim(engine, task, one, attacker)
+        victim = _make_victim(engine, task, one, attacker)
         observed = victim.update_of(protected(setup, task, trained))
     if setup.experiment.protection.name != "none":
-        victim = replace(victim, protect=_seen_only(observed))
+        victim = replace(victim, protect=_nonzero_mask(observed))
     x, y = (half.to(engine.device) for half in setup.samples(client, one.samples))
-    return AttackSetup(moment, client, attacker, victim, observed, engine.scale(x), y)
+    return AttackSetup(snapshot, client, attacker, victim, observed, engine.scale(x), y)
 
 
-def _with_less_work(
+def _limit_work(
     setup: Setup, task: TrainTask, client: int, images: int | None, steps: int | None
 ) -> tuple[Setup, TrainTask]:
     """The client's work made smaller: some of its samples, all of them in each of some steps."""
@@ -118,7 +118,7 @@ def _with_less_work(
     return replace(setup, experiment=setup.experiment.model_copy(update={"train": train})), replace(task, sizes=sizes)
 
 
-def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Attacker) -> Victim:
+def _make_victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Attacker) -> Victim:
     """The client as the attacker supposes it to be."""
     setup, device, settings = engine.setup, engine.device, engine.setup.experiment.train
     method = setup.experiment.method
@@ -135,9 +135,9 @@ def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Atta
         {name: t.to(device) for name, t in task.server_state.items()},
     )
     objective = method.objective.fallback() if one.plain else method.objective
-    drawn = {} if attacker == "plain" else _numbers(setup, task, one, attacker)
+    drawn = {} if attacker == "plain" else _random_numbers(setup, task, one, attacker)
     return Victim(
-        _as_attacked(engine.model),
+        _without_dropout(engine.model),
         context,
         Plain() if attacker == "plain" else objective,
         terms_of(method, task),
@@ -147,7 +147,7 @@ def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Atta
     )
 
 
-def _numbers(setup: Setup, task: TrainTask, one: Assignment, attacker: Attacker) -> dict[str, np.ndarray]:
+def _random_numbers(setup: Setup, task: TrainTask, one: Assignment, attacker: Attacker) -> dict[str, np.ndarray]:
     """The random half of the objective: the client's, or one that the attacker draws by the same rules."""
     if attacker == "knows":
         return one.drawn
@@ -157,7 +157,7 @@ def _numbers(setup: Setup, task: TrainTask, one: Assignment, attacker: Attacker)
     return LoopEngine(supposed).assign(task, one.client).drawn
 
 
-def _as_attacked(model: nn.Module) -> nn.Module:
+def _without_dropout(model: nn.Module) -> nn.Module:
     """The model in training mode, but for dropout: which units a client dropped, nobody knows."""
     made = copy.deepcopy(model).train()
     for layer in made.modules():
@@ -166,7 +166,7 @@ def _as_attacked(model: nn.Module) -> nn.Module:
     return made
 
 
-def _seen_only(observed: Mapping[str, torch.Tensor]) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+def _nonzero_mask(observed: Mapping[str, torch.Tensor]) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     """Entries that a protection left out (they arrive as 0) count in nothing that the attacker compares."""
     kept = {name: seen != 0 for name, seen in observed.items()}
     return lambda made: {name: torch.where(kept[name], t, torch.zeros_like(t)) for name, t in made.items()}

@@ -36,7 +36,7 @@ class RoundSnapshot:
     cohort: tuple[int, ...]
 
     @staticmethod
-    def of(run: Path | str | RunDirectory, round: int, watch: Watch | None = None) -> RoundSnapshot:
+    def load(run: Path | str | RunDirectory, round: int, watch: Watch | None = None) -> RoundSnapshot:
         """The moment at which a run has made ``round`` rounds (0: the model is untrained).
 
         The checkpoint holds the last round's model; for an earlier one the run's rounds are made again from the start,
@@ -105,7 +105,7 @@ def _state_at(directory: RunDirectory, loop: RoundLoop, round: int, reached: int
     if round == reached:
         state = checkpoint.read(directory.path)
         assert state is not None
-        return checkpoint.fitted(state, loop.setup.weights(), len(loop.setup.population), directory.path)
+        return checkpoint.match_model(state, loop.setup.weights(), len(loop.setup.population), directory.path)
     state, _ = loop.start(first_weights(loop.setup, directory.path))
     for made in range(round):
         if watch:

@@ -101,7 +101,7 @@ class Victim:
             for turn in range(len(self.objective.phases())):
                 weights = {name: start[name] + moved[name] for name in start}
                 gradient = self._gradient(weights, batch, number, turn)
-                for name, step in _direction(gradient, weights, velocity, steps).items():
+                for name, step in _step_direction(gradient, weights, velocity, steps).items():
                     moved[name] = moved[name] - steps.lr * step
         return moved
 
@@ -119,7 +119,7 @@ class Victim:
         return {name: gradient for name, gradient in zip(weights, gradients, strict=True) if gradient is not None}
 
 
-def _direction(
+def _step_direction(
     gradient: Tensors, weights: Tensors, velocity: dict[str, torch.Tensor], steps: Steps
 ) -> dict[str, torch.Tensor]:
     """What a step moves along: clipped, with weight decay, with momentum, in this order, as the engines do it.

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from fedblend.analysis.points.loaded_run import LoadedRun
-from fedblend.analysis.points.vae import Vae, features_of
+from fedblend.analysis.points.vae import Vae, encode
 from fedblend.core.random import stream
 
 NOISE = 1000
@@ -40,10 +40,10 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return 1 - float(directions[0] @ directions[1])
 
 
-def distances(subject: LoadedRun, vae: Vae) -> Distances:
+def distances(loaded_run: LoadedRun, vae: Vae) -> Distances:
     """How far the points of each round, noise and the test samples are from the training samples (Figure 8, right)."""
-    setup, points = subject.setup, subject.points
-    train = features_of(vae, setup, setup.data.train.x)
+    setup, points = loaded_run.setup, loaded_run.points
+    train = encode(vae, setup, setup.data.train.x)
     rng = stream(setup.experiment.seed, "noise to compare")
     noise = torch.from_numpy(rng.random((NOISE, *points.x.shape[1:]), np.float32))
     with torch.no_grad():
@@ -52,6 +52,6 @@ def distances(subject: LoadedRun, vae: Vae) -> Distances:
     return Distances(
         {round: distance(own[points.rounds == round], train) for round in points.all_rounds()},
         distance(of_noise, train),
-        distance(features_of(vae, setup, setup.data.test.x), train),
+        distance(encode(vae, setup, setup.data.test.x), train),
         distance(train, train),
     )

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedblend.analysis.plotting import DASHES, DPI, INK, METHODS, MUTED, dress
-from fedblend.analysis.points.point_metrics import Evidence
+from fedblend.analysis.plotting import DASHES, DPI, INK, METHODS, MUTED, style_axes
+from fedblend.analysis.points.point_metrics import PointMeasurements
 from fedblend.analysis.points.replay import Row
 
 if TYPE_CHECKING:
@@ -28,19 +28,19 @@ LEVELS = {
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
-def of_points(evidence: Evidence, title: str) -> dict[str, bytes]:
+def draw_points(measurements: PointMeasurements, title: str) -> dict[str, bytes]:
     """A PNG for each measure there is, by the name of its file."""
-    frame, levels = evidence.rounds, evidence.levels
+    frame, levels = measurements.rounds, measurements.levels
     trained = frame.dropna(subset="accuracy")
     percent = [100 * value for value in trained["accuracy"].tolist()]
     made = {
-        "accuracy.png": curves(
+        "accuracy.png": draw_curves(
             {"new model, trained on the points alone": (trained["round"].tolist(), percent)},
             {LEVELS["accuracy"]: 100 * levels["accuracy"]},
             ("points made until round", "test accuracy (%)"),
             title,
         ),
-        "alignment.png": curves(
+        "alignment.png": draw_curves(
             {"points of the round, at the last model": (frame["round"].tolist(), frame["alignment"].tolist())},
             {"": 0.0},
             ("round the points were made in", "cosine with the gradient on clients' data"),
@@ -48,7 +48,7 @@ def of_points(evidence: Evidence, title: str) -> dict[str, bytes]:
         ),
     }
     if frame["distance"].notna().any():
-        made["distance.png"] = curves(
+        made["distance.png"] = draw_curves(
             {"points of the round": (frame["round"].tolist(), frame["distance"].tolist())},
             {LEVELS[name]: levels[name] for name in ("noise", "test", "train")},
             ("round the points were made in", "mean cosine distance to training samples"),
@@ -57,10 +57,10 @@ def of_points(evidence: Evidence, title: str) -> dict[str, bytes]:
     return made
 
 
-def of_replay(rows: Sequence[Row], title: str) -> bytes:
+def draw_replay(rows: Sequence[Row], title: str) -> bytes:
     """A PNG of the alignment in each round of the run."""
     rounds = [row["round"] for row in rows]
-    return curves(
+    return draw_curves(
         {
             "all points so far": (rounds, [row["alignment"] for row in rows]),
             "the round's points alone": (rounds, [row["alignment_new"] for row in rows]),
@@ -71,7 +71,7 @@ def of_replay(rows: Sequence[Row], title: str) -> bytes:
     )
 
 
-def curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tuple[str, str], title: str) -> bytes:
+def draw_curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tuple[str, str], title: str) -> bytes:
     """A PNG of curves by round, and of levels across it; a level without a name is a mark on the axis only."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -97,7 +97,7 @@ def curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tupl
             label=name or None,
             zorder=1,
         )
-    dress(axes, *labels)
+    style_axes(axes, *labels)
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.margins(x=0.03, y=0.08)
     legend = figure.legend(loc="outside lower left", fontsize=8.5, frameon=False, labelcolor=INK, ncols=2)

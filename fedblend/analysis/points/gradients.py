@@ -25,11 +25,11 @@ def alignment(model: nn.Module, points: torch.Tensor, labels: torch.Tensor, x: t
     return cosine(gradient(model, chunks(points, labels)), gradient(model, chunks(x, y)))
 
 
-def by_round(subject: LoadedRun) -> dict[int, float]:
+def alignment_by_round(loaded_run: LoadedRun) -> dict[int, float]:
     """The alignment of each round's points with all clients' samples, both at the run's last model."""
-    model, points = subject.model(), subject.points
-    real = gradient(model, subject.client_batches())
-    x = subject.scale.from_unit(points.x)
+    model, points = loaded_run.model(), loaded_run.points
+    real = gradient(model, loaded_run.client_batches())
+    x = loaded_run.scale.from_unit(points.x)
     made: dict[int, float] = {}
     for round in points.all_rounds():
         own = points.rounds == round

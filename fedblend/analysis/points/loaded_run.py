@@ -41,7 +41,7 @@ class Points:
     rounds: torch.Tensor
 
     @staticmethod
-    def of(kept: Mapping[str, torch.Tensor]) -> Points:
+    def from_server_state(kept: Mapping[str, torch.Tensor]) -> Points:
         """The points among what a server step keeps, which counts rounds from 0."""
         return Points(kept["points"], kept["labels"], kept["rounds"] + 1)
 
@@ -93,11 +93,11 @@ def read(path: Path | str) -> LoadedRun:
 
     Loads the run's data. Raises :class:`FedblendError` if there is no such run, or no run with points.
     """
-    directory = _one_with_points(Path(path))
+    directory = _find_run_with_points(Path(path))
     setup = make_setup(directory.experiment())
     state = checkpoint.read(directory.path)
     assert state is not None
-    return LoadedRun(directory, setup, state, Points.of(state.server_part("server_step")))
+    return LoadedRun(directory, setup, state, Points.from_server_state(state.server_part("server_step")))
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -127,7 +127,7 @@ def has_points(folder: Path) -> bool:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
 
 
-def _one_with_points(path: Path) -> RunDirectory:
+def _find_run_with_points(path: Path) -> RunDirectory:
     runs = find_runs([path])
     holding = [run for run in runs if has_points(run.path)]
     if not holding:

@@ -20,7 +20,7 @@ from fedblend.runs.runner import one_thread
 
 
 @dataclass(frozen=True)
-class Switched:
+class ClientSwitches:
     """Of a client's round (the first is 1): its ``batches``, and how many of them took the large lambda."""
 
     round: int
@@ -30,7 +30,7 @@ class Switched:
 
 
 @dataclass(frozen=True)
-class Total:
+class RoundSwitches:
     """Of a round: the ``batches`` of all its clients, and how many of them took the large lambda."""
 
     round: int
@@ -43,16 +43,16 @@ class Total:
         return self.large / max(1, self.batches)
 
 
-def totals_of(rows: Iterable[Switched]) -> list[Total]:
+def sum_by_round(rows: Iterable[ClientSwitches]) -> list[RoundSwitches]:
     """The totals of each round, in order."""
     sums: dict[int, tuple[int, int]] = {}
     for row in rows:
         batches, large = sums.get(row.round, (0, 0))
         sums[row.round] = batches + row.batches, large + row.large
-    return [Total(round, *sums[round]) for round in sorted(sums)]
+    return [RoundSwitches(round, *sums[round]) for round in sorted(sums)]
 
 
-def in_words(totals: Sequence[Total]) -> str:
+def describe_switches(totals: Sequence[RoundSwitches]) -> str:
     """When lambda was the large one, in a sentence.
 
     >>> in_words([Total(1, 4, 4), Total(2, 4, 4), Total(3, 4, 1), Total(4, 4, 0)])
@@ -77,20 +77,20 @@ class SwitchCounter(Callback):
     ``rows`` has all rounds' rows, in order; ``on_round`` is called with each round's.
     """
 
-    def __init__(self, on_round: Callable[[list[Switched]], None] | None = None) -> None:
+    def __init__(self, on_round: Callable[[list[ClientSwitches]], None] | None = None) -> None:
         self.on_round = on_round
-        self.rows: list[Switched] = []
+        self.rows: list[ClientSwitches] = []
 
     def on_updates(self, task: TrainTask, result: CohortResult) -> None:
         """Count."""
         flags = {client: notes[LARGE] for client, notes in result.notes.items() if LARGE in notes}
-        rows = [Switched(task.round + 1, client, len(found), int(found.sum())) for client, found in flags.items()]
+        rows = [ClientSwitches(task.round + 1, client, len(found), int(found.sum())) for client, found in flags.items()]
         self.rows += rows
         if self.on_round:
             self.on_round(rows)
 
 
-def switches(run: Path | str, on_round: Callable[[list[Switched]], None] | None = None) -> list[Switched]:
+def switches(run: Path | str, on_round: Callable[[list[ClientSwitches]], None] | None = None) -> list[ClientSwitches]:
     """A row for each client of each round of a run: how many of its batches took the large lambda.
 
     All rounds are made again by the reference engine; ``on_round`` is called with each round's rows. Raises

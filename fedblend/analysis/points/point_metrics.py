@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fedblend.analysis.plotting import spread
+from fedblend.analysis.plotting import evenly_spaced
 from fedblend.analysis.points.features import distances
-from fedblend.analysis.points.gradients import by_round
+from fedblend.analysis.points.gradients import alignment_by_round
 from fedblend.analysis.points.loaded_run import LoadedRun
 from fedblend.analysis.points.train_on_points import TrainingSettings, fresh_accuracy
 from fedblend.analysis.points.training import accuracy
@@ -23,7 +23,7 @@ Watch = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Evidence:
+class PointMeasurements:
     """What is measured of a run's points.
 
     ``rounds`` has a row for each round in which points were made: ``round``, ``points`` (so many were made until
@@ -38,25 +38,25 @@ class Evidence:
     settings: TrainingSettings
 
 
-def look(
-    subject: LoadedRun, settings: TrainingSettings | None = None, vae_epochs: int = 10, watch: Watch | None = None
-) -> Evidence:
+def measure_points(
+    loaded_run: LoadedRun, settings: TrainingSettings | None = None, vae_epochs: int = 10, watch: Watch | None = None
+) -> PointMeasurements:
     """Measure a run's points by the rounds they were made in; ``vae_epochs = 0`` leaves the distances out."""
     say = watch or (lambda what, done, total: None)
-    chosen = settings or TrainingSettings.of(subject)
-    points = subject.points
+    chosen = settings or TrainingSettings.for_run(loaded_run)
+    points = loaded_run.points
     made_in = points.all_rounds()
-    aligned = by_round(subject)
-    trained = spread(made_in, SHOWN)
+    aligned = alignment_by_round(loaded_run)
+    trained = evenly_spaced(made_in, SHOWN)
     accuracies = {}
     say("new models on the points", 0, len(trained))
     for i, round in enumerate(trained, 1):
-        accuracies[round] = fresh_accuracy(subject, chosen, round)
+        accuracies[round] = fresh_accuracy(loaded_run, chosen, round)
         say("new models on the points", i, len(trained))
-    far, levels = {}, {"accuracy": accuracy(subject.model(), subject.setup)}
+    far, levels = {}, {"accuracy": accuracy(loaded_run.model(), loaded_run.setup)}
     if vae_epochs:
-        vae = train_vae(subject.setup, vae_epochs, lambda done, total: say("autoencoder", done, total))
-        found = distances(subject, vae)
+        vae = train_vae(loaded_run.setup, vae_epochs, lambda done, total: say("autoencoder", done, total))
+        found = distances(loaded_run, vae)
         far = found.by_round
         levels |= {"noise": found.noise, "test": found.test, "train": found.train}
     frame = pd.DataFrame(
@@ -68,4 +68,4 @@ def look(
             "accuracy": [accuracies.get(round, float("nan")) for round in made_in],
         }
     )
-    return Evidence(frame, levels, chosen)
+    return PointMeasurements(frame, levels, chosen)

@@ -45,7 +45,7 @@ class AlignmentProbe(Callback):
         if not set(POINTS) <= set(kept):
             step = self.loop.method.server_step.name
             raise FedblendError(f"method.server_step: '{step}' makes no points to look at")
-        row: Row = {"round": state.round, **_aligned(setup, self.aggregate, Points.of(kept))}
+        row: Row = {"round": state.round, **_measure_alignment(setup, self.aggregate, Points.from_server_state(kept))}
         self.rows.append(row | ({} if record.accuracy is None else {"accuracy": record.accuracy}))
         if self.on_round:
             self.on_round(self.rows[-1])
@@ -63,7 +63,7 @@ def replay(loop: RoundLoop, rounds: int, on_round: Callable[[Row], None] | None 
     return probe.rows
 
 
-def _aligned(setup: Setup, aggregate: Mapping[str, torch.Tensor], points: Points) -> Row:
+def _measure_alignment(setup: Setup, aggregate: Mapping[str, torch.Tensor], points: Points) -> Row:
     model = with_weights(setup.model, dict(aggregate))
     x = setup.scale.from_unit(points.x)
     real = gradient(model, client_batches(setup))
@@ -75,17 +75,17 @@ def _aligned(setup: Setup, aggregate: Mapping[str, torch.Tensor], points: Points
     }
 
 
-def replay_run(subject: LoadedRun, on_round: Callable[[Row], None] | None = None) -> list[Row]:
+def replay_run(loaded_run: LoadedRun, on_round: Callable[[Row], None] | None = None) -> list[Row]:
     """Make all rounds of a run once more, in this process and with the engine that it had; see :func:`replay`."""
-    setup = subject.setup
-    earlier = subject.directory.facts().get("engine")
+    setup = loaded_run.setup
+    earlier = loaded_run.directory.facts().get("engine")
     engines.require_device(setup.experiment.device)
     with one_thread():
         choice = (
-            EnginePlan(**{**earlier, "ranks": 1}) if earlier else engines.plan_engine(setup, 1, subject.state.round)
+            EnginePlan(**{**earlier, "ranks": 1}) if earlier else engines.plan_engine(setup, 1, loaded_run.state.round)
         )
         engine = engines.make(setup, choice)
         try:
-            return replay(RoundLoop(setup, engine), subject.state.round, on_round)
+            return replay(RoundLoop(setup, engine), loaded_run.state.round, on_round)
         finally:
             engine.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fedblend.analysis.plotting import as_png, spread
+from fedblend.analysis.plotting import evenly_spaced, png_data_url
 from fedblend.core.errors import FedblendError
 from fedblend.runs import checkpoint
 from fedblend.runs.groups import Group, Outcome
@@ -16,7 +16,7 @@ from fedblend.runs.groups import Group, Outcome
 MOST_ROUNDS = 8
 """Rounds shown of one run, evenly chosen."""
 
-NEEDED = ("points", "labels", "rounds")
+POINT_TENSORS = ("points", "labels", "rounds")
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ def _sheet(outcome: Outcome, method: str) -> Sheet | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            if not {f"server/server_step/{name}" for name in NEEDED} <= set(file.keys()):
+            if not {f"server/server_step/{name}" for name in POINT_TENSORS} <= set(file.keys()):
                 return None
             points = file.get_slice("server/server_step/points")
-            labels, rounds = (file.get_tensor(f"server/server_step/{name}") for name in NEEDED[1:])
+            labels, rounds = (file.get_tensor(f"server/server_step/{name}") for name in POINT_TENSORS[1:])
             if list(points.get_shape()[1:]) != list(data["shape"]) or not len(labels):
                 return None
             made_in = [int(round) for round in rounds.unique()]
             rows = [
                 (round + 1, [_picture(points, labels, rounds, round, c) for c in range(len(data["classes"]))])
-                for round in spread(made_in, MOST_ROUNDS)
+                for round in evenly_spaced(made_in, MOST_ROUNDS)
             ]
     except (SafetensorError, OSError) as error:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
@@ -68,4 +68,4 @@ def _sheet(outcome: Outcome, method: str) -> Sheet | None:
 def _picture(points: object, labels: torch.Tensor, rounds: torch.Tensor, round: int, label: int) -> str:
     """The last point of a class that a round made, as a data URL; nothing where there is none."""
     found = torch.nonzero((rounds == round) & (labels == label)).flatten().tolist()
-    return as_png(points[found[-1]].clamp(0, 1).numpy()) if found else ""  # type: ignore[index]
+    return png_data_url(points[found[-1]].clamp(0, 1).numpy()) if found else ""  # type: ignore[index]

@@ -18,7 +18,7 @@ Tick = Callable[[int, int], None]
 """Called with how many steps are done, and of how many."""
 
 
-def silent(done: int, total: int) -> None:
+def no_progress(done: int, total: int) -> None:
     """Show nothing."""
 
 
@@ -38,7 +38,7 @@ def train(
     lr: float,
     batch_size: int,
     rng: np.random.Generator,
-    tick: Tick = silent,
+    tick: Tick = no_progress,
 ) -> nn.Module:
     """Train a model in place with plain SGD on the mean cross-entropy (AggEnhance, Algorithm 1, lines 11 to 16).
 
