@@ -121,12 +121,8 @@ def _print(console: Console, result: AttackResult) -> None:
     measures.add_section()
     measures.add_row("mean", *_measures(table))
     console.print(measures)
-    drawn = (
-        ""
-        if attack_setup.drawn
-        else "; the client was not in the run's cohort of this round, so its update is simulated"
-    drawn = "" if attack_setup.drawn else cohort_note
-    )
+    simulated = "; the client was not in the run's cohort of this round, so its update is simulated"
+    drawn = "" if attack_setup.drawn else simulated
     for line in (
         f"{result.title()}, of {table['method']} on {table['data']}{drawn}",
         f"the attacker {ATTACKERS[attack_setup.attacker]}; labels: {result.labels}; cost "

@@ -57,13 +57,13 @@ def mse(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
 
 
 def psnr(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
-    """Return -10 log10(MSE) of images in [0, 1], in decibels, float64 [B]; infinite for equal images."""
+    """Return -10 log10(MSE) of images in [0, 1], in dB, float64 [B]; infinite for equal images."""
     with np.errstate(divide="ignore"):
         return -10 * np.log10(mse(original, rebuilt))
 
 
 def ssim(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
-    """Return the structural similarity of images in [0, 1] (Wang et al. 2004), mean over channels, float64 [B], at most 1.
+    """Return the structural similarity of images in [0, 1] (Wang et al. 2004), mean over channels, float64 [B].
 
     The window is uniform, 7 x 7, the covariances are sample covariances and the range is 1: scikit-image's defaults.
     Raises :class:`FedblendError` for images smaller than the window.
@@ -73,8 +73,8 @@ def ssim(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
     _require_same_shape(original, rebuilt)
     if min(original.shape[-2:]) < WINDOW:
         raise FedblendError(
-            f"images: shape {list(original.shape[1:])} is too small for SSIM, which uses windows of {WINDOW} x {WINDOW} "
-            f"pixels; valid: at least {WINDOW} x {WINDOW}"
+            f"images: shape {list(original.shape[1:])} is too small for SSIM's windows of {WINDOW} x {WINDOW} pixels; "
+            f" valid: at least {WINDOW} x {WINDOW}"
         )
     pairs = zip(original.double().cpu().numpy(), rebuilt.double().cpu().numpy(), strict=True)
     return np.array([structural_similarity(a, b, win_size=WINDOW, data_range=1.0, channel_axis=0) for a, b in pairs])
@@ -83,5 +83,6 @@ def ssim(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
 def _require_same_shape(original: torch.Tensor, rebuilt: torch.Tensor) -> None:
     if original.shape != rebuilt.shape or original.dim() != 4:
         raise FedblendError(
-            f"images: shapes {list(original.shape)} and {list(rebuilt.shape)} are not valid; valid: equal shapes [B, C, H, W]"
+            f"images: shapes {list(original.shape)} and {list(rebuilt.shape)} differ or are not [B, C, H, W]; "
+            "valid: equal shapes [B, C, H, W]"
         )
