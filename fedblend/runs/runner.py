@@ -130,7 +130,7 @@ def _run(
     experiment = loop.experiment
     with directory.locked():
         before, begun = directory.status(), False
-        checkpoints.kept = before["round"]
+        checkpoints.saved_round = before["round"]
         try:
             if RunDirectory.is_run(directory.path):
                 directory.set_experiment(experiment)
@@ -139,17 +139,17 @@ def _run(
                 facts = collect_facts(loop.setup) | {"engine": plan.table()}
                 directory.create(experiment, facts, describe_split(loop.setup))
             state, record = _start_or_resume(directory, loop, plan, records)
-            checkpoints.kept, begun = state.round, True
+            checkpoints.saved_round, begun = state.round, True
             state = loop.run(state, record)
         except KeyboardInterrupt:
-            directory.set_status("stopped", checkpoints.kept, "interrupted")
+            directory.set_status("stopped", checkpoints.saved_round, "interrupted")
             raise Stopped(
-                f"stopped; kept up to round {checkpoints.kept}. Go on with: fedblend resume {directory.path}"
+                f"stopped; kept up to round {checkpoints.saved_round}. Go on with: fedblend resume {directory.path}"
             ) from None
         except Exception as error:
             # A run that was done stays done where its checkpoint cannot be read.
             if begun or before["state"] != "done":
-                _mark_failed(directory, checkpoints.kept, str(error) or type(error).__name__)
+                _mark_failed(directory, checkpoints.saved_round, str(error) or type(error).__name__)
             raise
         directory.set_status("done", state.round, f"ended by {loop.ended_by}" if loop.ended_by else "")
     return state

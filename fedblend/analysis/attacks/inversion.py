@@ -49,7 +49,7 @@ class Restart:
     """The search from one starting point."""
 
     best: Iterate
-    """Images of the least cost so far, their labels and cost. One tuple, so that an interruption keeps them together."""
+    """Images of the least cost so far, labels and cost; one tuple, so an interruption keeps them together."""
     curve: list[torch.Tensor] = field(default_factory=list)
     """Costs of all iterations so far."""
 
@@ -122,7 +122,8 @@ def make_attack(attack: str | Attack, options: Mapping[str, Any]) -> Attack:
     if isinstance(attack, Attack):
         if options:
             raise FedblendError(
-                f"attack: options {', '.join(options)} are valid only with the name of an attack; set them in the attack's own fields"
+                f"attack: options {', '.join(options)} are valid only with the name of an attack; "
+                "set them as fields of the attack"
             )
         return attack
     if attack not in ATTACKS:

@@ -14,13 +14,11 @@ def recover_input(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Return the input [I] of a biased linear layer from its gradients [O, I] and [O] for one sample: gW_i / gb_i.
 
     The result is exact, since gW_i = gb_i x for every output i. The output with the largest bias gradient is used. For
-    several images the result is a mixture of their inputs. Raises :class:`FedblendError` if the bias gradient is zero.
+    several images the result is a mixture of their inputs. Raises :class:`FedblendError` for a zero bias gradient.
     """
     i = int(bias.abs().argmax())
     if not float(bias[i].abs()) > 0:
-        raise FedblendError(
-            "bias: the gradient is zero everywhere, so no input can be computed; valid: a nonzero gradient"
-        )
+        raise FedblendError("bias: the gradient is zero everywhere, so no input follows; valid: nonzero")
     return weight[i] / bias[i]
 
 

@@ -1,4 +1,4 @@
-"""The picture of an attack: originals, and beside each what was rebuilt of it."""
+"""The figure of an attack: each original image next to its rebuilt image."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ PAIRS = 4
 """Pairs of images in a row."""
 
 SHOWN = 32
-"""Images that are shown, at most; the table has the numbers of all."""
+"""Largest number of original images in the figure; the table has all."""
 
 SIDE = 1.25
-"""Inches of an image's side."""
+"""Side of an image in inches."""
 
 
 def draw_attack(
     attack_setup: AttackSetup, rebuilt: Reconstruction, similarity: ImageSimilarity, classes: Sequence[str], title: str
 ) -> bytes:
-    """A PNG of pairs: an original with its class, and what was rebuilt of it with its PSNR (dB) and SSIM."""
+    """Return a PNG of pairs: an original with its class, and its rebuilt image with PSNR (dB) and SSIM."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     scale = attack_setup.snapshot.setup.scale
     originals = scale.to_unit(attack_setup.x.detach().cpu())[:SHOWN]
-    made = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(similarity.order)][:SHOWN]
+    rebuilt_images = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(similarity.order)][:SHOWN]
     columns, rows = 2 * min(PAIRS, len(originals)), -(-len(originals) // PAIRS)
     size = (max(5.4, SIDE * columns + 0.3), (SIDE + 0.3) * rows + 0.5)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
@@ -44,13 +44,13 @@ def draw_attack(
     figure.suptitle(title, x=0.01, ha="left", fontsize=9, fontweight="bold", color=INK, parse_math=False)
     for k in range(len(originals)):
         label, guess = int(attack_setup.y[k]), int(rebuilt.y[similarity.order[k]])
-        told = f"{similarity.psnr[k]:.1f} dB, SSIM {similarity.ssim[k]:.2f}"
-        told = told if guess == label else f"{told}\nas {classes[guess]}"
-        place = 2 * k + 1
-        _show(figure.add_subplot(rows, columns, place), originals[k], f"original: {classes[label]}")
-        _show(figure.add_subplot(rows, columns, place + 1), made[k], told)
+        caption = f"{similarity.psnr[k]:.1f} dB, SSIM {similarity.ssim[k]:.2f}"
+        caption = caption if guess == label else f"{caption}\nas {classes[guess]}"
+        cell = 2 * k + 1
+        _show(figure.add_subplot(rows, columns, cell), originals[k], f"original: {classes[label]}")
+        _show(figure.add_subplot(rows, columns, cell + 1), rebuilt_images[k], caption)
     cut = f"the first {SHOWN} of {len(attack_setup.y)} images; " if len(attack_setup.y) > SHOWN else ""
-    note = f"{cut}left the original, right what was rebuilt; cost {rebuilt.cost:.3g}"
+    note = f"{cut}left: original, right: rebuilt; cost {rebuilt.cost:.3g}"
     figure.supxlabel(note, fontsize=8, color=MUTED, x=0.01, ha="left")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
@@ -58,7 +58,7 @@ def draw_attack(
 
 
 def _show(axes: Axes, image: torch.Tensor, text: str) -> None:
-    """One picture [C, H, W] in [0, 1]; one of two channels, or of more than three, as the mean of them."""
+    """Draw one image [C, H, W] in [0, 1]. Unless it has one or three channels, their mean is drawn."""
     pixels = image.numpy() if len(image) in (1, 3) else image.mean(0, keepdim=True).numpy()
     shown = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1)
     axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")

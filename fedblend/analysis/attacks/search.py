@@ -20,7 +20,7 @@ def squared_distance(candidate: Tensors, observed: Tensors) -> torch.Tensor:
 
 
 def cosine_distance(candidate: Tensors, observed: Tensors) -> torch.Tensor:
-    """1 - <candidate, observed> / (||candidate|| ||observed||), all tensors as one vector (InvGrad, Geiping et al. 2020)."""
+    """1 - <candidate, observed> / (||candidate|| ||observed||), all tensors as one vector (Geiping et al. 2020)."""
     inner = torch.stack([(candidate[name] * seen).sum() for name, seen in observed.items()]).sum()
     lengths = [torch.stack([t[name].square().sum() for name in observed]).sum() for t in (candidate, observed)]
     return 1 - inner / (lengths[0] * lengths[1]).clamp(min=torch.finfo(inner.dtype).tiny).sqrt()
