@@ -65,7 +65,7 @@ def write(folder: Path, state: RunState) -> None:
 
 
 def read(folder: Path) -> RunState | None:
-    """Read the folder's checkpoint, or return ``None`` if it has none. Raises :class:`FedblendError` if it is damaged."""
+    """Read the folder's checkpoint; ``None`` if it has none. Raises :class:`FedblendError` for a damaged file."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -93,7 +93,7 @@ def match_model(state: RunState, model: Mapping[str, torch.Tensor], clients: int
         raise FedblendError(f"{path}: is of {len(state.has_pool)} clients, but the run has {clients}; {advice}")
     client_weights = [strip_prefix("weights/", tensors) for tensors in state.client_states.values()]
     # In a real federation, weights that stay at a site are replaced by a marker here.
-    for table in (state.weights, *(weights for weights in client_weights if weights.keys() & model.keys())):
+    for table in (state.weights, *(own for own in client_weights if own.keys() & model.keys())):
         if different := differing(model, table):
             raise FedblendError(f"{path}: is of another model than the run's ('{different[0]}' differs); {advice}")
     first = [f"{prefix}{name}" for prefix in ("weights/", "personal/") for name in model]
