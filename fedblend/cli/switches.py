@@ -1,4 +1,4 @@
-"""What ``fedblend switches`` does: it makes a run's rounds again, and tells when loss scaling switched lambda."""
+"""``fedblend switches``: count the batches in which loss scaling took the large lambda, by repeating a run."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from fedblend.runs.directory import RunDirectory, only_run
 from fedblend.runs.files import write_atomically
 
 ROWS = 16
-"""Rounds in the terminal, evenly chosen; the file has all."""
+"""Largest number of rounds in the terminal, evenly spaced; the file has all."""
 
 LOG, FIGURE = "switches.csv", "switches.png"
 
 
 def show_switches(path: Path, out: Path | None) -> None:
-    """Print how many batches of each round took the large lambda, and write the log and its figure into a folder."""
+    """Print the number of batches with the large lambda in each round; write log and figure into ``out`` if given."""
     run = only_run(path)
     if out is not None:
-        make_folder(out)  # before anything that takes long
+        make_folder(out)  # an unusable folder is refused before the run is repeated
     total = checkpoint.round_of(run.path) or 0
     rows: list[ClientSwitches] = []
     stopped = False
@@ -62,7 +62,7 @@ def show_switches(path: Path, out: Path | None) -> None:
 
 
 def _print(console: Console, rows: Sequence[ClientSwitches], run: RunDirectory) -> None:
-    """A line for each of some rounds, and when lambda was the large one."""
+    """Print evenly spaced rounds, a summary, and the rule of loss scaling."""
     totals = sum_by_round(rows)
     chosen = set(evenly_spaced([one.round for one in totals], ROWS))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
@@ -83,7 +83,7 @@ def _print(console: Console, rows: Sequence[ClientSwitches], run: RunDirectory) 
 
 
 def _write(out: Path, rows: Sequence[ClientSwitches], run: RunDirectory) -> None:
-    """The log, a row for each client of each round, and the share by round."""
+    """Write the log, with a row for each client of each round, and the figure of the share by round."""
     write_atomically(out / LOG, pd.DataFrame([asdict(row) for row in rows]).to_csv(index=False))
     totals = sum_by_round(rows)
     line = ([float(one.round) for one in totals], [100 * one.share for one in totals])

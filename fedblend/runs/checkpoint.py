@@ -78,7 +78,7 @@ def read(folder: Path) -> RunState | None:
         return _make_state(scalars, tensors)
     except DAMAGED as error:
         raise FedblendError(
-            f"{path}: is not a checkpoint of fedblend or is damaged: {legible(error)}; the run cannot be resumed from it: "
+            f"{path}: is not a checkpoint of fedblend or is damaged: {legible(error)}; the run cannot resume from it: "
             "restore the file, or begin again in another folder"
         ) from None
 

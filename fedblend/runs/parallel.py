@@ -82,9 +82,7 @@ def waves(study: Study) -> list[Study]:
         chain = [slug]
         while (source := source_run(study.experiments[chain[-1]])) in study.experiments:
             if source in chain:
-                raise FedblendError(
-                    f"start: '{source}' begins with itself in the end (a cycle); valid: a run outside the cycle"
-                )
+                raise FedblendError(f"start: '{source}' begins with itself in the end; valid: no cycles")
             chain.append(source)
         depth[slug] = len(chain) - 1
     return [

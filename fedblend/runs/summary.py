@@ -66,7 +66,7 @@ def _rounds(g: Group, outcome: Outcome) -> Iterable[dict[str, Any]]:
 
 
 def costs(record: dict[str, Any]) -> dict[str, float]:
-    """Return bytes and seconds of one round, in total and by kind: ``bytes_up``, ``bytes_up.weights``, ``seconds.train``."""
+    """Return bytes and seconds of one round, in total and by kind, such as ``bytes_up.weights``."""
     parts = {
         "bytes_up": record.get("bytes_up", {}),
         "bytes_down": record.get("bytes_down", {}),

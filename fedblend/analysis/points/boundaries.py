@@ -1,4 +1,4 @@
-"""Where models draw the line between classes, for data of two features (AggEnhance, Figure 2)."""
+"""Decision boundaries of models on data of two features (AggEnhance, Figure 2)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, by_data
 
 GRID = 160
-"""Places along each axis at which a model is asked."""
+"""Grid points along each axis."""
 
 MIN_EPOCHS = 100
-"""Epochs that the models on a client's samples and on all at once are trained for at least, to come near their best."""
+"""Least number of epochs for the models on one client's samples and on all samples, so that they nearly converge."""
 
 PADDING = 0.05
-"""Share of the data's span that is added on each side."""
+"""Fraction of the data's range that is added on each side."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Boundary:
 
 @dataclass(frozen=True)
 class SampleSet:
-    """Training samples of one client, or of all: ``x`` [n, 2], ``y`` [n], and the model trained on just these."""
+    """Training samples of one client, or of all: ``x`` [n, 2], ``y`` [n], and ``best``, a model trained on these only."""
 
     name: str
     x: np.ndarray
@@ -57,7 +57,7 @@ class SampleSet:
 
 @dataclass(frozen=True)
 class Plane:
-    """What is drawn: the axes [GRID], the names of features and classes, all samples, each client's, and the models."""
+    """The content of the figure: axes [GRID], names, all samples, the clients' samples, and the runs' models."""
 
     axes: tuple[np.ndarray, np.ndarray]
     title: str
@@ -68,12 +68,12 @@ class Plane:
 
 
 def plane(runs: Sequence[RunDirectory], most_clients: int = 5, tick: Tick = no_progress) -> Plane:
-    """The boundaries of the runs' last models, and of models trained on one client's samples or on all at once.
+    """Compute the boundaries of the runs' last models, and of models trained on one client's samples or on all samples.
 
-    The latter are of the first run's architecture, trained by plain SGD at its learning rate and batch size, for as
-    many epochs as a client makes in all rounds and for 100 at least: what the clients could have done alone, or by
-    giving their samples away. Clients are left out where there are more than ``most_clients``. Of several seeds the
-    first is shown. Raises :class:`FedblendError` unless the runs are on one data set, of two features, with classes.
+    The latter have the first run's architecture. They are trained with plain SGD at its learning rate and batch size,
+    for the number of a client's epochs in all rounds, at least 100. They show local and centralised training. Clients
+    are left out if there are more than ``most_clients``. Only the first seed of a method is used. Raises
+    :class:`FedblendError` unless the runs are on one data set, of two features, with classes.
     """
     sets = by_data(runs)
     if len(sets) > 1:
@@ -96,8 +96,8 @@ def _two_feature_setup(run: RunDirectory) -> Setup:
     shape = tuple(setup.data.train.x.shape[1:])
     if setup.data.kind != "features" or shape != (2,) or not setup.data.classes:
         raise FedblendError(
-            f"{run.path}: its data set '{setup.data.name}' holds {setup.data.kind} of shape {list(shape)}"
-            f"{'' if setup.data.classes else ' without classes'}; boundaries are drawn for classes of two features"
+            f"{run.path}: data set '{setup.data.name}' has {setup.data.kind} of shape {list(shape)}"
+            f"{'' if setup.data.classes else ' without classes'}; valid: two features, with classes"
         )
     return setup
 
@@ -106,8 +106,8 @@ def _axes(setup: Setup) -> tuple[np.ndarray, np.ndarray]:
     x = setup.data.train.x
     low, high = x.min(0).values, x.max(0).values
     pad = PADDING * (high - low)
-    made = [np.linspace(float(a), float(b), GRID, dtype=np.float32) for a, b in zip(low - pad, high + pad, strict=True)]
-    return made[0], made[1]
+    axes = [np.linspace(float(a), float(b), GRID, dtype=np.float32) for a, b in zip(low - pad, high + pad, strict=True)]
+    return axes[0], axes[1]
 
 
 def _run_boundary(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
@@ -125,7 +125,7 @@ def _run_boundary(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.nd
 
 
 def _sample_set(setup: Setup, axes: tuple[np.ndarray, np.ndarray], client: int | None) -> SampleSet:
-    """One client's samples, or all clients' (``None``), and the best model on them."""
+    """Return one client's samples, or all clients' (``None``), and a model trained on them."""
     population, data, settings = setup.population, setup.data, setup.experiment
     rows = torch.from_numpy(population.order if client is None else population.indices(client))
     x, y = data.train.x[rows], data.train.y[rows]
@@ -146,13 +146,13 @@ def _client_name(setup: Setup, client: int) -> str:
 
 @torch.no_grad()
 def _model_boundary(name: str, setup: Setup, model: nn.Module, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
-    places = np.stack(np.meshgrid(*axes), -1).reshape(-1, 2)
-    outputs = model(setup.scale(torch.from_numpy(places)))
+    grid = np.stack(np.meshgrid(*axes), -1).reshape(-1, 2)
+    outputs = model(setup.scale(torch.from_numpy(grid)))
     return Boundary(name, accuracy(model, setup), output_margins(outputs).T.reshape(-1, GRID, GRID).numpy())
 
 
 def output_margins(outputs: torch.Tensor) -> torch.Tensor:
-    """By how much each class's output is above the largest of the others, [n, classes].
+    """Return each class's output minus the largest other output, [n, classes].
 
     >>> lead_of(torch.tensor([[1.0, 4.0, 2.0]])).tolist()
     [[-3.0, 2.0, -2.0]]

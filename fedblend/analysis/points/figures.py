@@ -1,4 +1,4 @@
-"""The still figures of what probes find: curves by round against levels."""
+"""Figures of point measurements and loss scaling: curves by round, with reference levels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SIZE = (6.4, 4.2)
-"""Inches of a figure."""
+"""Width and height of a figure in inches."""
 
 LEVELS = {
     "noise": "uniform noise",
@@ -23,17 +23,17 @@ LEVELS = {
     "train": "training samples among themselves",
     "accuracy": "the run's own last model",
 }
-"""What a level is called in a figure or a table."""
+"""Names of the reference levels in figures and tables."""
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def draw_points(measurements: PointMeasurements, title: str) -> dict[str, bytes]:
-    """A PNG for each measure there is, by the name of its file."""
+    """Draw a PNG for each available measure; return them by file name."""
     frame, levels = measurements.rounds, measurements.levels
     trained = frame.dropna(subset="accuracy")
     percent = [100 * value for value in trained["accuracy"].tolist()]
-    made = {
+    pngs = {
         "accuracy.png": draw_curves(
             {"new model, trained on the points alone": (trained["round"].tolist(), percent)},
             {LEVELS["accuracy"]: 100 * levels["accuracy"]},
@@ -48,17 +48,17 @@ def draw_points(measurements: PointMeasurements, title: str) -> dict[str, bytes]
         ),
     }
     if frame["distance"].notna().any():
-        made["distance.png"] = draw_curves(
+        pngs["distance.png"] = draw_curves(
             {"points of the round": (frame["round"].tolist(), frame["distance"].tolist())},
             {LEVELS[name]: levels[name] for name in ("noise", "test", "train")},
             ("round the points were made in", "mean cosine distance to training samples"),
             title,
         )
-    return made
+    return pngs
 
 
 def draw_replay(rows: Sequence[Row], title: str) -> bytes:
-    """A PNG of the alignment in each round of the run."""
+    """Draw a PNG of the alignment in each round of the run."""
     rounds = [row["round"] for row in rows]
     return draw_curves(
         {
@@ -72,7 +72,7 @@ def draw_replay(rows: Sequence[Row], title: str) -> bytes:
 
 
 def draw_curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tuple[str, str], title: str) -> bytes:
-    """A PNG of curves by round, and of levels across it; a level without a name is a mark on the axis only."""
+    """Draw a PNG of curves by round with horizontal levels; a level without a name has no legend entry."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

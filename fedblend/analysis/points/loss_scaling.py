@@ -1,4 +1,4 @@
-"""When loss scaling switched lambda (Fed-AugMix, section IV-E): a run's log does not tell, so it is made again."""
+"""Batches in which loss scaling took the large lambda (Fed-AugMix, section IV-E), counted by repeating a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedblend.runs.runner import one_thread
 
 @dataclass(frozen=True)
 class ClientSwitches:
-    """Of a client's round (the first is 1): its ``batches``, and how many of them took the large lambda."""
+    """A client's batches in one round (from 1), and ``large``, the number of them with the large lambda."""
 
     round: int
     client: int
@@ -31,7 +31,7 @@ class ClientSwitches:
 
 @dataclass(frozen=True)
 class RoundSwitches:
-    """Of a round: the ``batches`` of all its clients, and how many of them took the large lambda."""
+    """All clients' batches in one round, and ``large``, the number of them with the large lambda."""
 
     round: int
     batches: int
@@ -39,12 +39,12 @@ class RoundSwitches:
 
     @property
     def share(self) -> float:
-        """The share that took it; 0 where there was no batch."""
+        """Fraction of batches with the large lambda; 0 without batches."""
         return self.large / max(1, self.batches)
 
 
 def sum_by_round(rows: Iterable[ClientSwitches]) -> list[RoundSwitches]:
-    """The totals of each round, in order."""
+    """Return the totals of each round, in order."""
     sums: dict[int, tuple[int, int]] = {}
     for row in rows:
         batches, large = sums.get(row.round, (0, 0))
@@ -53,7 +53,7 @@ def sum_by_round(rows: Iterable[ClientSwitches]) -> list[RoundSwitches]:
 
 
 def describe_switches(totals: Sequence[RoundSwitches]) -> str:
-    """When lambda was the large one, in a sentence.
+    """Describe the rounds with the large lambda in one line.
 
     >>> in_words([Total(1, 4, 4), Total(2, 4, 4), Total(3, 4, 1), Total(4, 4, 0)])
     'large in all batches of rounds 1 to 2; last in round 3; 9 of 16 batches in all'
@@ -72,9 +72,9 @@ def describe_switches(totals: Sequence[RoundSwitches]) -> str:
 
 
 class SwitchCounter(Callback):
-    """Counts, for each client of a round, the batches whose lambda was the large one (AugMix notes each batch).
+    """Count each client's batches with the large lambda, from AugMix's notes on each batch.
 
-    ``rows`` has all rounds' rows, in order; ``on_round`` is called with each round's.
+    ``rows`` has the rows of all rounds, in order; ``on_round`` is called with the rows of each round.
     """
 
     def __init__(self, on_round: Callable[[list[ClientSwitches]], None] | None = None) -> None:
@@ -82,7 +82,7 @@ class SwitchCounter(Callback):
         self.rows: list[ClientSwitches] = []
 
     def on_updates(self, task: TrainTask, result: CohortResult) -> None:
-        """Count."""
+        """Count the batches of one round."""
         flags = {client: notes[LARGE] for client, notes in result.notes.items() if LARGE in notes}
         rows = [ClientSwitches(task.round + 1, client, len(found), int(found.sum())) for client, found in flags.items()]
         self.rows += rows
@@ -91,10 +91,10 @@ class SwitchCounter(Callback):
 
 
 def switches(run: Path | str, on_round: Callable[[list[ClientSwitches]], None] | None = None) -> list[ClientSwitches]:
-    """A row for each client of each round of a run: how many of its batches took the large lambda.
+    """Return a row for each client of each round of a run: its number of batches with the large lambda.
 
-    All rounds are made again by the reference engine; ``on_round`` is called with each round's rows. Raises
-    :class:`FedblendError` if the run's objective scales no loss.
+    All rounds are repeated with the loop engine; ``on_round`` is called with each round's rows. Raises
+    :class:`FedblendError` if the run's objective has no loss scaling.
     """
     directory = RunDirectory(Path(run))
     experiment = directory.experiment()

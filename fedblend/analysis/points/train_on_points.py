@@ -1,4 +1,4 @@
-"""Do the points say enough of the data to learn from them alone? A new model that sees nothing else."""
+"""Train a new model on a run's points alone (AggEnhance, section 5.2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EPOCHS = 100
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How a model is trained on points: plain SGD with these epochs, learning rate and points a batch."""
+    """Settings of plain SGD on points: epochs, learning rate and batch size."""
 
     epochs: int
     lr: float
@@ -27,14 +27,14 @@ class TrainingSettings:
     def for_run(
         loaded_run: LoadedRun, epochs: int | None = None, lr: float | None = None, batch_size: int | None = None
     ) -> TrainingSettings:
-        """What is given; else 100 epochs, at the learning rate and batch size of the run's server step.
+        """Return the given settings; by default 100 epochs, and learning rate and batch size of the run's server step.
 
-        The step's own epochs (10) begin at a trained aggregate. A new model begins from nothing, and on a few points
-        makes few steps in so many: on 120 points of digits it reached 33 % in 10 epochs, 74 % in 100, 75 % in 500.
-        Raises :class:`FedblendError` for values that are not above 0.
+        The step's own epochs (10) begin at a trained aggregate. A new model begins untrained, and few points make few
+        steps in an epoch: on 120 points of digits it reached 33 % in 10 epochs, 74 % in 100, 75 % in 500.
+        Raises :class:`FedblendError` for values of 0 or less.
         """
         step, train = loaded_run.setup.experiment.method.server_step, loaded_run.setup.experiment.train
-        made = TrainingSettings(
+        settings = TrainingSettings(
             EPOCHS if epochs is None else epochs,
             (getattr(step, "lr", None) or train.lr) if lr is None else lr,
             getattr(step, "batch_size", 32) if batch_size is None else batch_size,
@@ -42,16 +42,16 @@ class TrainingSettings:
         for name, value in (("epochs", epochs), ("lr", lr), ("batch_size", batch_size)):
             if value is not None and not 0 < value < float("inf"):
                 raise FedblendError(f"{name}: {value!r} is not valid: must be above 0")
-        return made
+        return settings
 
 
 def fresh_model(
     loaded_run: LoadedRun, settings: TrainingSettings | None = None, round: int | None = None, tick: Tick = no_progress
 ) -> nn.Module:
-    """A new model of the run's architecture, trained on the run's points alone (AggEnhance, section 5.2).
+    """Train a new model of the run's architecture on the run's points alone (AggEnhance, section 5.2).
 
-    It begins with weights of its own and sees the points that were made until ``round`` (unless given, all), the
-    same weights and order of batches for any round. Raises :class:`FedblendError` if it diverges.
+    The model is trained on the points up to ``round`` (default: all). Its first weights and the order of batches do not
+    depend on the round. Raises :class:`FedblendError` if it diverges.
     """
     chosen = settings or TrainingSettings.for_run(loaded_run)
     points = loaded_run.points if round is None else loaded_run.points.until(round)
@@ -64,5 +64,5 @@ def fresh_model(
 def fresh_accuracy(
     loaded_run: LoadedRun, settings: TrainingSettings | None = None, round: int | None = None, tick: Tick = no_progress
 ) -> float:
-    """The test accuracy of :func:`fresh_model`, from 0 to 1 (Figure 8, left)."""
+    """Return the test accuracy of :func:`fresh_model`, from 0 to 1 (Figure 8, left)."""
     return accuracy(fresh_model(loaded_run, settings, round, tick), loaded_run.setup)
