@@ -168,5 +168,5 @@ def _without_dropout(model: nn.Module) -> nn.Module:
 
 def _nonzero_mask(observed: Mapping[str, torch.Tensor]) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     """Return a function that sets entries to 0 where the protection did, so the attacker's costs ignore them."""
-    kept = {name: seen != 0 for name, seen in observed.items()}
-    return lambda made: {name: torch.where(kept[name], t, torch.zeros_like(t)) for name, t in made.items()}
+    nonzero = {name: tensor != 0 for name, tensor in observed.items()}
+    return lambda update: {name: torch.where(nonzero[name], t, torch.zeros_like(t)) for name, t in update.items()}

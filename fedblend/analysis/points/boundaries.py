@@ -47,7 +47,7 @@ class Boundary:
 
 @dataclass(frozen=True)
 class SampleSet:
-    """Training samples of one client, or of all: ``x`` [n, 2], ``y`` [n], and ``best``, a model trained on these only."""
+    """Training samples of one client, or of all: ``x`` [n, 2], ``y`` [n], and ``best``, a model trained on them."""
 
     name: str
     x: np.ndarray
