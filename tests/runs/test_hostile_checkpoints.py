@@ -89,9 +89,9 @@ def test_a_header_of_another_form(tmp_path: Path, header: str, words: str) -> No
         ({}, {"owner": torch.ones(2, dtype=torch.bfloat16)}, "'owner' is torch.bfloat16"),
         ({}, {"owner": torch.tensor([0, 1, 2])}, "'entries' has not the 3 rows of 'owner'"),
         ({}, {"entries/x": torch.tensor(1.0)}, "'entries' has not the 2 rows of 'owner'"),
-        ({}, {"owner": torch.tensor([0, 3])}, "client 3; valid: 0 to 2"),
-        ({}, {"owner": torch.tensor([-1, 2])}, "client -1; valid: 0 to 2"),
-        ({}, {"client/3/weights/w": torch.ones(2)}, "client 3; valid: 0 to 2"),
+        ({}, {"owner": torch.tensor([0, 3])}, "client 3 is not valid; valid: 0 to 2"),
+        ({}, {"owner": torch.tensor([-1, 2])}, "client -1 is not valid; valid: 0 to 2"),
+        ({}, {"client/3/weights/w": torch.ones(2)}, "client 3 is not valid; valid: 0 to 2"),
         ({}, {"client/one/weights/w": torch.ones(2)}, "'one'"),
     ],
 )

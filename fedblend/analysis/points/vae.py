@@ -41,7 +41,7 @@ class Vae(nn.Module):
         return hidden
 
     def loss(self, unit: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Return the negative evidence lower bound in nats, the batch mean; ``noise`` [n, latent] is standard normal."""
+        """Return the negative evidence lower bound in nats, batch mean; ``noise`` [n, latent] is standard normal."""
         hidden = self.encoder(unit)
         mean, log_variance = self.mean(hidden), self.log_variance(hidden)
         outputs = self.decoder(mean + noise * (log_variance / 2).exp())
