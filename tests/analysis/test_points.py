@@ -486,7 +486,7 @@ def test_the_example_is_the_file_that_was_run(toy: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["{study}"], ("'digits' holds image of shape [1, 8, 8]", "two features")),
+        (["{study}"], ("'digits' has image of shape [1, 8, 8]", "two features")),
         (["{study}", "{toy}"], ("several data sets (digits, toy)",)),
         (["{toy}", "--out", "toy.txt"], ("--out toy.txt", ".png")),
         (["nowhere"], ("nowhere: no such run",)),
