@@ -35,7 +35,7 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
-from fedblend.runs.runner import facts_of, split_of
+from fedblend.runs.runner import collect_facts, describe_split
 
 SAMPLES, CLASSES, COHORT = 10, 10, 50
 """Samples a client, classes, and clients a round."""
@@ -129,7 +129,9 @@ def one(clients: int, partition: str, rounds: int) -> dict[str, Any]:
             written.append(write_s)
         kept = (Path(folder) / checkpoint.NAME).stat().st_size
     rounds_peak = peak()
-    facts_s, facts = seconds(lambda: (json.dumps(facts_of(federation.setup)), json.dumps(split_of(federation.setup))))
+    facts_s, facts = seconds(
+        lambda: (json.dumps(collect_facts(federation.setup)), json.dumps(describe_split(federation.setup)))
+    )
     return {
         "clients": clients,
         "partition": partition,

@@ -37,7 +37,7 @@ from pages import figure_of, save_png
 
 from fedblend.analysis.attacks.outcome import TABLE, attack_run
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
-from fedblend.analysis.plotting import DASHES, INK, METHODS, dress
+from fedblend.analysis.plotting import DASHES, INK, METHODS, style_axes
 from fedblend.core.engine import TrainTask
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.setup import make_setup
@@ -79,9 +79,9 @@ def run_attack(folder: Path, snapshot: RoundSnapshot, client: int, **settings: A
     attack = attack_run(snapshot, snapshot.round, client, **settings)
     if attack.rebuilt.stopped:
         raise KeyboardInterrupt
-    scale, order = snapshot.setup.scale, torch.from_numpy(attack.likeness.rebuilt)
+    scale, order = snapshot.setup.scale, torch.from_numpy(attack.similarity.order)
     folder.mkdir(parents=True, exist_ok=True)
-    images = {"original": scale.to_unit(attack.scene.x), "rebuilt": scale.to_unit(attack.rebuilt.x[order])}
+    images = {"original": scale.to_unit(attack.attack_setup.x), "rebuilt": scale.to_unit(attack.rebuilt.x[order])}
     np.savez(folder / IMAGES, **{name: x.detach().numpy() for name, x in images.items()})
     np.save(folder / COSTS, attack.rebuilt.curve)
     attack.write(folder)  # last: this file marks the attack as finished
@@ -260,7 +260,7 @@ def _snapshot(name: str, stage: str, severity: int, loss_scaling: bool) -> Round
     study, run = AUGMIX[name], f"s{severity}"
     if stage == "untrained":
         return untrained(_experiment(study, name, run, loss_scaling), RUNS / name / run)
-    return RoundSnapshot.of(RUNS / name / run, study.experiment["rounds"])
+    return RoundSnapshot.load(RUNS / name / run, study.experiment["rounds"])
 
 
 def augmix_folder(name: str, one: AugmixAttack, client: int) -> Path:
@@ -475,7 +475,7 @@ def draw_loss_scaling(rows: Sequence[Row]) -> None:
             _show(grid[number + 1, k], rebuilt[k])
         grid[number + 1, 0].set_ylabel(word.replace(", ", "\n"), fontsize=8, color=METHODS[number])
     grid[0, 0].set_ylabel("original", fontsize=8, color=INK)
-    dress(axes, "iteration", "cost: 1 - cosine, and total variation")
+    style_axes(axes, "iteration", "cost: 1 - cosine, and total variation")
     axes.set_yscale("log")
     axes.legend(fontsize=8.5, frameon=False, labelcolor=INK)
     save_png(figure, "augmix-loss-scaling")

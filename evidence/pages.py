@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedblend.analysis.plotting import BAND, DASHES, DPI, INK, METHODS, MUTED, LineStyle, dress, line_styles
+from fedblend.analysis.plotting import BAND, DASHES, DPI, INK, METHODS, MUTED, LineStyle, line_styles, style_axes
 from fedblend.experiment.reference import fill
 from fedblend.papers import formatting
 from fedblend.papers.items import Item, all_papers
@@ -405,7 +405,9 @@ def draw_mix2fld_figure_2() -> None:
             _draw_line(one, runs, chosen[method])
         one.set_title(title, loc="left", fontsize=9.5, color=MUTED)
     for number, one in enumerate(axes.flat):
-        dress(one, "seconds, on the air and computing" if number > 1 else "", "" if number % 2 else "test accuracy (%)")
+        style_axes(
+            one, "seconds, on the air and computing" if number > 1 else "", "" if number % 2 else "test accuracy (%)"
+        )
     handles = [
         Line2D([], [], color=look.colour, linestyle=look.matplotlib_dash, linewidth=2) for look in chosen.values()
     ]
@@ -444,7 +446,7 @@ def draw_mix2fld_figure_3() -> None:
         axes.set_xticks(list(by_number))
         axes.margins(x=0.06)
         axes.legend(fontsize=9, frameon=False, labelcolor=INK, loc="lower right")
-        dress(axes, "devices", "" if form == "non-iid" else "test accuracy of each device (%)")
+        style_axes(axes, "devices", "" if form == "non-iid" else "test accuracy of each device (%)")
     save_png(figure, "mix2fld-figure-3")
 
 
@@ -836,7 +838,7 @@ def _draw_bars(axes: Any, found: TargetRuns, number: int) -> None:
         means = [statistics.mean(values) if values else 0.0 for values in bars]
         errors = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in bars]
         axes.bar(x, means, 0.9 * width, yerr=errors, color=look.colour, label=method, error_kw={"linewidth": 0.8})
-    dress(axes, "target label", "accuracy (%)")
+    style_axes(axes, "target label", "accuracy (%)")
     axes.set_ylim(0, 100)
     axes.set_xticks(range(len(heads)), heads)
 
@@ -1148,7 +1150,7 @@ def draw_augmix_trade_off() -> None:
             x, y = [value for _, value in chosen], [accuracy[severity] for severity, _ in chosen]
             stroke = DASHES[number][1]
             axes.plot(x, y, "o", color=METHODS[number], linestyle=stroke, markersize=6, label=f"{stage} model")
-        dress(axes, label, "test accuracy (%)" if measure == "mse" else "")
+        style_axes(axes, label, "test accuracy (%)" if measure == "mse" else "")
         axes.margins(0.08)
     style: dict[str, Any] = {"fontsize": 8, "color": MUTED, "va": "center", "annotation_clip": False}
     for severity, value in accuracy.items():
@@ -1167,7 +1169,7 @@ def draw_augmix_accuracy() -> None:
         stroke = DASHES[1][1] if run["method"].startswith("fedprox") else "-"
         accuracy = [100 * value for value in run["accuracy"]]
         axes.plot(run["rounds"], accuracy, color=METHODS[number], linestyle=stroke, linewidth=1.8, label=run["method"])
-    dress(axes, "round", "test accuracy (%)")
+    style_axes(axes, "round", "test accuracy (%)")
     figure.legend(loc="outside right upper", fontsize=8.5, frameon=False, labelcolor=INK)
     save_png(figure, "augmix-accuracy")
 

@@ -111,7 +111,7 @@ def png_bytes(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def dress(axes: Axes, x: str, y: str) -> None:
+def style_axes(axes: Axes, x: str, y: str) -> None:
     """Label the axes of a matplotlib figure, and set their grid and colours."""
     axes.set_xlabel(x, fontsize=9.5, color=INK)
     axes.set_ylabel(y, fontsize=9.5, color=INK)
@@ -126,7 +126,7 @@ def dress(axes: Axes, x: str, y: str) -> None:
         axes.spines[side].set_color(GRID)
 
 
-def spread(rounds: Sequence[int], most: int) -> list[int]:
+def evenly_spaced(rounds: Sequence[int], most: int) -> list[int]:
     """Up to ``most`` evenly spaced rounds, with the first and the last.
 
     >>> spread([1, 2, 3, 4, 5], 3), spread([4, 7], 8), spread([1, 2, 3], 1)
@@ -156,7 +156,7 @@ class ClientImage:
     """Its labels, or a description of the image."""
 
 
-def as_png(image: np.ndarray) -> str:
+def png_data_url(image: np.ndarray) -> str:
     """An image [C, H, W] in [0, 1], with one channel or three, as the data URL of a PNG."""
     pixels = np.rint(255 * image).astype(np.uint8)
     picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))

@@ -290,9 +290,9 @@ def switches(
     The run's log lacks this, so the reference engine recomputes the rounds. The table has a row for each of some
     rounds, the file one for each client of each round. Ctrl-C ends it with the rounds computed so far.
     """
-    from fedblend.cli import switching
+    from fedblend.cli import switches
 
-    switching.show_switches(run, out)
+    switches.show_switches(run, out)
 
 
 @app.command(

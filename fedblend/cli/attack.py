@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.analysis.attacks.outcome import DEFINITIONS, PICTURE, TABLE, Attacked, Labels, attack_run, make_folder
+from fedblend.analysis.attacks.outcome import DEFINITIONS, PICTURE, TABLE, AttackResult, Labels, attack_run, make_folder
 from fedblend.analysis.attacks.setup import Attacker
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import Steps, steps_shown
@@ -81,7 +81,7 @@ def _attack(
     attack: str,
     settings: tuple[int | None, int | None, str, str],
     options: Mapping[str, Any],
-) -> Attacked:
+) -> AttackResult:
     """Run the attack and show its progress. Raises :class:`Stopped` on Ctrl-C before its first iteration."""
     images, steps, attacker, labels = settings
     with steps_shown() as display, one_thread():
@@ -109,10 +109,10 @@ def _iterations(attack: str) -> int:
     return ATTACKS[attack]().iterations if attack in ATTACKS else 0
 
 
-def _print(console: Console, result: Attacked) -> None:
+def _print(console: Console, result: AttackResult) -> None:
     """Print the measures of each image, their means, and the settings of the attack."""
-    scene, table = result.scene, result.table()
-    classes = scene.moment.setup.data.classes
+    attack_setup, table = result.attack_setup, result.table()
+    classes = attack_setup.snapshot.setup.data.classes
     measures = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in ("image", "MSE", "PSNR dB", "SSIM"):
         measures.add_column(heading, justify="left" if heading == "image" else "right")
@@ -121,11 +121,12 @@ def _print(console: Console, result: Attacked) -> None:
     measures.add_section()
     measures.add_row("mean", *_measures(table))
     console.print(measures)
-    drawn = "" if scene.drawn else "; the client was not in the run's cohort of this round, so its update is simulated"
+    simulated = "; the client was not in the run's cohort of this round, so its update is simulated"
+    drawn = "" if attack_setup.drawn else simulated
     for line in (
         f"{result.title()}, of {table['method']} on {table['data']}{drawn}",
-        f"the attacker {ATTACKERS[scene.attacker]}; labels: {result.labels}; cost {result.rebuilt.cost:.4g} after "
-        f"{table['iterations']} iterations",
+        f"the attacker {ATTACKERS[attack_setup.attacker]}; labels: {result.labels}; cost "
+        f"{result.rebuilt.cost:.4g} after {table['iterations']} iterations",
         DEFINITIONS,
     ):
         console.print(Text(line), style="dim", soft_wrap=True)

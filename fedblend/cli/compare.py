@@ -16,7 +16,7 @@ from fedblend.experiment.tables import write_toml
 from fedblend.report.privacy import guarantees
 from fedblend.report.tables import sites_table
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory, find_runs, not_begun
+from fedblend.runs.directory import RunDirectory, find_runs, unstarted_runs
 from fedblend.runs.groups import Group, read
 
 
@@ -25,7 +25,7 @@ def show_table(paths: list[Path], sites: bool = False) -> None:
     runs = find_runs(paths)
     console = Console()
     console.print(sites_table(runs) if sites else report.compare(runs))
-    for folder, slugs in not_begun(paths).items():
+    for folder, slugs in unstarted_runs(paths).items():
         text = f"Not begun: {listed(slugs)}; start with: fedblend resume {shlex.quote(str(folder))}"
         console.print(text, highlight=False, soft_wrap=True)
 
@@ -67,7 +67,7 @@ def _summary(run: RunDirectory) -> dict[str, str]:
         return ", ".join(f"{kind} {number / 1e6:.2f} MB" for kind, number in kinds.items()) or "none"
 
     return {
-        "status": f"done, round {outcome.round} of {outcome.rounds}" if outcome.finished else outcome.standing,
+        "status": f"done, round {outcome.round} of {outcome.rounds}" if outcome.finished else outcome.status_text,
         "checkpoint": f"round {saved}" if (saved := checkpoint.round_of(run.path)) is not None else "none intact",
         "result": ", ".join(scores) or "none yet",
         **({"privacy": "; ".join(claims)} if claims else {}),

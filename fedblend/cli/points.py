@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedblend.analysis import points
 from fedblend.analysis.attacks.outcome import make_folder
-from fedblend.analysis.plotting import spread
+from fedblend.analysis.plotting import evenly_spaced
 from fedblend.analysis.points import figures
 from fedblend.analysis.points.replay import Row
 from fedblend.cli.progress import steps_shown
@@ -39,31 +39,31 @@ def show_points(
 
     ``settings`` are the epochs, learning rate and batch size of a new model on the points (``None``: the defaults).
     """
-    subject = points.read(path)
-    chosen = points.TrainingSettings.of(subject, *settings)
+    loaded_run = points.read(path)
+    chosen = points.TrainingSettings.for_run(loaded_run, *settings)
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the measurements
     rows: list[Row] = []
     with steps_shown() as steps, one_thread():
-        evidence = points.look(subject, chosen, vae_epochs, steps)
+        measurements = points.measure_points(loaded_run, chosen, vae_epochs, steps)
         if replay:
-            total = subject.state.round
+            total = loaded_run.state.round
             steps("rounds", 0, total)
-            rows = points.replay_run(subject, lambda row: steps("rounds", int(row["round"]), total))
+            rows = points.replay_run(loaded_run, lambda row: steps("rounds", int(row["round"]), total))
     console = Console()
-    _print_points(console, evidence)
+    _print_points(console, measurements)
     if rows:
         _print_replay(console, rows)
     if out is not None:
-        _write_points(out, evidence, rows, subject.directory.path.name)
+        _write_points(out, measurements, rows, loaded_run.directory.path.name)
         console.print(f"Tables and figures: {out}", highlight=False, soft_wrap=True)
 
 
-def _print_points(console: Console, evidence: points.Evidence) -> None:
+def _print_points(console: Console, measurements: points.PointMeasurements) -> None:
     """Print a row for each round in which a model was trained, and below it the definitions of the columns."""
-    levels, settings = evidence.levels, evidence.settings
+    levels, settings = measurements.levels, measurements.settings
     table = _table("round", "points\nuntil then", "alignment", "distance", "new model\naccuracy %")
-    for row in evidence.rounds.dropna(subset="accuracy").to_dict("records"):
+    for row in measurements.rounds.dropna(subset="accuracy").to_dict("records"):
         distance = "" if math.isnan(row["distance"]) else f"{row['distance']:.4f}"
         numbers = (f"{row['alignment']:.3f}", distance, f"{100 * row['accuracy']:.1f}")
         table.add_row(str(row["round"]), f"{row['points']:,}", *numbers)
@@ -82,7 +82,7 @@ def _print_points(console: Console, evidence: points.Evidence) -> None:
 
 def _print_replay(console: Console, rows: Sequence[Row]) -> None:
     """Print the alignment in evenly spaced rounds of the repeated run."""
-    chosen = set(spread([int(row["round"]) for row in rows], ROWS))
+    chosen = set(evenly_spaced([int(row["round"]) for row in rows], ROWS))
     table = _table("round", "points\nso far", "alignment\nall points", "alignment\nnew points", "accuracy %")
     for row in rows:
         if int(row["round"]) in chosen:
@@ -102,15 +102,15 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _write_points(out: Path, evidence: points.Evidence, rows: Sequence[Row], title: str) -> None:
+def _write_points(out: Path, measurements: points.PointMeasurements, rows: Sequence[Row], title: str) -> None:
     """Write tables as CSV and figures as PNG."""
-    levels = pd.DataFrame({"name": list(evidence.levels), "value": list(evidence.levels.values())})
-    write_atomically(out / "points.csv", evidence.rounds.to_csv(index=False))
+    levels = pd.DataFrame({"name": list(measurements.levels), "value": list(measurements.levels.values())})
+    write_atomically(out / "points.csv", measurements.rounds.to_csv(index=False))
     write_atomically(out / "levels.csv", levels.to_csv(index=False))
-    pngs = figures.of_points(evidence, title)
+    pngs = figures.draw_points(measurements, title)
     if rows:
         write_atomically(out / "replay.csv", pd.DataFrame(rows).to_csv(index=False))
-        pngs["replay.png"] = figures.of_replay(rows, title)
+        pngs["replay.png"] = figures.draw_replay(rows, title)
     for name, png in pngs.items():
         write_atomically(out / name, png)
 

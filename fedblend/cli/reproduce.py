@@ -25,7 +25,7 @@ from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import RESULT, read_result
 from fedblend.papers.run_item import run_item
 from fedblend.runs.files import write_atomically
-from fedblend.runs.parallel import in_one_message
+from fedblend.runs.parallel import join_failures
 
 PAGE = "table.md"
 REPORT = "report.html"
@@ -88,7 +88,7 @@ def show_item(
         console.print(f"Curves: {page}", highlight=False, soft_wrap=True)
     console.print(f"Table: {output.folder / PAGE}, {output.folder / RESULT}", highlight=False, soft_wrap=True)
     if result["faults"]:
-        raise FedblendError(f"{planned.id}: " + in_one_message(result["faults"], 0))
+        raise FedblendError(f"{planned.id}: " + join_failures(result["faults"], 0))
 
 
 @contextmanager

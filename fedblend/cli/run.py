@@ -17,7 +17,7 @@ from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.study import Study, slugify
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, read_study, runs_in, studies_in
-from fedblend.runs.parallel import in_one_message, run_all
+from fedblend.runs.parallel import join_failures, run_all
 
 
 def serve_other_rank() -> bool:
@@ -94,7 +94,7 @@ def run_in(
         failed = run_all(study, folder, resume, jobs, progress)
     runs = report_on or [RunDirectory(folder / s) for s in study.experiments if RunDirectory.is_run(folder / s)]
     runs = [run for run in runs if run.metrics()]
-    faults = [in_one_message(failed, len(study.experiments))] if failed else []
+    faults = [join_failures(failed, len(study.experiments))] if failed else []
     try:
         if runs:
             console.print(report.compare(runs, reasons=False))  # the error below has the reasons

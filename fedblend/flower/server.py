@@ -24,7 +24,7 @@ from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
 from fedblend.flower.engine import FlowerEngine
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import MessageGrid, Sites
-from fedblend.runs.runner import Finished, execute
+from fedblend.runs.runner import FinishedRun, execute
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     log.info("fedblend: done, %s rounds in %s", finished.state.round, finished.directory.path)
 
 
-def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: FederationLimits) -> Finished:
+def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: FederationLimits) -> FinishedRun:
     """Run an experiment with the sites behind ``grid``, or continue the run in ``folder``."""
 
     def federate(setup: Setup) -> tuple[Setup, Engine, EnginePlan]:

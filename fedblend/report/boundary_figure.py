@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedblend.analysis.plotting import INK, MUTED, PHASES, blank_figure, dress, line_styles, png_bytes
+from fedblend.analysis.plotting import INK, MUTED, PHASES, blank_figure, line_styles, png_bytes, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedblend.analysis.points.boundaries import Boundary, Holding, Plane
+    from fedblend.analysis.points.boundaries import Boundary, Plane, SampleSet
 
 PANEL_SIZE = (4.1, 3.5)
 """Width and height of a panel in inches."""
@@ -42,8 +42,8 @@ def draw_boundaries(plane: Plane) -> bytes:
         parse_math=False,
     )  # fmt: skip
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
-    for axes, holding in zip(grid, panels, strict=False):
-        _draw_panel(axes, holding, plane)
+    for axes, samples in zip(grid, panels, strict=False):
+        _draw_panel(axes, samples, plane)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     _draw_legend(figure, plane)
@@ -55,22 +55,22 @@ def accuracies(plane: Plane) -> list[tuple[str, float]]:
     return [
         ("trained on all samples at once", plane.whole.best.accuracy),
         *((model.name, model.accuracy) for model in plane.models),
-        *((f"trained on {holding.name} alone", holding.best.accuracy) for holding in plane.clients),
+        *((f"trained on {samples.name} alone", samples.best.accuracy) for samples in plane.clients),
     ]
 
 
-def _draw_panel(axes: Axes, holding: Holding, plane: Plane) -> None:
-    size = 15 if len(holding.y) <= 500 else 8
+def _draw_panel(axes: Axes, samples: SampleSet, plane: Plane) -> None:
+    size = 15 if len(samples.y) <= 500 else 8
     for c in range(len(plane.classes)):
-        of_class = holding.y == c
+        of_class = samples.y == c
         axes.scatter(
-            holding.x[of_class, 0], holding.x[of_class, 1], s=size, color=_class_colour(c), marker=_class_marker(c),
+            samples.x[of_class, 0], samples.x[of_class, 1], s=size, color=_class_colour(c), marker=_class_marker(c),
             linewidths=0, alpha=0.75,
         )  # fmt: skip
-    counts = " + ".join(str(int((holding.y == c).sum())) for c in range(len(plane.classes)))
-    title = f"{holding.name}, {counts} samples: {_percent(holding.best)}"
+    counts = " + ".join(str(int((samples.y == c).sum())) for c in range(len(plane.classes)))
+    title = f"{samples.name}, {counts} samples: {_percent(samples.best)}"
     axes.set_title(title, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
-    _draw_boundary(axes, plane, holding.best, INK, "-", 1.6)
+    _draw_boundary(axes, plane, samples.best, INK, "-", 1.6)
     styles = line_styles([model.name for model in plane.models])
     for i, model in enumerate(plane.models):
         colour = styles[model.name].colour
@@ -81,7 +81,7 @@ def _draw_panel(axes: Axes, holding: Holding, plane: Plane) -> None:
                 model.points[of_class, 0], model.points[of_class, 1], s=62, marker="^", color=_class_colour(c),
                 edgecolors=colour, linewidths=1.4, zorder=5, clip_on=False,
             )  # fmt: skip
-    dress(axes, "first feature", "second feature")
+    style_axes(axes, "first feature", "second feature")
     axes.label_outer()
     axes.set_xlim(plane.axes[0][0], plane.axes[0][-1])
     axes.set_ylim(plane.axes[1][0], plane.axes[1][-1])
@@ -97,11 +97,11 @@ def _class_marker(c: int) -> str:
 
 
 def _draw_boundary(axes: Axes, plane: Plane, model: Boundary, colour: str, dash: Any, width: float) -> None:
-    """Draw where each class's lead over the others is zero. Two classes share one line: their leads are opposite."""
-    leads = model.lead[:1] if len(model.lead) == 2 else model.lead
-    for lead in leads:
-        if lead.min() < 0 < lead.max():
-            axes.contour(*plane.axes, lead, levels=[0.0], colors=[colour], linestyles=[dash], linewidths=[width])
+    """Draw the line where each class's margin is zero. Two classes have opposite margins, hence one line."""
+    margins = model.margin[:1] if len(model.margin) == 2 else model.margin
+    for margin in margins:
+        if margin.min() < 0 < margin.max():
+            axes.contour(*plane.axes, margin, levels=[0.0], colors=[colour], linestyles=[dash], linewidths=[width])
 
 
 def _draw_legend(figure: Figure, plane: Plane) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedblend.experiment import presets
 from fedblend.runs.directory import CONFIG
-from fedblend.runs.groups import NOT_COMPARED, Group, Outcome, differing, flatten
+from fedblend.runs.groups import NOT_COMPARED, Group, Outcome, differing_fields, flatten
 from fedblend.runs.summary import NOTHING
 
 
@@ -43,7 +43,7 @@ def describe_runs(groups: Sequence[Group]) -> RunDescription:
     """The description of runs, from their configurations and facts."""
     outcomes = [o for g in groups for o in g.outcomes]
     configs = [flatten(g.config) for g in groups]
-    apart = differing([g.config for g in groups])
+    apart = differing_fields([g.config for g in groups])
     first = flatten(outcomes[0].config)
     commands = list(dict.fromkeys(o.facts["command"] for o in outcomes if o.facts.get("command")))
     by_method = [rerun_command(g) for g in groups]

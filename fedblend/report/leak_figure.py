@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedblend.analysis.plotting import INK, MUTED, blank_figure, dress, line_styles, png_bytes
+from fedblend.analysis.plotting import INK, MUTED, blank_figure, line_styles, png_bytes, style_axes
 
 if TYPE_CHECKING:
     from fedblend.analysis.privacy.leak_report import Leak
@@ -56,7 +56,7 @@ def draw_leaks(leaks: Sequence[Leak]) -> bytes:
                 "raw: infinite", (x, 100 * leak.accuracy), xytext=(0, 7), textcoords="offset points", fontsize=8,
                 ha="center",
             )  # fmt: skip
-    dress(axes, "PSNR of the rebuilt images, dB (further right: a larger leak)", "test accuracy (%)")
+    style_axes(axes, "PSNR of the rebuilt images, dB (further right: a larger leak)", "test accuracy (%)")
     axes.margins(0.06)
     runs = [Line2D([], [], color=style.colour, linewidth=4) for style in styles.values()]
     kinds = list(dict.fromkeys(leak.kind for leak in shown))

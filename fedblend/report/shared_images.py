@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch.nn import functional as F
 
-from fedblend.analysis.plotting import ClientImage, as_png, label_text
+from fedblend.analysis.plotting import ClientImage, label_text, png_data_url
 from fedblend.analysis.privacy.seed_trace import SeedTrace, seed_traces
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
@@ -117,7 +117,7 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
     chosen = {name: tensor[torch.from_numpy(rows)] for name, tensor in labels.items()}
     texts = _seed_labels(sharing, chosen, classes) or [label_text(y, classes) for y in chosen["y"]]
     images = [
-        ClientImage(as_png(image), int(owner[row]), text)
+        ClientImage(png_data_url(image), int(owner[row]), text)
         for image, row, text in zip(unit.numpy(), rows, texts, strict=True)
     ]
     caption = _seed_caption(sharing)
@@ -236,7 +236,7 @@ def _seed_strips(run: Path, sharing: object, rows: np.ndarray, classes: Sequence
         traces = seed_traces(make_setup(RunDirectory(run).experiment()), state, rows) if state is not None else []
     except (FedblendError, OSError):
         return []
-    return [ClientImage(as_png(_strip(trace)), trace.client, _strip_caption(trace, classes)) for trace in traces]
+    return [ClientImage(png_data_url(_strip(trace)), trace.client, _strip_caption(trace, classes)) for trace in traces]
 
 
 def _strip(trace: SeedTrace) -> np.ndarray:

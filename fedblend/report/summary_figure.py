@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedblend.analysis.plotting import BAND, INK, MUTED, LineStyle, blank_figure, dress, png_bytes
+from fedblend.analysis.plotting import BAND, INK, MUTED, LineStyle, blank_figure, png_bytes, style_axes
 from fedblend.report.figures import BAND_TEXT, Line, lines
 from fedblend.report.privacy import PRIVACY_NOTE
 from fedblend.report.sections import DatasetSection
@@ -50,9 +50,9 @@ def _draw_section(figure: SubFigure, section: DatasetSection, legend: Sequence[s
         _draw_line(by_round, line, line.rounds, section.styles[line.method], factor)
         _draw_line(by_bytes, line, line.megabytes, section.styles[line.method], factor)
     by_round.set_title(section.description.short, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
-    dress(by_round, "round", "test accuracy (%)" if column == "accuracy" else "test loss")
+    style_axes(by_round, "round", "test accuracy (%)" if column == "accuracy" else "test loss")
     by_round.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    dress(by_bytes, "sent so far, up and down, all clients (MB)", "")
+    style_axes(by_bytes, "sent so far, up and down, all clients (MB)", "")
     for target in section.targets if column == "accuracy" else ():
         for axes in (by_round, by_bytes):
             axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)

@@ -25,8 +25,8 @@ from fedblend.runs.summary import (
     averaged,
     duration,
     megabytes,
-    places,
     plus_minus,
+    progress,
     rounds_to_target,
     score,
     status,
@@ -128,7 +128,7 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool)
     """The table of one data set."""
     stated = {one.method: one for one in guarantees(groups)}  # the last one of a method covers all its payloads
     rows = [{**row, "guarantee": stated.get(row["method"])} for row in method_rows(table_of(groups))]
-    notes = [f"* {g.name}: {status(g) if reasons else places(g)}" for g in groups if g.unfinished]
+    notes = [f"* {g.name}: {status(g) if reasons else progress(g)}" for g in groups if g.unfinished]
     notes += [f"! {g.name}: {PRIVACY_NOTE}, it shares raw samples" for g in groups if shares_raw_samples(g.config)]
     if (only := groups[0].outcomes[0].only_class) is not None:
         notes.append(f"! all samples are of one class, '{only}': there is nothing to classify")

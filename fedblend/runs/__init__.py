@@ -1,1 +1,1 @@
-"""Runs: the run directory, its metrics log and its checkpoints."""
+"""Runs: directories, metrics logs, checkpoints, and running one or many experiments."""

@@ -1,4 +1,4 @@
-"""fedblend from Python: run an experiment, get its metrics and its model."""
+"""The Python interface: run an experiment or a study; get metrics and the model."""
 
 from __future__ import annotations
 
@@ -24,21 +24,25 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study, expand, slugify
 from fedblend.experiment.tables import read_toml, set_field, unset_field
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.parallel import in_one_message, run_all
+from fedblend.runs.parallel import join_failures, run_all
 from fedblend.runs.runner import execute
 
 RUNS = Path("runs")
-"""Where runs are kept unless told otherwise."""
+"""Default folder of runs."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gives: its folder, tidy metrics (one row an evaluated or trained round), and the final model."""
+    """The result of a run."""
 
     path: Path
+    """The run's folder."""
     experiment: Experiment
+    """The resolved experiment."""
     metrics: pd.DataFrame
+    """One row for each trained or evaluated round."""
     model: nn.Module
+    """The final model, in evaluation mode."""
 
 
 def run(
@@ -50,62 +54,63 @@ def run(
 ) -> Result:
     """Run one experiment in this process.
 
-    ``out`` is the run's folder (default: a new one under ``runs/``); with ``resume`` a run that it holds goes
-    on. ``on_round`` is called with each round's record as plain data; ``callbacks`` watch the run beside those that the
-    experiment names, and may end it. Raises :class:`FedblendError`.
+    ``out`` is the run's folder (default: a new one under ``runs/``). With ``resume``, a run in this folder continues.
+    ``on_round`` is called with each round's record as plain data. ``callbacks`` are added to those of the experiment
+    and may end the run. Raises :class:`FedblendError`.
     """
     path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
     finished = execute(experiment, path, resume, on_round, callbacks=callbacks)
     model = finished.setup.model
     model.load_state_dict(finished.state.weights)
-    return Result(path, finished.setup.experiment, tidy(finished.directory), model.eval())
+    return Result(path, finished.setup.experiment, metrics_table(finished.directory), model.eval())
 
 
 def run_study(
     study: Study | Mapping[str, Any] | str | Path, out: Path | str | None = None, jobs: int | None = None
 ) -> pd.DataFrame:
-    """Run all experiments of a study (or of its file, or of its table); one row a run and round.
+    """Run all experiments of a study (or of its file, or of its table); return one row for each run and round.
 
     Raises :class:`FedblendError` after all runs if any failed.
     """
-    made = study if isinstance(study, Study) else expand(study if isinstance(study, Mapping) else load(study))
-    folder = Path(out) if out is not None else free_folder(RUNS / slugify(made.name))
-    failed = run_all(made, folder, False, jobs, lambda slug, record: None)
+    if not isinstance(study, Study):
+        study = expand(study if isinstance(study, Mapping) else load(study))
+    folder = Path(out) if out is not None else free_folder(RUNS / slugify(study.name))
+    failed = run_all(study, folder, False, jobs, lambda slug, record: None)
     if failed:
-        raise FedblendError(in_one_message(failed, len(made.experiments)))
-    frames = [tidy(RunDirectory(folder / slug)).assign(run=slug) for slug in made.experiments]
+        raise FedblendError(join_failures(failed, len(study.experiments)))
+    frames = [metrics_table(RunDirectory(folder / slug)).assign(run=slug) for slug in study.experiments]
     return pd.concat(frames, ignore_index=True)
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """An experiment file as plain data; modules beside it can then be named by their dotted path.
+    """Read an experiment file as plain data; modules in its folder become importable by their dotted path.
 
-    Paths of data in it stay relative to the file. The file may also be the configuration that a run kept.
+    Data paths stay relative to the file. The file may also be the configuration in a run directory.
     """
     table = read_toml(path)
-    beside = Path(path).resolve().parent
-    import_from((str(beside), *RunDirectory(beside).import_from()))
-    marked: dict[str, Any] = from_file(table, path)
-    return marked
+    folder = Path(path).resolve().parent
+    import_from((str(folder), *RunDirectory(folder).import_from()))
+    with_origin: dict[str, Any] = from_file(table, path)
+    return with_origin
 
 
 def free_folder(path: Path) -> Path:
-    """``path``, or ``path-2``, ``path-3``, ... where it is taken."""
+    """Return the first of ``path``, ``path-2``, ``path-3``, ... that does not exist."""
     if not path.exists():
         return path
     return next(p for i in range(2, sys.maxsize) if not (p := path.with_name(f"{path.name}-{i}")).exists())
 
 
 def last_folder(path: Path) -> Path:
-    """The newest of ``path``, ``path-2``, ``path-3``, ... that exists, or ``path``."""
+    """Return the newest of ``path``, ``path-2``, ``path-3``, ... that exists, or ``path``."""
     found, number = path, 2
     while (later := path.with_name(f"{path.name}-{number}")).exists():
         found, number = later, number + 1
     return found
 
 
-def tidy(directory: RunDirectory) -> pd.DataFrame:
-    """A run's metrics as a table: nested fields become columns such as ``bytes_up.weights``."""
+def metrics_table(directory: RunDirectory) -> pd.DataFrame:
+    """Return a run's metrics as a table: nested fields become columns such as ``bytes_up.weights``."""
     frame = pd.json_normalize(directory.metrics())
     experiment = directory.experiment()
     frame.insert(0, "method", experiment.method.label or experiment.method.name)
@@ -114,49 +119,49 @@ def tidy(directory: RunDirectory) -> pd.DataFrame:
 
 
 def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Sequence[int] | None) -> Study:
-    """The study in a file, with fields set from the command line.
+    """Expand the study in a file, with fields set from the command line.
 
-    ``None`` takes a field out that is optional, as if the file did not give it; for any other it is the text "none".
+    ``None`` removes an optional field from the file; any other field gets the text "none".
     """
     table = load(path)
     last = dict(changes)
     for field, value in changes:
-        _vary_no_more(table, field)
+        _remove_from_grid(table, field)
         if value is not None:
-            _change(table, field, partial(set_field, value=value))
+            _change_field(table, field, partial(set_field, value=value))
     for field in [field for field, value in last.items() if value is None]:
-        table = _without(table, field, seeds)
+        table = _without_field(table, field, seeds)
     return expand(table, seeds)
 
 
-def _without(table: dict[str, Any], field: str, seeds: Sequence[int] | None) -> dict[str, Any]:
-    """A file's table without an optional field; with the text "none" in any other."""
+def _without_field(table: dict[str, Any], field: str, seeds: Sequence[int] | None) -> dict[str, Any]:
+    """Remove an optional field from a file's table; set any other field to the text "none"."""
     bare = copy.deepcopy(table)
-    _change(bare, field, unset_field)
-    for one in (table, bare):  # either may not hold together, in itself or without the field
+    _change_field(bare, field, unset_field)
+    for candidate in (table, bare):  # either may be invalid, with the field or without
         with contextlib.suppress(FedblendError):
-            if all(_is_optional(made, field) for made in expand(one, seeds).experiments.values()):
+            if all(_is_optional(experiment, field) for experiment in expand(candidate, seeds).experiments.values()):
                 return bare
             break
-    _change(table, field, partial(set_field, value="none"))
+    _change_field(table, field, partial(set_field, value="none"))
     return table
 
 
-def _is_optional(made: Any, field: str) -> bool:
-    """Whether ``a.b.c``, as a file spells it, names a field inside an experiment that need not be given a value."""
+def _is_optional(value: Any, field: str) -> bool:
+    """Return whether ``a.b.c``, as spelled in a file, is a field of an experiment whose default is ``None``."""
     python = {word: name for name, word in registry.FILE_WORDS.items()}
     *outer, last = (python.get(word, word) for word in field.split("."))
     for word in outer:
-        made = getattr(made, word, None)
-    if isinstance(made, BaseModel):
-        return last in type(made).model_fields and type(made).model_fields[last].default is None
-    return dataclasses.is_dataclass(made) and any(
-        f.name == last and f.default is None for f in dataclasses.fields(made)
+        value = getattr(value, word, None)
+    if isinstance(value, BaseModel):
+        return last in type(value).model_fields and type(value).model_fields[last].default is None
+    return dataclasses.is_dataclass(value) and any(
+        f.name == last and f.default is None for f in dataclasses.fields(value)
     )
 
 
-def _vary_no_more(table: dict[str, Any], field: str) -> None:
-    """Take a field out of what the file varies: the command line's value is then that of all runs."""
+def _remove_from_grid(table: dict[str, Any], field: str) -> None:
+    """Remove a field from the file's grid and seeds: the command line's value applies to all runs."""
     if field == "seed":
         table.pop("seeds", None)
     grid = table.get("grid")
@@ -164,17 +169,17 @@ def _vary_no_more(table: dict[str, Any], field: str) -> None:
         table["grid"] = {k: v for k, v in grid.items() if k != field and not k.startswith(f"{field}.")}
 
 
-def _change(table: dict[str, Any], field: str, how: Callable[[dict[str, Any], str], None]) -> None:
-    """Change a field of a file's table; one of the method in the only method of a list, if the file has a list.
+def _change_field(table: dict[str, Any], field: str, change: Callable[[dict[str, Any], str], None]) -> None:
+    """Change a field of a file's table. A field of the method is changed in a list of one method, too.
 
-    Raises :class:`FedblendError` for a field of the method if the file lists several.
+    Raises :class:`FedblendError` for a field of the method if the file lists several methods.
     """
     if "methods" not in table or field.split(".")[0] != "method":
-        how(table, field)
+        change(table, field)
         return
     given = table["methods"]
     if not isinstance(given, list) or len(given) != 1:
         raise FedblendError(f"{field}: this file has several methods; set it in the file, under [[methods]]")
     only = {"method": given[0]}
-    how(only, field)
+    change(only, field)
     table["methods"] = [only["method"]]

@@ -1,4 +1,4 @@
-"""Callbacks that keep a run in its directory, and those that an experiment file can name."""
+"""Callbacks that write a run's directory, and callbacks for experiment files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 class MetricsLog(Callback):
-    """Writes each round's record to the metrics log, with the process's peak memory."""
+    """Write each round's record to the metrics log, with the process's peak memory."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
@@ -31,57 +31,57 @@ class MetricsLog(Callback):
 
 
 class Checkpoints(Callback):
-    """Writes a checkpoint after each ``every`` rounds, after the last of ``rounds``, and where a run ends earlier.
+    """Write a checkpoint after every ``every`` rounds, after the last of ``rounds``, and when a run ends early.
 
-    ``kept`` is the round of the last checkpoint.
+    ``saved_round`` is the round of the last checkpoint.
     """
 
-    def __init__(self, directory: RunDirectory, every: int, rounds: int, kept: int = 0) -> None:
-        self.directory, self.every, self.rounds, self.kept = directory, every, rounds, kept
+    def __init__(self, directory: RunDirectory, every: int, rounds: int, saved_round: int = 0) -> None:
+        self.directory, self.every, self.rounds, self.saved_round = directory, every, rounds, saved_round
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Write a checkpoint where one is due."""
+        """Write a checkpoint if one is due."""
         if record.round % self.every == 0 or record.round == self.rounds or record.converged:
             self.write(state)
         return None
 
     def on_run_end(self, state: RunState) -> None:
-        """Write a checkpoint of a run that a callback has ended between two."""
-        if self.kept < state.round:
+        """Write a checkpoint if a callback ended the run between two checkpoints."""
+        if self.saved_round < state.round:
             self.write(state)
 
     def write(self, state: RunState) -> None:
         """Write a checkpoint now."""
         checkpoint.write(self.directory.path, state)
-        self.kept = state.round
+        self.saved_round = state.round
 
 
-class CallListener(Callback):
-    """Calls a function with each round's record as plain data."""
+class RecordListener(Callback):
+    """Call a function with each round's record as plain data."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Call it."""
+        """Call the function."""
         self.listener(record.as_dict())
         return None
 
 
 @part("callback", "stop-at-accuracy")
 class StopAtAccuracy(Callback):
-    """Ends the run after the first evaluated round whose test accuracy is at least ``accuracy``."""
+    """End the run after the first evaluated round whose test accuracy is at least ``accuracy``."""
 
     accuracy: Fraction = 0.9
-    """Test accuracy, a share."""
+    """Test accuracy, from 0 to 1."""
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Whether the accuracy is reached."""
+        """Return whether the accuracy is reached."""
         return record.accuracy is not None and record.accuracy >= self.accuracy
 
 
 def peak_memory() -> int:
-    """The most memory that this process has held, in bytes."""
+    """Return the peak memory of this process in bytes."""
     import resource
 
     # Kilobytes on Linux, bytes on macOS.

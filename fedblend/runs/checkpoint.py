@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file whose header carries the scalars as JSON. No pickle."""
+"""Checkpoints: one safetensors file with the scalars as JSON in its header. No pickle."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from fedblend.runs.files import write_atomically
 NAME = "checkpoint.safetensors"
 
 DAMAGED = (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError)
-"""What reading raises where a file is no checkpoint, or cut short."""
+"""Errors of reading a file that is no checkpoint, or truncated."""
 
 VERSION = 2
-"""Version of the names in the file; files of version 0.1 of fedblend have none, and are read as well."""
+"""Version of the tensor names in the file. Files of fedblend 0.1 have no version; they are read, too."""
 
 SCALARS = {"round": 0, "shared_round": -1, "clients": 0, "version": VERSION}
-"""The whole numbers of the header, and the least that each can be."""
+"""Integers of the header and their least values."""
 
 OPTIONAL = ("clients", "version")
-"""Numbers that older files lack."""
+"""Integers that older files lack."""
 
 
 def write(folder: Path, state: RunState) -> None:
-    """Replace the folder's checkpoint; a failure (a full disk, say) leaves the one before in place.
+    """Replace the folder's checkpoint. On a failure, such as a full disk, the previous checkpoint stays.
 
-    Raises :class:`FedblendError` that says what failed and how far the run is kept. Of a million clients that share
-    nothing it takes an eighth of a megabyte: a bit each, and no sizes where nobody has shared.
+    Raises :class:`FedblendError` with the cause. A million clients that share nothing take 0.125 MB: one bit for each
+    client, and no sizes while no client has shared.
     """
     tensors = {f"weights/{name}": t.contiguous() for name, t in state.weights.items()}
     tensors |= {f"entries/{name}": t.contiguous() for name, t in state.entries.tensors.items()}
@@ -55,7 +55,7 @@ def write(folder: Path, state: RunState) -> None:
         "shared_round": state.shared_round,
         "clients": len(state.has_pool),
     }
-    # The format has no tensor under two names: a part may keep what it also returns.
+    # The format allows no tensor under two names, but a part may keep a tensor that it also returns.
     seen: set[int] = set()
     for name, tensor in tensors.items():
         if tensor.data_ptr() in seen:
@@ -65,87 +65,87 @@ def write(folder: Path, state: RunState) -> None:
 
 
 def read(folder: Path) -> RunState | None:
-    """The state of the folder's checkpoint, or ``None`` if it has none. Raises on a damaged file."""
+    """Read the folder's checkpoint; ``None`` if it has none. Raises :class:`FedblendError` for a damaged file."""
     path = folder / NAME
     if not path.exists():
         return None
     try:
         with safe_open(path, "pt") as file:
-            scalars = _scalars(file)
+            scalars = _read_header(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if "version" not in scalars:
-            tensors = {_renamed(name): tensor for name, tensor in tensors.items()}
-        return _state(scalars, tensors)
+            tensors = {_current_name(name): tensor for name, tensor in tensors.items()}
+        return _make_state(scalars, tensors)
     except DAMAGED as error:
         raise FedblendError(
-            f"{path}: is not a checkpoint of fedblend or is damaged: {legible(error)}; the run cannot go on from it: "
-            "put it back, or begin again in another folder"
+            f"{path}: is not a checkpoint of fedblend or is damaged: {legible(error)}; the run cannot resume from it: "
+            "restore the file, or begin again in another folder"
         ) from None
 
 
-def fitted(state: RunState, model: Mapping[str, torch.Tensor], clients: int, folder: Path) -> RunState:
-    """The state of the folder's checkpoint with all weights in the order of ``model``: the file has them by name.
+def match_model(state: RunState, model: Mapping[str, torch.Tensor], clients: int, folder: Path) -> RunState:
+    """Return a checkpoint's state with all weights in the order of ``model``; the file has them by name.
 
-    Raises :class:`FedblendError` where it is of another model than ``model``, or of another number of clients.
+    Raises :class:`FedblendError` if it is of another model than ``model``, or of another number of clients.
     """
-    path, advice = folder / NAME, "put the run's own back, or begin again in another folder"
+    path, advice = folder / NAME, "restore the run's own file, or begin again in another folder"
     if len(state.has_pool) != clients:
         raise FedblendError(f"{path}: is of {len(state.has_pool)} clients, but the run has {clients}; {advice}")
-    kept = [strip_prefix("weights/", own) for own in state.client_states.values()]
-    # Where clients are real sites, a mark stands here for weights that stay there.
-    for table in (state.weights, *(own for own in kept if own.keys() & model.keys())):
-        if apart := differing(model, table):
-            raise FedblendError(f"{path}: is of another model than the run's ('{apart[0]}' differs); {advice}")
+    client_weights = [strip_prefix("weights/", tensors) for tensors in state.client_states.values()]
+    # In a real federation, weights that stay at a site are replaced by a marker here.
+    for table in (state.weights, *(own for own in client_weights if own.keys() & model.keys())):
+        if different := differing(model, table):
+            raise FedblendError(f"{path}: is of another model than the run's ('{different[0]}' differs); {advice}")
     first = [f"{prefix}{name}" for prefix in ("weights/", "personal/") for name in model]
     states = {client: in_order(table, first) for client, table in state.client_states.items()}
     return replace(state, weights=in_order(state.weights, model), client_states=states)
 
 
 def round_of(folder: Path) -> int | None:
-    """The round of the folder's checkpoint, or ``None`` if it has none or it is damaged; tensors are not read."""
+    """Return the round of the folder's checkpoint, or ``None`` if it is missing or damaged. Reads no tensors."""
     try:
         with safe_open(folder / NAME, "pt") as file:
-            return _scalars(file)["round"]
+            return _read_header(file)["round"]
     except DAMAGED:
         return None
 
 
-def _scalars(file: Any) -> dict[str, int]:
-    """The numbers of the header; without "clients" in files that tell of holders in whole bytes.
+def _read_header(file: Any) -> dict[str, int]:
+    """Return the integers of the header. Files with one byte for each of ``holders`` have no "clients".
 
-    Raises :class:`ValueError` for what is no whole number, or too small.
+    Raises :class:`ValueError` for values that are no integers, or too small.
     """
-    held = json.loads((file.metadata() or {})["state"])
-    if not isinstance(held, dict):
-        raise ValueError(f"its header holds a {type(held).__name__}, no table")
-    scalars = {name: held[name] for name in SCALARS if name in held or name not in OPTIONAL}
+    header = json.loads((file.metadata() or {})["state"])
+    if not isinstance(header, dict):
+        raise ValueError(f"its header is a {type(header).__name__}, not a table")
+    scalars = {name: header[name] for name in SCALARS if name in header or name not in OPTIONAL}
     for name, value in scalars.items():
-        # True is a whole number to Python.
+        # A bool is an int in Python.
         if type(value) is not int or value < SCALARS[name]:
-            raise ValueError(f"{name}: {value!r:.40} in its header is no whole number from {SCALARS[name]}")
+            raise ValueError(f"{name}: {value!r:.40} in its header is not an integer of at least {SCALARS[name]}")
     return scalars
 
 
-def _state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> RunState:
-    """The state that a file's numbers and tensors tell. Raises :class:`ValueError` where they do not go together."""
-    held = _array(tensors, "holders", torch.uint8 if "clients" in scalars else torch.bool)
-    clients = scalars.get("clients", len(held))
-    if "clients" in scalars and len(held) != (clients + 7) // 8:
-        raise ValueError(f"'holders' has {len(held)} bytes for {clients} clients, a bit each")
-    sizes = _array(tensors, "shared_sizes", torch.int64) if "shared_sizes" in tensors else np.zeros(clients, np.int64)
+def _make_state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> RunState:
+    """Build the state from a file's integers and tensors. Raises :class:`ValueError` if they contradict each other."""
+    holders = _vector(tensors, "holders", torch.uint8 if "clients" in scalars else torch.bool)
+    clients = scalars.get("clients", len(holders))
+    if "clients" in scalars and len(holders) != (clients + 7) // 8:
+        raise ValueError(f"'holders' has {len(holders)} bytes for {clients} clients, one bit each")
+    sizes = _vector(tensors, "shared_sizes", torch.int64) if "shared_sizes" in tensors else np.zeros(clients, np.int64)
     if len(sizes) != clients:
         raise ValueError(f"'shared_sizes' has {len(sizes)} numbers for {clients} clients")
-    entries, owner = strip_prefix("entries/", tensors), _array(tensors, "owner", torch.int64)
+    entries, owner = strip_prefix("entries/", tensors), _vector(tensors, "owner", torch.int64)
     states = by_client("client/", tensors)
     if any(t.shape[:1] != owner.shape for t in entries.values()):
-        raise ValueError(f"'entries' has other than the {len(owner)} rows of 'owner'")
+        raise ValueError(f"'entries' has not the {len(owner)} rows of 'owner'")
     for client in (int(owner.min(initial=0)), int(owner.max(initial=0)), *states):
         if not 0 <= client < max(1, clients):
-            raise ValueError(f"it tells of client {client}; valid: 0 to {clients - 1}")
+            raise ValueError(f"client {client} is not valid; valid: 0 to {clients - 1}")
     return RunState(
         round=scalars["round"],
         weights=strip_prefix("weights/", tensors),
-        has_pool=np.unpackbits(held, count=clients).view(bool) if "clients" in scalars else held,
+        has_pool=np.unpackbits(holders, count=clients).view(bool) if "clients" in scalars else holders,
         shared_sizes=sizes,
         entries=Pool(entries, owner),
         shared_round=scalars["shared_round"],
@@ -155,16 +155,16 @@ def _state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> RunStat
     )
 
 
-def _renamed(name: str) -> str:
-    """Today's name of a tensor in a file of version 0.1."""
+def _current_name(name: str) -> str:
+    """Return the current name of a tensor in a file of fedblend 0.1."""
     first, _, rest = name.partition("/")
     if first == "own":
         return f"client/{rest.replace('/said/', '/outputs/')}"
     return {"said": f"outputs/{rest}", "server": f"server/server_step/{rest}"}.get(first, name)
 
 
-def _array(tensors: dict[str, torch.Tensor], name: str, kind: torch.dtype) -> np.ndarray:
-    """A row of numbers of a type. Raises :class:`ValueError` for anything else."""
+def _vector(tensors: dict[str, torch.Tensor], name: str, kind: torch.dtype) -> np.ndarray:
+    """Return a vector of the given type. Raises :class:`ValueError` for another type or shape."""
     tensor = tensors[name]
     if tensor.dtype != kind or tensor.dim() != 1:
         raise ValueError(f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not {kind} [n]")

@@ -1,4 +1,4 @@
-"""Files that are never half-written: a temporary name, fsync, rename."""
+"""Atomic writes (temporary name, fsync, rename) and JSON-lines logs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from fedblend.core.errors import FedblendError
 
 BLOCK = 1 << 16
-"""Bytes that are read at a time, backwards, to find the end of a file's last whole line."""
+"""Bytes in one read, backwards, to find the end of a file's last complete line."""
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace ``path`` by ``content``, wholly or not at all. Raises :class:`FedblendError` if that fails."""
+    """Replace ``path`` by ``content`` atomically. Raises :class:`FedblendError` if that fails."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -27,8 +27,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise FedblendError(
-            f"{path}: could not be written: {error.strerror or error}; what was there before is untouched. "
-            "Make room or mend the folder, and give the command again; a run goes on with: fedblend resume"
+            f"{path}: could not be written: {error.strerror or error}; the previous file is unchanged. "
+            "Free disk space or repair the folder, then repeat the command; resume a run with: fedblend resume"
         ) from error
 
 
@@ -38,7 +38,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Add one JSON line and have it on the disk when this returns. A last line cut short by a kill is taken away."""
+    """Append one JSON line and sync it to the disk. A truncated last line is removed first."""
     try:
         with open(path, "ab", buffering=0) as file:
             end = _whole_lines(path, file.tell())
@@ -48,13 +48,13 @@ def append_line(path: Path, value: Any) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise FedblendError(
-            f"{path}: could not be written: {error.strerror or error}; make room or mend the folder, then go on "
-            "with: fedblend resume"
+            f"{path}: could not be written: {error.strerror or error}; free disk space or repair the folder, then "
+            "run: fedblend resume"
         ) from error
 
 
 def _whole_lines(path: Path, size: int) -> int:
-    """Bytes of a file of this size up to the end of its last whole line."""
+    """Return the bytes of a file of this size up to the end of its last complete line."""
     with open(path, "rb") as file:
         end = size
         while end:
@@ -67,7 +67,7 @@ def _whole_lines(path: Path, size: int) -> int:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole JSON lines of a log; a last line cut short by a kill is left out.
+    """Return the JSON lines of a log without a truncated last line.
 
     Raises :class:`FedblendError` for a damaged line before the last.
     """
@@ -79,14 +79,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             if number < len(texts):
                 raise FedblendError(
-                    f"{path}: line {number} of {len(texts)} is damaged; put back a copy of the file, or remove the "
-                    "run's folder and run it anew"
+                    f"{path}: line {number} of {len(texts)} is damaged; restore a copy of the file, or remove the "
+                    "run's folder and run it again"
                 ) from None
     return lines
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have a rename on the disk, not only in the system's memory."""
+    """Sync a rename to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

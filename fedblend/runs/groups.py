@@ -1,4 +1,4 @@
-"""Runs as their folders tell them, and which of them are one experiment with several seeds."""
+"""Outcomes of runs, read from their folders, and groups of runs that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ from fedblend.experiment.tables import read_toml
 from fedblend.runs.directory import CONFIG, METRICS, RunDirectory
 
 NOT_COMPARED = ("seed", "name", "checkpoint_every")
-"""Fields in which two runs may differ and still be one experiment repeated."""
+"""Fields that may differ between runs of one group."""
 
-SHORT = 2
-"""Up to so many differing fields tell two experiments apart by name; of more, the folder does."""
+MAX_FIELDS_IN_NAME = 2
+"""Largest number of differing fields in a group's name; beyond it, the name has the folder."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run: its resolved configuration as plain data, its metrics, how it stands, and its facts.
+    """One run, read from its folder.
 
-    The configuration is not built into an :class:`~fedblend.experiment.config.Experiment`, so that a run can be
-    read where a part of the user's own cannot be imported, and without PyTorch.
+    The configuration stays plain data, so that a run is readable without PyTorch and without user-defined parts.
     """
 
     path: Path
+    """The run's folder."""
     config: dict[str, Any]
+    """The resolved configuration."""
     records: list[dict[str, Any]]
+    """The records of its rounds."""
     status: dict[str, Any]
+    """State, round and reason, as :meth:`RunDirectory.status` returns them."""
     facts: dict[str, Any]
+    """Versions, checksums and sizes."""
 
     @property
     def label(self) -> str:
-        """What tables and figures call the method."""
+        """The method's name in tables and figures."""
         method = self.config["method"]
         return str(method.get("label") or method["name"])
 
@@ -48,17 +52,17 @@ class Outcome:
 
     @property
     def rounds(self) -> int:
-        """How many rounds the run was to make."""
+        """The configured number of rounds."""
         return int(self.config["rounds"])
 
     @property
     def round(self) -> int:
-        """The last round of which there is a record; 0 before any."""
+        """The last recorded round; 0 before any."""
         return int(self.records[-1]["round"]) if self.records else 0
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were made and recorded, or all until training converged or a callback ended the run."""
+        """Whether all rounds are recorded, or all until training converged or a callback ended the run."""
         if self.status.get("state") != "done" or not self.records:
             return False
         ended = str(self.status.get("reason", "")).startswith("ended by ")
@@ -74,58 +78,58 @@ class Outcome:
         """``done``, ``running``, ``stopped``, ``failed``, ``killed`` or ``incomplete``."""
         if self.finished:
             return "done"
-        # A run marked done whose metrics end early was cut by hand or by a damaged disk.
+        # The metrics of a run marked done end early if the file was edited or the disk damaged.
         return str(self.status["state"]).replace("done", "incomplete")
 
     @property
-    def standing(self) -> str:
-        """``done``, or how far the run came: ``stopped at round 3 of 8 (interrupted)``."""
+    def status_text(self) -> str:
+        """``done``, or state, round and reason: ``stopped at round 3 of 8 (interrupted)``."""
         if self.finished:
             return "done"
         if self.state == "killed":
-            # Nobody was left to say how it goes on.
-            place = f"at round {self.round} of {self.rounds}" if self.records else "before anything was recorded"
-            return f"killed {place}; go on with: fedblend resume {shlex.quote(str(self.path))}"
+            # A killed process printed no command to resume.
+            where = f"at round {self.round} of {self.rounds}" if self.records else "before anything was recorded"
+            return f"killed {where}; go on with: fedblend resume {shlex.quote(str(self.path))}"
         reason = f" ({self.status['reason']})" if self.status.get("reason") else ""
-        return f"{self.place}{reason}"
+        return f"{self.progress_text}{reason}"
 
     @property
-    def place(self) -> str:
-        """How far the run came, without the reason: ``stopped at round 3 of 8``."""
+    def progress_text(self) -> str:
+        """State and round without the reason: ``stopped at round 3 of 8``."""
         return f"{self.state} at round {self.round} of {self.rounds}"
 
     @property
     def never_trained(self) -> bool:
-        """Whether the run failed in its first round: what was evaluated is then the untrained model."""
+        """Whether the run failed in its first round, so that only the untrained model was evaluated."""
         return self.state == "failed" and self.round == 0
 
     @property
     def data(self) -> str:
-        """What the data set is called."""
+        """The name of the data set."""
         return str(self.facts.get("data", {}).get("name", self.config["data"]["name"]))
 
     @property
     def only_class(self) -> str | None:
-        """The class of all samples, where the data set has just one: every model is then right."""
+        """The only class of the data set, if it has just one; every model is then always right."""
         classes = self.facts.get("data", {}).get("classes", [])
         return str(classes[0]) if len(classes) == 1 else None
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one experiment that differ in their seed, under the name that tells them from the others."""
+    """Runs of one experiment that differ only in the seed, with a unique name."""
 
     name: str
     outcomes: list[Outcome]
 
     @property
     def counted(self) -> list[Outcome]:
-        """The runs that averages are made of: the finished ones, or all where none is finished."""
+        """The runs in averages: the finished ones, or all if none is finished."""
         return [o for o in self.outcomes if o.finished] or self.outcomes
 
     @property
     def unfinished(self) -> list[Outcome]:
-        """The runs that have not come to their end."""
+        """The runs that are not finished."""
         return [o for o in self.outcomes if not o.finished]
 
     @property
@@ -135,7 +139,7 @@ class Group:
 
 
 def read(run: RunDirectory) -> Outcome:
-    """A run from its folder. Raises :class:`FedblendError` if the folder is no run, or is damaged."""
+    """Read a run from its folder. Raises :class:`FedblendError` if the folder is no run, or is damaged."""
     if not RunDirectory.is_run(run.path):
         raise FedblendError(f"{run.path}: is not a run directory (it has no {CONFIG})")
     config = read_toml(run.path / CONFIG)
@@ -147,34 +151,34 @@ def read(run: RunDirectory) -> Outcome:
             )
     records, status = run.metrics(), run.status()
     if status["state"] == "done" and not records:
-        raise FedblendError(f"{run.path / METRICS}: is missing or empty, though the run is done; put it back")
+        raise FedblendError(f"{run.path / METRICS}: is missing or empty, though the run is done; restore the file")
     return Outcome(run.path, config, records, status, run.facts())
 
 
 def group(runs: Iterable[RunDirectory]) -> list[Group]:
-    """Runs grouped by method label and configuration but for the seed, in order of first appearance.
+    """Group runs by method label and configuration without the seed, in order of first appearance.
 
-    The same folder given twice counts once. Where one label stands for several configurations, the
-    groups' names say in which fields they differ, or in which folder they lie.
+    The same folder given twice counts once. If one label has several configurations, the groups' names contain the
+    fields in which they differ, or their folder.
     """
-    return _grouped(_read_all(runs))
+    return _make_groups(_read_all(runs))
 
 
 def by_data(runs: Iterable[RunDirectory]) -> dict[str, list[Group]]:
-    """As :func:`group`, but for each data set apart, by its name: results on different data do not compare.
+    """Group runs as :func:`group` does, separately for each data set, by its name.
 
-    Data sets are told apart by what the runs' facts say of their samples and classes. Of several under one
-    name, the later ones are numbered.
+    Data sets are distinguished by the samples and classes in the runs' facts. If several have one name, the later ones
+    are numbered.
     """
-    apart: dict[str, list[Outcome]] = defaultdict(list)
+    by_key: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in _read_all(runs):
-        apart[_data_key(outcome)].append(outcome)
+        by_key[_data_key(outcome)].append(outcome)
     named: dict[str, list[Group]] = {}
     times: Counter[str] = Counter()
-    for outcomes in apart.values():
+    for outcomes in by_key.values():
         name = outcomes[0].data
         times[name] += 1
-        named[name if times[name] == 1 else f"{name} ({times[name]})"] = _grouped(outcomes)
+        named[name if times[name] == 1 else f"{name} ({times[name]})"] = _make_groups(outcomes)
     return named
 
 
@@ -184,41 +188,43 @@ def _read_all(runs: Iterable[RunDirectory]) -> list[Outcome]:
 
 
 def _data_key(outcome: Outcome) -> str:
-    """What two runs must have in common to be on one data set; not the paths, which differ between machines."""
+    """Return a key that is equal for runs on one data set; without paths, which differ between machines."""
     facts = outcome.facts.get("data", {})
-    told = {name: facts[name] for name in ("name", "kind", "train", "test", "shape", "classes") if name in facts}
-    return json.dumps(told or outcome.config["data"], sort_keys=True, default=str)
+    identity = {name: facts[name] for name in ("name", "kind", "train", "test", "shape", "classes") if name in facts}
+    return json.dumps(identity or outcome.config["data"], sort_keys=True, default=str)
 
 
-def _grouped(outcomes: Iterable[Outcome]) -> list[Group]:
+def _make_groups(outcomes: Iterable[Outcome]) -> list[Group]:
     by_key: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         by_key[outcome.label, _fingerprint(outcome.config)].append(outcome)
-    made = [part for outcomes in by_key.values() for part in _without_repeated_seeds(outcomes)]
+    seed_groups = [part for outcomes in by_key.values() for part in _split_repeated_seeds(outcomes)]
     by_label: dict[str, list[list[Outcome]]] = defaultdict(list)
-    for outcomes in made:
+    for outcomes in seed_groups:
         by_label[outcomes[0].label].append(outcomes)
     names = {
-        id(outcomes): name for alike in by_label.values() for outcomes, name in zip(alike, _names(alike), strict=True)
+        id(outcomes): name
+        for alike in by_label.values()
+        for outcomes, name in zip(alike, _group_names(alike), strict=True)
     }
-    return [Group(names[id(o)], sorted(o, key=lambda one: one.seed)) for o in made]
+    return [Group(names[id(o)], sorted(o, key=lambda one: one.seed)) for o in seed_groups]
 
 
-def flatten(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested tables as ``a.b.c`` -> value; lists stay whole.
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables to ``a.b.c`` -> value; lists stay unchanged.
 
     >>> flatten({"train": {"lr": 0.1}, "terms": [1]})
     {'train.lr': 0.1, 'terms': [1]}
     """
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        path = f"{before}{key}"
+        path = f"{prefix}{key}"
         flat |= flatten(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
     return flat
 
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The fields that are not the same in all configurations, but for those that are never compared."""
+def differing_fields(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the fields that differ between configurations, without :data:`NOT_COMPARED`."""
     flat = [flatten(config) for config in configs]
     fields = dict.fromkeys(field for one in flat for field in one)
     return [f for f in fields if f not in NOT_COMPARED and any(one.get(f) != flat[0].get(f) for one in flat)]
@@ -228,8 +234,8 @@ def _fingerprint(config: Mapping[str, Any]) -> str:
     return json.dumps({k: v for k, v in config.items() if k not in NOT_COMPARED}, sort_keys=True, default=str)
 
 
-def _without_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:
-    """One list, or one a folder where a seed occurs twice: a run made twice is not two seeds."""
+def _split_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:
+    """Return one list, or one for each folder if a seed occurs twice: a repeated run is not a second seed."""
     if len({o.seed for o in outcomes}) == len(outcomes):
         return [outcomes]
     by_folder: dict[Path, list[Outcome]] = defaultdict(list)
@@ -242,16 +248,16 @@ def _without_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:
     ]
 
 
-def _names(alike: list[list[Outcome]]) -> list[str]:
-    """A name for each group of one label."""
-    label = alike[0][0].label
-    if len(alike) == 1:
+def _group_names(groups: list[list[Outcome]]) -> list[str]:
+    """Return a unique name for each group of one label."""
+    label = groups[0][0].label
+    if len(groups) == 1:
         return [label]
-    fields = differing([outcomes[0].config for outcomes in alike])
-    flat = [flatten(outcomes[0].config) for outcomes in alike]
+    fields = differing_fields([outcomes[0].config for outcomes in groups])
+    flat = [flatten(outcomes[0].config) for outcomes in groups]
     by_fields = [", ".join(f"{f.split('.')[-1]}={one.get(f)}" for f in fields) for one in flat]
-    by_parent = [outcomes[0].path.resolve().parent.name for outcomes in alike]
-    by_path = [str(outcomes[0].path) for outcomes in alike]
-    wanted = [by_fields, by_parent, by_path] if len(fields) <= SHORT else [by_parent, by_path]
-    chosen = next((words for words in wanted if len(set(words)) == len(words)), by_path)
+    by_parent = [outcomes[0].path.resolve().parent.name for outcomes in groups]
+    by_path = [str(outcomes[0].path) for outcomes in groups]
+    candidates = [by_fields, by_parent, by_path] if len(fields) <= MAX_FIELDS_IN_NAME else [by_parent, by_path]
+    chosen = next((words for words in candidates if len(set(words)) == len(words)), by_path)
     return [f"{label} ({word})" for word in chosen]

@@ -1,4 +1,4 @@
-"""Running one experiment in a run directory: start, resume, record, checkpoint."""
+"""Run one experiment in a run directory: start, resume, record, checkpoint."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
-from fedblend.runs.callbacks import CallListener, Checkpoints, Listener, MetricsLog
+from fedblend.runs.callbacks import Checkpoints, Listener, MetricsLog, RecordListener
 from fedblend.runs.directory import METRICS, RunDirectory
 from fedblend.runs.groups import flatten
 from fedblend.runs.warm_start import first_weights
 
 Federate = Callable[[Setup], tuple[Setup, Engine, EnginePlan]]
-"""Gives the engine of a federation whose clients are real, and the world with the clients that take part in it."""
+"""Returns the engine of a real federation, and the setup with its participating clients."""
 
 SPLIT_CLIENTS = 500
-"""Clients whose class counts a run directory keeps for the picture of the split."""
+"""Largest number of clients whose class counts a run directory has."""
 
 MAY_CHANGE = {
     "rounds",
@@ -51,18 +51,21 @@ MAY_CHANGE = {
     "checkpoint_every",
     "callbacks",
 }
-"""Fields that may differ when a run goes on: none of them changes a round that was already made."""
+"""Fields that may differ in a resumed run: none of them changes a finished round."""
 
-SAME = f"a run goes on with the experiment it began with (only {', '.join(sorted(MAY_CHANGE))} may change)"
+SAME_EXPERIMENT = f"a run goes on with the experiment it began with (only {', '.join(sorted(MAY_CHANGE))} may change)"
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A run that came to its end, with the world and the state it ended in."""
+class FinishedRun:
+    """A finished run."""
 
     directory: RunDirectory
+    """The run's folder."""
     setup: Setup
+    """Its data, clients and model."""
     state: RunState
+    """Its final state."""
 
 
 def execute(
@@ -73,12 +76,12 @@ def execute(
     processors: int = 1,
     federate: Federate | None = None,
     callbacks: Sequence[Callback] = (),
-) -> Finished:
-    """Run an experiment in ``path``; with ``resume`` go on from its checkpoint.
+) -> FinishedRun:
+    """Run an experiment in ``path``; with ``resume``, continue from its checkpoint.
 
-    Calls ``listener`` with every record, those of an earlier part of the run first. Up to ``processors`` ranks are
-    started where the experiment leaves their number open; ``federate`` gives another engine in place of these. Ctrl-C
-    raises :class:`Stopped` after marking the run; any :class:`FedblendError` marks it failed.
+    ``listener`` is called with every record; in a resumed run, with the earlier records first. Up to ``processors``
+    ranks are started if the experiment gives no number; ``federate`` returns another engine instead. Ctrl-C marks the
+    run stopped and raises :class:`Stopped`. Any :class:`FedblendError` marks the run failed.
     """
     directory = RunDirectory(path)
     exists = RunDirectory.is_run(path)
@@ -86,70 +89,70 @@ def execute(
         raise FedblendError(
             f"{path}: already holds a run; go on with it (fedblend resume; resume=True), or give another folder as out"
         )
-    if exists and (field := difference(directory, experiment)):
-        raise FedblendError(f"{field} in {path}; {SAME}")
-    # Rounds that were made are not unmade.
+    if exists and (field := first_difference(directory, experiment)):
+        raise FedblendError(f"{field} in {path}; {SAME_EXPERIMENT}")
+    # A resumed run keeps its finished rounds, even if fewer are configured.
     experiment = experiment.model_copy(update={"rounds": max(experiment.rounds, checkpoint.round_of(path) or 0)})
-    # Made before the folder is touched, so that a mistake in the experiment leaves no empty run behind.
+    # Built before the folder is created, so that an invalid experiment leaves no empty run.
     setup = make_setup(experiment)
     engines.require_device(experiment.device)
     with one_thread():
         if federate is not None:
             setup, engine, choice = federate(setup)
         else:
-            choice = _choice(directory, setup, processors)
+            choice = _choose_plan(directory, setup, processors)
             engine = engines.make(setup, choice)
         try:
-            # The record is on the disk before anybody sees it, and seen before the checkpoint that makes it final.
-            records = [MetricsLog(directory), *([CallListener(listener)] if listener else [])]
+            # Order: the record is written, then passed to the listener, then made final by the checkpoint.
+            records = [MetricsLog(directory), *([RecordListener(listener)] if listener else [])]
             checkpoints = Checkpoints(directory, experiment.checkpoint_every, experiment.rounds)
             loop = RoundLoop(setup, engine, [*records, checkpoints, *experiment.callbacks, *callbacks])
             state = _run(directory, loop, choice, records, checkpoints)
         finally:
             engine.close()
-    return Finished(directory, setup, state)
+    return FinishedRun(directory, setup, state)
 
 
-def _choice(directory: RunDirectory, setup: Setup, processors: int) -> EnginePlan:
-    """How the run is computed: as before where it goes on, so that its rounds come out the same to the last bit."""
-    asked, earlier = setup.experiment, directory.facts().get("engine")
+def _choose_plan(directory: RunDirectory, setup: Setup, processors: int) -> EnginePlan:
+    """Return the run's engine plan. A resumed run keeps its plan, so that its rounds are bit-identical."""
+    experiment, earlier = setup.experiment, directory.facts().get("engine")
     if earlier and earlier["engine"] == "flower":
         raise FedblendError(
-            f"{directory.path}: is a run of a real federation; go on with it as it was begun, by flwr run or "
+            f"{directory.path}: is a run of a real federation; resume it as it was started, with flwr run or "
             "fedblend federation up"
         )
-    if earlier and asked.engine == "auto":
-        return replace(EnginePlan(**earlier), ranks=asked.ranks or earlier["ranks"])
-    return engines.plan_engine(setup, processors, asked.rounds)
+    if earlier and experiment.engine == "auto":
+        return replace(EnginePlan(**earlier), ranks=experiment.ranks or earlier["ranks"])
+    return engines.plan_engine(setup, processors, experiment.rounds)
 
 
 def _run(
     directory: RunDirectory, loop: RoundLoop, plan: EnginePlan, records: list[Callback], checkpoints: Checkpoints
 ) -> RunState:
-    """Make the rounds that are left, in the run's folder."""
+    """Run the remaining rounds in the run's folder."""
     experiment = loop.experiment
     with directory.locked():
-        before, begun = directory.status(), False
-        checkpoints.kept = before["round"]
+        before, started = directory.status(), False
+        checkpoints.saved_round = before["round"]
         try:
             if RunDirectory.is_run(directory.path):
                 directory.set_experiment(experiment)
-                directory.add_facts({"engine": plan.table()})
+                directory.update_facts({"engine": plan.table()})
             else:
-                facts = facts_of(loop.setup) | {"engine": plan.table()}
-                directory.create(experiment, facts, split_of(loop.setup))
-            state, record = _begin(directory, loop, plan, records)
-            checkpoints.kept, begun = state.round, True
+                facts = collect_facts(loop.setup) | {"engine": plan.table()}
+                directory.create(experiment, facts, describe_split(loop.setup))
+            state, record = _start_or_resume(directory, loop, plan, records)
+            checkpoints.saved_round, started = state.round, True
             state = loop.run(state, record)
         except KeyboardInterrupt:
-            directory.set_status("stopped", checkpoints.kept, "interrupted")
+            directory.set_status("stopped", checkpoints.saved_round, "interrupted")
             raise Stopped(
-                f"stopped; kept up to round {checkpoints.kept}. Go on with: fedblend resume {directory.path}"
+                f"stopped; kept up to round {checkpoints.saved_round}. Go on with: fedblend resume {directory.path}"
             ) from None
         except Exception as error:
-            # A run that was done stays done where its checkpoint cannot be read.
-            if begun or before["state"] != "done":
-                _mark_failed(directory, checkpoints.kept, str(error) or type(error).__name__)
+            # A finished run stays done if its checkpoint cannot be read.
+            if started or before["state"] != "done":
+                _mark_failed(directory, checkpoints.saved_round, str(error) or type(error).__name__)
             raise
         directory.set_status("done", state.round, f"ended by {loop.ended_by}" if loop.ended_by else "")
     return state
@@ -157,10 +160,10 @@ def _run(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread inside, and on as many as before afterwards.
+    """Compute on one thread inside the context, and restore the number of threads afterwards.
 
-    So results are the same on every machine's number of cores, and small models are fastest; several runs at
-    once are how several cores are used.
+    Results then do not depend on the number of cores, and small models are fastest. Several cores are used by
+    parallel runs and ranks.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -170,8 +173,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def difference(directory: RunDirectory, experiment: Experiment) -> str:
-    """The first field in which an experiment differs from the one a run began with; empty where it may go on."""
+def first_difference(directory: RunDirectory, experiment: Experiment) -> str:
+    """Return the first field in which an experiment differs from a run's; empty if the run may be resumed."""
     old, new = flatten(as_table(directory.experiment())), flatten(as_table(experiment))
     for field in dict.fromkeys([*new, *old]):
         if field not in MAY_CHANGE and old.get(field) != new.get(field):
@@ -180,30 +183,30 @@ def difference(directory: RunDirectory, experiment: Experiment) -> str:
     return ""
 
 
-def _begin(
+def _start_or_resume(
     directory: RunDirectory, loop: RoundLoop, plan: EnginePlan, watching: list[Callback]
 ) -> tuple[RunState, RoundRecord]:
-    """The state to go on from, the last checkpoint's or a fresh one, and the last record."""
+    """Return the state to continue from, the checkpoint's or a new one, and its record."""
     setup, state = loop.setup, checkpoint.read(directory.path)
     if state is None:
-        directory.cut_metrics(-1)
+        directory.truncate_metrics(-1)
         state, record = loop.start(first_weights(setup, directory.path))
         record.machine["engine"] = plan.table()
         for callback in watching:
             callback.on_round_end(state, record)
         checkpoint.write(directory.path, state)
     else:
-        state = checkpoint.fitted(state, setup.weights(), len(setup.population), directory.path)
-        records = directory.cut_metrics(state.round)
-        # Compared by length first: a damaged file may name more rounds than any list can hold.
+        state = checkpoint.match_model(state, setup.weights(), len(setup.population), directory.path)
+        records = directory.truncate_metrics(state.round)
+        # Length first: a damaged checkpoint may contain a round number beyond any list.
         if len(records) != state.round + 1 or any(record["round"] != i for i, record in enumerate(records)):
             raise FedblendError(
                 f"{directory.path / METRICS}: rounds are missing below the checkpoint's, {state.round}; the log was "
-                "damaged. Put it back, or remove this run and begin again"
+                "damaged. Restore the file, or remove this run and begin again"
             )
         record = RoundRecord.from_dict(records[-1])
         for callback in watching:
-            if isinstance(callback, CallListener):
+            if isinstance(callback, RecordListener):
                 for table in records:
                     callback.listener(table)
     directory.set_status("running", state.round)
@@ -214,12 +217,12 @@ def _mark_failed(directory: RunDirectory, round: int, reason: str) -> None:
     try:
         directory.set_status("failed", round, reason)
     except FedblendError:
-        # The disk that is full is the reason itself, and it is about to be told.
+        # The disk is full, which is the error that the caller raises.
         return
 
 
-def facts_of(setup: Setup) -> dict[str, Any]:
-    """What a reader needs to repeat a run and to read its numbers."""
+def collect_facts(setup: Setup) -> dict[str, Any]:
+    """Return the facts that are needed to repeat a run and to interpret its numbers."""
     sizes = setup.population.sizes
     return {
         "command": shlex.join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
@@ -256,10 +259,10 @@ def facts_of(setup: Setup) -> dict[str, Any]:
     }
 
 
-def split_of(setup: Setup) -> dict[str, Any]:
-    """Classes by clients and the split's non-IID measures (AggEnhance, section 4.3).
+def describe_split(setup: Setup) -> dict[str, Any]:
+    """Return class counts by client and the split's non-IID measures (AggEnhance, section 4.3).
 
-    Empty in regression, and where samples lie at sites of their own.
+    Counts and measures are empty in regression, and if the samples are at real sites.
     """
     if not setup.data.classes or setup.population.elsewhere:
         return {

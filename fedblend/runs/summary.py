@@ -1,4 +1,4 @@
-"""Runs as tidy tables: one row a run and evaluated round, and one row a method over its seeds."""
+"""Tables of runs: one row for each run and evaluated round, and one row for each method over its seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LAST = 10
-"""Evaluations at the end of a run whose mean is told beside the final value, as FedMix's tables have it."""
+"""Number of evaluations at the end of a run in the mean ``last``, as in FedMix's tables."""
 
 MEGABYTE = 10**6
 MINUTE = 60
@@ -24,19 +24,19 @@ NOTHING = "—"
 
 
 def curves(runs: Iterable[RunDirectory]) -> pd.DataFrame:
-    """One row a run and evaluated round.
+    """Return one row for each run and evaluated round.
 
     Columns: ``study`` and ``run`` (folders), ``method``, ``seed``, ``finished`` (the run, not the round),
     ``round``, ``accuracy`` (missing in regression), ``loss``, ``train_loss``. Totals from the beginning
     to this round: ``bytes_up``, ``bytes_down`` and each kind's, such as ``bytes_up.weights``;
-    ``seconds`` and each phase's, such as ``seconds.train``; ``clock``, the seconds of a federation whose clients
-    compute side by side, on the air and in computing (0 where the channel takes no time and none is fixed).
+    ``seconds`` and each phase's, such as ``seconds.train``; ``clock``, the seconds of a federation with
+    clients in parallel, for transmission and computation (0 if the channel takes no time and none is fixed).
     """
     return curves_of(group(runs))
 
 
 def curves_of(groups: Sequence[Group]) -> pd.DataFrame:
-    """As :func:`curves`, of runs that were read already."""
+    """Return :func:`curves` of groups."""
     import pandas as pd
 
     rows = [row for g in groups for o in g.outcomes for row in _rounds(g, o)]
@@ -44,7 +44,7 @@ def curves_of(groups: Sequence[Group]) -> pd.DataFrame:
     first += ["bytes_up", "bytes_down", "seconds", "clock"]
     later = sorted({name for row in rows for name in row} - set(first))
     frame = pd.DataFrame(rows, columns=[*first, *later])
-    # A kind of bytes or a phase that a run does not know cost it nothing.
+    # A kind of bytes or a phase that a run does not have costs nothing.
     return frame.fillna(dict.fromkeys(later, 0)).astype(dict.fromkeys(["accuracy", "loss", "train_loss"], float))
 
 
@@ -66,13 +66,13 @@ def _rounds(g: Group, outcome: Outcome) -> Iterable[dict[str, Any]]:
 
 
 def costs(record: dict[str, Any]) -> dict[str, float]:
-    """Bytes and seconds of one round, in all and by kind: ``bytes_up``, ``bytes_up.weights``, ``seconds.train``."""
+    """Return bytes and seconds of one round, in total and by kind, such as ``bytes_up.weights``."""
     parts = {
         "bytes_up": record.get("bytes_up", {}),
         "bytes_down": record.get("bytes_down", {}),
         "seconds": record.get("machine", {}).get("seconds", {}),
     }
-    # The time that a federation of real clients would take, side by side: on the air and computing.
+    # Time of a federation with clients in parallel: transmission and computation.
     clock = sum(record.get("channel", {}).values())
     clock += record.get("computing", record.get("machine", {}).get("computing", 0.0))
     named = {f"{name}.{kind}": number for name, kinds in parts.items() for kind, number in kinds.items()}
@@ -80,13 +80,13 @@ def costs(record: dict[str, Any]) -> dict[str, float]:
 
 
 def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
-    """One row a method (runs of one configuration but for the seed): means over its seeds.
+    """Return one row for each method (runs that differ only in the seed): means over its seeds.
 
-    Averages are over finished runs, or over all where none is finished; ``status`` tells which are not.
+    Means are over finished runs, or over all if none is finished; ``status`` lists the others.
     A column ``x_std`` is the sample standard deviation over seeds (missing with one seed).
 
-    - ``method``, ``seeds`` (how many are averaged), ``finished`` and ``unfinished`` (numbers of runs), ``status``
-      (of each run that is not finished), ``states`` (how many of them failed, were stopped or killed, ...) and
+    - ``method``, ``seeds`` (number of runs in the means), ``finished`` and ``unfinished`` (numbers of runs), ``status``
+      (of each run that is not finished), ``states`` (numbers of failed, stopped, killed, ... runs) and
       ``failed`` (whether all failed in their first round, so that scores are of the untrained model);
     - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``last`` (the mean of the last
       ``last_n`` evaluations, 10 at most, the untrained model left out; in the seed with fewest
@@ -101,12 +101,12 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
 
 
 def table_of(groups: Sequence[Group]) -> pd.DataFrame:
-    """As :func:`table`, of runs that were read already."""
+    """Return :func:`table` of groups."""
     import pandas as pd
 
     rows = [_row(g) for g in groups]
     names = dict.fromkeys(name for row in rows for name in row)
-    # Costs by kind and phase come last, side by side.
+    # Costs by kind and phase are the last columns.
     frame = pd.DataFrame(rows, columns=sorted(names, key=lambda name: name.startswith(("bytes_", "seconds"))))
     dotted = [name for name in frame.columns if "." in name]
     return frame.fillna(dict.fromkeys(dotted, 0.0))
@@ -146,7 +146,7 @@ def _row(g: Group) -> dict[str, Any]:
 
 
 def _target(counted: Sequence[Outcome], target: float | None) -> dict[str, Any]:
-    """Rounds until the target was first reached, over seeds."""
+    """Return the rounds until the target was first reached, over seeds."""
     by_seed: dict[int, int | None] = {}
     if target is not None:
         for o in counted:
@@ -161,17 +161,17 @@ def _target(counted: Sequence[Outcome], target: float | None) -> dict[str, Any]:
 
 
 def status(g: Group) -> str:
-    """``done``, or which seeds are not finished and how they stand."""
-    return "; ".join(f"seed {o.seed}: {o.standing}" for o in g.unfinished) or "done"
+    """Return ``done``, or the seeds that are not finished with their states and reasons."""
+    return "; ".join(f"seed {o.seed}: {o.status_text}" for o in g.unfinished) or "done"
 
 
-def places(g: Group) -> str:
-    """As :func:`status`, without the reasons."""
-    return "; ".join(f"seed {o.seed}: {o.place}" for o in g.unfinished) or "done"
+def progress(g: Group) -> str:
+    """Return :func:`status` without the reasons."""
+    return "; ".join(f"seed {o.seed}: {o.progress_text}" for o in g.unfinished) or "done"
 
 
 def states(g: Group) -> str:
-    """``done``, or how many runs are not finished, by how they stand: ``1 failed, 2 stopped``."""
+    """Return ``done``, or the numbers of unfinished runs by state: ``1 failed, 2 stopped``."""
     counts = Counter(o.state for o in g.unfinished)
     return ", ".join(f"{number} {state}" for state, number in counts.items()) or "done"
 
@@ -185,7 +185,7 @@ def _totals(outcome: Outcome) -> dict[str, float]:
 
 
 def _last(values: Sequence[float]) -> Sequence[float]:
-    """The last evaluations; the first of all, of the untrained model, only if there is no other."""
+    """Return the last evaluations, without that of the untrained model unless it is the only one."""
     return (values[1:] or values)[-LAST:]
 
 
@@ -198,7 +198,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation; missing (NaN) of fewer than two values."""
+    """Return the sample standard deviation; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
     mean = _mean(values)
@@ -206,7 +206,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def plus_minus(mean: float, std: float = math.nan, digits: int = 1) -> str:
-    """A mean and its deviation, where there is one.
+    """Return a mean, with its deviation if there is one, as text.
 
     >>> plus_minus(71.23, 1.4), plus_minus(71.23), plus_minus(math.nan)
     ('71.2 ± 1.4', '71.2', '—')
@@ -217,7 +217,7 @@ def plus_minus(mean: float, std: float = math.nan, digits: int = 1) -> str:
 
 
 def score(measure: str, mean: float, std: float = math.nan) -> str:
-    """An accuracy in per cent, or a loss.
+    """Return an accuracy in per cent, or a loss, as text.
 
     >>> score("accuracy", 0.7123, 0.014), score("loss", 0.5)
     ('71.2 ± 1.4', '0.500')
@@ -226,7 +226,7 @@ def score(measure: str, mean: float, std: float = math.nan) -> str:
 
 
 def megabytes(number: float, unit: str = " MB") -> str:
-    """Bytes as megabytes (10^6 bytes), finer the fewer they are.
+    """Return bytes as megabytes (10^6 bytes), with more decimals for smaller numbers.
 
     >>> megabytes(4_936_480), megabytes(63_520), megabytes(0), megabytes(12_345_678_900, "")
     ('4.9 MB', '0.064 MB', '0 MB', '12,345.7')
@@ -241,7 +241,7 @@ def megabytes(number: float, unit: str = " MB") -> str:
 
 
 def duration(time: float) -> str:
-    """A number of seconds or minutes, finer the fewer they are.
+    """Return seconds or minutes as text, with more decimals for smaller numbers.
 
     >>> duration(1266.4), duration(31.62), duration(0.1), duration(0.0002), duration(0)
     ('1,266', '31.6', '0.10', '<0.001', '0')
@@ -255,7 +255,7 @@ def duration(time: float) -> str:
 
 
 def averaged(row: Any) -> str:
-    """How many evaluations the mean of the last ones of a row of :func:`table` is over.
+    """Return the number of evaluations in ``last`` of a row of :func:`table`.
 
     >>> averaged({"last_n": 10, "last_n_least": 10}), averaged({"last_n": 3, "last_n_least": 1})
     ('10', '1 to 3')
@@ -265,7 +265,7 @@ def averaged(row: Any) -> str:
 
 
 def rounds_to_target(row: Any) -> str:
-    """Rounds to the target of a row of :func:`table`, with how many seeds reached it where not all did.
+    """Return a row's rounds to the target, with the number of seeds that reached it unless all did.
 
     >>> row = {"target": 0.5, "seeds": 3, "target_reached": 2, "target_round": 5.0, "target_round_std": 1.0}
     >>> rounds_to_target(row)

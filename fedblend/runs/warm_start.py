@@ -1,4 +1,4 @@
-"""A warm start: the first weights of a run that goes on from another run's model."""
+"""Warm start: a run whose first weights are another run's model."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from fedblend.runs.directory import RunDirectory
 
 
 def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
-    """The weights of the run that ``start`` names, for a run that lies in ``folder``; ``None`` without ``start``.
+    """Return the weights of the run that ``start`` names, for a run in ``folder``; ``None`` without ``start``.
 
-    Raises :class:`FedblendError` for a run without a checkpoint, and for one with another model.
+    Raises :class:`FedblendError` if that run has no checkpoint, is not done, or has another model.
     """
     given = setup.experiment.start
     if given is None:
         return None
-    # A name alone is a run of the same study. What is joined to an absolute path stays as it is.
-    path = folder.parent / named(setup.experiment)
+    # A name alone is a run of the same study. An absolute path stays unchanged when joined.
+    path = folder.parent / source_run(setup.experiment)
     state = checkpoint.read(path)
     if state is None:
         raise FedblendError(
-            f"start: '{given}': {path} has no checkpoint; valid: the folder of a run that was made before, or the name "
-            "of an earlier one of this study"
+            f"start: '{given}': {path} has no checkpoint; valid: the folder of an earlier run, or the name of an "
+            "earlier run of this study"
         )
     if RunDirectory(path).status().get("state") != "done":
-        raise FedblendError(f"start: '{given}': {path} is not done; go on with it first: fedblend resume {path}")
-    own, found = setup.weights(), state.weights
-    if apart := differing(own, found):
-        raise FedblendError(f"start: '{given}': the model of {path} is another ('{apart[0]}' differs); take the same")
-    # The file holds tensors in order of name; all code sees them in the model's order.
-    return in_order(found, own)
+        raise FedblendError(f"start: '{given}': {path} is not done; finish it first: fedblend resume {path}")
+    own = setup.weights()
+    if different := differing(own, state.weights):
+        raise FedblendError(
+            f"start: '{given}': the model of {path} is another ('{different[0]}' differs); use the same model"
+        )
+    # The file has tensors in order of name; all code expects the model's order.
+    return in_order(state.weights, own)
 
 
-def named(experiment: Experiment) -> str:
-    """The run that an experiment begins with, its own seed filled in; empty without one."""
+def source_run(experiment: Experiment) -> str:
+    """Return the run that an experiment starts from, with its seed filled in; empty without a warm start."""
     return (experiment.start or "").replace("{seed}", str(experiment.seed))

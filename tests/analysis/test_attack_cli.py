@@ -14,8 +14,8 @@ from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded
 from helpers import run as after_rounds
 from helpers import same
 
-from fedblend.analysis.attacks.outcome import attack_run, attacks_on
-from fedblend.analysis.attacks.search import cosine
+from fedblend.analysis.attacks.outcome import attack_run, read_attacks
+from fedblend.analysis.attacks.search import cosine_distance
 from fedblend.analysis.attacks.setup import prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.points.loss_scaling import SwitchCounter, switches
@@ -60,14 +60,14 @@ def test_a_round_is_made_again_as_the_run_made_it(made: Path, tmp_path: Path) ->
     before, watched = contents(made), []
     shorter = run(tmp_path / "shorter", **ONE | {"rounds": 1})
 
-    moments = {r: RoundSnapshot.of(made, r, lambda done, total: watched.append((done, total))) for r in (0, 1, 2)}
+    snapshots = {r: RoundSnapshot.load(made, r, lambda done, total: watched.append((done, total))) for r in (0, 1, 2)}
 
-    assert same(moments[0].task.weights, make_setup(resolve(changed(TINY, ONE))).weights())
-    assert same(moments[1].task.weights, weights(shorter))
-    assert same(moments[2].task.weights, weights(made))
-    assert not same(moments[1].task.weights, moments[2].task.weights)
-    assert [moments[r].task.round for r in (0, 1, 2)] == [0, 1, 2]
-    assert [list(moments[r].cohort) for r in (0, 1)] == [cohorts[1], cohorts[2]]
+    assert same(snapshots[0].task.weights, make_setup(resolve(changed(TINY, ONE))).weights())
+    assert same(snapshots[1].task.weights, weights(shorter))
+    assert same(snapshots[2].task.weights, weights(made))
+    assert not same(snapshots[1].task.weights, snapshots[2].task.weights)
+    assert [snapshots[r].task.round for r in (0, 1, 2)] == [0, 1, 2]
+    assert [list(snapshots[r].cohort) for r in (0, 1)] == [cohorts[1], cohorts[2]]
     assert watched == [(0, 1), (1, 1)]  # only round 1 had to be made again
     assert contents(made) == before
 
@@ -86,26 +86,26 @@ def test_what_is_attacked_is_what_the_server_got(name: str, tmp_path: Path) -> N
     changes = ONE | METHODS[name]
     first = weights(run(tmp_path / "a", **changes | {"rounds": 1}))
     second = weights(run(tmp_path / "b", **changes))
-    moment = RoundSnapshot.of(tmp_path / "b", 1)
+    snapshot = RoundSnapshot.load(tmp_path / "b", 1)
 
-    scene = prepare(moment, moment.cohort[0], attacker="knows")
+    target = prepare(snapshot, snapshot.cohort[0], attacker="knows")
 
-    for tensor, sent in scene.observed.items():
+    for tensor, sent in target.observed.items():
         torch.testing.assert_close(sent, second[tensor] - first[tensor], rtol=1e-4, atol=2e-7)
-    assert scene.drawn
-    assert len(scene.y) == moment.task.sizes[scene.client]
+    assert target.drawn
+    assert len(target.y) == snapshot.task.sizes[target.client]
     if name != "noise":  # which nobody can repeat
-        assert cosine(scene.victim.observe(scene.x, scene.y), scene.observed).item() < 1e-5
+        assert cosine_distance(target.victim.observe(target.x, target.y), target.observed).item() < 1e-5
 
 
 def test_only_who_knows_the_random_numbers_can_repeat_an_augmented_update(tmp_path: Path) -> None:
     path = run(tmp_path / "a", **ONE | METHODS["fedprox+fed-augmix"])
-    moment = RoundSnapshot.of(path, 2)
+    snapshot = RoundSnapshot.load(path, 2)
 
     def cost(attacker: Any) -> float:
-        scene = prepare(moment, 1, images=4, steps=3, attacker=attacker)
-        assert (len(scene.y), scene.steps) == (4, 3)
-        return cosine(scene.victim.observe(scene.x, scene.y), scene.observed).item()
+        target = prepare(snapshot, 1, images=4, steps=3, attacker=attacker)
+        assert (len(target.y), target.steps) == (4, 3)
+        return cosine_distance(target.victim.observe(target.x, target.y), target.observed).item()
 
     assert cost("knows") < 1e-5
     assert cost("guesses") > 1e-3
@@ -114,23 +114,23 @@ def test_only_who_knows_the_random_numbers_can_repeat_an_augmented_update(tmp_pa
 
 
 def test_a_client_trains_on_so_many_of_its_images_so_many_times(made: Path) -> None:
-    moment = RoundSnapshot.of(made, 0)
-    scene = prepare(moment, 2, images=3, steps=5)
-    x, y = moment.setup.samples(2, 3)
+    snapshot = RoundSnapshot.load(made, 0)
+    target = prepare(snapshot, 2, images=3, steps=5)
+    x, y = snapshot.setup.samples(2, 3)
 
-    assert torch.equal(scene.x, moment.setup.scale(x))
-    assert torch.equal(scene.y, y)
-    assert scene.victim.steps is not None
-    assert [sorted(rows) for rows in scene.victim.steps.rows(3)] == [[0, 1, 2]] * 5
-    assert (scene.victim.steps.momentum, scene.victim.steps.lr) == (0.5, 0.05)
-    assert prepare(moment, 2, images=3).steps == 1  # the run's epochs
+    assert torch.equal(target.x, snapshot.setup.scale(x))
+    assert torch.equal(target.y, y)
+    assert target.victim.steps is not None
+    assert [sorted(rows) for rows in target.victim.steps.rows(3)] == [[0, 1, 2]] * 5
+    assert (target.victim.steps.momentum, target.victim.steps.lr) == (0.5, 0.05)
+    assert prepare(snapshot, 2, images=3).steps == 1  # the run's epochs
 
 
 def test_dropout_is_left_out_of_what_an_attacker_computes(tmp_path: Path) -> None:
     path = run(tmp_path / "a", **ONE | {"model": {"name": "mlp", "hidden": [8], "dropout": 0.5}})
-    scene = prepare(RoundSnapshot.of(path, 0), 0, images=2, steps=1)
+    target = prepare(RoundSnapshot.load(path, 0), 0, images=2, steps=1)
 
-    sent = [scene.victim.observe(scene.x, scene.y) for _ in range(2)]
+    sent = [target.victim.observe(target.x, target.y) for _ in range(2)]
 
     assert same(*sent)
 
@@ -169,7 +169,7 @@ def test_the_command_attacks_prints_and_keeps(made: Path) -> None:
     (each,) = table["each"]
     assert each["rebuilt_as"] == each["label"]
     assert (each["mse"], each["psnr"], each["ssim"]) == (table["mse"], table["psnr"], table["ssim"])
-    assert attacks_on(RunDirectory(made)) == [table]
+    assert read_attacks(RunDirectory(made)) == [table]
     assert {n: c for n, c in contents(made).items() if not n.startswith("attacks")} == before
     same_again = attack_run(made, 1, 3, images=1, steps=1, iterations=150, labels="inferred").table()
     assert same_again | {"seconds": 0} == table | {"seconds": 0}
@@ -248,7 +248,7 @@ def test_the_card_tells_what_left_and_what_was_rebuilt(study: Path, tmp_path: Pa
         ("fedavg", "weights"), ("fedmix", "means"), ("fedmix", "weights"), ("mixfld", "seeds"), ("mixfld", "outputs"),
         ("raw", "raw"), ("raw", "weights"), ("fd", "outputs"),
     }  # fmt: skip
-    weights, attacks = rows["fedavg", "weights"], attacks_on(RunDirectory(study / "fedavg"))
+    weights, attacks = rows["fedavg", "weights"], read_attacks(RunDirectory(study / "fedavg"))
     for measure in ("mse", "psnr", "ssim"):
         assert weights[measure] == pytest.approx(np.mean([one[measure] for one in attacks]))
     assert "2 clients" in weights["how"]
@@ -345,7 +345,7 @@ def test_a_damaged_attack_is_told(study: Path, tmp_path: Path) -> None:
     (folder / "attack.json").write_text('{"mse": 1')
 
     with pytest.raises(FedblendError, match=r"attack.json: is damaged"):
-        attacks_on(RunDirectory(tmp_path))
+        read_attacks(RunDirectory(tmp_path))
 
 
 # When loss scaling switched --------------------------------------------------------------------------------

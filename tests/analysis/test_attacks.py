@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from fedblend.analysis import attacks
 from fedblend.analysis.attacks.inversion import invert
-from fedblend.analysis.attacks.labels import infer_labels, read_off
+from fedblend.analysis.attacks.labels import infer_labels, recover_input
 from fedblend.analysis.attacks.metrics import compare, match, mse, psnr, ssim
-from fedblend.analysis.attacks.search import DLG, InvGrad, cosine, squared, total_variation
+from fedblend.analysis.attacks.search import DLG, InvGrad, cosine_distance, squared_distance, total_variation
 from fedblend.analysis.attacks.victim import Steps, Victim
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
@@ -133,7 +133,7 @@ def test_unrolled_steps_are_what_a_client_really_sends(method: str) -> None:
     )
     sent, observed = victim.observe(made.scale(x), y), victim.update_of(trained.weights)
 
-    assert cosine(sent, observed).item() < 1e-6
+    assert cosine_distance(sent, observed).item() < 1e-6
     for name, tensor in observed.items():
         torch.testing.assert_close(sent[name], tensor, rtol=1e-3, atol=1e-6)
 
@@ -143,11 +143,11 @@ def test_what_is_sent_can_be_differentiated_through_all_steps() -> None:
     x, y = digits(2)
     observed = victim.observe(*digits(2, 7))
     x.requires_grad_()
-    (gradient,) = torch.autograd.grad(squared(victim.sent(x, y), observed), x)
+    (gradient,) = torch.autograd.grad(squared_distance(victim.sent(x, y), observed), x)
     x = x.detach()
     way, h = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1e-5
 
-    ahead, behind = (squared(victim.sent(x + sign * h * way, y), observed).item() for sign in (1, -1))
+    ahead, behind = (squared_distance(victim.sent(x + sign * h * way, y), observed).item() for sign in (1, -1))
 
     assert (gradient * way).sum().item() == pytest.approx((ahead - behind) / (2 * h), rel=1e-6)
 
@@ -190,7 +190,7 @@ def test_a_biased_linear_layer_gives_its_input_away(label: int) -> None:
     model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double())
     sent = Victim(model, context()).observe(x, torch.tensor([label]))
 
-    torch.testing.assert_close(read_off(sent["1.weight"], sent["1.bias"]), x.flatten(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(recover_input(sent["1.weight"], sent["1.bias"]), x.flatten(), rtol=1e-10, atol=1e-12)
 
 
 @examples(30)
@@ -343,9 +343,9 @@ def test_cost_and_total_variation_are_their_definitions() -> None:
     b = {"u": torch.tensor([0.0, 2.0]), "v": torch.tensor([[1.0]])}
     picture = torch.tensor([[0.0, 1.0, 1.0], [2.0, 1.0, 0.0]]).view(1, 1, 2, 3)
 
-    assert squared(a, b).item() == 9 + 4 + 9
-    assert cosine(a, b).item() == pytest.approx(1 - 4 / (5 * math.sqrt(5)))
-    assert cosine(a, {name: 7 * t for name, t in a.items()}).item() == pytest.approx(0, abs=1e-6)
+    assert squared_distance(a, b).item() == 9 + 4 + 9
+    assert cosine_distance(a, b).item() == pytest.approx(1 - 4 / (5 * math.sqrt(5)))
+    assert cosine_distance(a, {name: 7 * t for name, t in a.items()}).item() == pytest.approx(0, abs=1e-6)
     assert total_variation(picture).item() == pytest.approx((2 + 0 + 1) / 3 + (1 + 0 + 1 + 1) / 4)
 
 
@@ -430,9 +430,12 @@ def test_matching_is_one_to_one_and_least_in_sum() -> None:
         ({"attack": "invgrd"}, "unknown attack 'invgrd' (did you mean 'invgrad'?); valid: invgrad, dlg, idlg"),
         ({"iterations": 0}, "attack invgrad.iterations: 0 is not valid"),
         ({"step": 1}, "attack invgrad.step"),
-        ({"attack": InvGrad(), "lr": 0.2}, "options lr belong to a name"),
+        ({"attack": InvGrad(), "lr": 0.2}, "options lr are valid only with the name"),
         ({"shape": (1, 64)}, "shape: [1, 64] is not valid"),
-        ({"labels": torch.tensor([1, 2])}, "labels: torch.int64 of shape [2]; valid: whole numbers of shape [1]"),
+        (
+            {"labels": torch.tensor([1, 2])},
+            "labels: torch.int64 of shape [2] is not valid; valid: integers of shape",
+        ),
         ({"labels": torch.tensor([1.0])}, "labels: torch.float32"),
     ],
 )
@@ -446,8 +449,8 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], told: str) -> Non
     ("change", "told"),
     [
         (lambda o: {n: t for n, t in o.items() if n != "1.bias"}, "observed: '1.bias' is missing"),
-        (lambda o: {**o, "1.bias": torch.zeros(3)}, "observed: '1.bias' is of shape [3]; valid: [4]"),
-        (lambda o: {**o, "1.bias": torch.full((4,), math.nan)}, "observed: '1.bias' holds NaN or infinity"),
+        (lambda o: {**o, "1.bias": torch.zeros(3)}, "observed: '1.bias' has shape [3]; valid: [4]"),
+        (lambda o: {**o, "1.bias": torch.full((4,), math.nan)}, "observed: '1.bias' contains NaN or infinity"),
     ],
 )
 def test_observations_that_do_not_fit_are_refused(change: Any, told: str) -> None:
@@ -462,12 +465,12 @@ def test_other_mistakes_are_told() -> None:
         Steps(0, 1)
     with pytest.raises(FedblendError, match=r"steps\.batches: 0"):
         Steps(0.1, 0)
-    with pytest.raises(FedblendError, match="no input can be read off"):
-        read_off(torch.zeros(2, 3), torch.zeros(2))
+    with pytest.raises(FedblendError, match="no input follows"):
+        recover_input(torch.zeros(2, 3), torch.zeros(2))
     with pytest.raises(FedblendError, match="ends in no linear layer"):
         infer_labels(nn.Flatten(), {})
-    with pytest.raises(FedblendError, match="SSIM looks at windows of 7 x 7"):
+    with pytest.raises(FedblendError, match=r"images: shape .* is too small for SSIM's windows of 7 x 7 pixels"):
         ssim(torch.zeros(1, 1, 6, 9), torch.zeros(1, 1, 6, 9))
-    with pytest.raises(FedblendError, match="of shapes"):
+    with pytest.raises(FedblendError, match=r"images: shapes .* differ or are not"):
         mse(torch.zeros(1, 1, 8, 8), torch.zeros(2, 1, 8, 8))
     assert set(attacks.ATTACKS) == {"invgrad", "dlg", "idlg"}

@@ -22,9 +22,9 @@ from torch.nn import functional as F
 
 from fedblend import report
 from fedblend.analysis import points
-from fedblend.analysis.plotting import spread
+from fedblend.analysis.plotting import evenly_spaced
 from fedblend.analysis.points import sheets as sheets_of_points
-from fedblend.analysis.points.boundaries import GRID, Plane, lead_of
+from fedblend.analysis.points.boundaries import GRID, Plane, output_margins
 from fedblend.analysis.points.features import distance
 from fedblend.analysis.points.gradients import alignment, gradient
 from fedblend.analysis.points.loaded_run import LoadedRun, Points, with_weights
@@ -59,7 +59,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def subject(study: Path) -> LoadedRun:
+def loaded_run(study: Path) -> LoadedRun:
     return points.read(study / "enhanced")
 
 
@@ -137,16 +137,16 @@ def test_the_gradient_of_many_chunks_is_that_of_the_mean_loss_of_trained_weights
     torch.testing.assert_close(found, torch.cat([s.flatten() for s in slopes]).double(), rtol=1e-4, atol=1e-7)
 
 
-def test_alignment_by_round_is_that_of_each_rounds_points_with_all_that_clients_hold(subject: LoadedRun) -> None:
-    made = subject.setup
+def test_alignment_by_round_is_that_of_each_rounds_points_with_all_that_clients_hold(loaded_run: LoadedRun) -> None:
+    made = loaded_run.setup
     rows = torch.from_numpy(made.population.order)
     x, y = made.scale(made.data.train.x[rows]), made.data.train.y[rows]
     model = make_setup(made.experiment).model
-    model.load_state_dict(checkpoint.read(subject.directory.path).weights)  # type: ignore[union-attr]
-    found = points.by_round(subject)
+    model.load_state_dict(checkpoint.read(loaded_run.directory.path).weights)  # type: ignore[union-attr]
+    found = points.alignment_by_round(loaded_run)
     assert list(found) == [1, 2, 3]
     for round, value in found.items():
-        own = subject.points.made_in(round)
+        own = loaded_run.points.made_in(round)
         assert len(own) == 10
         # On the unit scale of these pictures points are as the model takes them.
         assert value == pytest.approx(alignment(model, own.x, own.labels, x, y), abs=1e-5)
@@ -155,10 +155,10 @@ def test_alignment_by_round_is_that_of_each_rounds_points_with_all_that_clients_
 # Replay ----------------------------------------------------------------------------------------------------
 
 
-def test_a_replay_makes_the_same_rounds_and_leaves_the_federation_as_it_was(subject: LoadedRun) -> None:
+def test_a_replay_makes_the_same_rounds_and_leaves_the_federation_as_it_was(loaded_run: LoadedRun) -> None:
     seen: list[Mapping[str, float]] = []
-    rows = points.replay_run(subject, seen.append)
-    records = subject.directory.metrics()[1:]
+    rows = points.replay_run(loaded_run, seen.append)
+    records = loaded_run.directory.metrics()[1:]
     assert rows == seen
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert [row["points"] for row in rows] == [10, 20, 30]
@@ -176,7 +176,7 @@ def test_a_replay_looks_at_the_aggregate_before_it_is_tuned() -> None:
     state, _ = untuned.start()
     for _ in range(2):
         state, _ = untuned.round(state)
-    points = Points.of(state.server_part("server_step"))
+    points = Points.from_server_state(state.server_part("server_step"))
     train_x, train_y = made.scale(made.data.train.x), made.data.train.y
     model = with_weights(made.model, state.weights)
     assert rows[1]["alignment"] == pytest.approx(alignment(model, points.x, points.labels, train_x, train_y), abs=1e-5)
@@ -223,25 +223,25 @@ def test_the_loss_of_the_autoencoder_by_hand() -> None:
     assert model.loss(unit, noise).item() == pytest.approx(4 * math.log(2), rel=1e-6)
     with torch.no_grad():
         model.mean.bias.fill_(3.0)
-        model.spread.bias.fill_(math.log(4.0))
+        model.log_variance.bias.fill_(math.log(4.0))
     divergence = 2 * 0.5 * (9 + 4 - 1 - math.log(4))
     assert model.loss(unit, noise).item() == pytest.approx(4 * math.log(2) + divergence, rel=1e-6)
 
 
-def test_distances_are_those_of_each_rounds_points(subject: LoadedRun) -> None:
-    vae = points.train_vae(subject.setup, 1)
-    found = points.distances(subject, vae)
-    data = subject.setup.data
+def test_distances_are_those_of_each_rounds_points(loaded_run: LoadedRun) -> None:
+    vae = points.train_vae(loaded_run.setup, 1)
+    found = points.distances(loaded_run, vae)
+    data = loaded_run.setup.data
     with torch.no_grad():
         of_train, of_test = (vae.features(half.x / 255) for half in (data.train, data.test))
         assert found.train == pytest.approx(distance(of_train, of_train), abs=1e-6)
         assert found.test == pytest.approx(distance(of_test, of_train), abs=1e-6)
         for round, value in found.by_round.items():
-            own = vae.features(subject.points.x[10 * (round - 1) : 10 * round])
+            own = vae.features(loaded_run.points.x[10 * (round - 1) : 10 * round])
             assert value == pytest.approx(distance(own, of_train), abs=1e-6)
     assert list(found.by_round) == [1, 2, 3]
     assert found.noise > found.test
-    again = points.train_vae(subject.setup, 1)
+    again = points.train_vae(loaded_run.setup, 1)
     assert all(torch.equal(a, b) for a, b in zip(vae.parameters(), again.parameters(), strict=True))
 
 
@@ -286,41 +286,47 @@ def test_training_that_diverges_is_told() -> None:
         train(flat_model(5, 3), *some(8), 20, 1e38, 2, np.random.default_rng(0))
 
 
-def test_a_new_model_sees_only_points_until_a_round_and_begins_afresh(subject: LoadedRun) -> None:
+def test_a_new_model_sees_only_points_until_a_round_and_begins_afresh(loaded_run: LoadedRun) -> None:
     settings = points.TrainingSettings(epochs=1, lr=0.1, batch_size=32)
-    until = points.fresh_model(subject, settings, round=2)
-    cut = LoadedRun(subject.directory, subject.setup, subject.state, subject.points.until(2))
+    until = points.fresh_model(loaded_run, settings, round=2)
+    cut = LoadedRun(loaded_run.directory, loaded_run.setup, loaded_run.state, loaded_run.points.until(2))
     assert len(cut.points) == 20
     again = points.fresh_model(cut, settings)
     assert all(torch.equal(a, b) for a, b in zip(until.parameters(), again.parameters(), strict=True))
-    begun = points.fresh_model(subject, points.TrainingSettings(0, 0.1, 32))
-    for (name, fresh), first in zip(begun.named_parameters(), subject.setup.weights().values(), strict=True):
+    begun = points.fresh_model(loaded_run, points.TrainingSettings(0, 0.1, 32))
+    for (name, fresh), first in zip(begun.named_parameters(), loaded_run.setup.weights().values(), strict=True):
         assert not torch.equal(fresh, first), name
 
 
-def test_learning_rate_and_batch_come_from_the_server_step_unless_given(subject: LoadedRun) -> None:
-    assert points.TrainingSettings.of(subject) == points.TrainingSettings(100, subject.setup.experiment.train.lr, 32)
-    assert points.TrainingSettings.of(subject, epochs=7, lr=0.5, batch_size=3) == points.TrainingSettings(7, 0.5, 3)
+def test_learning_rate_and_batch_come_from_the_server_step_unless_given(loaded_run: LoadedRun) -> None:
+    assert points.TrainingSettings.for_run(loaded_run) == points.TrainingSettings(
+        100, loaded_run.setup.experiment.train.lr, 32
+    )
+    assert points.TrainingSettings.for_run(loaded_run, epochs=7, lr=0.5, batch_size=3) == points.TrainingSettings(
+        7, 0.5, 3
+    )
 
 
 # The command -----------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_and_writes_what_python_gives(study: Path, subject: LoadedRun, tmp_path: Path) -> None:
+def test_the_command_prints_and_writes_what_python_gives(study: Path, loaded_run: LoadedRun, tmp_path: Path) -> None:
     before = contents(study)
-    out = tmp_path / "new" / "evidence"
+    out = tmp_path / "new" / "measurements"
     told = succeeded(here("points", study, "--vae-epochs", 1, "--epochs", 3, "--replay", "--out", out)).out
     assert contents(study) == before, "a probe changes nothing in a run's folder"
 
-    evidence = points.look(subject, points.TrainingSettings.of(subject, epochs=3), vae_epochs=1)
+    measurements = points.measure_points(
+        loaded_run, points.TrainingSettings.for_run(loaded_run, epochs=3), vae_epochs=1
+    )
     frame = pd.read_csv(out / "points.csv")
-    pd.testing.assert_frame_equal(frame, evidence.rounds)
+    pd.testing.assert_frame_equal(frame, measurements.rounds)
     assert frame["round"].tolist() == [1, 2, 3]
     assert frame["points"].tolist() == [10, 20, 30]
     assert frame.notna().all().all()
     levels: dict[str, float] = pd.read_csv(out / "levels.csv").set_index("name")["value"].to_dict()
-    assert levels == pytest.approx(evidence.levels)
-    assert levels["accuracy"] == pytest.approx(subject.directory.metrics()[-1]["accuracy"])
+    assert levels == pytest.approx(measurements.levels)
+    assert levels["accuracy"] == pytest.approx(loaded_run.directory.metrics()[-1]["accuracy"])
     assert pd.read_csv(out / "replay.csv")["points"].tolist() == [10, 20, 30]
     names = {"accuracy.png", "alignment.png", "distance.png", "replay.png"}
     assert {path.name for path in out.glob("*.png")} == names
@@ -376,21 +382,21 @@ def test_a_folder_of_several_runs_with_points_or_of_none_is_told_so(study: Path,
 
 
 def test_rounds_are_chosen_evenly() -> None:
-    assert spread(list(range(1, 101)), 8) == [1, 15, 29, 43, 57, 71, 85, 100]
-    assert spread([3, 4], 8) == [3, 4]
+    assert evenly_spaced(list(range(1, 101)), 8) == [1, 15, 29, 43, 57, 71, 85, 100]
+    assert evenly_spaced([3, 4], 8) == [3, 4]
 
 
 def pixels(url: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
 
 
-def test_the_report_shows_the_points_by_round_and_class(study: Path, subject: LoadedRun, tmp_path: Path) -> None:
+def test_the_report_shows_the_points_by_round_and_class(study: Path, loaded_run: LoadedRun, tmp_path: Path) -> None:
     (sheet,) = sheets_of_points.sheets(group(find_runs([study])))
     assert (sheet.method, sheet.rounds, sheet.points) == ("enhanced", 3, 30)
     assert [round for round, _ in sheet.rows] == [1, 2, 3]
     for round, urls in sheet.rows:
         for label, url in enumerate(urls):
-            point = subject.points.x[10 * (round - 1) + label, 0].numpy()
+            point = loaded_run.points.x[10 * (round - 1) + label, 0].numpy()
             times = len(pixels(url)) // 8
             assert np.array_equal(pixels(url), np.kron(np.rint(255 * point), np.ones((times, times))))
     report.write(find_runs([study]), tmp_path / "report.html")
@@ -447,8 +453,8 @@ def test_boundaries_are_those_of_the_runs_models(toy: Path, plane: Plane, tmp_pa
         at = made.scale(torch.tensor([[plane.axes[0][7], plane.axes[1][31]]]))
         lead = (at @ weight.T + bias)[0]
         # Rows of the grid are the second feature, as contours take them.
-        assert model.lead.shape == (2, GRID, GRID)
-        assert model.lead[0, 31, 7] == pytest.approx(float(lead[0] - lead[1]), abs=1e-4)
+        assert model.margin.shape == (2, GRID, GRID)
+        assert model.margin[0, 31, 7] == pytest.approx(float(lead[0] - lead[1]), abs=1e-4)
     assert len(plane.models[0].labels) == 0
     low, high = plane.whole.x.min(0), plane.whole.x.max(0)
     assert (plane.models[1].points >= low - 1e-5).all()
@@ -461,14 +467,14 @@ def test_boundaries_are_those_of_the_runs_models(toy: Path, plane: Plane, tmp_pa
 
 
 def test_the_best_boundary_is_trained_on_all_samples_at_once(plane: Plane) -> None:
-    accuracies = [holding.best.accuracy for holding in plane.clients]
+    accuracies = [samples.best.accuracy for samples in plane.clients]
     assert plane.whole.best.accuracy > max(accuracies[:2])
     assert plane.whole.best.accuracy == pytest.approx(0.77, abs=0.02)
 
 
 def test_a_lead_is_the_margin_to_the_best_other_class() -> None:
     outputs = torch.tensor([[1.0, 4.0, 2.0], [3.0, 3.0, 0.0]])
-    assert lead_of(outputs).tolist() == [[-3.0, 2.0, -2.0], [0.0, 0.0, -3.0]]
+    assert output_margins(outputs).tolist() == [[-3.0, 2.0, -2.0], [0.0, 0.0, -3.0]]
 
 
 def test_the_example_is_the_file_that_was_run(toy: Path) -> None:
@@ -480,7 +486,7 @@ def test_the_example_is_the_file_that_was_run(toy: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["{study}"], ("'digits' holds image of shape [1, 8, 8]", "two features")),
+        (["{study}"], ("'digits' has image of shape [1, 8, 8]", "two features")),
         (["{study}", "{toy}"], ("several data sets (digits, toy)",)),
         (["{toy}", "--out", "toy.txt"], ("--out toy.txt", ".png")),
         (["nowhere"], ("nowhere: no such run",)),
@@ -493,13 +499,15 @@ def test_boundaries_of_other_data_are_refused(
     refused(here("boundaries", *(word.format(study=study, toy=toy) for word in words)), *told)
 
 
-def test_accuracy_is_that_of_the_run(subject: LoadedRun) -> None:
-    assert accuracy(subject.model(), subject.setup) == pytest.approx(subject.directory.metrics()[-1]["accuracy"])
+def test_accuracy_is_that_of_the_run(loaded_run: LoadedRun) -> None:
+    assert accuracy(loaded_run.model(), loaded_run.setup) == pytest.approx(
+        loaded_run.directory.metrics()[-1]["accuracy"]
+    )
 
 
 def test_points_of_a_server_step_count_rounds_from_one() -> None:
     kept: dict[str, Any] = {"points": torch.zeros(4, 2), "labels": torch.tensor([0, 1, 0, 1])}
-    points = Points.of({**kept, "rounds": torch.tensor([0, 0, 2, 2])})
+    points = Points.from_server_state({**kept, "rounds": torch.tensor([0, 0, 2, 2])})
     assert points.all_rounds() == [1, 3]
     assert len(points.until(2)) == 2
     assert points.made_in(3).labels.tolist() == [0, 1]

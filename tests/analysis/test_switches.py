@@ -10,8 +10,14 @@ import pytest
 import torch
 from cli_helpers import TINY, changed, contents, here, refused, succeeded
 
-from fedblend.analysis.points.loss_scaling import Switched, Total, in_words, switches, totals_of
-from fedblend.cli import switching
+from fedblend.analysis.points.loss_scaling import (
+    ClientSwitches,
+    RoundSwitches,
+    describe_switches,
+    sum_by_round,
+    switches,
+)
+from fedblend.cli import switches as command
 from fedblend.core.engine import TrainTask
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
@@ -35,9 +41,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def rows_of(folder: Path) -> list[Switched]:
-    with (folder / switching.LOG).open() as file:
-        return [Switched(*(int(value) for value in row.values())) for row in csv.DictReader(file)]
+def rows_of(folder: Path) -> list[ClientSwitches]:
+    with (folder / command.LOG).open() as file:
+        return [ClientSwitches(*(int(value) for value in row.values())) for row in csv.DictReader(file)]
 
 
 def test_the_command_prints_and_writes_what_the_run_did(made: Path, tmp_path: Path) -> None:
@@ -46,16 +52,16 @@ def test_the_command_prints_and_writes_what_the_run_did(made: Path, tmp_path: Pa
     told = succeeded(here("switches", made, "--out", tmp_path / "s"))
 
     rows = rows_of(tmp_path / "s")
-    totals = totals_of(rows)
+    totals = sum_by_round(rows)
     assert rows == switches(made)
     assert [one.round for one in totals] == [1, 2, 3, 4, 5, 6]
     assert 0 < sum(one.large for one in totals) < sum(one.batches for one in totals)
     for one in totals:
         assert f"{one.round}  " in told.out
         assert f"{100 * one.share:.1f}" in told.out
-    assert in_words(totals) in told.out
+    assert describe_switches(totals) in told.out
     assert "20 in place of 1, where the loss is above 400 times the divergence" in told.out
-    assert (tmp_path / "s" / switching.FIGURE).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (tmp_path / "s" / command.FIGURE).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert contents(made) == before
 
 
@@ -91,15 +97,25 @@ def test_the_counts_are_those_of_the_rule_written_out(made: Path) -> None:
 
 
 def test_totals_and_words() -> None:
-    rows = [Switched(1, 0, 3, 3), Switched(1, 4, 2, 2), Switched(2, 1, 4, 1), Switched(3, 0, 3, 0)]
+    rows = [
+        ClientSwitches(1, 0, 3, 3),
+        ClientSwitches(1, 4, 2, 2),
+        ClientSwitches(2, 1, 4, 1),
+        ClientSwitches(3, 0, 3, 0),
+    ]
 
-    assert totals_of(rows) == [Total(1, 5, 5), Total(2, 4, 1), Total(3, 3, 0)]
-    assert Total(2, 4, 1).share == 0.25
-    assert Total(2, 0, 0).share == 0
+    assert sum_by_round(rows) == [RoundSwitches(1, 5, 5), RoundSwitches(2, 4, 1), RoundSwitches(3, 3, 0)]
+    assert RoundSwitches(2, 4, 1).share == 0.25
+    assert RoundSwitches(2, 0, 0).share == 0
     words = "large in all batches of rounds 1 to 1; last in round 2; 6 of 12 batches in all"
-    assert in_words(totals_of(rows)) == words
-    assert in_words([Total(1, 4, 4), Total(2, 4, 4)]) == "large in all batches of rounds 1 to 2; 8 of 8 batches in all"
-    assert in_words([Total(1, 4, 1), Total(2, 4, 0)]) == "last in round 1; 1 of 8 batches in all"
+    assert describe_switches(sum_by_round(rows)) == words
+    assert (
+        describe_switches([RoundSwitches(1, 4, 4), RoundSwitches(2, 4, 4)])
+        == "large in all batches of rounds 1 to 2; 8 of 8 batches in all"
+    )
+    assert (
+        describe_switches([RoundSwitches(1, 4, 1), RoundSwitches(2, 4, 0)]) == "last in round 1; 1 of 8 batches in all"
+    )
 
 
 def test_ctrl_c_ends_it_with_the_rounds_so_far(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +126,7 @@ def test_ctrl_c_ends_it_with_the_rounds_so_far(made: Path, tmp_path: Path, monke
         on_round([row for row in whole if row.round == 2])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(switching, "switches", stopping)
+    monkeypatch.setattr(command, "switches", stopping)
 
     told = here("switches", made, "--out", tmp_path / "s")
 

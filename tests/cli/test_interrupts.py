@@ -137,13 +137,13 @@ def test_a_stopped_worker_takes_no_lock_of_other_processes(monkeypatch: pytest.M
     stop = multiprocessing.get_context("spawn").Event()
     before = signal.getsignal(signal.SIGINT)
     try:
-        parallel._begin_worker(SimpleNamespace(cancel_join_thread=lambda: None), stop)
+        parallel._init_worker(SimpleNamespace(cancel_join_thread=lambda: None), stop)
         stop.set()
         end = time.monotonic() + 30
         while not signals and time.monotonic() < end:
             time.sleep(0.01)
         assert signals == [signal.SIGINT]
         monkeypatch.setattr(stop, "is_set", None)
-        assert parallel._in_worker({}, Path("nowhere"), False, "a", 1) == "stopped"
+        assert parallel._run_in_worker({}, Path("nowhere"), False, "a", 1) == "stopped"
     finally:
         signal.signal(signal.SIGINT, before)

@@ -19,9 +19,10 @@ from fedblend._kernels import lowrank
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Plain, Tensors
+from fedblend.core.objective import Plain
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
+from fedblend.core.trees import Tensors
 from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, unstackable
 from fedblend.engines.distributed.engine import balance
 from fedblend.engines.loop import LoopEngine

@@ -107,7 +107,7 @@ class PlannedTrial:
 
     def wait_for_end(self, *states: str) -> None:
         """Wait until no process holds the run and its state is one of these."""
-        self.wait(lambda: self.run.status()["state"] in states and not self.run.is_held(), " or ".join(states))
+        self.wait(lambda: self.run.status()["state"] in states and not self.run.is_locked(), " or ".join(states))
 
 
 def in_memory(planned: PlannedTrial, folder: Path) -> dict[str, torch.Tensor]:

@@ -57,7 +57,7 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) 
     checkpoint.write(tmp_path, half)
     kept = checkpoint.read(tmp_path)
     assert kept is not None
-    again = checkpoint.fitted(kept, made.weights(), len(made.population), tmp_path)
+    again = checkpoint.match_model(kept, made.weights(), len(made.population), tmp_path)
     ended, rest = run(RoundLoop(made, LoopEngine(made)), 2, again)
 
     assert without_machine(rest) == without_machine(records[1:])

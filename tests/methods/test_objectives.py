@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from objectives_helpers import CLASSES, NUMBERS, draws, one_hot, train_all
 from torch.nn import functional as F
 
-from fedblend.core.objective import Batch, Context, Net, Task, Tensors
+from fedblend.core.objective import Batch, Context, Net, Task
 from fedblend.core.sharing import Pool
+from fedblend.core.trees import Tensors
 from fedblend.engines.loop import EagerNet
 from fedblend.methods.objectives.fedmix import FedMix
 from fedblend.methods.objectives.terms import Proximal

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from fedblend import report
-from fedblend.analysis.plotting import METHODS, PHASES, as_png, line_styles
+from fedblend.analysis.plotting import METHODS, PHASES, line_styles, png_data_url
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table, resolve
 from fedblend.report import shared_images
@@ -446,7 +446,7 @@ def test_images_come_from_all_clients_before_a_second_one_of_any():
 def test_colour_images_keep_their_colours():
     image = np.zeros((3, 2, 2), np.float32)
     image[0, 0, 0] = 1
-    url = as_png(image)
+    url = png_data_url(image)
     made = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
     assert made.shape == (96, 96, 3)
     assert made[0, 0].tolist() == [255, 0, 0]

@@ -53,19 +53,19 @@ def test_a_sound_one_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ("[]", "holds a list, no table"),
-        ('"round"', "holds a str, no table"),
+        ("[]", "is a list, not a table"),
+        ('"round"', "is a str, not a table"),
         ("[" * 100_000, "recursion"),
         ('{"round":' * 100_000, "recursion"),
         ("{", "double quotes"),
-        (json.dumps({**SCALARS, "round": "x"}), "round: 'x' in its header is no whole number from 0"),
+        (json.dumps({**SCALARS, "round": "x"}), "round: 'x' in its header is not an integer of at least 0"),
         (json.dumps({**SCALARS, "round": "1\n" * 500}), r"round: '1\n1\n"),
         (json.dumps({**SCALARS, "round": 1.5}), "round: 1.5"),
         (json.dumps({**SCALARS, "round": True}), "round: True"),
         (json.dumps({**SCALARS, "round": None}), "round: None"),
-        (json.dumps({**SCALARS, "round": -1}), "round: -1 in its header is no whole number from 0"),
+        (json.dumps({**SCALARS, "round": -1}), "round: -1 in its header is not an integer of at least 0"),
         ('{"round": 1e999, "shared_round": -1, "clients": 3}', "round: inf"),
-        (json.dumps({**SCALARS, "shared_round": -2}), "shared_round: -2 in its header is no whole number from -1"),
+        (json.dumps({**SCALARS, "shared_round": -2}), "shared_round: -2 in its header is not an integer of at least -1"),
         (json.dumps({"round": 3, "clients": 3}), "'shared_round'"),
         (json.dumps({**SCALARS, "clients": "3"}), "clients: '3'"),
     ],
@@ -87,11 +87,11 @@ def test_a_header_of_another_form(tmp_path: Path, header: str, words: str) -> No
         ({"clients": 4}, {}, "'shared_sizes' has 3 numbers for 4 clients"),
         ({}, {"shared_sizes": torch.ones(3)}, "'shared_sizes' is torch.float32"),
         ({}, {"owner": torch.ones(2, dtype=torch.bfloat16)}, "'owner' is torch.bfloat16"),
-        ({}, {"owner": torch.tensor([0, 1, 2])}, "'entries' has other than the 3 rows of 'owner'"),
-        ({}, {"entries/x": torch.tensor(1.0)}, "'entries' has other than the 2 rows of 'owner'"),
-        ({}, {"owner": torch.tensor([0, 3])}, "it tells of client 3; valid: 0 to 2"),
-        ({}, {"owner": torch.tensor([-1, 2])}, "it tells of client -1; valid: 0 to 2"),
-        ({}, {"client/3/weights/w": torch.ones(2)}, "it tells of client 3; valid: 0 to 2"),
+        ({}, {"owner": torch.tensor([0, 1, 2])}, "'entries' has not the 3 rows of 'owner'"),
+        ({}, {"entries/x": torch.tensor(1.0)}, "'entries' has not the 2 rows of 'owner'"),
+        ({}, {"owner": torch.tensor([0, 3])}, "client 3 is not valid; valid: 0 to 2"),
+        ({}, {"owner": torch.tensor([-1, 2])}, "client -1 is not valid; valid: 0 to 2"),
+        ({}, {"client/3/weights/w": torch.ones(2)}, "client 3 is not valid; valid: 0 to 2"),
         ({}, {"client/one/weights/w": torch.ones(2)}, "'one'"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_does_not_fit(
     state = checkpoint.read(made(tmp_path))
     assert state is not None
     with pytest.raises(FedblendError) as caught:
-        checkpoint.fitted(state, model, clients, tmp_path)
+        checkpoint.match_model(state, model, clients, tmp_path)
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path / CHECKPOINT}: ")
 
@@ -135,14 +135,14 @@ def test_a_clients_own_weights_must_be_of_the_model_as_well(tmp_path: Path) -> N
     state = checkpoint.read(made(tmp_path, **{"client/1/weights/w": torch.zeros(3)}))
     assert state is not None
     with pytest.raises(FedblendError, match=r"another model than the run's \('w' differs\)"):
-        checkpoint.fitted(state, {"w": torch.ones(2)}, 3, tmp_path)
+        checkpoint.match_model(state, {"w": torch.ones(2)}, 3, tmp_path)
 
 
 def test_all_weights_come_back_in_the_models_order(tmp_path: Path) -> None:
     two = {f"{where}/{name}": torch.ones(2) for where in ("weights", "client/1/weights") for name in ("a", "w")}
     state = checkpoint.read(made(tmp_path, **two, **{"client/1/outputs/outputs": torch.ones(1)}))
     assert state is not None
-    fitted = checkpoint.fitted(state, {"w": torch.zeros(2), "a": torch.zeros(2)}, 3, tmp_path)
+    fitted = checkpoint.match_model(state, {"w": torch.zeros(2), "a": torch.zeros(2)}, 3, tmp_path)
     assert list(fitted.weights) == ["w", "a"]
     assert list(fitted.client_states[1]) == ["weights/w", "weights/a", "outputs/outputs"]
 

@@ -45,8 +45,8 @@ def test_fedavg_and_fedmix_go_on_from_the_one_shot_model(shot: Path, method: obj
     first = RunDirectory(made.directory.path)
 
     assert begun is not None
-    lines = first.cut_metrics(2)
-    shots = RunDirectory(shot).cut_metrics(1)
+    lines = first.truncate_metrics(2)
+    shots = RunDirectory(shot).truncate_metrics(1)
     # Nothing was trained before the first record, which is the shot's last.
     assert lines[0]["accuracy"] == shots[-1]["accuracy"]
     assert lines[0]["loss"] == shots[-1]["loss"]

@@ -1,9 +1,9 @@
-"""Attacks that rebuild a client's images from what it sent, and measures of how well they did."""
+"""Attacks that rebuild a client's images from its update, and measures of the rebuilt images."""
 
-from fedblend.analysis.attacks.inversion import ATTACKS, Rebuilt, invert
-from fedblend.analysis.attacks.labels import infer_labels, read_off
-from fedblend.analysis.attacks.metrics import Likeness, compare, mse, psnr, ssim
-from fedblend.analysis.attacks.outcome import Attacked, attack_run, attacks_on
+from fedblend.analysis.attacks.inversion import ATTACKS, Reconstruction, invert
+from fedblend.analysis.attacks.labels import infer_labels, recover_input
+from fedblend.analysis.attacks.metrics import ImageSimilarity, compare, mse, psnr, ssim
+from fedblend.analysis.attacks.outcome import AttackResult, attack_run, read_attacks
 from fedblend.analysis.attacks.search import DLG, IDLG, Attack, InvGrad
 from fedblend.analysis.attacks.setup import AttackSetup, prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
@@ -14,22 +14,22 @@ __all__ = [
     "DLG",
     "IDLG",
     "Attack",
+    "AttackResult",
     "AttackSetup",
-    "Attacked",
+    "ImageSimilarity",
     "InvGrad",
-    "Likeness",
-    "Rebuilt",
+    "Reconstruction",
     "RoundSnapshot",
     "Steps",
     "Victim",
     "attack_run",
-    "attacks_on",
     "compare",
     "infer_labels",
     "invert",
     "mse",
     "prepare",
     "psnr",
-    "read_off",
+    "read_attacks",
+    "recover_input",
     "ssim",
 ]

@@ -1,4 +1,4 @@
-"""How like the originals rebuilt images are: MSE, PSNR and SSIM, each image matched with the original it fits best."""
+"""Similarity of rebuilt images to the originals: MSE, PSNR and SSIM, after a one-to-one matching."""
 
 from __future__ import annotations
 
@@ -11,76 +11,78 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Scale
 
 WINDOW = 7
-"""Pixels of the side of SSIM's window."""
+"""Side of SSIM's window in pixels."""
 
 
 @dataclass(frozen=True)
-class Likeness:
-    """Of each original image, how like it what was rebuilt of it is, float64 [B] each; ``rebuilt`` says what that is.
-
-    ``rebuilt`` int64 [B] are rows of the rebuilt images.
-    """
+class ImageSimilarity:
+    """Similarity of each original image to its matched rebuilt image."""
 
     mse: np.ndarray
+    """Mean squared error on the model's scale, float64 [B]."""
     psnr: np.ndarray
+    """Peak signal-to-noise ratio in decibels, float64 [B]."""
     ssim: np.ndarray
-    rebuilt: np.ndarray
+    """Structural similarity, float64 [B]."""
+    order: np.ndarray
+    """Row of the rebuilt image that is matched with each original, int64 [B]."""
 
 
-def compare(original: torch.Tensor, rebuilt: torch.Tensor, scale: Scale) -> Likeness:
+def compare(original: torch.Tensor, rebuilt: torch.Tensor, scale: Scale) -> ImageSimilarity:
     """Compare images [B, C, H, W] on the model's scale.
 
-    An attack on several images rebuilds them in no order, so they are matched one to one, such that the sum of their
-    MSE is least. MSE is taken on the model's scale, PSNR and SSIM on pictures in [0, 1].
+    An attack rebuilds several images in an arbitrary order. :func:`match` therefore pairs them one to one. MSE is
+    computed on the model's scale, PSNR and SSIM on images in [0, 1].
     """
-    _require_alike(original, rebuilt)
+    _require_same_shape(original, rebuilt)
     original, rebuilt = original.detach().cpu().double(), rebuilt.detach().cpu().double()
     order = match(original, rebuilt)
     rebuilt = rebuilt[torch.from_numpy(order)]
-    pictures, made = (scale.to_unit(images) for images in (original, rebuilt))
-    return Likeness(mse(original, rebuilt), psnr(pictures, made), ssim(pictures, made), order)
+    unit, rebuilt_unit = (scale.to_unit(images) for images in (original, rebuilt))
+    return ImageSimilarity(mse(original, rebuilt), psnr(unit, rebuilt_unit), ssim(unit, rebuilt_unit), order)
 
 
 def match(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
-    """The row of ``rebuilt`` that goes with each original, int64 [B]: one to one, with the least sum of MSE."""
-    from scipy.optimize import linear_sum_assignment  # a second's import that trainings do without
+    """Return the row of ``rebuilt`` matched with each original, int64 [B]: one to one, with the least sum of MSE."""
+    from scipy.optimize import linear_sum_assignment  # slow import (1 s), needed only here
 
-    apart = (original[:, None] - rebuilt[None]).square().flatten(2).mean(2)
-    return linear_sum_assignment(apart.numpy())[1].astype(np.int64)
+    distances = (original[:, None] - rebuilt[None]).square().flatten(2).mean(2)
+    return linear_sum_assignment(distances.numpy())[1].astype(np.int64)
 
 
 def mse(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
-    """Mean squared difference of the pixels of each image, float64 [B]."""
-    _require_alike(original, rebuilt)
+    """Return the mean squared difference of the pixels of each image, float64 [B]."""
+    _require_same_shape(original, rebuilt)
     return (original.double() - rebuilt.double()).square().flatten(1).mean(1).cpu().numpy()
 
 
 def psnr(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
-    """-10 log10(MSE) of pictures in [0, 1], in decibels, float64 [B]; infinite for the same picture."""
+    """Return -10 log10(MSE) of images in [0, 1], in dB, float64 [B]; infinite for equal images."""
     with np.errstate(divide="ignore"):
         return -10 * np.log10(mse(original, rebuilt))
 
 
 def ssim(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
-    """Structural similarity of pictures in [0, 1] (Wang et al. 2004), mean over channels, float64 [B], at most 1.
+    """Return the structural similarity of images in [0, 1] (Wang et al. 2004), mean over channels, float64 [B].
 
-    With a uniform window of 7 x 7, sample covariances and a range of 1, as scikit-image computes it by default.
-    Raises :class:`FedblendError` for pictures smaller than the window.
+    The window is uniform, 7 x 7, the covariances are sample covariances and the range is 1: scikit-image's defaults.
+    Raises :class:`FedblendError` for images smaller than the window.
     """
-    from skimage.metrics import structural_similarity  # a second's import that trainings do without
+    from skimage.metrics import structural_similarity  # slow import (1 s), needed only here
 
-    _require_alike(original, rebuilt)
+    _require_same_shape(original, rebuilt)
     if min(original.shape[-2:]) < WINDOW:
         raise FedblendError(
-            f"images: SSIM looks at windows of {WINDOW} x {WINDOW} pixels, but they are of shape "
-            f"{list(original.shape[1:])}; valid: at least {WINDOW} x {WINDOW}"
+            f"images: shape {list(original.shape[1:])} is too small for SSIM's windows of {WINDOW} x {WINDOW} pixels; "
+            f" valid: at least {WINDOW} x {WINDOW}"
         )
     pairs = zip(original.double().cpu().numpy(), rebuilt.double().cpu().numpy(), strict=True)
     return np.array([structural_similarity(a, b, win_size=WINDOW, data_range=1.0, channel_axis=0) for a, b in pairs])
 
 
-def _require_alike(original: torch.Tensor, rebuilt: torch.Tensor) -> None:
+def _require_same_shape(original: torch.Tensor, rebuilt: torch.Tensor) -> None:
     if original.shape != rebuilt.shape or original.dim() != 4:
         raise FedblendError(
-            f"images: of shapes {list(original.shape)} and {list(rebuilt.shape)}; valid: the same [B, C, H, W]"
+            f"images: shapes {list(original.shape)} and {list(rebuilt.shape)} differ or are not [B, C, H, W]; "
+            "valid: equal shapes [B, C, H, W]"
         )

@@ -1,4 +1,4 @@
-"""An attack on a client of a run from beginning to end, and what is kept of it."""
+"""A complete attack on a client of a run, and its files: measures and images."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedblend.analysis.attacks.inversion import Progress, Rebuilt, invert, named_attack
-from fedblend.analysis.attacks.metrics import Likeness, compare
-from fedblend.analysis.attacks.pictures import draw
+from fedblend.analysis.attacks.inversion import Progress, Reconstruction, invert, make_attack
+from fedblend.analysis.attacks.metrics import ImageSimilarity, compare
+from fedblend.analysis.attacks.pictures import draw_attack
 from fedblend.analysis.attacks.search import Attack
 from fedblend.analysis.attacks.setup import Attacker, AttackSetup, prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot, Watch
@@ -22,81 +22,81 @@ from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically, write_json
 
 Labels = Literal["true", "inferred"]
-"""Whether an attacker is told the labels, or finds them itself."""
+"""Whether the attacker has the true labels or infers them."""
 
 FOLDER = "attacks"
-"""Where in a run's folder attacks on it are kept, a folder each."""
+"""Folder in a run's folder that has one folder for each attack."""
 TABLE, PICTURE = "attack.json", "images.png"
 DEFINITIONS = "MSE on the model's scale; PSNR (dB) and SSIM (window 7) of pictures in [0, 1]; means over the images"
 
 
 @dataclass(frozen=True)
-class Attacked:
-    """An attack that was made: on what, with which settings, what it rebuilt, and how like the originals that is."""
+class AttackResult:
+    """A finished attack: its setup and settings, the rebuilt images and their similarity to the originals."""
 
-    scene: AttackSetup
+    attack_setup: AttackSetup
     attack: str
     labels: Labels
     options: Attack
-    rebuilt: Rebuilt
-    likeness: Likeness
+    rebuilt: Reconstruction
+    similarity: ImageSimilarity
     seconds: float
 
     def table(self) -> dict[str, Any]:
-        """All of it but the images, as plain data. An infinite PSNR (the very image) is ``None``."""
-        scene, found = self.scene, self.likeness
-        experiment = scene.moment.setup.experiment
-        order = found.rebuilt.tolist()
+        """Return everything except the images, as plain data. An infinite PSNR (equal images) is ``None``."""
+        attack_setup, similarity = self.attack_setup, self.similarity
+        experiment = attack_setup.snapshot.setup.experiment
+        order = similarity.order.tolist()
         return {
-            "run": scene.moment.run.path.name,
+            "run": attack_setup.snapshot.run.path.name,
             "method": experiment.method.label or experiment.method.name,
-            "data": scene.moment.setup.data.name,
-            "round": scene.moment.round,
-            "client": scene.client,
-            "drawn": scene.drawn,
-            "images": len(scene.y),
-            "steps": scene.steps,
-            "attacker": scene.attacker,
+            "data": attack_setup.snapshot.setup.data.name,
+            "round": attack_setup.snapshot.round,
+            "client": attack_setup.client,
+            "drawn": attack_setup.drawn,
+            "images": len(attack_setup.y),
+            "steps": attack_setup.steps,
+            "attacker": attack_setup.attacker,
             "attack": self.attack,
             "labels": self.labels,
             "options": asdict(self.options),
             "iterations": len(self.rebuilt.curve) - 1,
             "stopped": self.rebuilt.stopped,
-            "cost": _number(self.rebuilt.cost),
-            "costs": [_number(cost) for cost in self.rebuilt.costs],
+            "cost": _json_number(self.rebuilt.cost),
+            "costs": [_json_number(cost) for cost in self.rebuilt.costs],
             "definitions": DEFINITIONS,
-            "mse": _number(found.mse.mean()),
-            "psnr": _number(found.psnr.mean()),
-            "ssim": _number(found.ssim.mean()),
+            "mse": _json_number(similarity.mse.mean()),
+            "psnr": _json_number(similarity.psnr.mean()),
+            "ssim": _json_number(similarity.ssim.mean()),
             "each": [
                 {
                     "label": int(label),
                     "rebuilt_as": int(self.rebuilt.y[row]),
                     **dict(zip(MEASURES, measured, strict=True)),
                 }
-                for label, row, measured in zip(scene.y.tolist(), order, _rows(found), strict=True)
+                for label, row, measured in zip(attack_setup.y.tolist(), order, _measure_rows(similarity), strict=True)
             ],
             "seconds": round(self.seconds, 2),
         }
 
     def picture(self) -> bytes:
-        """A PNG: each original beside what was rebuilt of it."""
-        setup = self.scene.moment.setup
-        return draw(self.scene, self.rebuilt, self.likeness, setup.data.classes, self.title())
+        """Return a PNG: each original next to its rebuilt image."""
+        setup = self.attack_setup.snapshot.setup
+        return draw_attack(self.attack_setup, self.rebuilt, self.similarity, setup.data.classes, self.title())
 
     def title(self) -> str:
-        """What was attacked and how, in one line."""
-        scene = self.scene
-        run = scene.moment.setup.experiment.method.label or scene.moment.run.path.name
+        """Return run, client, round, attack, images and steps in one line."""
+        attack_setup = self.attack_setup
+        run = attack_setup.snapshot.setup.experiment.method.label or attack_setup.snapshot.run.path.name
         return (
-            f"{run}: client {scene.client} at round {scene.moment.round}, {self.attack}, "
-            f"{_counted(len(scene.y), 'image')}, {_counted(scene.steps, 'step')}"
+            f"{run}: client {attack_setup.client} at round {attack_setup.snapshot.round}, {self.attack}, "
+            f"{_count_text(len(attack_setup.y), 'image')}, {_count_text(attack_setup.steps, 'step')}"
         )
 
     def write(self, folder: Path | str | None = None) -> Path:
-        """Write ``attack.json`` and ``images.png`` into a folder, unless given one of the run's; returns it.
+        """Write ``attack.json`` and ``images.png`` into ``folder`` (default: :meth:`folder`) and return it.
 
-        Raises :class:`FedblendError` if that cannot be done.
+        Raises :class:`FedblendError` if writing fails.
         """
         path = Path(folder) if folder is not None else self.folder()
         make_folder(path)
@@ -105,11 +105,16 @@ class Attacked:
         return path
 
     def folder(self) -> Path:
-        """The attack's own folder in the run's: the same settings give the same one."""
-        scene = self.scene
-        words = [self.attack, f"round{scene.moment.round}", f"client{scene.client}", f"{len(scene.y)}x{scene.steps}"]
-        words += [scene.attacker] + (["inferred"] if self.labels == "inferred" else [])
-        return scene.moment.run.path / FOLDER / "-".join(words)
+        """Return the attack's default folder in the run's folder; it depends on the settings only."""
+        attack_setup = self.attack_setup
+        words = [
+            self.attack,
+            f"round{attack_setup.snapshot.round}",
+            f"client{attack_setup.client}",
+            f"{len(attack_setup.y)}x{attack_setup.steps}",
+        ]
+        words += [attack_setup.attacker] + (["inferred"] if self.labels == "inferred" else [])
+        return attack_setup.snapshot.run.path / FOLDER / "-".join(words)
 
 
 MEASURES = ("mse", "psnr", "ssim")
@@ -129,34 +134,42 @@ def attack_run(
     watch: Watch | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> Attacked:
-    """Attack what a client of a run sent after ``round`` rounds (0: for the untrained model).
+) -> AttackResult:
+    """Attack the update of a client of a run after ``round`` rounds (0: on the untrained model).
 
-    See :meth:`RoundSnapshot.of` and :func:`prepare` for how that is made again, and :func:`invert` for ``attack`` and
-    its ``options``. With ``labels = "true"`` the attacker knows the labels. Starting points follow from the run's seed.
+    :meth:`RoundSnapshot.load` and :func:`prepare` repeat the client's work; :func:`invert` explains ``attack`` and its
+    ``options``. With ``labels = "true"`` the attacker has the labels. Starting points depend on the run's seed.
 
         attack_run("runs/quickstart/fedavg-seed0", 0, 3, images=4, steps=5, iterations=300).write()
 
-    Raises :class:`FedblendError` for what cannot be attacked, and for unknown attacks and options.
+    Raises :class:`FedblendError` for runs that cannot be attacked, and for unknown attacks and options.
     """
     if labels not in ("true", "inferred"):
         raise FedblendError(f"labels: {labels!r} is not valid; valid: true, inferred")
-    made = named_attack(attack, options)  # before anything that takes long
-    moment = run if isinstance(run, RoundSnapshot) else RoundSnapshot.of(run, round, watch)
-    scene = prepare(moment, client, images=images, steps=steps, attacker=attacker, device=device)
-    rng = stream(moment.setup.experiment.seed, "attack", round, client)
-    known = scene.y if labels == "true" else None
+    search = make_attack(attack, options)  # refuses bad options before the slow part
+    snapshot = run if isinstance(run, RoundSnapshot) else RoundSnapshot.load(run, round, watch)
+    attack_setup = prepare(snapshot, client, images=images, steps=steps, attacker=attacker, device=device)
+    rng = stream(snapshot.setup.experiment.seed, "attack", round, client)
+    known = attack_setup.y if labels == "true" else None
     start = time.perf_counter()
-    rebuilt = invert(scene.victim, scene.observed, scene.x.shape, attack=made, labels=known, rng=rng, progress=progress)
+    rebuilt = invert(
+        attack_setup.victim,
+        attack_setup.observed,
+        attack_setup.x.shape,
+        attack=search,
+        labels=known,
+        rng=rng,
+        progress=progress,
+    )
     seconds = time.perf_counter() - start
-    likeness = compare(scene.x, rebuilt.x, moment.setup.scale)
-    return Attacked(scene, attack, labels, made, rebuilt, likeness, seconds)
+    similarity = compare(attack_setup.x, rebuilt.x, snapshot.setup.scale)
+    return AttackResult(attack_setup, attack, labels, search, rebuilt, similarity, seconds)
 
 
-def attacks_on(run: RunDirectory) -> list[dict[str, Any]]:
-    """The tables of all attacks that are kept in a run's folder, in order of their folders.
+def read_attacks(run: RunDirectory) -> list[dict[str, Any]]:
+    """Return the tables of all attacks in a run's folder, in order of their folders.
 
-    Raises :class:`FedblendError` for one that is damaged.
+    Raises :class:`FedblendError` for a damaged table.
     """
     found = []
     for path in sorted((run.path / FOLDER).glob(f"*/{TABLE}")):
@@ -164,27 +177,27 @@ def attacks_on(run: RunDirectory) -> list[dict[str, Any]]:
             table = json.loads(path.read_text(encoding="utf-8"))
             found.append(table | {name: float(table[name]) for name in ("mse", "ssim")})
         except (ValueError, KeyError, TypeError, OSError) as error:
-            raise FedblendError(f"{path}: is damaged: {error}; remove it, or make the attack again") from None
+            raise FedblendError(f"{path}: is damaged: {error}; remove it, or repeat the attack") from None
     return found
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder. Raises :class:`FedblendError` if that cannot be done."""
+    """Create a folder. Raises :class:`FedblendError` if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FedblendError(f"--out {path}: cannot be used as a folder: {error.strerror}; name another") from None
 
 
-def _rows(found: Likeness) -> list[list[float | None]]:
-    columns = np.stack([found.mse, found.psnr, found.ssim], 1)
-    return [[_number(value) for value in row] for row in columns]
+def _measure_rows(similarity: ImageSimilarity) -> list[list[float | None]]:
+    columns = np.stack([similarity.mse, similarity.psnr, similarity.ssim], 1)
+    return [[_json_number(value) for value in row] for row in columns]
 
 
-def _counted(number: int, what: str) -> str:
+def _count_text(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _number(value: Any) -> float | None:
-    """A number as JSON can hold it."""
+def _json_number(value: Any) -> float | None:
+    """Return a number, or ``None`` if it is not finite (JSON has no infinity)."""
     return float(value) if np.isfinite(value) else None

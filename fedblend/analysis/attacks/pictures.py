@@ -1,4 +1,4 @@
-"""The picture of an attack: originals, and beside each what was rebuilt of it."""
+"""The figure of an attack: each original image next to its rebuilt image."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedblend.analysis.attacks.inversion import Rebuilt
-from fedblend.analysis.attacks.metrics import Likeness
+from fedblend.analysis.attacks.inversion import Reconstruction
+from fedblend.analysis.attacks.metrics import ImageSimilarity
 from fedblend.analysis.attacks.setup import AttackSetup
 from fedblend.analysis.plotting import DPI, INK, MUTED
 
@@ -21,34 +21,36 @@ PAIRS = 4
 """Pairs of images in a row."""
 
 SHOWN = 32
-"""Images that are shown, at most; the table has the numbers of all."""
+"""Largest number of original images in the figure; the table has all."""
 
 SIDE = 1.25
-"""Inches of an image's side."""
+"""Side of an image in inches."""
 
 
-def draw(scene: AttackSetup, rebuilt: Rebuilt, likeness: Likeness, classes: Sequence[str], title: str) -> bytes:
-    """A PNG of pairs: an original with its class, and what was rebuilt of it with its PSNR (dB) and SSIM."""
+def draw_attack(
+    attack_setup: AttackSetup, rebuilt: Reconstruction, similarity: ImageSimilarity, classes: Sequence[str], title: str
+) -> bytes:
+    """Return a PNG of pairs: an original with its class, and its rebuilt image with PSNR (dB) and SSIM."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    scale = scene.moment.setup.scale
-    originals = scale.to_unit(scene.x.detach().cpu())[:SHOWN]
-    made = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(likeness.rebuilt)][:SHOWN]
+    scale = attack_setup.snapshot.setup.scale
+    originals = scale.to_unit(attack_setup.x.detach().cpu())[:SHOWN]
+    rebuilt_images = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(similarity.order)][:SHOWN]
     columns, rows = 2 * min(PAIRS, len(originals)), -(-len(originals) // PAIRS)
     size = (max(5.4, SIDE * columns + 0.3), (SIDE + 0.3) * rows + 0.5)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=9, fontweight="bold", color=INK, parse_math=False)
     for k in range(len(originals)):
-        label, guess = int(scene.y[k]), int(rebuilt.y[likeness.rebuilt[k]])
-        told = f"{likeness.psnr[k]:.1f} dB, SSIM {likeness.ssim[k]:.2f}"
-        told = told if guess == label else f"{told}\nas {classes[guess]}"
-        place = 2 * k + 1
-        _show(figure.add_subplot(rows, columns, place), originals[k], f"original: {classes[label]}")
-        _show(figure.add_subplot(rows, columns, place + 1), made[k], told)
-    cut = f"the first {SHOWN} of {len(scene.y)} images; " if len(scene.y) > SHOWN else ""
-    note = f"{cut}left the original, right what was rebuilt; cost {rebuilt.cost:.3g}"
+        label, guess = int(attack_setup.y[k]), int(rebuilt.y[similarity.order[k]])
+        caption = f"{similarity.psnr[k]:.1f} dB, SSIM {similarity.ssim[k]:.2f}"
+        caption = caption if guess == label else f"{caption}\nas {classes[guess]}"
+        cell = 2 * k + 1
+        _show(figure.add_subplot(rows, columns, cell), originals[k], f"original: {classes[label]}")
+        _show(figure.add_subplot(rows, columns, cell + 1), rebuilt_images[k], caption)
+    cut = f"the first {SHOWN} of {len(attack_setup.y)} images; " if len(attack_setup.y) > SHOWN else ""
+    note = f"{cut}left: original, right: rebuilt; cost {rebuilt.cost:.3g}"
     figure.supxlabel(note, fontsize=8, color=MUTED, x=0.01, ha="left")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
@@ -56,7 +58,7 @@ def draw(scene: AttackSetup, rebuilt: Rebuilt, likeness: Likeness, classes: Sequ
 
 
 def _show(axes: Axes, image: torch.Tensor, text: str) -> None:
-    """One picture [C, H, W] in [0, 1]; one of two channels, or of more than three, as the mean of them."""
+    """Draw one image [C, H, W] in [0, 1]. Unless it has one or three channels, their mean is drawn."""
     pixels = image.numpy() if len(image) in (1, 3) else image.mean(0, keepdim=True).numpy()
     shown = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1)
     axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")

@@ -1,4 +1,4 @@
-"""How far what an attacker's images would have sent is from what was sent."""
+"""The attacks: cost functions between an attacker's update and the observed one, and searches that minimise them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedblend.core.registry import Count, NonNegative, Positive
 from fedblend.core.trees import Tensors
 
 
-def squared(made: Tensors, observed: Tensors) -> torch.Tensor:
-    """sum ||made - observed||^2 over all tensors (DLG, Zhu et al. 2019, equation 4)."""
-    return torch.stack([(made[name] - seen).square().sum() for name, seen in observed.items()]).sum()
+def squared_distance(candidate: Tensors, observed: Tensors) -> torch.Tensor:
+    """sum ||candidate - observed||^2 over all tensors (DLG, Zhu et al. 2019, equation 4)."""
+    return torch.stack([(candidate[name] - seen).square().sum() for name, seen in observed.items()]).sum()
 
 
-def cosine(made: Tensors, observed: Tensors) -> torch.Tensor:
-    """1 - <made, observed> / (||made|| ||observed||), all tensors as one vector (InvGrad, Geiping et al. 2020)."""
-    inner = torch.stack([(made[name] * seen).sum() for name, seen in observed.items()]).sum()
-    lengths = [torch.stack([t[name].square().sum() for name in observed]).sum() for t in (made, observed)]
+def cosine_distance(candidate: Tensors, observed: Tensors) -> torch.Tensor:
+    """1 - <candidate, observed> / (||candidate|| ||observed||), all tensors as one vector (Geiping et al. 2020)."""
+    inner = torch.stack([(candidate[name] * seen).sum() for name, seen in observed.items()]).sum()
+    lengths = [torch.stack([t[name].square().sum() for name in observed]).sum() for t in (candidate, observed)]
     return 1 - inner / (lengths[0] * lengths[1]).clamp(min=torch.finfo(inner.dtype).tiny).sqrt()
 
 
@@ -33,36 +33,36 @@ def total_variation(x: torch.Tensor) -> torch.Tensor:
 
 Box = tuple[torch.Tensor, torch.Tensor]
 Iterate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Images, their targets, and what they cost, as plain numbers."""
+"""Images, their targets and their cost, detached."""
 
-COSTS = {"cosine": cosine, "squared": squared}
+COSTS = {"cosine": cosine_distance, "squared": squared_distance}
 DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
-"""Shares of the iterations after which InvGrad's step shrinks to a tenth."""
+"""Fractions of the iterations after which InvGrad's learning rate is divided by ten."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Attack:
-    """Base of the attacks: how many starting points, and how many iterations from each."""
+    """Base class of the attacks."""
 
     iterations: Count = 300
     """Iterations from each starting point."""
     restarts: Count = 1
-    """Starting points; what came nearest from any of them is kept."""
+    """Number of starting points; the result of the least cost is kept."""
     cost: Literal["cosine", "squared"] = "squared"
-    """How what was sent is compared with what the attacker's images would have sent."""
+    """Distance between the observed update and the update of the attacker's images."""
 
     def searches_labels(self) -> bool:
-        """Whether unknown labels are searched for beside the images, rather than inferred before."""
+        """Return whether unknown labels are optimised with the images, instead of inferred before."""
         return False
 
     def search(
         self, victim: Victim, observed: Tensors, x: torch.Tensor, y: torch.Tensor, box: Box | None
     ) -> Iterator[Iterate]:
-        """Iterates from ``x`` [B, ...]; ``y`` are labels int64 [B], or logits [B, classes] to search from."""
+        """Yield iterates from ``x`` [B, ...]; ``y`` are labels int64 [B], or initial logits [B, classes]."""
         raise TypeError(f"{type(self).__name__} defines no search")
 
     def distance(self, victim: Victim, observed: Tensors, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The cost of images with these targets, without what an attack adds to it; 0 at the true ones."""
+        """Return the cost of images with these targets, without regularisation; 0 at the true ones."""
         return COSTS[self.cost](victim.sent(x, y), observed)
 
 
@@ -73,18 +73,18 @@ class InvGrad(Attack):
     iterations: Count = 2500
     cost: Literal["cosine", "squared"] = "cosine"
     lr: Positive = 0.1
-    """Step of Adam, on the model's scale."""
+    """Learning rate of Adam, on the model's scale."""
     total_variation: NonNegative = 1e-6
     """Weight of the images' total variation in the cost."""
     signed: bool = True
-    """Give Adam the sign of the gradient alone."""
+    """Pass only the sign of the gradient to Adam."""
     boxed: bool = True
-    """Keep pixels within what pictures can be, where that is told."""
+    """Clamp pixels to the range of valid images, if ``box`` gives it."""
 
     def search(
         self, victim: Victim, observed: Tensors, x: torch.Tensor, y: torch.Tensor, box: Box | None
     ) -> Iterator[Iterate]:
-        """Iterates of the search, the starting point first, and the point that the last step leads to."""
+        """Yield the starting point and the point after each step."""
         x = self._within(box, x.clone()).requires_grad_()
         optimizer = torch.optim.Adam([x], self.lr)
         milestones = [round(share * self.iterations) for share in DECAY_AT]
@@ -109,22 +109,22 @@ class InvGrad(Attack):
 class DLG(Attack):
     """Deep leakage from gradients (Zhu et al. 2019): squared cost by L-BFGS, over images and soft labels together.
 
-    Each iteration is one of L-BFGS's with up to ``inner`` evaluations. Given labels are kept.
+    Each iteration is one L-BFGS step with up to ``inner`` updates. Given labels stay fixed.
     """
 
     lr: Positive = 1.0
-    """Step of L-BFGS."""
+    """Learning rate of L-BFGS."""
     inner: Count = 20
     """Updates of L-BFGS in one iteration."""
 
     def searches_labels(self) -> bool:
-        """Labels are searched for as logits of a distribution."""
+        """Return true: labels are optimised as logits."""
         return True
 
     def search(
         self, victim: Victim, observed: Tensors, x: torch.Tensor, y: torch.Tensor, box: Box | None
     ) -> Iterator[Iterate]:
-        """Iterates of the search, the starting point first; it ends where the cost is no number any more."""
+        """Yield the starting point and the point after each iteration. The search ends at a cost that is not finite."""
         searched = [x.clone().requires_grad_()]
         if y.is_floating_point():
             searched.append(y.clone().requires_grad_())
@@ -150,8 +150,8 @@ class DLG(Attack):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class IDLG(DLG):
-    """Improved DLG (Zhao et al. 2020): the label is inferred first, and only the images are searched for."""
+    """Improved DLG (Zhao et al. 2020): the label is inferred first, and only the images are optimised."""
 
     def searches_labels(self) -> bool:
-        """Labels are read from the last layer's gradient."""
+        """Return false: labels are inferred from the last layer's gradient."""
         return False

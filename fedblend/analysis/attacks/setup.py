@@ -1,4 +1,4 @@
-"""A client of a run under attack: what it really sent in one round, and what an attacker knows of how it was made."""
+"""The setup of an attack: a client's update in one round, and the attacker's model of how it was computed."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from fedblend.engines.loop import Assignment, LoopEngine
 from fedblend.runs.runner import one_thread
 
 Attacker = Literal["guesses", "plain", "knows"]
-"""What an attacker supposes of the random half of a client's objective.
+"""What an attacker assumes about the random half of a client's objective.
 
-"guesses": it knows the objective and draws numbers of its own; "plain": it takes the loss for the task's alone
-(cross-entropy); "knows": the client's own numbers were told to it, a control.
+"guesses": it has the objective and draws its own random numbers. "plain": it assumes the task's loss alone
+(cross-entropy). "knows": it has the objective and the client's random numbers (a control).
 """
 
 
 @dataclass(frozen=True)
 class AttackSetup:
-    """What a client sent in one round, and all that an attack on it needs.
+    """A client's update in one round, and everything that an attack on it needs.
 
-    ``observed`` is the update that reached the server, by name; ``x`` [B, C, H, W] on the model's scale and ``y`` int64
-    [B] are the images that it was made of.
+    ``observed`` is the update that the server received, by name. It was computed from the images ``x`` [B, C, H, W], on
+    the model's scale, with labels ``y`` int64 [B].
     """
 
-    moment: RoundSnapshot
+    snapshot: RoundSnapshot
     client: int
     attacker: Attacker
     victim: Victim
@@ -49,17 +49,17 @@ class AttackSetup:
 
     @property
     def drawn(self) -> bool:
-        """Whether the run drew the client for this round; else it is what the client would have sent."""
-        return self.client in self.moment.cohort
+        """Whether the client was in the run's cohort of this round; otherwise its update is simulated."""
+        return self.client in self.snapshot.cohort
 
     @property
     def steps(self) -> int:
-        """Local steps that the client made."""
+        """Number of the client's local steps."""
         return self.victim.steps.count if self.victim.steps else 1
 
 
 def prepare(
-    moment: RoundSnapshot,
+    snapshot: RoundSnapshot,
     client: int,
     *,
     images: int | None = None,
@@ -67,44 +67,44 @@ def prepare(
     attacker: Attacker = "guesses",
     device: str | None = None,
 ) -> AttackSetup:
-    """Make what a client sends in a round of a run: by the run's objective, terms, training and protection.
+    """Compute a client's update in a round of a run, with the run's objective, terms, training and protection.
 
-    With ``images`` the client trains on that many of its samples only, all in each step, and with ``steps`` so many
-    times (one batch of 4, and 5 steps, in the Fed-AugMix paper); else as in the run. Which samples are in which batch
-    counts as known to the attacker.
+    With ``images``, the client trains on that many of its samples, all in each step, and with ``steps`` for that many
+    steps (the Fed-AugMix paper: one batch of 4, and 5 steps). The default is the run's training. The attacker is
+    assumed to have the composition of each batch.
 
-    Raises :class:`FedblendError` for unknown clients, clients without samples, and numbers that do not fit them.
+    Raises :class:`FedblendError` for unknown clients, clients without samples, and too large ``images``.
     """
     if attacker not in get_args(Attacker):
         raise FedblendError(f"attacker: {attacker!r} is not valid; valid: {', '.join(get_args(Attacker))}")
-    if not 0 <= client < len(moment.setup.population):
-        last = len(moment.setup.population) - 1
+    if not 0 <= client < len(snapshot.setup.population):
+        last = len(snapshot.setup.population) - 1
         raise FedblendError(f"client: {client} is not valid: the run has clients 0 to {last}")
-    setup, task = _with_less_work(moment.setup, moment.task, client, images, steps)
-    where = device or setup.experiment.device
-    engines.require_device(where)
+    setup, task = _limit_work(snapshot.setup, snapshot.task, client, images, steps)
+    device = device or setup.experiment.device
+    engines.require_device(device)
     with one_thread():
-        engine = LoopEngine(setup, where)
+        engine = LoopEngine(setup, device)
         one = engine.assign(task, client)
         (trained,) = engine.train(task, [client])
-        victim = _victim(engine, task, one, attacker)
+        victim = _make_victim(engine, task, one, attacker)
         observed = victim.update_of(protected(setup, task, trained))
     if setup.experiment.protection.name != "none":
-        victim = replace(victim, protect=_seen_only(observed))
+        victim = replace(victim, protect=_nonzero_mask(observed))
     x, y = (half.to(engine.device) for half in setup.samples(client, one.samples))
-    return AttackSetup(moment, client, attacker, victim, observed, engine.scale(x), y)
+    return AttackSetup(snapshot, client, attacker, victim, observed, engine.scale(x), y)
 
 
-def _with_less_work(
+def _limit_work(
     setup: Setup, task: TrainTask, client: int, images: int | None, steps: int | None
 ) -> tuple[Setup, TrainTask]:
-    """The client's work made smaller: some of its samples, all of them in each of some steps."""
+    """Reduce the client's work to ``images`` samples, all of them in each of ``steps`` steps."""
     held = int(task.sizes[client])
     if not held:
-        raise FedblendError(f"client: {client} holds no samples in this round; valid: a client that holds some")
+        raise FedblendError(f"client: {client} has no samples in this round; valid: a client with samples")
     if images is None:
         if steps is not None:
-            raise FedblendError(f"steps: {steps} steps need a number of images that each of them takes; give images")
+            raise FedblendError(f"steps: {steps} is valid only with a number of images for each step; give images")
         return setup, task
     if not 1 <= images <= held:
         raise FedblendError(f"images: {images} is not valid: client {client} holds {held}; valid: 1 to {held}")
@@ -118,8 +118,8 @@ def _with_less_work(
     return replace(setup, experiment=setup.experiment.model_copy(update={"train": train})), replace(task, sizes=sizes)
 
 
-def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Attacker) -> Victim:
-    """The client as the attacker supposes it to be."""
+def _make_victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Attacker) -> Victim:
+    """Build the client as the attacker models it."""
     setup, device, settings = engine.setup, engine.device, engine.setup.experiment.train
     method = setup.experiment.method
     rows = [one.order[a:b].tolist() for a, b in pairwise(one.bounds.tolist())]
@@ -135,9 +135,9 @@ def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Atta
         {name: t.to(device) for name, t in task.server_state.items()},
     )
     objective = method.objective.fallback() if one.plain else method.objective
-    drawn = {} if attacker == "plain" else _numbers(setup, task, one, attacker)
+    drawn = {} if attacker == "plain" else _random_numbers(setup, task, one, attacker)
     return Victim(
-        _as_attacked(engine.model),
+        _without_dropout(engine.model),
         context,
         Plain() if attacker == "plain" else objective,
         terms_of(method, task),
@@ -147,26 +147,26 @@ def _victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Atta
     )
 
 
-def _numbers(setup: Setup, task: TrainTask, one: Assignment, attacker: Attacker) -> dict[str, np.ndarray]:
-    """The random half of the objective: the client's, or one that the attacker draws by the same rules."""
+def _random_numbers(setup: Setup, task: TrainTask, one: Assignment, attacker: Attacker) -> dict[str, np.ndarray]:
+    """Return the random half of the objective: the client's, or the attacker's own draw by the same rules."""
     if attacker == "knows":
         return one.drawn
     experiment = setup.experiment
     other = int(stream(experiment.seed, "attacker", task.round, one.client).integers(1 << 31))
-    supposed = replace(setup, experiment=experiment.model_copy(update={"seed": other}))
-    return LoopEngine(supposed).assign(task, one.client).drawn
+    attacker_setup = replace(setup, experiment=experiment.model_copy(update={"seed": other}))
+    return LoopEngine(attacker_setup).assign(task, one.client).drawn
 
 
-def _as_attacked(model: nn.Module) -> nn.Module:
-    """The model in training mode, but for dropout: which units a client dropped, nobody knows."""
-    made = copy.deepcopy(model).train()
-    for layer in made.modules():
+def _without_dropout(model: nn.Module) -> nn.Module:
+    """Return a copy in training mode without dropout: no attacker has the client's dropped units."""
+    attacked = copy.deepcopy(model).train()
+    for layer in attacked.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.eval()
-    return made
+    return attacked
 
 
-def _seen_only(observed: Mapping[str, torch.Tensor]) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Entries that a protection left out (they arrive as 0) count in nothing that the attacker compares."""
-    kept = {name: seen != 0 for name, seen in observed.items()}
-    return lambda made: {name: torch.where(kept[name], t, torch.zeros_like(t)) for name, t in made.items()}
+def _nonzero_mask(observed: Mapping[str, torch.Tensor]) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Return a function that sets entries to 0 where the protection did, so the attacker's costs ignore them."""
+    nonzero = {name: tensor != 0 for name, tensor in observed.items()}
+    return lambda update: {name: torch.where(nonzero[name], t, torch.zeros_like(t)) for name, t in update.items()}

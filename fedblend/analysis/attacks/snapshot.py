@@ -1,4 +1,4 @@
-"""A round of a run as it begins: what its clients are plan."""
+"""A snapshot of a run at the beginning of a round: the task that its clients receive."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedblend.runs.runner import one_thread
 from fedblend.runs.warm_start import first_weights
 
 Watch = Callable[[int, int], None]
-"""Called with how many rounds are made again, and of how many."""
+"""Called with the number of repeated rounds and their total."""
 
 
 @dataclass(frozen=True)
 class RoundSnapshot:
-    """The round that follows ``round`` rounds of a run: what clients are plan in it (``task``), and its ``cohort``."""
+    """The round after ``round`` rounds of a run: the clients' ``task`` and the ``cohort``."""
 
     run: RunDirectory
     setup: Setup
@@ -36,23 +36,25 @@ class RoundSnapshot:
     cohort: tuple[int, ...]
 
     @staticmethod
-    def of(run: Path | str | RunDirectory, round: int, watch: Watch | None = None) -> RoundSnapshot:
-        """The moment at which a run has made ``round`` rounds (0: the model is untrained).
+    def load(run: Path | str | RunDirectory, round: int, watch: Watch | None = None) -> RoundSnapshot:
+        """Return the snapshot of a run after ``round`` rounds (0: the model is untrained).
 
-        The checkpoint holds the last round's model; for an earlier one the run's rounds are made again from the start,
-        in this process and with the engine that it had (``watch`` follows). What is shared in the round is shared.
+        The checkpoint has the last round's model. For an earlier round, the run is repeated from its start, in this
+        process and with its own engine; ``watch`` receives the progress. Sharing of the round is repeated too.
 
-        Raises :class:`FedblendError` for rounds that were not made, runs whose clients send no model, and data that
-        are no labelled images.
+        Raises :class:`FedblendError` for rounds after the checkpoint's, runs whose clients send no model, and data
+        other than labelled images.
         """
         directory = run if isinstance(run, RunDirectory) else only_run(Path(run))
         experiment = directory.experiment()
         reached = checkpoint.round_of(directory.path)
         if reached is None:
-            raise FedblendError(f"{directory.path}: has no checkpoint (or a damaged one), so no model to attack")
+            raise FedblendError(
+                f"{directory.path}: has no checkpoint, or a damaged one, so there is no model to attack"
+            )
         if not 0 <= round <= reached:
             raise FedblendError(
-                f"round: {round} is not valid: this run is kept up to round {reached}; valid: 0 to {reached}"
+                f"round: {round} is not valid: the checkpoint is of round {reached}; valid: 0 to {reached}"
             )
         _require_models(experiment)
         setup = make_setup(experiment)
@@ -66,7 +68,7 @@ def _require_models(experiment: Any) -> None:
     upload = experiment.method.upload
     if not (upload.is_model and upload.trains):
         raise FedblendError(
-            f"method.upload: clients of this run send '{upload.name}', no model that an update could be plan from; "
+            f"method.upload: clients of this run send '{upload.name}' and no model, so there is no update to attack; "
             "valid: runs whose clients send models"
         )
 
@@ -75,12 +77,12 @@ def _require_images(setup: Setup) -> None:
     shape = list(setup.data.train.x.shape[1:])
     if setup.data.kind != "image" or setup.task.kind != "classification":
         raise FedblendError(
-            f"data: '{setup.data.name}' holds {setup.data.kind} for {setup.task.kind}; attacks rebuild images that "
-            "have labels"
+            f"data: '{setup.data.name}' holds {setup.data.kind} for {setup.task.kind}; attacks rebuild images with "
+            "labels"
         )
     if min(shape[-2:]) < WINDOW:
         raise FedblendError(
-            f"data: images of '{setup.data.name}' are of shape {shape}, but the measures of an attack (SSIM) need at "
+            f"data: images of '{setup.data.name}' are of shape {shape}, but SSIM needs at "
             f"least {WINDOW} x {WINDOW} pixels"
         )
 
@@ -88,28 +90,28 @@ def _require_images(setup: Setup) -> None:
 def _task_of(
     directory: RunDirectory, setup: Setup, round: int, reached: int, watch: Watch | None
 ) -> tuple[TrainTask, tuple[int, ...]]:
-    """What the clients of a round were plan when they began, and which they were."""
+    """Return the task of a round's clients and their cohort."""
     plan = directory.facts().get("engine")
     engines.require_device(setup.experiment.device)
     engine = engines.make(setup, EnginePlan(**{**plan, "ranks": 1}) if plan else engines.plan_engine(setup, 1, 1))
     try:
         loop = RoundLoop(setup, engine)
-        begun = loop.begin_round(_state_at(directory, loop, round, reached, watch))
-        return begun.task, tuple(begun.cohort)
+        started = loop.begin_round(_state_at(directory, loop, round, reached, watch))
+        return started.task, tuple(started.cohort)
     finally:
         engine.close()
 
 
 def _state_at(directory: RunDirectory, loop: RoundLoop, round: int, reached: int, watch: Watch | None) -> RunState:
-    """The state after a round: the checkpoint's, or of rounds that are made again."""
+    """Return the state after a round: from the checkpoint, or by repeating the rounds."""
     if round == reached:
         state = checkpoint.read(directory.path)
         assert state is not None
-        return checkpoint.fitted(state, loop.setup.weights(), len(loop.setup.population), directory.path)
+        return checkpoint.match_model(state, loop.setup.weights(), len(loop.setup.population), directory.path)
     state, _ = loop.start(first_weights(loop.setup, directory.path))
-    for made in range(round):
+    for done in range(round):
         if watch:
-            watch(made, round)
+            watch(done, round)
         state, _ = loop.round(state)
     if watch and round:
         watch(round, round)

@@ -1,38 +1,38 @@
-"""Probes: what is found out about a run afterwards, from its checkpoint. They change nothing in its folder.
+"""Measurements of a run from its checkpoint. They change nothing in the run's folder.
 
-Of AggEnhance's points (Ou et al. 2022, sections 3 and 5.2): :func:`fresh_accuracy`, :func:`distances` and
-:func:`alignment`; :func:`look` does all three. Of data in a plane: :func:`plane`, the models' decision boundaries. Of
-Fed-AugMix: :func:`switches`, when loss scaling switched lambda.
+AggEnhance's class interior points (Ou et al. 2022, sections 3 and 5.2): :func:`fresh_accuracy`, :func:`distances`
+and :func:`alignment`; :func:`measure_points` computes all three. Data of two features: :func:`plane`, the models'
+decision boundaries. Fed-AugMix: :func:`switches`, the batches in which loss scaling took the large lambda.
 """
 
 from __future__ import annotations
 
 from fedblend.analysis.points.boundaries import Plane, plane
 from fedblend.analysis.points.features import Distances, distance, distances
-from fedblend.analysis.points.gradients import alignment, by_round
+from fedblend.analysis.points.gradients import alignment, alignment_by_round
 from fedblend.analysis.points.loaded_run import LoadedRun, Points, read
-from fedblend.analysis.points.loss_scaling import Switched, switches
-from fedblend.analysis.points.point_metrics import Evidence, look
+from fedblend.analysis.points.loss_scaling import ClientSwitches, switches
+from fedblend.analysis.points.point_metrics import PointMeasurements, measure_points
 from fedblend.analysis.points.replay import replay, replay_run
 from fedblend.analysis.points.train_on_points import TrainingSettings, fresh_accuracy, fresh_model
 from fedblend.analysis.points.vae import Vae, train_vae
 
 __all__ = [
+    "ClientSwitches",
     "Distances",
-    "Evidence",
     "LoadedRun",
     "Plane",
+    "PointMeasurements",
     "Points",
-    "Switched",
     "TrainingSettings",
     "Vae",
     "alignment",
-    "by_round",
+    "alignment_by_round",
     "distance",
     "distances",
     "fresh_accuracy",
     "fresh_model",
-    "look",
+    "measure_points",
     "plane",
     "read",
     "replay",

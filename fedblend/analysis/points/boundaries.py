@@ -1,4 +1,4 @@
-"""Where models draw the line between classes, for data of two features (AggEnhance, Figure 2)."""
+"""Decision boundaries of models on data of two features (AggEnhance, Figure 2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedblend.analysis.points.loaded_run import Points, with_weights
-from fedblend.analysis.points.training import Tick, accuracy, new_model, silent, train
+from fedblend.analysis.points.training import Tick, accuracy, new_model, no_progress, train
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
@@ -20,33 +20,34 @@ from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, by_data
 
 GRID = 160
-"""Places along each axis at which a model is asked."""
+"""Grid points along each axis."""
 
-LEAST_EPOCHS = 100
-"""Epochs that the models on a client's samples and on all at once are trained for at least, to come near their best."""
+MIN_EPOCHS = 100
+"""Least number of epochs for the models on one client's samples and on all samples, so that they nearly converge."""
 
-MARGIN = 0.05
-"""Share of the data's span that is added on each side."""
+PADDING = 0.05
+"""Fraction of the data's range that is added on each side."""
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """A model over the plane: ``lead`` float32 [classes, GRID, GRID] is by how much a class's output leads the others'.
-
-    It is 0 on the class's boundary. ``accuracy`` is that on the test samples, ``points`` [n, 2] (in the data's units)
-    and ``labels`` are the points its server made, if it did.
-    """
+    """A model's outputs over the plane."""
 
     name: str
+    """The name of the model in a legend."""
     accuracy: float
-    lead: np.ndarray
+    """Test accuracy, from 0 to 1."""
+    margin: np.ndarray
+    """Each class's output minus the largest other output, float32 [classes, GRID, GRID]; 0 on the class's boundary."""
     points: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.float32))
+    """Class interior points of the run's server [n, 2], in the data's units; empty if it generates none."""
     labels: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Classes of the points, int64 [n]."""
 
 
 @dataclass(frozen=True)
-class Holding:
-    """Training samples of one client, or of all: ``x`` [n, 2], ``y`` [n], and the model trained on just these."""
+class SampleSet:
+    """Training samples of one client, or of all: ``x`` [n, 2], ``y`` [n], and ``best``, a model trained on them."""
 
     name: str
     x: np.ndarray
@@ -56,47 +57,47 @@ class Holding:
 
 @dataclass(frozen=True)
 class Plane:
-    """What is drawn: the axes [GRID], the names of features and classes, all samples, each client's, and the models."""
+    """The content of the figure: axes [GRID], names, all samples, the clients' samples, and the runs' models."""
 
     axes: tuple[np.ndarray, np.ndarray]
     title: str
     classes: tuple[str, ...]
-    whole: Holding
-    clients: list[Holding]
+    whole: SampleSet
+    clients: list[SampleSet]
     models: list[Boundary]
 
 
-def plane(runs: Sequence[RunDirectory], most_clients: int = 5, tick: Tick = silent) -> Plane:
-    """The boundaries of the runs' last models, and of models trained on one client's samples or on all at once.
+def plane(runs: Sequence[RunDirectory], most_clients: int = 5, tick: Tick = no_progress) -> Plane:
+    """Compute the boundaries of the runs' last models, and of models trained on one client's samples or on all samples.
 
-    The latter are of the first run's architecture, trained by plain SGD at its learning rate and batch size, for as
-    many epochs as a client makes in all rounds and for 100 at least: what the clients could have done alone, or by
-    giving their samples away. Clients are left out where there are more than ``most_clients``. Of several seeds the
-    first is shown. Raises :class:`FedblendError` unless the runs are on one data set, of two features, with classes.
+    The latter have the first run's architecture. They are trained with plain SGD at its learning rate and batch size,
+    for the number of a client's epochs in all rounds, at least 100. They show local and centralised training. Clients
+    are left out if there are more than ``most_clients``. Only the first seed of a method is used. Raises
+    :class:`FedblendError` unless the runs are on one data set, of two features, with classes.
     """
     sets = by_data(runs)
     if len(sets) > 1:
         raise FedblendError(f"boundaries: the runs are on several data sets ({', '.join(sets)}); name runs on one")
     shown = [(g, RunDirectory(g.outcomes[0].path)) for g in next(iter(sets.values()))]
-    first = _world(shown[0][1])
+    first = _two_feature_setup(shown[0][1])
     axes = _axes(first)
-    models = [_of_run(g, run, axes) for g, run in shown]
+    models = [_run_boundary(g, run, axes) for g, run in shown]
     count = len(first.population)
     wanted = [None, *(range(count) if count <= most_clients else ())]
     holdings = []
     for done, client in enumerate(wanted):
         tick(done, len(wanted))
-        holdings.append(_holding(first, axes, client))
+        holdings.append(_sample_set(first, axes, client))
     return Plane(axes, first.data.name, first.data.classes, holdings[0], holdings[1:], models)
 
 
-def _world(run: RunDirectory) -> Setup:
+def _two_feature_setup(run: RunDirectory) -> Setup:
     setup = make_setup(run.experiment())
     shape = tuple(setup.data.train.x.shape[1:])
     if setup.data.kind != "features" or shape != (2,) or not setup.data.classes:
         raise FedblendError(
-            f"{run.path}: its data set '{setup.data.name}' holds {setup.data.kind} of shape {list(shape)}"
-            f"{'' if setup.data.classes else ' without classes'}; boundaries are drawn for classes of two features"
+            f"{run.path}: data set '{setup.data.name}' has {setup.data.kind} of shape {list(shape)}"
+            f"{'' if setup.data.classes else ' without classes'}; valid: two features, with classes"
         )
     return setup
 
@@ -104,54 +105,54 @@ def _world(run: RunDirectory) -> Setup:
 def _axes(setup: Setup) -> tuple[np.ndarray, np.ndarray]:
     x = setup.data.train.x
     low, high = x.min(0).values, x.max(0).values
-    pad = MARGIN * (high - low)
-    made = [np.linspace(float(a), float(b), GRID, dtype=np.float32) for a, b in zip(low - pad, high + pad, strict=True)]
-    return made[0], made[1]
+    pad = PADDING * (high - low)
+    axes = [np.linspace(float(a), float(b), GRID, dtype=np.float32) for a, b in zip(low - pad, high + pad, strict=True)]
+    return axes[0], axes[1]
 
 
-def _of_run(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
-    setup, state = _world(run), checkpoint.read(run.path)
+def _run_boundary(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
+    setup, state = _two_feature_setup(run), checkpoint.read(run.path)
     if state is None:
         raise FedblendError(f"{run.path}: no checkpoint yet; run it first")
-    boundary = _boundary(group.name, setup, with_weights(setup.model, state.weights), axes)
+    boundary = _model_boundary(group.name, setup, with_weights(setup.model, state.weights), axes)
     if "points" not in state.server_part("server_step"):
         return boundary
-    points = Points.of(state.server_part("server_step"))
+    points = Points.from_server_state(state.server_part("server_step"))
     # The unit scale goes from a feature's smallest to its largest training value.
     low, high = (getattr(setup.data.train.x, end)(0).values for end in ("min", "max"))
     x = low + points.x * (high - low)
-    return Boundary(boundary.name, boundary.accuracy, boundary.lead, x.numpy(), points.labels.numpy())
+    return Boundary(boundary.name, boundary.accuracy, boundary.margin, x.numpy(), points.labels.numpy())
 
 
-def _holding(setup: Setup, axes: tuple[np.ndarray, np.ndarray], client: int | None) -> Holding:
-    """One client's samples, or all clients' (``None``), and the best model on them."""
+def _sample_set(setup: Setup, axes: tuple[np.ndarray, np.ndarray], client: int | None) -> SampleSet:
+    """Return one client's samples, or all clients' (``None``), and a model trained on them."""
     population, data, settings = setup.population, setup.data, setup.experiment
     rows = torch.from_numpy(population.order if client is None else population.indices(client))
     x, y = data.train.x[rows], data.train.y[rows]
     local = settings.train
-    epochs = max(settings.rounds * local.epochs, LEAST_EPOCHS)
+    epochs = max(settings.rounds * local.epochs, MIN_EPOCHS)
     rng = stream(settings.seed, "boundary", client=0 if client is None else client + 1)
     model = new_model(setup, "boundary")
     if len(rows):
         train(model, setup.scale(x), y, epochs, local.lr, local.batch_size, rng)
-    name = "all clients" if client is None else _name(setup, client)
-    return Holding(name, x.numpy(), y.numpy(), _boundary(name, setup, model.eval(), axes))
+    name = "all clients" if client is None else _client_name(setup, client)
+    return SampleSet(name, x.numpy(), y.numpy(), _model_boundary(name, setup, model.eval(), axes))
 
 
-def _name(setup: Setup, client: int) -> str:
+def _client_name(setup: Setup, client: int) -> str:
     natural, names = setup.natural_clients(), setup.data.client_names
     return names[int(natural[client])] if natural is not None and names else f"client {client}"
 
 
 @torch.no_grad()
-def _boundary(name: str, setup: Setup, model: nn.Module, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
-    places = np.stack(np.meshgrid(*axes), -1).reshape(-1, 2)
-    outputs = model(setup.scale(torch.from_numpy(places)))
-    return Boundary(name, accuracy(model, setup), lead_of(outputs).T.reshape(-1, GRID, GRID).numpy())
+def _model_boundary(name: str, setup: Setup, model: nn.Module, axes: tuple[np.ndarray, np.ndarray]) -> Boundary:
+    grid = np.stack(np.meshgrid(*axes), -1).reshape(-1, 2)
+    outputs = model(setup.scale(torch.from_numpy(grid)))
+    return Boundary(name, accuracy(model, setup), output_margins(outputs).T.reshape(-1, GRID, GRID).numpy())
 
 
-def lead_of(outputs: torch.Tensor) -> torch.Tensor:
-    """By how much each class's output is above the largest of the others, [n, classes].
+def output_margins(outputs: torch.Tensor) -> torch.Tensor:
+    """Return each class's output minus the largest other output, [n, classes].
 
     >>> lead_of(torch.tensor([[1.0, 4.0, 2.0]])).tolist()
     [[-3.0, 2.0, -2.0]]

@@ -1,4 +1,4 @@
-"""The still figures of what probes find: curves by round against levels."""
+"""Figures of point measurements and loss scaling: curves by round, with reference levels."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedblend.analysis.plotting import DASHES, DPI, INK, METHODS, MUTED, dress
-from fedblend.analysis.points.point_metrics import Evidence
+from fedblend.analysis.plotting import DASHES, DPI, INK, METHODS, MUTED, style_axes
+from fedblend.analysis.points.point_metrics import PointMeasurements
 from fedblend.analysis.points.replay import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SIZE = (6.4, 4.2)
-"""Inches of a figure."""
+"""Width and height of a figure in inches."""
 
 LEVELS = {
     "noise": "uniform noise",
@@ -23,24 +23,24 @@ LEVELS = {
     "train": "training samples among themselves",
     "accuracy": "the run's own last model",
 }
-"""What a level is called in a figure or a table."""
+"""Names of the reference levels in figures and tables."""
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
-def of_points(evidence: Evidence, title: str) -> dict[str, bytes]:
-    """A PNG for each measure there is, by the name of its file."""
-    frame, levels = evidence.rounds, evidence.levels
+def draw_points(measurements: PointMeasurements, title: str) -> dict[str, bytes]:
+    """Draw a PNG for each available measure; return them by file name."""
+    frame, levels = measurements.rounds, measurements.levels
     trained = frame.dropna(subset="accuracy")
     percent = [100 * value for value in trained["accuracy"].tolist()]
-    made = {
-        "accuracy.png": curves(
+    pngs = {
+        "accuracy.png": draw_curves(
             {"new model, trained on the points alone": (trained["round"].tolist(), percent)},
             {LEVELS["accuracy"]: 100 * levels["accuracy"]},
             ("points made until round", "test accuracy (%)"),
             title,
         ),
-        "alignment.png": curves(
+        "alignment.png": draw_curves(
             {"points of the round, at the last model": (frame["round"].tolist(), frame["alignment"].tolist())},
             {"": 0.0},
             ("round the points were made in", "cosine with the gradient on clients' data"),
@@ -48,19 +48,19 @@ def of_points(evidence: Evidence, title: str) -> dict[str, bytes]:
         ),
     }
     if frame["distance"].notna().any():
-        made["distance.png"] = curves(
+        pngs["distance.png"] = draw_curves(
             {"points of the round": (frame["round"].tolist(), frame["distance"].tolist())},
             {LEVELS[name]: levels[name] for name in ("noise", "test", "train")},
             ("round the points were made in", "mean cosine distance to training samples"),
             title,
         )
-    return made
+    return pngs
 
 
-def of_replay(rows: Sequence[Row], title: str) -> bytes:
-    """A PNG of the alignment in each round of the run."""
+def draw_replay(rows: Sequence[Row], title: str) -> bytes:
+    """Draw a PNG of the alignment in each round of the run."""
     rounds = [row["round"] for row in rows]
-    return curves(
+    return draw_curves(
         {
             "all points so far": (rounds, [row["alignment"] for row in rows]),
             "the round's points alone": (rounds, [row["alignment_new"] for row in rows]),
@@ -71,8 +71,8 @@ def of_replay(rows: Sequence[Row], title: str) -> bytes:
     )
 
 
-def curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tuple[str, str], title: str) -> bytes:
-    """A PNG of curves by round, and of levels across it; a level without a name is a mark on the axis only."""
+def draw_curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tuple[str, str], title: str) -> bytes:
+    """Draw a PNG of curves by round with horizontal levels; a level without a name has no legend entry."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -97,7 +97,7 @@ def curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tupl
             label=name or None,
             zorder=1,
         )
-    dress(axes, *labels)
+    style_axes(axes, *labels)
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.margins(x=0.03, y=0.08)
     legend = figure.legend(loc="outside lower left", fontsize=8.5, frameon=False, labelcolor=INK, ncols=2)

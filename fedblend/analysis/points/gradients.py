@@ -1,4 +1,4 @@
-"""Do the points pull a model where the clients' real samples would? The cosine of the two gradients."""
+"""Alignment: the cosine between the gradients on points and on the clients' samples (AggEnhance, equation 9)."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def alignment(model: nn.Module, points: torch.Tensor, labels: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> float:
-    """The cosine, from -1 to 1, between the gradients of the loss on points and on real samples.
+    """Return the cosine, from -1 to 1, between the gradients of the loss on points and on real samples.
 
-    AggEnhance, equation 9: tuning on the points lowers the loss on the samples, to first order, where it is not
-    negative. ``points`` [n, ...] and ``x`` [m, ...] are as the model takes them (on its scale), ``labels`` [n] and
-    ``y`` [m] their classes. The loss is the mean cross-entropy, the gradient that of all weights that are trained,
-    the model in evaluation mode. NaN where one of the gradients is zero.
+    AggEnhance, equation 9: if it is not negative, training on the points lowers the loss on the samples, to first
+    order. ``points`` [n, ...] and ``x`` [m, ...] are on the model's scale, ``labels`` [n] and ``y`` [m] their classes.
+    The loss is the mean cross-entropy, the gradient is of all trainable weights, and the model is in evaluation mode.
+    NaN if one of the gradients is zero.
     """
     return cosine(gradient(model, chunks(points, labels)), gradient(model, chunks(x, y)))
 
 
-def by_round(subject: LoadedRun) -> dict[int, float]:
-    """The alignment of each round's points with all clients' samples, both at the run's last model."""
-    model, points = subject.model(), subject.points
-    real = gradient(model, subject.client_batches())
-    x = subject.scale.from_unit(points.x)
-    made: dict[int, float] = {}
+def alignment_by_round(loaded_run: LoadedRun) -> dict[int, float]:
+    """Return the alignment of each round's points with all clients' samples, at the run's last model."""
+    model, points = loaded_run.model(), loaded_run.points
+    real = gradient(model, loaded_run.client_batches())
+    x = loaded_run.scale.from_unit(points.x)
+    by_round: dict[int, float] = {}
     for round in points.all_rounds():
-        own = points.rounds == round
-        made[round] = cosine(gradient(model, chunks(x[own], points.labels[own])), real)
-    return made
+        rows = points.rounds == round
+        by_round[round] = cosine(gradient(model, chunks(x[rows], points.labels[rows])), real)
+    return by_round
 
 
 def gradient(model: nn.Module, batches: Iterable[Batch]) -> torch.Tensor:
-    """The gradient of the mean cross-entropy over all samples of the batches, one float64 vector."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    total = torch.zeros(sum(p.numel() for p in trained), dtype=torch.float64)
+    """Return the gradient of the mean cross-entropy over all batches, as one float64 vector."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in trainable), dtype=torch.float64)
     count, was_training = 0, model.training
     model.eval()
     try:
         for x, y in batches:
             loss = F.cross_entropy(model(x), y, reduction="sum")
-            slopes = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
-            total += torch.cat([slope.flatten().double() for slope in slopes])
+            gradients = torch.autograd.grad(loss, trainable, allow_unused=True, materialize_grads=True)
+            total += torch.cat([g.flatten().double() for g in gradients])
             count += len(y)
     finally:
         model.train(was_training)
@@ -55,11 +55,11 @@ def gradient(model: nn.Module, batches: Iterable[Batch]) -> torch.Tensor:
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The cosine of the angle between two vectors; NaN where one of them is zero."""
+    """Return the cosine between two vectors; NaN if one of them is zero."""
     length = float(a.norm() * b.norm())
     return float(a @ b) / length if length else math.nan
 
 
 def chunks(x: torch.Tensor, y: torch.Tensor) -> Iterable[Batch]:
-    """Samples and their classes, a chunk at a time."""
+    """Split samples and classes into chunks."""
     return zip(x.split(CHUNK), y.split(CHUNK), strict=True)

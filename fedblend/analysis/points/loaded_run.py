@@ -1,4 +1,4 @@
-"""A run as probes see it: its data and clients, its last model, and the points that its server made."""
+"""A run loaded for measurements: data and clients, last model, and class interior points."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 
 CHUNK = 500
-"""Samples that go through a model at once."""
+"""Samples in one forward pass."""
 
 POINTS = ("points", "labels", "rounds")
-"""What a server step that makes points keeps."""
+"""Tensors in the state of a server step that generates points."""
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Points:
-    """Class interior points, in the order in which they were made.
+    """Class interior points, in the order of their generation.
 
-    ``x`` float32 [n, ...] lies in [0, 1], the unit scale of pictures; ``labels`` int64 [n] are the classes;
-    ``rounds`` int64 [n] says in which round each was made, counted from 1 as in a run's metrics.
+    ``x`` float32 [n, ...] is in [0, 1], the unit scale of images; ``labels`` int64 [n] are the classes; ``rounds``
+    int64 [n] are the rounds of generation, from 1 as in a run's metrics.
     """
 
     x: torch.Tensor
@@ -41,23 +41,23 @@ class Points:
     rounds: torch.Tensor
 
     @staticmethod
-    def of(kept: Mapping[str, torch.Tensor]) -> Points:
-        """The points among what a server step keeps, which counts rounds from 0."""
-        return Points(kept["points"], kept["labels"], kept["rounds"] + 1)
+    def from_server_state(state: Mapping[str, torch.Tensor]) -> Points:
+        """Return the points in a server step's state, which counts rounds from 0."""
+        return Points(state["points"], state["labels"], state["rounds"] + 1)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def made_in(self, round: int) -> Points:
-        """The points of one round."""
+        """Return the points of one round."""
         return self._where(self.rounds == round)
 
     def until(self, round: int) -> Points:
-        """The points of this round and of all before it."""
+        """Return the points of this round and of all earlier ones."""
         return self._where(self.rounds <= round)
 
     def all_rounds(self) -> list[int]:
-        """The rounds of which there are points, in order."""
+        """Return the rounds that have points, in order."""
         return [int(round) for round in self.rounds.unique()]
 
     def _where(self, chosen: torch.Tensor) -> Points:
@@ -66,7 +66,7 @@ class Points:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run that is looked at: its folder, its world, the state of its checkpoint, and its points."""
+    """A run: its folder, its setup, the state of its checkpoint, and its points."""
 
     directory: RunDirectory
     setup: Setup
@@ -75,71 +75,70 @@ class LoadedRun:
 
     @property
     def scale(self) -> Scaler:
-        """The scale of the model's inputs; points are only made where it is one of numbers."""
+        """The scale of the model's inputs; runs with points have a numeric scale."""
         assert isinstance(self.setup.scale, Scaler)
         return self.setup.scale
 
     def model(self) -> nn.Module:
-        """The run's last model, in evaluation mode."""
+        """Return the run's last model, in evaluation mode."""
         return with_weights(self.setup.model, self.state.weights)
 
     def client_batches(self) -> Batches:
-        """All samples of all clients as the model takes them, with their classes: the D of equation 7."""
+        """Return all clients' samples on the model's scale, with their classes: the D of equation 7."""
         return client_batches(self.setup)
 
 
 def read(path: Path | str) -> LoadedRun:
-    """A run with points: a run directory, or a study's folder in which just one run has any.
+    """Load a run with points from a run directory, or from a study's folder with just one such run.
 
-    Loads the run's data. Raises :class:`FedblendError` if there is no such run, or no run with points.
+    The run's data are loaded, too. Raises :class:`FedblendError` if there is no such run, or no run with points.
     """
-    directory = _one_with_points(Path(path))
+    directory = _find_run_with_points(Path(path))
     setup = make_setup(directory.experiment())
     state = checkpoint.read(directory.path)
     assert state is not None
-    return LoadedRun(directory, setup, state, Points.of(state.server_part("server_step")))
+    return LoadedRun(directory, setup, state, Points.from_server_state(state.server_part("server_step")))
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A copy of a model with these weights, in evaluation mode."""
-    made = copy.deepcopy(model)
-    made.load_state_dict(dict(weights))
-    return made.eval()
+    """Return a copy of a model with these weights, in evaluation mode."""
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(dict(weights))
+    return copied.eval()
 
 
 def client_batches(setup: Setup) -> Batches:
-    """All samples that clients train on, a chunk at a time: inputs on the model's scale, and classes."""
+    """Yield all clients' training samples in chunks: inputs on the model's scale, and classes."""
     train = setup.data.train
     for rows in torch.from_numpy(setup.population.order).split(CHUNK):
         yield setup.scale(train.x[rows]), train.y[rows]
 
 
 def has_points(folder: Path) -> bool:
-    """Whether a run's checkpoint holds points; they are not read. Raises :class:`FedblendError` if it is damaged."""
+    """Return whether a run's checkpoint has points. Raises :class:`FedblendError` if it is damaged."""
     path = folder / checkpoint.NAME
     if not path.is_file():
         return False
     try:
         with safe_open(path, "pt") as file:
-            held = set(file.keys())
-            return {f"server/server_step/{name}" for name in POINTS} <= held
+            return {f"server/server_step/{name}" for name in POINTS} <= set(file.keys())
     except (SafetensorError, OSError) as error:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
 
 
-def _one_with_points(path: Path) -> RunDirectory:
+def _find_run_with_points(path: Path) -> RunDirectory:
     runs = find_runs([path])
-    holding = [run for run in runs if has_points(run.path)]
-    if not holding:
+    with_points = [run for run in runs if has_points(run.path)]
+    if not with_points:
         kept = [run for run in runs if (run.path / checkpoint.NAME).is_file()]
         where = "no checkpoint yet" if not kept else "no points in its checkpoint"
         if len(runs) > 1:
             where = f"none of its {len(runs)} runs holds points"
         raise FedblendError(
-            f"{path}: {where}; give a run whose server step makes class interior points, such as one of "
+            f"{path}: {where}; give a run whose server step generates class interior points, such as one of "
             'method = "aggenhance"'
         )
-    if len(holding) > 1:
-        names = [run.path.relative_to(path) for run in holding]
+    if len(with_points) > 1:
+        names = [run.path.relative_to(path) for run in with_points]
         raise FedblendError(f"{path}: several runs hold points; name one: {listed(names)}")
-    return holding[0]
+    return with_points[0]

@@ -1,4 +1,4 @@
-"""When loss scaling switched lambda (Fed-AugMix, section IV-E): a run's log does not tell, so it is made again."""
+"""Batches in which loss scaling took the large lambda (Fed-AugMix, section IV-E), counted by repeating a run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fedblend.runs.runner import one_thread
 
 
 @dataclass(frozen=True)
-class Switched:
-    """Of a client's round (the first is 1): its ``batches``, and how many of them took the large lambda."""
+class ClientSwitches:
+    """A client's batches in one round (from 1), and ``large``, the number of them with the large lambda."""
 
     round: int
     client: int
@@ -30,8 +30,8 @@ class Switched:
 
 
 @dataclass(frozen=True)
-class Total:
-    """Of a round: the ``batches`` of all its clients, and how many of them took the large lambda."""
+class RoundSwitches:
+    """All clients' batches in one round, and ``large``, the number of them with the large lambda."""
 
     round: int
     batches: int
@@ -39,21 +39,21 @@ class Total:
 
     @property
     def share(self) -> float:
-        """The share that took it; 0 where there was no batch."""
+        """Fraction of batches with the large lambda; 0 without batches."""
         return self.large / max(1, self.batches)
 
 
-def totals_of(rows: Iterable[Switched]) -> list[Total]:
-    """The totals of each round, in order."""
+def sum_by_round(rows: Iterable[ClientSwitches]) -> list[RoundSwitches]:
+    """Return the totals of each round, in order."""
     sums: dict[int, tuple[int, int]] = {}
     for row in rows:
         batches, large = sums.get(row.round, (0, 0))
         sums[row.round] = batches + row.batches, large + row.large
-    return [Total(round, *sums[round]) for round in sorted(sums)]
+    return [RoundSwitches(round, *sums[round]) for round in sorted(sums)]
 
 
-def in_words(totals: Sequence[Total]) -> str:
-    """When lambda was the large one, in a sentence.
+def describe_switches(totals: Sequence[RoundSwitches]) -> str:
+    """Describe the rounds with the large lambda in one line.
 
     >>> in_words([Total(1, 4, 4), Total(2, 4, 4), Total(3, 4, 1), Total(4, 4, 0)])
     'large in all batches of rounds 1 to 2; last in round 3; 9 of 16 batches in all'
@@ -72,29 +72,29 @@ def in_words(totals: Sequence[Total]) -> str:
 
 
 class SwitchCounter(Callback):
-    """Counts, for each client of a round, the batches whose lambda was the large one (AugMix notes each batch).
+    """Count each client's batches with the large lambda, from AugMix's notes on each batch.
 
-    ``rows`` has all rounds' rows, in order; ``on_round`` is called with each round's.
+    ``rows`` has the rows of all rounds, in order; ``on_round`` is called with the rows of each round.
     """
 
-    def __init__(self, on_round: Callable[[list[Switched]], None] | None = None) -> None:
+    def __init__(self, on_round: Callable[[list[ClientSwitches]], None] | None = None) -> None:
         self.on_round = on_round
-        self.rows: list[Switched] = []
+        self.rows: list[ClientSwitches] = []
 
     def on_updates(self, task: TrainTask, result: CohortResult) -> None:
-        """Count."""
+        """Count the batches of one round."""
         flags = {client: notes[LARGE] for client, notes in result.notes.items() if LARGE in notes}
-        rows = [Switched(task.round + 1, client, len(found), int(found.sum())) for client, found in flags.items()]
+        rows = [ClientSwitches(task.round + 1, client, len(found), int(found.sum())) for client, found in flags.items()]
         self.rows += rows
         if self.on_round:
             self.on_round(rows)
 
 
-def switches(run: Path | str, on_round: Callable[[list[Switched]], None] | None = None) -> list[Switched]:
-    """A row for each client of each round of a run: how many of its batches took the large lambda.
+def switches(run: Path | str, on_round: Callable[[list[ClientSwitches]], None] | None = None) -> list[ClientSwitches]:
+    """Return a row for each client of each round of a run: its number of batches with the large lambda.
 
-    All rounds are made again by the reference engine; ``on_round`` is called with each round's rows. Raises
-    :class:`FedblendError` if the run's objective scales no loss.
+    All rounds are repeated with the loop engine; ``on_round`` is called with each round's rows. Raises
+    :class:`FedblendError` if the run's objective has no loss scaling.
     """
     directory = RunDirectory(Path(run))
     experiment = directory.experiment()

@@ -1,4 +1,4 @@
-"""The alignment of the points round by round, which a checkpoint cannot tell: the run is made once more."""
+"""The alignment of the points in every round. A checkpoint has only the last model, so the run is repeated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = dict[str, float]
 
 
 class AlignmentProbe(Callback):
-    """Measures, in each round, the gradients of equation 9 at the aggregate before the server step refines it.
+    """Measure the alignment of equation 9 in each round, at the aggregate before the server step.
 
     ``rows`` has a row for each round: ``round`` from 1, ``points`` their number, ``alignment`` the cosine between the
     gradients on all points so far and on all clients' samples at the aggregate, ``alignment_new`` the same of the
@@ -40,12 +40,15 @@ class AlignmentProbe(Callback):
         self.aggregate, _ = self.loop.aggregate(task, result)
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Measure. Raises :class:`FedblendError` if the server step makes no points."""
-        kept, setup = state.server_part("server_step"), self.loop.setup
-        if not set(POINTS) <= set(kept):
+        """Measure the alignment. Raises :class:`FedblendError` if the server step generates no points."""
+        step_state, setup = state.server_part("server_step"), self.loop.setup
+        if not set(POINTS) <= set(step_state):
             step = self.loop.method.server_step.name
-            raise FedblendError(f"method.server_step: '{step}' makes no points to look at")
-        row: Row = {"round": state.round, **_aligned(setup, self.aggregate, Points.of(kept))}
+            raise FedblendError(f"method.server_step: '{step}' makes no points")
+        row: Row = {
+            "round": state.round,
+            **_measure_alignment(setup, self.aggregate, Points.from_server_state(step_state)),
+        }
         self.rows.append(row | ({} if record.accuracy is None else {"accuracy": record.accuracy}))
         if self.on_round:
             self.on_round(self.rows[-1])
@@ -53,7 +56,7 @@ class AlignmentProbe(Callback):
 
 
 def replay(loop: RoundLoop, rounds: int, on_round: Callable[[Row], None] | None = None) -> list[Row]:
-    """Make a run's rounds once more under an :class:`AlignmentProbe`; returns its rows."""
+    """Repeat a run's rounds with an :class:`AlignmentProbe`; return its rows."""
     probe = AlignmentProbe(loop, on_round)
     watched = RoundLoop(loop.setup, loop.engine, [probe])
     state, _ = watched.start()
@@ -63,7 +66,7 @@ def replay(loop: RoundLoop, rounds: int, on_round: Callable[[Row], None] | None 
     return probe.rows
 
 
-def _aligned(setup: Setup, aggregate: Mapping[str, torch.Tensor], points: Points) -> Row:
+def _measure_alignment(setup: Setup, aggregate: Mapping[str, torch.Tensor], points: Points) -> Row:
     model = with_weights(setup.model, dict(aggregate))
     x = setup.scale.from_unit(points.x)
     real = gradient(model, client_batches(setup))
@@ -75,17 +78,17 @@ def _aligned(setup: Setup, aggregate: Mapping[str, torch.Tensor], points: Points
     }
 
 
-def replay_run(subject: LoadedRun, on_round: Callable[[Row], None] | None = None) -> list[Row]:
-    """Make all rounds of a run once more, in this process and with the engine that it had; see :func:`replay`."""
-    setup = subject.setup
-    earlier = subject.directory.facts().get("engine")
+def replay_run(loaded_run: LoadedRun, on_round: Callable[[Row], None] | None = None) -> list[Row]:
+    """Repeat all rounds of a run in this process, with its engine; see :func:`replay`."""
+    setup = loaded_run.setup
+    earlier = loaded_run.directory.facts().get("engine")
     engines.require_device(setup.experiment.device)
     with one_thread():
-        choice = (
-            EnginePlan(**{**earlier, "ranks": 1}) if earlier else engines.plan_engine(setup, 1, subject.state.round)
+        plan = (
+            EnginePlan(**{**earlier, "ranks": 1}) if earlier else engines.plan_engine(setup, 1, loaded_run.state.round)
         )
-        engine = engines.make(setup, choice)
+        engine = engines.make(setup, plan)
         try:
-            return replay(RoundLoop(setup, engine), subject.state.round, on_round)
+            return replay(RoundLoop(setup, engine), loaded_run.state.round, on_round)
         finally:
             engine.close()

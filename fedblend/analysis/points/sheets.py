@@ -1,4 +1,4 @@
-"""The points that a server made, as pictures: a row a round, a column a class."""
+"""Class interior points as images: one row for each round, one column for each class."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fedblend.analysis.plotting import as_png, spread
+from fedblend.analysis.plotting import evenly_spaced, png_data_url
 from fedblend.core.errors import FedblendError
 from fedblend.runs import checkpoint
 from fedblend.runs.groups import Group, Outcome
 
 MOST_ROUNDS = 8
-"""Rounds shown of one run, evenly chosen."""
+"""Largest number of rounds for one run, evenly spaced."""
 
-NEEDED = ("points", "labels", "rounds")
+POINT_TENSORS = ("points", "labels", "rounds")
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Points of one run: ``rows`` of (round, a data URL for each class or nothing where it made none)."""
+    """Points of one run: ``rows`` of (round, data URLs by class; empty for a class without a point)."""
 
     method: str
     seed: int
@@ -32,15 +32,15 @@ class Sheet:
 
 
 def sheets(groups: Sequence[Group]) -> list[Sheet]:
-    """A sheet for each method that makes points, of its first seed's run that has any.
+    """Return a sheet for each method with points, from its first seed that has any.
 
-    Runs whose points are no images are left out. Raises :class:`FedblendError` if a checkpoint is damaged.
+    Runs whose points are not images are left out. Raises :class:`FedblendError` if a checkpoint is damaged.
     """
-    made = []
+    found = []
     for group in groups:
-        found = (_sheet(outcome, group.name) for outcome in group.outcomes)
-        made += [sheet for sheet in found if sheet is not None][:1]
-    return made
+        candidates = (_sheet(outcome, group.name) for outcome in group.outcomes)
+        found += [sheet for sheet in candidates if sheet is not None][:1]
+    return found
 
 
 def _sheet(outcome: Outcome, method: str) -> Sheet | None:
@@ -49,23 +49,23 @@ def _sheet(outcome: Outcome, method: str) -> Sheet | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            if not {f"server/server_step/{name}" for name in NEEDED} <= set(file.keys()):
+            if not {f"server/server_step/{name}" for name in POINT_TENSORS} <= set(file.keys()):
                 return None
             points = file.get_slice("server/server_step/points")
-            labels, rounds = (file.get_tensor(f"server/server_step/{name}") for name in NEEDED[1:])
+            labels, rounds = (file.get_tensor(f"server/server_step/{name}") for name in POINT_TENSORS[1:])
             if list(points.get_shape()[1:]) != list(data["shape"]) or not len(labels):
                 return None
-            made_in = [int(round) for round in rounds.unique()]
+            point_rounds = [int(round) for round in rounds.unique()]
             rows = [
                 (round + 1, [_picture(points, labels, rounds, round, c) for c in range(len(data["classes"]))])
-                for round in spread(made_in, MOST_ROUNDS)
+                for round in evenly_spaced(point_rounds, MOST_ROUNDS)
             ]
     except (SafetensorError, OSError) as error:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
-    return Sheet(method, outcome.seed, tuple(data["classes"]), rows, len(made_in), len(labels))
+    return Sheet(method, outcome.seed, tuple(data["classes"]), rows, len(point_rounds), len(labels))
 
 
 def _picture(points: object, labels: torch.Tensor, rounds: torch.Tensor, round: int, label: int) -> str:
-    """The last point of a class that a round made, as a data URL; nothing where there is none."""
+    """Return the last point of a class in a round as a data URL; empty without a point."""
     found = torch.nonzero((rounds == round) & (labels == label)).flatten().tolist()
-    return as_png(points[found[-1]].clamp(0, 1).numpy()) if found else ""  # type: ignore[index]
+    return png_data_url(points[found[-1]].clamp(0, 1).numpy()) if found else ""  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Do the points say enough of the data to learn from them alone? A new model that sees nothing else."""
+"""Train a new model on a run's points alone (AggEnhance, section 5.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedblend.analysis.points.loaded_run import LoadedRun
-from fedblend.analysis.points.training import Tick, accuracy, new_model, silent, train
+from fedblend.analysis.points.training import Tick, accuracy, new_model, no_progress, train
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 
@@ -17,24 +17,24 @@ EPOCHS = 100
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How a model is trained on points: plain SGD with these epochs, learning rate and points a batch."""
+    """Settings of plain SGD on points: epochs, learning rate and batch size."""
 
     epochs: int
     lr: float
     batch_size: int
 
     @staticmethod
-    def of(
-        subject: LoadedRun, epochs: int | None = None, lr: float | None = None, batch_size: int | None = None
+    def for_run(
+        loaded_run: LoadedRun, epochs: int | None = None, lr: float | None = None, batch_size: int | None = None
     ) -> TrainingSettings:
-        """What is given; else 100 epochs, at the learning rate and batch size of the run's server step.
+        """Return the given settings; by default 100 epochs, and learning rate and batch size of the run's server step.
 
-        The step's own epochs (10) begin at a trained aggregate. A new model begins from nothing, and on a few points
-        makes few steps in so many: on 120 points of digits it reached 33 % in 10 epochs, 74 % in 100, 75 % in 500.
-        Raises :class:`FedblendError` for values that are not above 0.
+        The step's own epochs (10) begin at a trained aggregate. A new model begins untrained, and few points make few
+        steps in an epoch: on 120 points of digits it reached 33 % in 10 epochs, 74 % in 100, 75 % in 500.
+        Raises :class:`FedblendError` for values of 0 or less.
         """
-        step, train = subject.setup.experiment.method.server_step, subject.setup.experiment.train
-        made = TrainingSettings(
+        step, train = loaded_run.setup.experiment.method.server_step, loaded_run.setup.experiment.train
+        settings = TrainingSettings(
             EPOCHS if epochs is None else epochs,
             (getattr(step, "lr", None) or train.lr) if lr is None else lr,
             getattr(step, "batch_size", 32) if batch_size is None else batch_size,
@@ -42,27 +42,27 @@ class TrainingSettings:
         for name, value in (("epochs", epochs), ("lr", lr), ("batch_size", batch_size)):
             if value is not None and not 0 < value < float("inf"):
                 raise FedblendError(f"{name}: {value!r} is not valid: must be above 0")
-        return made
+        return settings
 
 
 def fresh_model(
-    subject: LoadedRun, settings: TrainingSettings | None = None, round: int | None = None, tick: Tick = silent
+    loaded_run: LoadedRun, settings: TrainingSettings | None = None, round: int | None = None, tick: Tick = no_progress
 ) -> nn.Module:
-    """A new model of the run's architecture, trained on the run's points alone (AggEnhance, section 5.2).
+    """Train a new model of the run's architecture on the run's points alone (AggEnhance, section 5.2).
 
-    It begins with weights of its own and sees the points that were made until ``round`` (unless given, all), the
-    same weights and order of batches for any round. Raises :class:`FedblendError` if it diverges.
+    The model is trained on the points up to ``round`` (default: all). Its first weights and the order of batches do not
+    depend on the round. Raises :class:`FedblendError` if it diverges.
     """
-    chosen = settings or TrainingSettings.of(subject)
-    points = subject.points if round is None else subject.points.until(round)
-    rng = stream(subject.setup.experiment.seed, "fresh")
-    model = new_model(subject.setup, "fresh")
-    x = subject.scale.from_unit(points.x)
+    chosen = settings or TrainingSettings.for_run(loaded_run)
+    points = loaded_run.points if round is None else loaded_run.points.until(round)
+    rng = stream(loaded_run.setup.experiment.seed, "fresh")
+    model = new_model(loaded_run.setup, "fresh")
+    x = loaded_run.scale.from_unit(points.x)
     return train(model, x, points.labels, chosen.epochs, chosen.lr, chosen.batch_size, rng, tick)
 
 
 def fresh_accuracy(
-    subject: LoadedRun, settings: TrainingSettings | None = None, round: int | None = None, tick: Tick = silent
+    loaded_run: LoadedRun, settings: TrainingSettings | None = None, round: int | None = None, tick: Tick = no_progress
 ) -> float:
-    """The test accuracy of :func:`fresh_model`, from 0 to 1 (Figure 8, left)."""
-    return accuracy(fresh_model(subject, settings, round, tick), subject.setup)
+    """Return the test accuracy of :func:`fresh_model`, from 0 to 1 (Figure 8, left)."""
+    return accuracy(fresh_model(loaded_run, settings, round, tick), loaded_run.setup)

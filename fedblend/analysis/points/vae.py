@@ -1,4 +1,4 @@
-"""A small variational autoencoder, whose encoder says what is alike about samples (AggEnhance, section 4.3)."""
+"""A small variational autoencoder, whose encoder gives features of samples (AggEnhance, section 4.3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend.analysis.points.loaded_run import CHUNK
-from fedblend.analysis.points.training import Tick, silent
+from fedblend.analysis.points.training import Tick, no_progress
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup
 
@@ -28,32 +28,32 @@ class Vae(nn.Module):
         super().__init__()
         self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU())
         self.mean = nn.Linear(hidden, latent)
-        self.spread = nn.Linear(hidden, latent)
+        self.log_variance = nn.Linear(hidden, latent)
         self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, inputs))
 
     def features(self, unit: torch.Tensor) -> torch.Tensor:
-        """What the encoder makes of inputs [n, ...] in [0, 1]: the hidden layer [n, hidden], before the code.
+        """Return the hidden layer [n, hidden] of the encoder for inputs [n, ...] in [0, 1].
 
-        The paper does not say which features it takes. The code itself lies around zero in all directions, so that
-        the cosines of any two sets average to about 0: on digits all distances lay between 0.98 and 1.03.
+        The paper does not name the features. The code itself is centred at zero, so the cosines of any two sets average
+        to about 0: on digits all distances were between 0.98 and 1.03.
         """
-        made: torch.Tensor = self.encoder(unit)
-        return made
+        hidden: torch.Tensor = self.encoder(unit)
+        return hidden
 
     def loss(self, unit: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """The negative evidence lower bound in nats, mean over the batch; ``noise`` [n, latent] is standard normal."""
+        """Return the negative evidence lower bound in nats, batch mean; ``noise`` [n, latent] is standard normal."""
         hidden = self.encoder(unit)
-        mean, log_variance = self.mean(hidden), self.spread(hidden)
+        mean, log_variance = self.mean(hidden), self.log_variance(hidden)
         outputs = self.decoder(mean + noise * (log_variance / 2).exp())
         rebuilt = F.binary_cross_entropy_with_logits(outputs, unit.flatten(1), reduction="sum")
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum()
         return (rebuilt + divergence) / len(unit)
 
 
-def train_vae(setup: Setup, epochs: int = EPOCHS, tick: Tick = silent) -> Vae:
-    """A VAE of a data set's training half, trained with Adam on inputs of the unit scale.
+def train_vae(setup: Setup, epochs: int = EPOCHS, tick: Tick = no_progress) -> Vae:
+    """Train a VAE on a data set's training half with Adam, on the unit scale.
 
-    First weights, batches and noise are drawn by the experiment's seed.
+    First weights, batches and noise depend on the experiment's seed.
     """
     seed = setup.experiment.seed
     with lent_generator(seed, "vae"):
@@ -65,18 +65,18 @@ def train_vae(setup: Setup, epochs: int = EPOCHS, tick: Tick = silent) -> Vae:
         for rows in torch.from_numpy(rng.permutation(len(setup.data.train))).split(BATCH_SIZE):
             noise = torch.from_numpy(rng.standard_normal((len(rows), LATENT), np.float32))
             optimizer.zero_grad()
-            model.loss(as_unit(setup, setup.data.train.x[rows]), noise).backward()
+            model.loss(to_unit_scale(setup, setup.data.train.x[rows]), noise).backward()
             optimizer.step()
         tick(epoch + 1, epochs)
     return model.eval()
 
 
-def as_unit(setup: Setup, stored: torch.Tensor) -> torch.Tensor:
-    """Stored inputs on the unit scale, [0, 1]."""
+def to_unit_scale(setup: Setup, stored: torch.Tensor) -> torch.Tensor:
+    """Return stored inputs on the unit scale, [0, 1]."""
     return setup.scale.to_unit(setup.scale(stored))
 
 
 @torch.no_grad()
-def features_of(model: Vae, setup: Setup, stored: torch.Tensor) -> torch.Tensor:
-    """The features of stored inputs [n, ...], a chunk at a time: float32 [n, hidden]."""
-    return torch.cat([model.features(as_unit(setup, x)) for x in stored.split(CHUNK)])
+def encode(model: Vae, setup: Setup, stored: torch.Tensor) -> torch.Tensor:
+    """Return the features of stored inputs [n, ...], computed in chunks: float32 [n, hidden]."""
+    return torch.cat([model.features(to_unit_scale(setup, x)) for x in stored.split(CHUNK)])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.analysis.attacks.outcome import attacks_on
+from fedblend.analysis.attacks.outcome import read_attacks
 from fedblend.analysis.privacy.similarity import (
     RAW,
     Similarity,
@@ -22,7 +22,7 @@ from fedblend.analysis.privacy.similarity import (
     similarity_of_target_seeds,
 )
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RunState
+from fedblend.core.state import RunState
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.sharing.means import HiddenMeans, SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds
@@ -115,7 +115,7 @@ def leak_report(run: RunDirectory) -> LeakReport:
             continue
         base = _unmeasured(run, outcome, state, kind, number, sharing)
         if kind == "weights":
-            found = _from_attacks(attacks_on(run))
+            found = _from_attacks(read_attacks(run))
         elif sharing.active and kind == sharing.bytes_kind:
             found, by_size = _from_sharing(experiment, sharing)
         else:

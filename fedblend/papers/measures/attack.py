@@ -61,7 +61,7 @@ class AttackFigure(Measure):
 
         assert cell.run is not None
         with one_thread():
-            snapshot = RoundSnapshot.of(RunDirectory(cell.run), cell.outcome.round)
+            snapshot = RoundSnapshot.load(RunDirectory(cell.run), cell.outcome.round)
             chosen = np.flatnonzero(snapshot.task.sizes >= self.images)[: self.clients].tolist()
             if not chosen:
                 raise FedblendError(f"no client holds {self.images} images to attack")

@@ -73,7 +73,7 @@ class PointsFigure(Measure):
         assert cell.run is not None
         with one_thread():
             loaded = points.read(cell.run)
-            chosen = points.TrainingSettings.of(loaded, self.epochs)
+            chosen = points.TrainingSettings.for_run(loaded, self.epochs)
             cell.on_step("autoencoder", 0, self.vae_epochs)
             far = points.distances(loaded, points.train_vae(loaded.setup, self.vae_epochs))
             cell.on_step("new model", 0, 1)

@@ -1,4 +1,4 @@
-"""What ``fedblend switches`` does: it makes a run's rounds again, and tells when loss scaling switched lambda."""
+"""``fedblend switches``: count the batches in which loss scaling took the large lambda, by repeating a run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend.analysis.attacks.outcome import make_folder
-from fedblend.analysis.plotting import spread
-from fedblend.analysis.points.figures import curves
-from fedblend.analysis.points.loss_scaling import Switched, in_words, switches, totals_of
+from fedblend.analysis.plotting import evenly_spaced
+from fedblend.analysis.points.figures import draw_curves
+from fedblend.analysis.points.loss_scaling import ClientSwitches, describe_switches, sum_by_round, switches
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import Stopped
@@ -25,24 +25,24 @@ from fedblend.runs.directory import RunDirectory, only_run
 from fedblend.runs.files import write_atomically
 
 ROWS = 16
-"""Rounds in the terminal, evenly chosen; the file has all."""
+"""Largest number of rounds in the terminal, evenly spaced; the file has all."""
 
 LOG, FIGURE = "switches.csv", "switches.png"
 
 
 def show_switches(path: Path, out: Path | None) -> None:
-    """Print how many batches of each round took the large lambda, and write the log and its figure into a folder."""
+    """Print the number of batches with the large lambda in each round; write log and figure into ``out`` if given."""
     run = only_run(path)
     if out is not None:
-        make_folder(out)  # before anything that takes long
+        make_folder(out)  # an unusable folder is refused before the run is repeated
     total = checkpoint.round_of(run.path) or 0
-    rows: list[Switched] = []
+    rows: list[ClientSwitches] = []
     stopped = False
     with interrupted_once():
         with steps_shown() as shown:
             shown("rounds", 0, total)
 
-            def note(of_round: list[Switched]) -> None:
+            def note(of_round: list[ClientSwitches]) -> None:
                 rows.extend(of_round)
                 shown("rounds", of_round[0].round if of_round else 0, total)
 
@@ -61,10 +61,10 @@ def show_switches(path: Path, out: Path | None) -> None:
         raise Stopped(f"stopped after {rows[-1].round if rows else 0} of {total} rounds")
 
 
-def _print(console: Console, rows: Sequence[Switched], run: RunDirectory) -> None:
-    """A line for each of some rounds, and when lambda was the large one."""
-    totals = totals_of(rows)
-    chosen = set(spread([one.round for one in totals], ROWS))
+def _print(console: Console, rows: Sequence[ClientSwitches], run: RunDirectory) -> None:
+    """Print evenly spaced rounds, a summary, and the rule of loss scaling."""
+    totals = sum_by_round(rows)
+    chosen = set(evenly_spaced([one.round for one in totals], ROWS))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in ("round", "batches", "large lambda", "share %"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -78,14 +78,14 @@ def _print(console: Console, rows: Sequence[Switched], run: RunDirectory) -> Non
         f"large lambda: {objective.large_lambda:g} in place of {objective.lam:g}, where the loss is above "
         f"{objective.threshold:g} times the divergence"
     )
-    for line in (in_words(totals), rule):
+    for line in (describe_switches(totals), rule):
         console.print(Text(line), style="dim", soft_wrap=True)
 
 
-def _write(out: Path, rows: Sequence[Switched], run: RunDirectory) -> None:
-    """The log, a row for each client of each round, and the share by round."""
+def _write(out: Path, rows: Sequence[ClientSwitches], run: RunDirectory) -> None:
+    """Write the log, with a row for each client of each round, and the figure of the share by round."""
     write_atomically(out / LOG, pd.DataFrame([asdict(row) for row in rows]).to_csv(index=False))
-    totals = totals_of(rows)
+    totals = sum_by_round(rows)
     line = ([float(one.round) for one in totals], [100 * one.share for one in totals])
     labels = ("round", "batches with the large lambda (%)")
-    write_atomically(out / FIGURE, curves({"of all clients of the round": line}, {}, labels, run.path.name))
+    write_atomically(out / FIGURE, draw_curves({"of all clients of the round": line}, {}, labels, run.path.name))
