@@ -129,7 +129,7 @@ def style_axes(axes: Axes, x: str, y: str) -> None:
 def evenly_spaced(rounds: Sequence[int], most: int) -> list[int]:
     """Up to ``most`` evenly spaced rounds, with the first and the last.
 
-    >>> spread([1, 2, 3, 4, 5], 3), spread([4, 7], 8), spread([1, 2, 3], 1)
+    >>> evenly_spaced([1, 2, 3, 4, 5], 3), evenly_spaced([4, 7], 8), evenly_spaced([1, 2, 3], 1)
     ([1, 3, 5], [4, 7], [3])
     """
     if len(rounds) <= most:

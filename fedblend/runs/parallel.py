@@ -94,7 +94,7 @@ def waves(study: Study) -> list[Study]:
 def join_failures(faults: Mapping[str, str], runs: int) -> str:
     """Join the error messages of ``runs`` runs; a message that several runs share appears once.
 
-    >>> in_one_message({"a-seed0": "no such file", "a-seed1": "no such file"}, 2)
+    >>> join_failures({"a-seed0": "no such file", "a-seed1": "no such file"}, 2)
     'all 2 runs: no such file'
     """
     messages = []
