@@ -55,7 +55,7 @@ def sum_by_round(rows: Iterable[ClientSwitches]) -> list[RoundSwitches]:
 def describe_switches(totals: Sequence[RoundSwitches]) -> str:
     """Describe the rounds with the large lambda in one line.
 
-    >>> describe_switches([RoundSwitches(1, 4, 4), RoundSwitches(2, 4, 4), RoundSwitches(3, 4, 1), RoundSwitches(4, 4, 0)])
+    >>> describe_switches([RoundSwitches(i + 1, 4, large) for i, large in enumerate([4, 4, 1, 0])])
     'large in all batches of rounds 1 to 2; last in round 3; 9 of 16 batches in all'
     >>> describe_switches([RoundSwitches(1, 4, 0)])
     'large in none of 4 batches'
