@@ -121,7 +121,7 @@ class Context:
     pool: Tensors = field(default_factory=dict)
     """What sharing gave this client: tensors with one row an entry."""
     start: Tensors = field(default_factory=dict)
-    """The round's global weights, where a term reads them."""
+    """The round's global weights, if the method has terms; else empty."""
     global_outputs: Tensors = field(default_factory=dict)
     """Mean outputs by label [C, C] from the server, under the name ``outputs``; empty before there are any."""
     client_state: Tensors = field(default_factory=dict)

@@ -2,8 +2,11 @@
 
 from fedblend.core.objective import Batch, Context, Net, Objective, Plain, StepPlan, Task, Term
 from fedblend.methods.objectives.augmix import AugMix
+from fedblend.methods.objectives.feddyn import FedDyn
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix
+from fedblend.methods.objectives.moon import Moon
+from fedblend.methods.objectives.scaffold import Scaffold
 from fedblend.methods.objectives.terms import Distill, Proximal
 
 __all__ = [
@@ -11,15 +14,18 @@ __all__ = [
     "Batch",
     "Context",
     "Distill",
+    "FedDyn",
     "FedMix",
     "GlobalMixup",
     "HiddenMix",
     "LocalMix",
+    "Moon",
     "NaiveMix",
     "Net",
     "Objective",
     "Plain",
     "Proximal",
+    "Scaffold",
     "StepPlan",
     "Task",
     "Term",
