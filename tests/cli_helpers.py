@@ -21,7 +21,7 @@ import tomli_w
 
 from fedblend.cli import main
 
-PATIENCE_S = 120
+PATIENCE_S = 900
 """How long a test waits for a process before it gives up; far more than a loaded machine needs."""
 
 CHECKPOINT = "checkpoint.safetensors"
