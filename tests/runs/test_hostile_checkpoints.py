@@ -65,7 +65,10 @@ def test_a_sound_one_is_read(tmp_path: Path) -> None:
         (json.dumps({**SCALARS, "round": None}), "round: None"),
         (json.dumps({**SCALARS, "round": -1}), "round: -1 in its header is not an integer of at least 0"),
         ('{"round": 1e999, "shared_round": -1, "clients": 3}', "round: inf"),
-        (json.dumps({**SCALARS, "shared_round": -2}), "shared_round: -2 in its header is not an integer of at least -1"),
+        (
+            json.dumps({**SCALARS, "shared_round": -2}),
+            "shared_round: -2 in its header is not an integer of at least -1",
+        ),
         (json.dumps({"round": 3, "clients": 3}), "'shared_round'"),
         (json.dumps({**SCALARS, "clients": "3"}), "clients: '3'"),
     ],
