@@ -22,6 +22,7 @@ from fedblend.core.engine import (
     Engine,
     TrainTask,
     client_parts,
+    extras_like,
     first_client_state,
     first_server_state,
 )
@@ -317,6 +318,7 @@ class RoundLoop:
         """Train the cohort, and keep what aggregation needs of the uploads that arrive and are good."""
         task, clients, costs = begun.task, begun.cohort, begun.costs
         size = bytes_of(self.method.upload.like(task.weights, self.setup.task))
+        size += bytes_of(extras_like(self.method, task))
         sizes = np.full(len(clients), size)
         arrives = self._transmit("up", "uplink", sizes, np.array(clients, np.int64), task.round, costs)
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}

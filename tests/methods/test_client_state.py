@@ -86,6 +86,21 @@ def test_only_what_is_broadcast_goes_down_and_only_what_is_sent_goes_up() -> Non
     assert all(cost == ({"weights": 3 * size},) * 2 for name, cost in costs.items() if name != "scaffold")
 
 
+def test_what_is_sent_beside_a_model_takes_time_on_the_air(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(tensor.numel() * 4 for tensor in setup().weights().values())
+    sent: dict[str, list[int]] = {"up": [], "down": []}
+    whole = RoundLoop._transmit
+
+    def noted(self: RoundLoop, direction: str, purpose: str, sizes: Any, *rest: Any) -> Any:
+        sent[direction] += sizes.tolist()
+        return whole(self, direction, purpose, sizes, *rest)
+
+    monkeypatch.setattr(RoundLoop, "_transmit", noted)
+    run_costs("scaffold")
+
+    assert sent == {"up": 3 * [2 * size], "down": 3 * [2 * size]}
+
+
 def run_costs(method: Any) -> tuple[dict[str, int], dict[str, int]]:
     made = setup(method=method, train=TRAIN)
     _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
