@@ -127,10 +127,15 @@ def check_sums(method: Method) -> None:
         )
 
 
-def check_client_parts(method: Method, train: Train, protection: Any, adversary: Any) -> None:
+def check_client_parts(method: Method, train: Train, channel: Any, protection: Any, adversary: Any) -> None:
     """Parts that keep something at clients: what they need of other fields, and what covers models only."""
     for slot, part in client_parts(method).items():
         part.require_possible(method, train)
+        if part.broadcasts and channel.loses:
+            raise ValueError(
+                f"channel: '{channel.name}' loses downlinks, but '{part.name}' needs the server's state in every "
+                "round; valid: ideal"
+            )
         if not part.sends:
             continue
         where = "method.objective" if slot == "objective" else "method.terms"

@@ -136,7 +136,7 @@ class Experiment(FrozenTable):
         checks.check_raw_samples(method, self.policy, self.unsafe)
         checks.check_sharing(method, self.channel)
         checks.check_sums(method)
-        checks.check_client_parts(method, self.train, self.protection, self.adversary)
+        checks.check_client_parts(method, self.train, self.channel, self.protection, self.adversary)
         if self.min_uploads > self.train.cohort:
             raise ValueError(
                 f"min_uploads: {self.min_uploads} is more than train.cohort: {self.train.cohort}; "

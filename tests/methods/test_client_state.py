@@ -111,6 +111,7 @@ def run_costs(method: Any) -> tuple[dict[str, int], dict[str, int]]:
     ("changes", "message"),
     [
         ({"protection": "noise"}, "protection: 'noise' changes models only, but 'scaffold' in method.terms sends more"),
+        ({"channel": "wireless"}, "channel: 'wireless' loses downlinks, but 'scaffold' needs the server's state"),
         ({"adversary": "nan"}, "adversary: 'nan' changes models only"),
         ({"train": {"momentum": 0.9}}, "train.momentum: 0.9 makes steps longer than gradients"),
         ({"method": {"name": "scaffold", "aggregator": "secure-mean"}}, "'secure-mean' would not mask"),
