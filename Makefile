@@ -2,14 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo federation-demo test test-all lint bench evidence clean
+.PHONY: setup demo federation-demo test test-all test-matrix fuzz lint bench evidence clean
 
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[samples,dp,flower,hub,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
 demo: setup
@@ -29,6 +29,19 @@ test: setup
 test-all: setup
 	$(PYTEST) -m slow
 
+# The quick tests with Python 3.11 to 3.13 and the oldest and the pinned PyTorch, as far as this machine has them, and a
+# table of what passed. Makes environments of some gigabytes under .matrix. tests/matrix.py --help lists options.
+test-matrix:
+	PYTEST_ADDOPTS="--numprocesses auto --maxprocesses 4 --dist worksteal" $(PYTHON) tests/matrix.py
+
+# Changed copies of real files, words and messages, in one process; the same numbers give the same inputs.
+# FIRST=20000 takes others. Failing inputs are kept in FUZZ_OUT.
+FIRST ?= 0
+INPUTS ?= 10000
+FUZZ_OUT ?= build/fuzz
+fuzz: setup
+	$(BIN)/python tests/fuzz/fuzz.py --first $(FIRST) --inputs $(INPUTS) --seconds 7200 --out $(FUZZ_OUT)
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,7 +50,8 @@ lint: setup
 # Half an hour on two quiet cores. Other frameworks take part where benchmarks/peers/setup.sh has set them up.
 bench: setup
 	$(BIN)/python benchmarks/client_step.py
-	$(BIN)/python benchmarks/kernels.py --out benchmarks/results/kernels.json
+	$(BIN)/python benchmarks/kernels.py --out benchmarks/results
+	$(BIN)/python benchmarks/engines.py --out benchmarks/results
 	$(BIN)/python benchmarks/augmix.py
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/xor.py --out benchmarks/results/xor.json
@@ -57,4 +71,4 @@ evidence: setup
 	$(BIN)/python evidence/pages.py
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .matrix build dist *.egg-info

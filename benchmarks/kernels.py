@@ -1,10 +1,10 @@
-"""Our convolutions beside PyTorch's, layer by layer: where `stacking.py` and `kernels/tiles.py` draw their lines.
+"""Our convolutions beside PyTorch's, layer by layer: direct ones, and by Winograd's algorithm where that is possible.
 
 Each row is a convolution of ten samples a client, forward, by its input and by its weights, in GFLOP/s. All ways have
 their turn one after another, on a clock that stands still while others have the processor; the best turn counts. The
 peak is a matrix product's in the same run.
 
-    python benchmarks/kernels.py [--turns 20] [--out benchmarks/results/kernels.json]
+    python benchmarks/kernels.py [--turns 20] [--out benchmarks/results]
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import page
 import torch
 from rich.console import Console
 from rich.table import Table
-from rounds import when_and_where
+from rounds import kind_of_machine, when_and_where
 
-from fedblend._kernels import build, operators, tiles
+from fedblend._kernels import build, operators, tiles, winograd
 
 BATCH = 10
 LAYERS = (
@@ -58,12 +58,12 @@ def best(calls: Sequence[Callable[[], object]], turns: int) -> list[float]:
     return least
 
 
-def ours(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, padding: int) -> Calls:
-    """The three forms in the kernels that the engine takes."""
+def ours(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, padding: int, winograd: bool) -> Calls:
+    """The three forms in our kernels."""
     return (
-        lambda: operators.run_conv(x, w, padding),
-        lambda: operators.run_conv_input(g, w, padding, *x.shape[3:]),
-        lambda: operators.run_conv_weight(x, g, padding, *w.shape[3:]),
+        lambda: operators.run_conv(x, w, padding, winograd),
+        lambda: operators.run_conv_input(g, w, padding, *x.shape[3:], winograd=winograd),
+        lambda: operators.run_conv_weight(x, g, padding, *w.shape[3:], winograd=winograd),
     )
 
 
@@ -85,10 +85,12 @@ def rates(layer: tuple[str, int, int, int, int, int], turns: int) -> dict[str, o
     g = torch.randn_like(operators.run_conv(x, w, padding))
     work = 2 * g.numel() * channels * kernel * kernel / 1e9
     ways = {
-        "ours": ours(x, w, g, padding),
+        "ours": ours(x, w, g, padding, winograd=False),
         "pytorch": pytorchs(x, w, g, padding, torch.contiguous_format),
         "channels_last": pytorchs(x, w, g, padding, torch.channels_last),
     }
+    if winograd.supports(channels, outputs, (kernel, kernel), padding):
+        ways["winograd"] = ours(x, w, g, padding, winograd=True)
     seconds = best([call for calls in ways.values() for call in calls], turns)
     found = {way: [work / s for s in seconds[3 * i : 3 * i + 3]] for i, way in enumerate(ways)}
     on_tiles = tiles.take(channels, outputs, (kernel, kernel), padding)
@@ -106,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time our convolutions beside PyTorch's.")
     parser.add_argument("--turns", type=int, default=20, help="turns of each way")
     parser.add_argument("--layers", nargs="*", default=[""], help="only layers with one of these in their names")
-    parser.add_argument("--out", type=Path, help="where the figures go (JSON)")
+    parser.add_argument("--out", type=Path, help="folder for the figures (kernels-PROCESSOR.json)")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if build.library() is None:
@@ -120,7 +122,7 @@ def main() -> None:
         table.add_row(*row)
     Console().print(table)
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        (given.out / f"kernels-{kind_of_machine()}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

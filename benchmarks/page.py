@@ -227,30 +227,73 @@ def profile_facts(found: Table) -> str:
     )
 
 
-KERNELS_HEAD = ("layer", "MFLOP", "in", "forward", "by input", "by weights", "PyTorch's", "by input", "by weights")
+KERNELS_HEAD = (
+    *("layer", "MFLOP", "in", "forward", "by input", "by weights"),
+    *("Winograd's", "by input", "by weights", "PyTorch's", "by input", "by weights"),
+)
 
 
 def kernels_section() -> str:
-    """How fast convolutions are, layer by layer."""
-    found = read("kernels")
-    if not found:
-        return "Not timed yet."
+    """How fast convolutions are, layer by layer, on each processor."""
+    return "\n\n".join(kernels_table(found) for found in by_processor("kernels")) or "Not timed yet."
+
+
+def kernels_table(found: Table) -> str:
+    """The convolutions of one processor."""
     head = (
-        f"GFLOP/s on {found['batch']} samples, one thread, the best of {found['turns']} turns; a float32 product of "
-        f"two 1024 x 1024 matrices: {found['peak_gflops']:.0f}. {found['date']}, fedblend at {found['commit']}, "
-        f"{found['machine']['processor']}."
+        f"**{processor_of(found)}**: GFLOP/s on {found['batch']} samples, one thread, the best of {found['turns']} "
+        f"turns; a float32 product of two 1024 x 1024 matrices: {found['peak_gflops']:.0f}. {found['date']}, fedblend "
+        f"at {found['commit']}."
     )
     return f"{head}\n\n{markdown(KERNELS_HEAD, kernels_rows(found))}"
 
 
 def kernels_rows(found: Table) -> list[list[str]]:
-    """One row a layer: the kernels ours runs in, our rates, and PyTorch's in the better memory format for each form."""
+    """One row a layer: the units of our direct kernels, our rates, and PyTorch's in the better memory format."""
     made = []
     for one in found["rows"]:
         theirs = [max(pair) for pair in zip(one["pytorch"], one["channels_last"], strict=True)]
         where = "matrix units" if one["tiles"] else "vector units"
-        made.append([one["layer"], f"{one['mflop']:.0f}", where, *(f"{rate:.0f}" for rate in (*one["ours"], *theirs))])
+        fast = [f"{rate:.0f}" for rate in one["winograd"]] if "winograd" in one else ["", "", ""]
+        rates = *(f"{rate:.0f}" for rate in one["ours"]), *fast, *(f"{rate:.0f}" for rate in theirs)
+        made.append([one["layer"], f"{one['mflop']:.0f}", where, *rates])
     return made
+
+
+ENGINES_HEAD = ("job", "way", "ms a client's step", "x the loop")
+
+
+def engines_section() -> str:
+    """What each way of computing brings, on each processor."""
+    parts = []
+    for found in by_processor("engines"):
+        stacks = ", ".join(f"{job} {one['stack']}" for job, one in found["jobs"].items())
+        parts.append(
+            f"**{processor_of(found)}**, one thread, the best of {found['turns']} turns; clients in a stack: {stacks}. "
+            f"{found['date']}, fedblend at {found['commit']}."
+        )
+        parts.append(markdown(ENGINES_HEAD, engines_rows(found)))
+    return "\n\n".join(parts) or "Not timed yet."
+
+
+def engines_rows(found: Table) -> list[list[str]]:
+    """One row a job and way."""
+    return [
+        [job, way, f"{ms:.2f}", f"{one['ms']['loop'] / ms:.2f}"]
+        for job, one in found["jobs"].items()
+        for way, ms in one["ms"].items()
+    ]
+
+
+def by_processor(name: str) -> list[dict[str, Any]]:
+    """The results of one benchmark on each processor, by the names of their files."""
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{name}-*.json"))]
+
+
+def processor_of(found: Table) -> str:
+    """A processor with the instruction set that PyTorch uses on it."""
+    machine = found["machine"]
+    return f"{machine['processor']} with {machine.get('instructions', 'AVX-512')}"
 
 
 def server_step_section() -> str:
@@ -375,6 +418,7 @@ SECTIONS = {
     "same work": same_work_section,
     "profile": profile_section,
     "kernels": kernels_section,
+    "engines": engines_section,
     "server step": server_step_section,
     "batch one": batch_one_section,
     "aggregators": aggregators_section,

@@ -46,7 +46,7 @@ GOALS = {"start_s": 5.0, "beyond_data_mb": 1000.0}
 PARTITIONS: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid"},
     "classes": {"name": "classes", "classes_per_client": 2},
-    "dirichlet": {"name": "dirichlet", "alpha": 0.5},
+    "dirichlet": {"name": "dirichlet", "alpha": 0.5, "form": "client"},
     "dirichlet, class": {"name": "dirichlet", "alpha": 0.5, "form": "class"},
     "lognormal": {"name": "lognormal"},
 }

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -286,8 +287,23 @@ def when_and_where() -> Result:
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),
-        "machine": {"processor": processor(), "cores": os.cpu_count(), "system": platform.system()},
+        "machine": {
+            "processor": processor(),
+            "instructions": capability(),
+            "cores": os.cpu_count(),
+            "system": platform.system(),
+        },
     }
+
+
+def kind_of_machine() -> str:
+    """The processor's name and PyTorch's instruction set for it, as part of a file's name."""
+    return "-".join(re.findall(r"[a-z0-9]+", re.sub(r"\(\w+\)", "", f"{processor()} {capability()}").lower()))
+
+
+def capability() -> str:
+    """The instruction set that PyTorch uses, such as AVX2."""
+    return torch.backends.cpu.get_cpu_capability()
 
 
 def commit() -> str:

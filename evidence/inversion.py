@@ -155,7 +155,7 @@ def augmix(severity: int, name: str = "fed-augmix") -> dict[str, Any]:
 STAGES = ("untrained", "trained")
 SETTINGS: dict[str, Any] = {"images": 4, "steps": 5, "iterations": 300}
 FEDERATION: dict[str, Any] = {
-    "partition": {"name": "dirichlet", "clients": 100, "alpha": 0.1},
+    "partition": {"name": "dirichlet", "form": "client", "clients": 100, "alpha": 0.1},
     "holdout": 0.25,
     "model": "lenet5",
     "engine": "loop",

@@ -37,6 +37,7 @@ import numpy as np
 from fedblend.analysis.privacy.mixup import LAMBDAS, SAMPLES, make_mixtures, measure_mixtures
 from fedblend.core.channel import Channel
 from fedblend.core.random import stream
+from fedblend.core.record import RoundRecord
 from fedblend.core.registry import build
 from fedblend.core.state import RunState
 from fedblend.core.trees import strip_prefix
@@ -196,35 +197,37 @@ def run_row(run: RunDirectory) -> Table:
     row: Table = {
         "method": outcome.label,
         "seed": outcome.seed,
-        "rounds": [r["round"] for r in evaluated],
-        "accuracy": [round(r["accuracy"], 5) for r in evaluated if "accuracy" in r],
-        "loss": [round(r["loss"], 5) for r in evaluated],
+        "rounds": [r.round for r in evaluated],
+        "accuracy": [round(r.accuracy, 5) for r in evaluated if r.accuracy is not None],
+        "loss": [round(r.loss, 5) for r in evaluated if r.loss is not None],
         "costs": {name: round(number, 1) for name, number in total.items()},
-        "peak_memory": max(r["machine"]["peak_memory"] for r in outcome.records),
-        "refused": sum(len(r.get("refused", [])) for r in outcome.records),
+        "peak_memory": max(r.machine["peak_memory"] for r in outcome.records),
+        "refused": sum(len(r.refused or ()) for r in outcome.records),
     }
     guarantees = {one.what: one.by_round for one in run_statements(outcome)}
     if guarantees:
         row["epsilon"] = guarantees
-    if evaluated and "channel" in evaluated[-1]:
+    if evaluated and evaluated[-1].channel is not None:
         row["clock"] = _clock_seconds(outcome.records)
         row["air"] = _air_seconds(outcome.records)
-        row["lost"] = sum(len(r.get("lost", [])) for r in outcome.records)
-    if any("change" in r for r in outcome.records):
-        row["change"] = [r["change"] and round(r["change"], 5) for r in outcome.records if "change" in r]
-    return row | {name: evaluated[-1][name] for name in ("clients", "sites", "per_class") if name in evaluated[-1]}
+        row["lost"] = sum(len(r.lost or ()) for r in outcome.records)
+    changes = [r.change for r in outcome.records if r.converged is not None]
+    if changes:
+        row["change"] = [change and round(change, 5) for change in changes]
+    last = evaluated[-1].as_dict() if evaluated else {}
+    return row | {name: last[name] for name in ("clients", "sites", "per_class") if name in last}
 
 
-def _clock_seconds(records: list[Table]) -> list[float]:
+def _clock_seconds(records: list[RoundRecord]) -> list[float]:
     """Seconds from the start to each evaluated round, transmissions and computing together."""
     totals = accumulate(costs(record)["clock"] for record in records)
-    return [round(total, 4) for total, record in zip(totals, records, strict=True) if "loss" in record]
+    return [round(total, 4) for total, record in zip(totals, records, strict=True) if record.loss is not None]
 
 
-def _air_seconds(records: list[Table]) -> list[float]:
+def _air_seconds(records: list[RoundRecord]) -> list[float]:
     """Seconds of transmissions from the start to each evaluated round."""
-    totals = accumulate(sum(record.get("channel", {}).values()) for record in records)
-    return [round(total, 4) for total, record in zip(totals, records, strict=True) if "loss" in record]
+    totals = accumulate(sum((record.channel or {}).values()) for record in records)
+    return [round(total, 4) for total, record in zip(totals, records, strict=True) if record.loss is not None]
 
 
 # Mix2FLD: the symmetric channel, devices of their own, sample privacy -----------------------------------------
@@ -254,10 +257,10 @@ def with_symmetric_rows(folder: Path, rows: list[Table]) -> list[Table]:
         own = run.experiment().channel
         symmetric = type(own)(**{**vars(own), "power_up": own.power_down})
         for record in outcome.records:
-            recorded = sum(record.get("channel", {}).values())
+            recorded = sum((record.channel or {}).values())
             if not math.isclose(_redrawn_seconds(own, record, outcome.seed), recorded, abs_tol=1e-9):
                 raise RuntimeError(
-                    f"{outcome.label}, round {record['round']}: the channel's draw does not give the recorded "
+                    f"{outcome.label}, round {record.round}: the channel's draw does not give the recorded "
                     f"{recorded} s on the air"
                 )
         row = next(r for r in rows if (r["method"], r["seed"]) == (outcome.label, outcome.seed))
@@ -272,21 +275,21 @@ def _times_over(channel: Channel, outcome: Outcome) -> Table:
     for record in outcome.records:
         seconds = _redrawn_seconds(channel, record, outcome.seed)
         air += seconds
-        clock += costs(record)["clock"] - sum(record.get("channel", {}).values()) + seconds
-        if "loss" in record:
+        clock += costs(record)["clock"] - sum((record.channel or {}).values()) + seconds
+        if record.loss is not None:
             times.append((round(air, 4), round(clock, 4)))
     return {"air": [one for one, _ in times], "clock": [one for _, one in times]}
 
 
-def _redrawn_seconds(channel: Channel, record: Table, seed: int) -> float:
+def _redrawn_seconds(channel: Channel, record: RoundRecord, seed: int) -> float:
     """Seconds of a round's transmissions, whose payloads have one size for all clients; 0 for a round without any."""
-    clients, number = np.array(record.get("cohort", []), np.int64), record["round"] - 1
-    seeds = record["bytes_up"].get("seeds", 0)
+    clients, number = np.array(record.cohort or [], np.int64), record.round - 1
+    seeds = record.bytes_up.get("seeds", 0)
     total = 0.0
     for direction, purpose, size in (
         ("up", "share-uplink", seeds),
-        ("down", "downlink", sum(record["bytes_down"].values())),
-        ("up", "uplink", sum(record["bytes_up"].values()) - seeds),
+        ("down", "downlink", sum(record.bytes_down.values())),
+        ("up", "uplink", sum(record.bytes_up.values()) - seeds),
     ):
         if size and len(clients):
             sizes = np.full(len(clients), size // len(clients))

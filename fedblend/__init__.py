@@ -1,7 +1,7 @@
 """fedblend: federated learning with blended data.
 
     import fedblend
-    result = fedblend.run(fedblend.Experiment(data="mnist5k", partition={"name": "iid", "clients": 10}))
+    result = fedblend.run(fedblend.Experiment(data="digits", partition={"name": "iid", "clients": 10}, model="mlp"))
     result.metrics      # pandas, one row a round
     result.model        # the final model, a plain nn.Module
 

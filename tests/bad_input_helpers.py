@@ -7,7 +7,7 @@ from typing import Any
 
 from cli_helpers import Outcome, here, refused, write
 
-RUN = "custom-seed0"
+RUN = "fedavg-seed0"
 
 
 def run(changes: dict[str, Any], *words: object) -> Outcome:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -131,7 +131,17 @@ def start(
     before: Callable[[], None] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    """Start a command as a process (and a process group) of its own."""
+    """Start a command as a process (and a process group) of its own; it ends with its test."""
+    return start_process(command(*words), cwd, before, environment)
+
+
+def start_process(
+    command: Sequence[str],
+    cwd: Path | None = None,
+    before: Callable[[], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[str]:
+    """Start a program as :func:`start` does."""
 
     def prepare() -> None:
         # A shell's background jobs, and so the tests in one, ignore Ctrl-C; a command in a terminal does not.
@@ -140,8 +150,8 @@ def start(
             before()
 
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command(*words),
+    process = subprocess.Popen(
+        command,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=pipe,
@@ -151,6 +161,17 @@ def start(
         preexec_fn=prepare,
         env={**os.environ, **(environment or {})},
     )
+    _started.append(process)
+    return process
+
+
+_started: list[subprocess.Popen[str]] = []
+
+
+def stop_all() -> None:
+    """Kill what is left of all commands that were started."""
+    while _started:
+        stop(_started.pop())
 
 
 def finish(process: subprocess.Popen[str]) -> Outcome:
@@ -171,17 +192,19 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 
 def kill_alone(process: subprocess.Popen[str]) -> list[int]:
-    """Kill a command but nothing that it started; returns which of these go on without it after ten seconds."""
+    """Kill a command but nothing that it started; returns which of these go on without it."""
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while (left := alive(process)) and time.monotonic() < end:
         time.sleep(0.05)
     return left
 
 
 def alive(process: subprocess.Popen[str]) -> list[int]:
-    """The processes of a command's group that still run, the command's own among them."""
+    """The processes of a command's group that still run, the command's own among them; this one alone without /proc."""
+    if not Path("/proc").exists():
+        return [process.pid] if process.poll() is None else []
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_helpers import stop_all
 from hypothesis import HealthCheck, settings
+
+# Before PyTorch is imported. Networks in tests are so small that threads only get into each other's way.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # How long a machine takes, busy or not, says nothing of what is asserted.
 settings.register_profile("fedblend", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedblend")
+
+
+@pytest.fixture(autouse=True)
+def end_processes() -> Iterator[None]:
+    """End the processes that a test started, whatever its outcome."""
+    yield
+    stop_all()
 
 
 @pytest.fixture

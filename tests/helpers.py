@@ -25,9 +25,6 @@ from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.setup import make_setup
 from fedblend.models.lstm import LSTMLayer
 
-# Networks here are so small that threads only get into each other's way.
-torch.set_num_threads(1)
-
 SMALL = {
     "data": "digits",
     "partition": {"name": "iid", "clients": 4},

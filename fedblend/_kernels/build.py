@@ -15,7 +15,9 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,12 @@ from typing import Any
 import torch
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-Wno-psabi")
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-Wno-psabi")
+MARCH = "FEDBLEND_MARCH"
+"""Environment variable with the instruction set of the kernels, as in g++'s -march; ``native`` is the default."""
 CPUINFO = Path("/proc/cpuinfo")
 TIMEOUT = 300
-"""Seconds after which the compiler is stopped; it needs about two."""
+"""Seconds after which the compiler is stopped; it needs about five."""
 
 
 class Pointer:
@@ -76,14 +80,33 @@ def missing(source: Path = SOURCE) -> str:
     return loaded if isinstance(loaded, str) else ""
 
 
+_reasons: list[str] = []
+"""The different reasons why this process does not use kernels."""
+
+
+def all_missing() -> str:
+    """The reasons why this process does not use kernels; empty where it uses all that were asked for."""
+    return "; ".join(_reasons)
+
+
 @functools.cache
 def _load(source: Path) -> ctypes.CDLL | str:
+    """The compiled functions of a source file, or the reason why there are none; the first reason is warned of."""
+    loaded = _compiled(source)
+    if isinstance(loaded, str) and loaded not in _reasons:
+        if not _reasons:
+            warnings.warn(f"training is slower than possible, because C++ kernels are not used: {loaded}", stacklevel=2)
+        _reasons.append(loaded)
+    return loaded
+
+
+def _compiled(source: Path) -> ctypes.CDLL | str:
     """The compiled functions of a source file, or the reason why there are none."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return "no C++ compiler was found (install g++, or name one in CXX)"
     try:
-        processor = CPUINFO.read_text()
+        processor = CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         return f"{CPUINFO}, which identifies the processor, cannot be read ({error.strerror})"
     try:
@@ -92,6 +115,7 @@ def _load(source: Path) -> ctypes.CDLL | str:
         return "the home directory is unknown (set HOME, or a cache folder in XDG_CACHE_HOME)"
     try:
         if not path.exists():
+            _announce(compiler, path.parent)
             _compile(compiler, source, path)
         owner = path.stat().st_uid
         if hasattr(os, "getuid") and owner != os.getuid():
@@ -107,6 +131,17 @@ def _load(source: Path) -> ctypes.CDLL | str:
         return f"kernels cannot be stored in or loaded from {path.parent} ({error}; XDG_CACHE_HOME sets another folder)"
 
 
+@functools.cache
+def _announce(compiler: str, folder: Path) -> None:
+    """Print, once in a process, that compiling takes some seconds: a first run is silent for as long."""
+    line = f"fedblend: '{compiler}' compiles the C++ kernels into {folder}, once for this processor (about 10 s)"
+    print(line, file=sys.stderr, flush=True)
+
+
+def _flags() -> tuple[str, ...]:
+    return (*FLAGS, f"-march={os.environ.get(MARCH) or 'native'}")
+
+
 def _cache() -> Path:
     """The folder of compiled kernels, by XDG's rule. Raises :class:`RuntimeError` where there is no home directory."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -117,7 +152,7 @@ def _fingerprint(compiler: str, source: Path, processor: str) -> str:
     """A hash of everything that the machine code depends on: processors of several kinds may share a home directory."""
     kinds = [line for line in processor.splitlines() if line.startswith(("flags", "Features", "model name"))]
     included = (header.read_bytes() for header in sorted(source.parent.glob("*.h")))
-    parts = (source.read_bytes(), *included, repr((compiler, FLAGS, platform.machine(), kinds[:2])).encode())
+    parts = (source.read_bytes(), *included, repr((compiler, _flags(), platform.machine(), kinds[:2])).encode())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
@@ -127,7 +162,7 @@ def _compile(compiler: str, source: Path, path: Path) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
-        command = [compiler, *FLAGS, "-o", str(unfinished), str(source)]
+        command = [compiler, *_flags(), "-o", str(unfinished), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
         # Renamed, so that another process never loads half a file.
         os.replace(unfinished, path)
@@ -142,7 +177,10 @@ def keep_memory() -> None:
     A training step allocates and frees tensors of megabytes. By default, glibc returns each to the system, which
     clears and maps every page of the next one anew.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 1 << 30)
-        mallopt(M_TRIM_THRESHOLD, 1 << 30)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, TypeError):
+        # Another C library, or Windows, which has no library of the program itself.
+        return
+    mallopt(M_MMAP_THRESHOLD, 1 << 30)
+    mallopt(M_TRIM_THRESHOLD, 1 << 30)

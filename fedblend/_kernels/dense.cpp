@@ -15,6 +15,9 @@ namespace {
 // Columns of w per block: the columns of all samples fit into the first-level cache.
 int block_of(int B) { return std::max(10240 / B / LANES, 4) * LANES; }
 
+// Rows of w in a tile: five rows of sums, the rows' numbers and one factor fit into the registers.
+constexpr int TALL = REGISTERS >= 32 ? 4 : 2;
+
 // Numbers of a row that are prefetched: rows are far apart in memory, so the processor does not predict the next.
 constexpr int AHEAD = 256;
 
@@ -54,7 +57,7 @@ void dots(const float* x, int pitch, const float* w, int64_t I, int some, float*
 template <int N>
 void dots_of(const float* x, int pitch, const float* w, int64_t I, int some, float* y, int O) {
     int o = 0;
-    for (; o + 4 <= O; o += 4) dots<N, 4>(x, pitch, w + o * I, I, some, y + o, O);
+    for (; o + TALL <= O; o += TALL) dots<N, TALL>(x, pitch, w + o * I, I, some, y + o, O);
     for (; o < O; o++) dots<N, 1>(x, pitch, w + o * I, I, some, y + o, O);
 }
 
@@ -91,6 +94,9 @@ void add_products_of(float factor, const float* g, int O, const float* x, int pi
 
 // Columns of the result per block: the columns of all samples fit into the second-level cache.
 constexpr int MADE = 480;
+
+// Rows of a tile of three vectors of columns.
+constexpr int MADE_ROWS = REGISTERS >= 32 ? 8 : 4;
 
 // M rows and V vectors of columns of w = from + g^T x.
 template <int M, int V>
@@ -170,9 +176,9 @@ void dense_make(int K, int B, int I, int O, int room, const float* g, const floa
             float* made = w + int64_t(k) * O * I + first;
             gather(B, x + int64_t(k) * room * I + first, I, some, MADE, rows.data());
             int o = 0;
-            for (; o + 8 <= O; o += 8)
-                make_rows<8>(B, factors + o, O, rows.data(), MADE, from + o * int64_t(I) + first, made + o * int64_t(I), I,
-                             some);
+            for (; o + MADE_ROWS <= O; o += MADE_ROWS)
+                make_rows<MADE_ROWS>(B, factors + o, O, rows.data(), MADE, from + o * int64_t(I) + first,
+                                     made + o * int64_t(I), I, some);
             for (; o < O; o++)
                 make_rows<1>(B, factors + o, O, rows.data(), MADE, from + o * int64_t(I) + first, made + o * int64_t(I), I,
                              some);

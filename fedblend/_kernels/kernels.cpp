@@ -20,6 +20,12 @@ namespace {
 // Floats of images and gradients per block, which fit into the second-level cache.
 constexpr int READ_AT_ONCE = 1 << 16;
 
+// Vectors of positions in a tile: six rows of sums, the positions' numbers and one factor fit into the registers.
+constexpr int WIDE = REGISTERS >= 32 ? 4 : 2;
+
+// Rows of a tile of T columns whose sums, with T numbers and one factor, fit into the registers.
+constexpr int rows_beside(int T) { return (REGISTERS - 1 - T) / T >= 4 ? 4 : 2; }
+
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
 
 struct Shape {
@@ -139,16 +145,18 @@ void weight_tile(const Shape& s, int B, const float* x, const float* g, int firs
 template <int N>
 void forward_row(const Shape& s, const float* x, const float* w, int first, float* out, int stride) {
     int q = 0;
-    for (; q + 4 * LANES <= s.flat(); q += 4 * LANES) forward_tile<N, 4>(s, x, w, first, q, out, stride);
-    for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) forward_tile<N, 2>(s, x, w, first, q, out, stride);
+    for (; q + WIDE * LANES <= s.flat(); q += WIDE * LANES) forward_tile<N, WIDE>(s, x, w, first, q, out, stride);
+    if (WIDE > 2)
+        for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) forward_tile<N, 2>(s, x, w, first, q, out, stride);
     for (; q < s.flat(); q += LANES) forward_tile<N, 1>(s, x, w, first, q, out, stride);
 }
 
 template <int N, int T>
 void input_taps(const Shape& s, const float* g, const float* w, int first, int i, int j, float* out) {
     int q = 0;
-    for (; q + 4 * LANES <= s.flat(); q += 4 * LANES) input_tile<N, T, 4>(s, g, w, first, i, j, q, out);
-    for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) input_tile<N, T, 2>(s, g, w, first, i, j, q, out);
+    for (; q + WIDE * LANES <= s.flat(); q += WIDE * LANES) input_tile<N, T, WIDE>(s, g, w, first, i, j, q, out);
+    if (WIDE > 2)
+        for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) input_tile<N, T, 2>(s, g, w, first, i, j, q, out);
     for (; q < s.flat(); q += LANES) input_tile<N, T, 1>(s, g, w, first, i, j, q, out);
 }
 
@@ -164,12 +172,14 @@ void input_row(const Shape& s, const float* g, const float* w, int first, float*
     }
 }
 
-template <int N>
-void weight_row(const Shape& s, int B, const float* x, const float* g, int first, int c, int i, float* out) {
-    int j = 0;
-    for (; j + 5 <= s.kw; j += 5) weight_tile<N, 5>(s, B, x, g, first, c, i, j, out);
-    for (; j + 3 <= s.kw; j += 3) weight_tile<N, 3>(s, B, x, g, first, c, i, j, out);
-    for (; j < s.kw; j++) weight_tile<N, 1>(s, B, x, g, first, c, i, j, out);
+template <int T>
+void weight_columns(const Shape& s, int B, const float* x, const float* g, int c, int i, int j, float* out) {
+    constexpr int N = rows_beside(T);
+    int o = 0;
+    for (; o + N <= s.O; o += N) weight_tile<N, T>(s, B, x, g, o, c, i, j, out);
+    if (N > 2)
+        for (; o + 2 <= s.O; o += 2) weight_tile<2, T>(s, B, x, g, o, c, i, j, out);
+    for (; o < s.O; o++) weight_tile<1, T>(s, B, x, g, o, c, i, j, out);
 }
 
 }  // namespace
@@ -235,10 +245,10 @@ void conv_weight(int K, int B, int C, int H, int W, int O, int kh, int kw, int p
             }
             for (int c = 0; c < C; c++)
                 for (int i = 0; i < kh; i++) {
-                    int o = 0;
-                    for (; o + 4 <= O; o += 4) weight_row<4>(s, some, images.data(), wide.data(), o, c, i, w);
-                    for (; o + 2 <= O; o += 2) weight_row<2>(s, some, images.data(), wide.data(), o, c, i, w);
-                    for (; o < O; o++) weight_row<1>(s, some, images.data(), wide.data(), o, c, i, w);
+                    int j = 0;
+                    for (; j + 5 <= kw; j += 5) weight_columns<5>(s, some, images.data(), wide.data(), c, i, j, w);
+                    for (; j + 3 <= kw; j += 3) weight_columns<3>(s, some, images.data(), wide.data(), c, i, j, w);
+                    for (; j < kw; j++) weight_columns<1>(s, some, images.data(), wide.data(), c, i, j, w);
                 }
         }
     }

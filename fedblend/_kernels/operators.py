@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fedblend._kernels import build, tiles
+from fedblend._kernels import winograd as transformed
 from fedblend._kernels.tracing import opaque
 
 
@@ -33,49 +34,76 @@ def _call_pool(name: str, height: int, width: int, outputs: torch.Tensor, *tenso
     build.function(build.SOURCE, name, "qiiPPP")(math.prod(outputs.shape[:-2]), height, width, *tensors)
 
 
-def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
-    """x [K, B, C, H, W] and w [K, O, C, kh, kw] to y [K, B, O, h, w]."""
+def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int, winograd: bool = False) -> torch.Tensor:
+    """x [K, B, C, H, W] and w [K, O, C, kh, kw] to y [K, B, O, h, w]; ``winograd``, here and below, for 3x3 kernels."""
     x, w = x.contiguous(), w.contiguous()
-    y = x.new_empty(*x.shape[:2], w.shape[1], *_size_after(x, w, padding))
-    _call_conv("conv", x.shape, w.shape, padding, x, w, y, None)
+    y = x.new_empty(*x.shape[:2], w.shape[1], *_size_after(x.shape[3:], w.shape[3:], padding))
+    if winograd:
+        transformed.run_conv(x, w, padding, y)
+    else:
+        _call_conv("conv", x.shape, w.shape, padding, x, w, y, None)
     return y
 
 
-def run_conv_pool(x: torch.Tensor, w: torch.Tensor, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+def run_conv_pool(
+    x: torch.Tensor, w: torch.Tensor, padding: int, winograd: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`run_pool` of :func:`run_conv`, sample by sample, so that the pooled numbers stay in the cache."""
+    if winograd:
+        return run_pool(run_conv(x, w, padding, winograd))
     x, w = x.contiguous(), w.contiguous()
-    y = x.new_empty(*x.shape[:2], w.shape[1], *(side // 2 for side in _size_after(x, w, padding)))
+    y = x.new_empty(*x.shape[:2], w.shape[1], *(n // 2 for n in _size_after(x.shape[3:], w.shape[3:], padding)))
     which = torch.empty_like(y, dtype=torch.uint8)
     if y.numel():
         _call_conv("conv", x.shape, w.shape, padding, x, w, y, which)
     return y, which
 
 
-def _size_after(x: torch.Tensor, w: torch.Tensor, padding: int) -> tuple[int, int]:
-    return x.shape[3] + 2 * padding - w.shape[3] + 1, x.shape[4] + 2 * padding - w.shape[4] + 1
+def _size_after(image: Sequence[int], kernel: Sequence[int], padding: int) -> tuple[int, int]:
+    return image[0] + 2 * padding - kernel[0] + 1, image[1] + 2 * padding - kernel[1] + 1
 
 
 def run_conv_input(
-    g: torch.Tensor, w: torch.Tensor, padding: int, height: int, width: int, which: torch.Tensor | None = None
+    g: torch.Tensor,
+    w: torch.Tensor,
+    padding: int,
+    height: int,
+    width: int,
+    which: torch.Tensor | None = None,
+    winograd: bool = False,
 ) -> torch.Tensor:
     """d <g, conv(x, w)> / d x for x of ``height`` x ``width``; with ``which``, g are gradients of its max pool."""
     g, w = g.contiguous(), w.contiguous()
     x = g.new_empty(g.shape[0], g.shape[1], w.shape[2], height, width)
     if not g.numel():
         return x.zero_()
-    _call_conv("conv_input", x.shape, w.shape, padding, g, w, x, which)
+    if winograd:
+        g = g if which is None else run_spread(g, which, *_size_after((height, width), w.shape[3:], padding))
+        transformed.run_conv_input(g, w, padding, x)
+    else:
+        _call_conv("conv_input", x.shape, w.shape, padding, g, w, x, which)
     return x
 
 
 def run_conv_weight(
-    x: torch.Tensor, g: torch.Tensor, padding: int, height: int, width: int, which: torch.Tensor | None = None
+    x: torch.Tensor,
+    g: torch.Tensor,
+    padding: int,
+    height: int,
+    width: int,
+    which: torch.Tensor | None = None,
+    winograd: bool = False,
 ) -> torch.Tensor:
     """d <g, conv(x, w)> / d w for w of ``height`` x ``width``; with ``which``, g are gradients of its max pool."""
     x, g = x.contiguous(), g.contiguous()
     w = x.new_empty(x.shape[0], g.shape[2], x.shape[2], height, width)
     if not g.numel():
         return w.zero_()
-    _call_conv("conv_weight", x.shape, w.shape, padding, x, g, w, which)
+    if winograd:
+        g = g if which is None else run_spread(g, which, *_size_after(x.shape[3:], (height, width), padding))
+        transformed.run_conv_weight(x, g, padding, w)
+    else:
+        _call_conv("conv_weight", x.shape, w.shape, padding, x, g, w, which)
     return w
 
 
@@ -133,11 +161,16 @@ def join_pools(graph: Graph, node: Node) -> None:
     elif node.target is _spread and all(_reads_as_gradient(user, node) for user in node.users):
         g, which, *_ = node.args
         for reader in list(node.users):
-            reader.args = (*(g if argument is node else argument for argument in reader.args), which)
+            # A recorded call has no arguments after its last one that is no default.
+            given = (g if argument is node else argument for argument in reader.args[:WHICH])
+            reader.args = (*given, which, *reader.args[WHICH + 1 :])
 
 
 GRADIENTS = {_conv_input: 0, _conv_weight: 1}
 """Which argument of a convolution's derivatives is the gradient of its outputs."""
+
+WHICH = 5
+"""Which argument of a convolution's derivatives is the ``which`` of a max pool."""
 
 
 def _reads_as_gradient(reader: Node, node: Node) -> bool:
@@ -189,17 +222,18 @@ def _vmap_of(function: Any, tensors: int) -> Any:
 
 class _Conv(_Bilinear):
     @staticmethod
-    def forward(x: Any, w: Any, padding: int) -> Any:
-        return _conv(x, w, padding)
+    def forward(x: Any, w: Any, padding: int, winograd: bool) -> Any:
+        return _conv(x, w, padding, winograd)
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
         x, w = ctx.saved_tensors
-        (padding,) = ctx.sizes
+        padding, winograd = ctx.sizes
         need_x, need_w = ctx.needs_input_grad[:2]
         return (
-            _ConvInput.apply(g, w, padding, *x.shape[-2:]) if need_x else None,
-            _ConvWeight.apply(x, g, padding, *w.shape[-2:]) if need_w else None,
+            _ConvInput.apply(g, w, padding, *x.shape[-2:], winograd) if need_x else None,
+            _ConvWeight.apply(x, g, padding, *w.shape[-2:], winograd) if need_w else None,
+            None,
             None,
         )
 
@@ -208,17 +242,18 @@ class _Conv(_Bilinear):
 
 class _ConvInput(_Bilinear):
     @staticmethod
-    def forward(g: Any, w: Any, padding: int, height: int, width: int) -> Any:
-        return _conv_input(g, w, padding, height, width)
+    def forward(g: Any, w: Any, padding: int, height: int, width: int, winograd: bool) -> Any:
+        return _conv_input(g, w, padding, height, width, None, winograd)
 
     @staticmethod
     def backward(ctx: Any, v: Any) -> Any:
         g, w = ctx.saved_tensors
-        padding = ctx.sizes[0]
+        padding, *_, winograd = ctx.sizes
         need_g, need_w = ctx.needs_input_grad[:2]
         return (
-            _Conv.apply(v, w, padding) if need_g else None,
-            _ConvWeight.apply(v, g, padding, *w.shape[-2:]) if need_w else None,
+            _Conv.apply(v, w, padding, winograd) if need_g else None,
+            _ConvWeight.apply(v, g, padding, *w.shape[-2:], winograd) if need_w else None,
+            None,
             None,
             None,
             None,
@@ -229,17 +264,18 @@ class _ConvInput(_Bilinear):
 
 class _ConvWeight(_Bilinear):
     @staticmethod
-    def forward(x: Any, g: Any, padding: int, height: int, width: int) -> Any:
-        return _conv_weight(x, g, padding, height, width)
+    def forward(x: Any, g: Any, padding: int, height: int, width: int, winograd: bool) -> Any:
+        return _conv_weight(x, g, padding, height, width, None, winograd)
 
     @staticmethod
     def backward(ctx: Any, v: Any) -> Any:
         x, g = ctx.saved_tensors
-        padding = ctx.sizes[0]
+        padding, *_, winograd = ctx.sizes
         need_x, need_g = ctx.needs_input_grad[:2]
         return (
-            _ConvInput.apply(g, v, padding, *x.shape[-2:]) if need_x else None,
-            _Conv.apply(x, v, padding) if need_g else None,
+            _ConvInput.apply(g, v, padding, *x.shape[-2:], winograd) if need_x else None,
+            _Conv.apply(x, v, padding, winograd) if need_g else None,
+            None,
             None,
             None,
             None,
@@ -304,11 +340,11 @@ class _Pick(torch.autograd.Function):
     vmap = _vmap_of(lambda: _Pick, 2)
 
 
-def conv(x: torch.Tensor, w: torch.Tensor, padding: int) -> torch.Tensor:
+def conv(x: torch.Tensor, w: torch.Tensor, padding: int, winograd: bool = False) -> torch.Tensor:
     """Convolution with stride 1 of x [B, C, H, W] with w [O, C, kh, kw]; stacks under ``torch.vmap``."""
     # Not indexed by 0, since the derivative of an index fills a tensor with zeros first.
     # In float32 at any precision of the other layers: the kernels take no other type.
-    return _Conv.apply(x.float().unsqueeze(0), w.float().unsqueeze(0), padding).squeeze(0)
+    return _Conv.apply(x.float().unsqueeze(0), w.float().unsqueeze(0), padding, winograd).squeeze(0)
 
 
 def max_pool(x: torch.Tensor) -> torch.Tensor:
@@ -319,19 +355,22 @@ def max_pool(x: torch.Tensor) -> torch.Tensor:
 class Convolution(nn.Module):
     """A :class:`torch.nn.Conv2d` with stride 1 and zero padding, computed by the kernels.
 
+    ``winograd`` selects the algorithm of :mod:`fedblend._kernels.winograd`.
+
     With ``pooled``, the call includes the ReLU and the 2x2 max pool that follow in either order. A bias and a ReLU
     keep the order of numbers, so the maxima are taken first, which leaves a quarter of the work.
     """
 
-    def __init__(self, like: nn.Conv2d) -> None:
+    def __init__(self, like: nn.Conv2d, winograd: bool = False) -> None:
         super().__init__()
+        self.winograd = winograd
         self.weight, self.bias = like.weight, like.bias
         assert isinstance(like.padding[0], int)
         self.padding = like.padding[0]
 
     def forward(self, x: torch.Tensor, pooled: bool = False) -> torch.Tensor:
         """[B, C, H, W] to [B, O, h, w], or to [B, O, h // 2, w // 2]."""
-        y = conv(x, self.weight, self.padding)
+        y = conv(x, self.weight, self.padding, self.winograd)
         y = max_pool(y) if pooled else y
         y = y if self.bias is None else y + self.bias[:, None, None]
         return y.relu() if pooled else y

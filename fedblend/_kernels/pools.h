@@ -1,6 +1,6 @@
 // 2x2 max pools with stride 2, and their adjoint, of planes [H, W].
 //
-// Rows are processed in runs of 16 outputs, even if fewer are left. Values beyond a row's end are overwritten by the
+// Rows are processed in runs of a vector of outputs, even if fewer are left. Values beyond a row's end are overwritten by the
 // next row, and the last rows use a buffer.
 
 #pragma once
@@ -13,10 +13,11 @@
 
 namespace {
 
-constexpr Mask EVEN = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-constexpr Mask ODD = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-constexpr Mask LOW = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-constexpr Mask HIGH = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+constexpr Mask EVEN = places_by([](int i) { return 2 * i; });
+constexpr Mask ODD = places_by([](int i) { return 2 * i + 1; });
+// Two vectors in turn, one number of each at a time: the first half of the result, and the second.
+constexpr Mask LOW = places_by([](int i) { return i / 2 + i % 2 * LANES; });
+constexpr Mask HIGH = places_by([](int i) { return LANES / 2 + i / 2 + i % 2 * LANES; });
 typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 struct Blocks {
@@ -31,8 +32,8 @@ inline Blocks load_blocks(const float* upper, const float* lower, int left, int6
         upper = copy[0], lower = copy[1];
     }
     const Vector a = load(upper), b = load(upper + LANES), c = load(lower), d = load(lower + LANES);
-    return {{__builtin_shuffle(a, b, EVEN), __builtin_shuffle(a, b, ODD), __builtin_shuffle(c, d, EVEN),
-             __builtin_shuffle(c, d, ODD)}};
+    return {{shuffle(a, b, EVEN), shuffle(a, b, ODD), shuffle(c, d, EVEN),
+             shuffle(c, d, ODD)}};
 }
 
 // Planes of one size in a buffer of `size` floats: `apart` is the stride of planes, `pitch` that of rows.
@@ -45,7 +46,7 @@ struct Planes {
 
 inline Planes dense(int64_t number, int H, int W) { return {number, H, W, W, int64_t(H) * W, number * H * W}; }
 
-// Run `work(upper, lower, place, left, room)` on runs of up to 16 blocks: `place` counts outputs, `left` those of
+// Run `work(upper, lower, place, left, room)` on runs of up to a vector of blocks: `place` counts outputs, `left` those of
 // the row, `room` the floats of the buffer after the start of the lower run.
 template <class Work>
 void each_run(const Planes& p, Work work) {
@@ -94,8 +95,8 @@ inline void spread_planes(const Planes& p, const float* g, const uint8_t* which,
         Vector run[4];
         for (int corner = 0; corner < 4; corner++) run[corner] = from == corner ? value : zero;
         for (int row = 0; row < 2; row++) {
-            const Vector pair[2] = {__builtin_shuffle(run[2 * row], run[2 * row + 1], LOW),
-                                    __builtin_shuffle(run[2 * row], run[2 * row + 1], HIGH)};
+            const Vector pair[2] = {shuffle(run[2 * row], run[2 * row + 1], LOW),
+                                    shuffle(run[2 * row], run[2 * row + 1], HIGH)};
             float* to = x + (row ? lower : upper);
             // Zeros beyond the row's end are overwritten by later rows, if each row is one run.
             if (p.W / 2 <= LANES && room >= 2 * p.pitch + 2 * LANES)

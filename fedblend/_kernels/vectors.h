@@ -1,30 +1,65 @@
-// Vectors of sixteen numbers, as a compiler's extension.
+// Vectors of the width that the processor computes with, as a compiler's extension, and the number of its registers.
+//
+// The kernels choose their tiles by REGISTERS: a tile's sums, its operands and one factor stay in registers. Where they
+// do not fit, the compiler stores sums to memory in the inner loop, which makes a kernel several times as slow.
 
 #pragma once
 
+#include <utility>
+
 namespace {
 
-constexpr int LANES = 16;
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
+#else
+constexpr int LANES = 4, REGISTERS = 16;
+#endif
+
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int Mask __attribute__((vector_size(4 * LANES)));
-typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
 
 inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
 inline void store(float* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
 
 // Rows are too short for calls of memcpy.
 inline void copy_row(float* to, const float* from, int n) {
+    constexpr int SOME = LANES < 8 ? LANES : 8;
+    typedef float Some __attribute__((vector_size(4 * SOME), aligned(4), may_alias));
     int i = 0;
-    for (; i + 8 <= n; i += 8) *reinterpret_cast<Half*>(to + i) = *reinterpret_cast<const Half*>(from + i);
+    for (; i + SOME <= n; i += SOME) *reinterpret_cast<Some*>(to + i) = *reinterpret_cast<const Some*>(from + i);
     for (; i < n; i++) to[i] = from[i];
+}
+
+template <class Place, int... I>
+constexpr Mask places_by(Place place, std::integer_sequence<int, I...>) {
+    return Mask{place(I)...};
+}
+
+// The vector of place(0), place(1), ...
+template <class Place>
+constexpr Mask places_by(Place place) {
+    return places_by(place, std::make_integer_sequence<int, LANES>());
+}
+
+// The numbers at `places` of a and b, counted through both.
+inline Vector shuffle(Vector a, Vector b, Mask places) {
+#if defined(__clang__)
+    Vector made;
+    for (int i = 0; i < LANES; i++) made[i] = places[i] < LANES ? a[places[i]] : b[places[i] - LANES];
+    return made;
+#else
+    return __builtin_shuffle(a, b, places);
+#endif
 }
 
 // The sum of a vector's numbers, by halves.
 inline float total(Vector v) {
-    constexpr Mask EIGHT = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7};
-    constexpr Mask FOUR = {4, 5, 6, 7, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0};
-    v += __builtin_shuffle(v, EIGHT);
-    v += __builtin_shuffle(v, FOUR);
+    if (LANES > 8) v += shuffle(v, v, places_by([](int i) { return (i + 8) % LANES; }));
+    if (LANES > 4) v += shuffle(v, v, places_by([](int i) { return (i + 4) % LANES; }));
     return (v[0] + v[2]) + (v[1] + v[3]);
 }
 

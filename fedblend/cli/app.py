@@ -51,6 +51,7 @@ Data = Annotated[
 Ranks = Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")]
 RunName = Annotated[str | None, typer.Option("--run", help="Folder name of one run, where the file has several.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Import and run code that the runs name (own parts, models).")]
 MinSites = Annotated[int, typer.Option(min=0, help="Sites without which no exchange begins (0: all).")]
 Deadline = Annotated[float | None, typer.Option(help="Seconds in which sites must answer (default: 600).")]
 
@@ -116,11 +117,12 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write; the PNG has the same name, ending in .png.")] = Path(
         "report.html"
     ),
+    trust: Trust = False,
 ) -> None:
     """Write one HTML page (and a PNG) that compares runs; the page works offline."""
     from fedblend.cli.compare import write_report
 
-    write_report(runs, out)
+    write_report(runs, out, trust)
 
 
 @app.command(epilog="Example: fedblend compare runs/quickstart")
@@ -162,7 +164,7 @@ def list_(
     show_list(what)
 
 
-@app.command(epilog="Example: fedblend new fedmix mnist5k > my.toml && fedblend run my.toml")
+@app.command(epilog="Example: fedblend new fedmix digits > my.toml && fedblend run my.toml")
 def new(
     method: Annotated[str, typer.Argument(help="A method, as in: fedblend list methods.")],
     dataset: Annotated[str, typer.Argument(help="A data set, as in: fedblend list datasets.")],
@@ -218,6 +220,7 @@ def points(
     vae_epochs: Annotated[int, typer.Option(min=0, help="Epochs of the autoencoder; 0 leaves distances out.")] = 10,
     replay: Annotated[bool, typer.Option("--replay", help="Repeat the run, for the alignment in every round.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for tables (CSV) and figures (PNG).")] = None,
+    trust: Trust = False,
 ) -> None:
     """Measure a run's class interior points.
 
@@ -226,7 +229,7 @@ def points(
     """
     from fedblend.cli.points import show_points
 
-    show_points(run, (epochs, lr, batch_size), vae_epochs, replay, out)
+    show_points(run, (epochs, lr, batch_size), vae_epochs, replay, out, trust)
 
 
 @app.command(
@@ -236,11 +239,12 @@ def points(
 def boundaries(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("boundaries.png"),
+    trust: Trust = False,
 ) -> None:
     """Draw the decision boundaries of runs' models, for data of two features, and print their accuracies."""
     from fedblend.cli.points import show_boundaries
 
-    show_boundaries(runs, out)
+    show_boundaries(runs, out, trust)
 
 
 @app.command(
@@ -284,6 +288,7 @@ def attack(
 def switches(
     run: Annotated[Path, typer.Argument(help="A run of fed-augmix, or the folder of a study with one run.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the log (CSV) and the figure (PNG).")] = None,
+    trust: Trust = False,
 ) -> None:
     """Show when loss scaling switched lambda: how many batches of each round used the large one.
 
@@ -292,7 +297,7 @@ def switches(
     """
     from fedblend.cli import switches
 
-    switches.show_switches(run, out)
+    switches.show_switches(run, out, trust)
 
 
 @app.command(
@@ -302,6 +307,7 @@ def switches(
 def leaks(
     runs: Runs,
     out: Annotated[Path | None, typer.Option(help="Folder for the table (CSV, JSON) and the figure (PNG).")] = None,
+    trust: Trust = False,
 ) -> None:
     """Show what left the clients of runs, and what was rebuilt from it: a leak report card.
 
@@ -310,7 +316,7 @@ def leaks(
     """
     from fedblend.cli.leaks import show_leaks
 
-    show_leaks(runs, out)
+    show_leaks(runs, out, trust)
 
 
 @privacy_app.command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 from fedblend.experiment.tables import parse_value
 
 Change = tuple[str, Any]
@@ -24,7 +24,7 @@ def parse_change(text: str) -> Change:
     """
     field, equals, value = text.partition("=")
     if not equals or not field.strip():
-        raise FedblendError(f"--set {text!r} is not valid: write FIELD=VALUE, such as --set train.lr=0.05")
+        raise FedblendError(f"--set {brief(text)} is not valid: write FIELD=VALUE, such as --set train.lr=0.05")
     return field.strip(), None if value.strip() == "none" else parse_value(value.strip())
 
 
@@ -34,7 +34,9 @@ def parse_seeds(text: str | None) -> list[int] | None:
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and word.isascii() for word in words):
-        raise FedblendError(f"--seeds {text!r} is not valid: write whole numbers from 0 with commas, such as 0,1,2")
+        raise FedblendError(
+            f"--seeds {brief(text)} is not valid: write whole numbers from 0 with commas, such as 0,1,2"
+        )
     return [int(word) for word in words]
 
 
@@ -45,7 +47,9 @@ def parse_counts(text: str, option: str) -> list[int]:
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
-        raise FedblendError(f"{option} {text!r} is not valid: write whole numbers from 1 with commas, such as 10,50")
+        raise FedblendError(
+            f"{option} {brief(text)} is not valid: write whole numbers from 1 with commas, such as 10,50"
+        )
     return counts
 
 
@@ -57,6 +61,6 @@ def parse_lambdas(text: str) -> list[float]:
         lambdas = []
     if not lambdas or not all(0 < lam < 1 for lam in lambdas):
         raise FedblendError(
-            f"--lambdas {text!r} is not valid: write numbers above 0 and below 1 with commas, such as 0.1,0.4"
+            f"--lambdas {brief(text)} is not valid: write numbers above 0 and below 1 with commas, such as 0.1,0.4"
         )
     return lambdas

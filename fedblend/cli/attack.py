@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedblend.analysis.attacks.outcome import DEFINITIONS, PICTURE, TABLE, AttackResult, Labels, attack_run, make_folder
 from fedblend.analysis.attacks.setup import Attacker
+from fedblend.cli.console import Console
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import Steps, steps_shown
 from fedblend.core.errors import Stopped

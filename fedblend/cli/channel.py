@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from fedblend.cli.arguments import Change
+from fedblend.cli.console import Console
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.upload import bytes_of

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
+from rich.text import Text
 
 from fedblend import report
+from fedblend.cli.console import Console
 from fedblend.core.errors import listed
-from fedblend.experiment.config import as_table
 from fedblend.experiment.tables import write_toml
 from fedblend.report.privacy import guarantees
 from fedblend.report.tables import sites_table
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory, find_runs, unstarted_runs
-from fedblend.runs.groups import Group, read
+from fedblend.runs.directory import RunDirectory, code_of, find_runs, reading, unstarted_runs
+from fedblend.runs.groups import Group, Outcome, read
+
+
+def print_left_out(runs: Sequence[RunDirectory], trust: bool) -> None:
+    """Print one sentence on what was left out because it needs code of the runs, if anything was."""
+    if not trust and (code := code_of(runs)):
+        text = f"Not imported: code that these runs name ({listed(code)}); what needs it is left out."
+        Console(stderr=True).print(f"{text} To run it, add --trust.", highlight=False, soft_wrap=True)
 
 
 def show_table(paths: list[Path], sites: bool = False) -> None:
@@ -30,9 +37,11 @@ def show_table(paths: list[Path], sites: bool = False) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
 
-def write_report(paths: list[Path], out: Path) -> None:
+def write_report(paths: list[Path], out: Path, trust: bool = False) -> None:
     """Write the HTML page ``out`` and its PNG for runs."""
-    report.write(find_runs(paths), out, out.with_suffix(".png"))
+    runs = find_runs(paths)
+    report.write(runs, out, out.with_suffix(".png"), trust)
+    print_left_out(runs, trust)
     Console().print(f"Report: {out} and {out.with_suffix('.png')}", highlight=False, soft_wrap=True)
 
 
@@ -40,41 +49,46 @@ def inspect(paths: list[Path]) -> None:
     """Print each run's status, costs and configuration."""
     console = Console()
     for run in find_runs(paths):
-        console.rule(str(run.path), align="left")
-        for name, value in _summary(run).items():
+        outcome = read(run)
+        with reading([run]):
+            summary = _summary(outcome)
+        console.rule(Text(str(run.path)), align="left")
+        for name, value in summary.items():
             console.print(f"{name:<14}{value}", highlight=False, soft_wrap=True)
         console.print()
-        console.print(write_toml(as_table(run.experiment())), highlight=False, soft_wrap=True, markup=False)
+        console.print(write_toml(outcome.config), highlight=False, soft_wrap=True)
 
 
-def _summary(run: RunDirectory) -> dict[str, str]:
+def _summary(outcome: Outcome) -> dict[str, str]:
     """Status, result and costs of a run, in words by name."""
-    outcome = read(run)
     records, facts = outcome.records, outcome.facts
     sent: dict[str, dict[str, int]] = {"up": {}, "down": {}}
     seconds: dict[str, float] = {}
     for record in records:
         for direction, kinds in sent.items():
-            for kind, number in record[f"bytes_{direction}"].items():
+            for kind, number in getattr(record, f"bytes_{direction}").items():
                 kinds[kind] = kinds.get(kind, 0) + number
-        for phase, time in record["machine"]["seconds"].items():
+        for phase, time in record.machine.get("seconds", {}).items():
             seconds[phase] = seconds.get(phase, 0.0) + time
-    last: dict[str, Any] = next((r for r in reversed(records) if "loss" in r), {})
+    last = outcome.evaluated[-1].as_dict() if outcome.evaluated else {}
     claims = [f"{one.what}, for {one.unit}: {one.text}" for one in guarantees([Group(outcome.label, [outcome])])]
     scores = [f"{k} {last[k]:.4f}" for k in ("accuracy", "loss") if k in last]
+
+    memory = [r.machine["peak_memory"] for r in records if "peak_memory" in r.machine]
 
     def megabytes(kinds: dict[str, int]) -> str:
         return ", ".join(f"{kind} {number / 1e6:.2f} MB" for kind, number in kinds.items()) or "none"
 
     return {
         "status": f"done, round {outcome.round} of {outcome.rounds}" if outcome.finished else outcome.status_text,
-        "checkpoint": f"round {saved}" if (saved := checkpoint.round_of(run.path)) is not None else "none intact",
+        "checkpoint": f"round {saved}" if (saved := checkpoint.round_of(outcome.path)) is not None else "none intact",
         "result": ", ".join(scores) or "none yet",
         **({"privacy": "; ".join(claims)} if claims else {}),
         "sent up": megabytes(sent["up"]),
         "sent down": megabytes(sent["down"]),
         "seconds": ", ".join(f"{phase} {time:.1f}" for phase, time in seconds.items()) or "none",
-        "peak memory": f"{max((r['machine']['peak_memory'] for r in records), default=0) / 1e6:.0f} MB",
+        "peak memory": f"{max(memory) / 1e6:.0f} MB" if memory else "unknown",
+        **({"kernels": facts["kernels"]} if "kernels" in facts else {}),
         "clients": json.dumps(facts.get("clients", {})),
         "versions": json.dumps(facts.get("versions", {})),
     }

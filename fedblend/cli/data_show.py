@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from fedblend.cli.arguments import Change
+from fedblend.cli.console import Console
 from fedblend.core.errors import FedblendError
 from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.data.partitions import prepare

@@ -6,17 +6,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedblend import report
 from fedblend.cli.arguments import parse_changes
-from fedblend.core.errors import FedblendError, Stopped, did_you_mean, listed
+from fedblend.cli.console import Console
+from fedblend.core.errors import FedblendError, Stopped, did_you_mean, listed, printable
 from fedblend.core.registry import has_option
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.study import slugify
 from fedblend.runs import api
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import RunDirectory, foreign_code
 from fedblend.runs.files import write_atomically
 
 POLL_S = 0.5
@@ -49,10 +50,19 @@ def for_sites(experiment: Experiment, sites: int) -> Experiment:
     return adapted
 
 
+def _require_real(experiment: Experiment) -> None:
+    """Raise :class:`FedblendError` for fields that sites refuse because they are for simulations."""
+    from fedblend.flower.limits import simulated_fields
+
+    for field, reason in simulated_fields(experiment, own_data=False).items():
+        raise FedblendError(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
+
+
 def write_app_folder(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:
     """Write the Flower app of an experiment into the folder ``out``; its run directory will be ``folder``."""
     from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits, write_app
 
+    _require_real(experiment)
     write_app(out, experiment, folder, FederationLimits(min_sites, deadline or DEFAULT_DEADLINE))
     Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME", highlight=False)
 
@@ -69,6 +79,7 @@ def run_trial(
     from fedblend.flower.site import read_site
     from fedblend.flower.trial import LoopbackTrial
 
+    _require_real(experiment)
     if len(files) not in (0, sites):
         raise FedblendError(f"--site-file: {len(files)} files for {sites} sites; give one for each site, or none")
     for path in files:
@@ -78,6 +89,11 @@ def run_trial(
     with LoopbackTrial(folder, sites) as trial:
         try:
             console.print(f"SuperLink and {sites} SuperNodes on 127.0.0.1, logs in {folder / 'logs'}", highlight=False)
+            text = (
+                f"warning: until the trial ends, every user of this machine can run code as you, through port "
+                f"{trial.port} of 127.0.0.1; on a shared machine see docs/deployment.md (A trial on a shared machine)"
+            )
+            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
             trial.begin()
             write_app(folder / "app", experiment, run, FederationLimits(min_sites, deadline or DEFAULT_DEADLINE))
             paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
@@ -96,25 +112,33 @@ def run_trial(
 
 
 def _site_file(folder: Path, experiment: Experiment) -> Path:
-    """The path of a trial's site file. A new file permits what the method sends; an existing one is kept."""
-    from fedblend.flower.site import KINDS, SAFE, site_text
+    """The path of a trial's site file. An existing file is kept.
+
+    A new file permits what the method sends, and trusts the code and the files that the experiment names.
+    """
+    from fedblend.flower.site import KINDS, SAFE, files_of, site_text
 
     path = folder / "site.toml"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        kind = experiment.method.sharing.bytes_kind
-        permitted = (kind,) if kind in KINDS and kind not in SAFE and experiment.method.sharing.active else ()
-        write_atomically(path, site_text(path, None, SAFE + permitted))
+        sharing = experiment.method.sharing
+        kind = sharing.bytes_kind
+        permitted = (kind,) if kind in KINDS and kind not in SAFE and sharing.active else ()
+        # Means of hidden states are new in each round, and masked means in each start of a trial.
+        sharings = max(1, experiment.rounds) if sharing.each_round or sharing.secure_aggregated else 1
+        trusted = [*foreign_code(as_table(experiment)), *files_of(experiment.data).values()]
+        write_atomically(path, site_text(path, None, SAFE + permitted, sharings=sharings, trusted=trusted))
     return path
 
 
 def _print_rounds(console: Console, run: Path, printed: int) -> int:
     """Print the records after the first ``printed``; returns how many records there are."""
-    records = RunDirectory(run).metrics()
+    records = RunDirectory(run).records()
     for record in records[printed:]:
-        score = "".join(f"  {name} {record[name]:.4f}" for name in ("loss", "accuracy") if name in record)
-        refused = "".join(f"  client {one['client']} refused: {one['reason']}" for one in record.get("refused", ()))
-        console.print(f"round {record['round']}{score}{refused}", highlight=False, soft_wrap=True)
+        scores = {"loss": record.loss, "accuracy": record.accuracy}
+        score = "".join(f"  {name} {value:.4f}" for name, value in scores.items() if value is not None)
+        refused = "".join(f"  client {one['client']} refused: {one['reason']}" for one in record.refused or ())
+        console.print(f"round {record.round}{score}{refused}", highlight=False, soft_wrap=True)
     return len(records)
 
 
@@ -154,7 +178,7 @@ def show_audit(path: Path, last: int | None) -> None:
     lines = AuditLog(site.audit).lines()
     table = Table("time", "run", "round", "kind", "what", "bytes", "sha256")
     for row in audit_rows(lines[-last:] if last else lines):
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console = Console()
     console.print(table)
     total = sum(line.get("bytes", 0) for line in lines)

@@ -9,12 +9,13 @@ from typing import Any
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.privacy.leak_report import Leak, LeakReport, leak_report
+from fedblend.cli.compare import print_left_out
+from fedblend.cli.console import Console
 from fedblend.cli.progress import steps_shown
 from fedblend.report.leak_figure import draw_leaks
 from fedblend.runs.directory import find_runs
@@ -31,7 +32,7 @@ NOTES = (
 )
 
 
-def show_leaks(paths: Sequence[Path], out: Path | None) -> None:
+def show_leaks(paths: Sequence[Path], out: Path | None, trust: bool = False) -> None:
     """Print the leak report card of runs, and write it with its figure into a folder if one is given."""
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the measurements
@@ -39,7 +40,7 @@ def show_leaks(paths: Sequence[Path], out: Path | None) -> None:
     cards = []
     with steps_shown() as steps, one_thread():
         for number, run in enumerate(runs, 1):
-            cards.append(leak_report(run))
+            cards.append(leak_report(run, trust))
             steps("runs", number, len(runs))
     console = Console()
     leaks = [leak for card in cards for leak in card.leaks]
@@ -49,6 +50,7 @@ def show_leaks(paths: Sequence[Path], out: Path | None) -> None:
             console.print(_sizes_table(card))
     for line in NOTES:
         console.print(Text(line), style="dim", soft_wrap=True)
+    print_left_out(runs, trust)
     if out is not None:
         _write(out, cards, leaks)
         console.print(f"Table and figure: {out}", highlight=False, soft_wrap=True)

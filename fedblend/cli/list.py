@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.core import registry
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.cli.console import Console
+from fedblend.core.errors import FedblendError, brief, did_you_mean
 from fedblend.core.paths import import_from
 from fedblend.experiment import presets
-from fedblend.experiment.fields import Method
-from fedblend.experiment.options import TABLE_CLASSES, Entry, kind_entries, part_entry, table_entry
+from fedblend.experiment.index import Entry, index
 
 LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model", "partitions": "partition"}
 """The overviews, and the kind of parts of each; ``None`` where an overview has no single kind."""
+
+METHOD_PARTS = ("sharing", "objective", "term", "personal", "aggregator", "server_step")
+"""The kinds whose parts are listed with a method."""
 
 
 def show_list(word: str | None) -> None:
@@ -34,7 +39,7 @@ def show_list(word: str | None) -> None:
 
 def _contents() -> RenderableType:
     """The words that can be listed, and the number of entries of each."""
-    kinds = {kind: len(registry.known(kind)) for kind in registry.MODULES}
+    kinds = {kind: len(parts) for kind, parts in index().parts.items()}
     counts = {word: kinds[kind] for word, kind in LISTS.items() if kind}
     counts |= {"methods": len(presets.presets()), "parts": sum(kinds.values())}
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -44,7 +49,7 @@ def _contents() -> RenderableType:
     for word in LISTS:
         of_kinds = ", ".join(f"{kind} {number}" for kind, number in kinds.items()) if word == "parts" else ""
         table.add_row(word, str(counts[word]), of_kinds)
-    names = ", ".join(TABLE_CLASSES)
+    names = ", ".join(index().tables)
     return Group(
         table, Text(f"\nWith any other name its options are listed: a table ({names}), a kind, a method, or a part.")
     )
@@ -61,8 +66,8 @@ def _overview(word: str) -> Table:
     for column in ("kind", "name", "options"):
         table.add_column(column, no_wrap=column != "options")
     table.add_column("what it is")
-    kind = LISTS[word]
-    for entry in (entry for one in ([kind] if kind else registry.MODULES) for entry in kind_entries(one)):
+    kind, parts = LISTS[word], index().parts
+    for entry in (entry for one in ([kind] if kind else parts) for entry in parts[one].values()):
         table.add_row(entry.kind, entry.name, ", ".join(o.name for o in entry.options), Text(entry.summary))
     return table
 
@@ -70,10 +75,10 @@ def _overview(word: str) -> Table:
 def _details(word: str) -> list[RenderableType]:
     """All entries of a word, which may name a method and parts of several kinds."""
     if ":" in word:
-        # A file must name the part by this path, not by its registered name.
-        return [_render(replace(part_entry(_own_part(word)), name=word))]
-    entries = [table_entry(word)] if word in TABLE_CLASSES else []
-    entries += kind_entries(word) if word in registry.MODULES else []
+        return [_render(_own_part(word))]
+    tables, parts = index().tables, index().parts
+    entries = [tables[word]] if word in tables else []
+    entries += parts.get(word, {}).values()
     sections: list[RenderableType] = []
     if word in presets.presets():
         own = _parts_of_method(word)
@@ -83,40 +88,52 @@ def _details(word: str) -> list[RenderableType]:
         entries += _named(word)
     sections += map(_render, entries)
     if not sections:
+        words = [*LISTS, *tables, *parts, *presets.presets(), *(name for kind in parts.values() for name in kind)]
         raise FedblendError(
-            f"list: {word!r} is not valid{did_you_mean(word, _words())}; valid: {', '.join(LISTS)}, a table "
-            f"({', '.join(TABLE_CLASSES)}), a kind of parts ({', '.join(registry.MODULES)}), or any "
-            "name in these lists"
+            f"list: {brief(word)} is not valid{did_you_mean(word, words)}; valid: {', '.join(LISTS)}, a table "
+            f"({', '.join(tables)}), a kind of parts ({', '.join(parts)}), or any name in these lists"
         )
     return sections
 
 
-def _own_part(path: str) -> type:
-    """The class of a user's part, ``module:Class``; the module is installed, or in the current folder."""
+def _own_part(path: str) -> Entry:
+    """The entry of a user's part, ``module:Class``; the module is installed, or in the current folder."""
+    # These import PyTorch.
+    from fedblend.core import registry
+    from fedblend.experiment.options import part_entry
+
     import_from([os.getcwd()])
     cls = registry.import_path(path, "list")
     if getattr(cls, "kind", None) not in registry.MODULES:
         raise FedblendError(f"list: '{path}' is not a part; declare it with @part(KIND, NAME)")
-    return cls
-
-
-def _words() -> list[str]:
-    """All words that can be listed."""
-    names = [name for kind in registry.MODULES for name in registry.known(kind)]
-    return [*LISTS, *TABLE_CLASSES, *registry.MODULES, *presets.presets(), *names]
+    # A file must name the part by this path, not by its registered name.
+    return replace(part_entry(cls), name=path)
 
 
 def _named(name: str) -> list[Entry]:
     """The parts of that name, of all kinds."""
-    return [part_entry(registry.known(kind)[name]) for kind in registry.MODULES if name in registry.known(kind)]
+    return [parts[name] for parts in index().parts.values() if name in parts]
 
 
 def _parts_of_method(name: str) -> list[Entry]:
     """The parts of a preset that have options, with the values that the preset sets."""
-    method = Method.model_validate(name)
-    parts = [method.sharing, method.objective, *method.terms, method.aggregator, method.server_step]
-    entries = [part_entry(type(part), registry.dump(part)) for part in parts]
+    given = presets.expand({"name": name})
+    defaults = {option.name: option.default for option in index().tables["method"].options}
+    entries = []
+    for kind in METHOD_PARTS:
+        parts = index().parts[kind]
+        field = next(iter(parts.values())).where.removeprefix("method.")
+        specs = given.get(field, json.loads(defaults[field]))
+        for spec in specs if isinstance(specs, list) else [specs]:
+            values = spec if isinstance(spec, Mapping) else {"name": spec}
+            entries.append(_with_values(parts[values["name"]], values))
     return [entry for entry in entries if entry.options]
+
+
+def _with_values(entry: Entry, values: Mapping[str, Any]) -> Entry:
+    """The entry of a part with other defaults, by option."""
+    options = [replace(o, default=json.dumps(values[o.name])) if o.name in values else o for o in entry.options]
+    return replace(entry, options=tuple(options))
 
 
 def _render(entry: Entry) -> RenderableType:

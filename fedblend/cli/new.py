@@ -10,6 +10,7 @@ from typing import Any
 
 from fedblend.core import registry
 from fedblend.experiment import presets
+from fedblend.experiment.index import index
 
 PARTITIONS = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
@@ -55,8 +56,8 @@ LEARNING_RATES = {"shakespeare": TEXT_LEARNING_RATE, "leaf-shakespeare": TEXT_LE
 
 def _is_unsafe(method: Mapping[str, Any]) -> bool:
     """Whether a part of a method sends raw samples to the server or other clients."""
-    classes = [registry.find(kind, spec["name"]) for kind, spec in method.items() if isinstance(spec, Mapping)]
-    return any(getattr(cls, flag, False) for cls in classes for flag in ("unsafe", "breaks_privacy"))
+    parts = [index().parts[kind][spec["name"]] for kind, spec in method.items() if isinstance(spec, Mapping)]
+    return any(part.sends_raw_samples for part in parts)
 
 
 def new_file(method: str, dataset: str) -> str:
@@ -65,7 +66,11 @@ def new_file(method: str, dataset: str) -> str:
     Raises :class:`~fedblend.core.errors.FedblendError` for an unknown name.
     """
     parts = presets.expand({"name": method}, "method")
-    registry.find("dataset", dataset, "dataset")
+    known = index().parts["dataset"]
+    if ":" in dataset:
+        registry.find("dataset", dataset, "dataset")
+    elif dataset not in known:
+        raise registry.unknown("dataset", dataset, known, "dataset")
     unsafe = "unsafe = true   # this method shares raw samples: an upper bound, not for real data\n"
     partition = PARTITIONS.get(
         dataset,

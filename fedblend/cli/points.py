@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,10 +16,11 @@ from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.plotting import evenly_spaced
 from fedblend.analysis.points import figures
 from fedblend.analysis.points.replay import Row
+from fedblend.cli.console import Console
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError
 from fedblend.report.boundary_figure import accuracies, draw_boundaries
-from fedblend.runs.directory import find_runs
+from fedblend.runs.directory import find_runs, reading
 from fedblend.runs.files import write_atomically
 from fedblend.runs.runner import one_thread
 
@@ -34,11 +34,23 @@ def show_points(
     vae_epochs: int,
     replay: bool,
     out: Path | None,
+    trust: bool = False,
 ) -> None:
     """Measure a run's class interior points, print the tables, and write them with figures into ``out`` if given.
 
     ``settings`` are the epochs, learning rate and batch size of a new model on the points (``None``: the defaults).
     """
+    with reading(find_runs([path]), trust):
+        _show_points(path, settings, vae_epochs, replay, out)
+
+
+def _show_points(
+    path: Path,
+    settings: tuple[int | None, float | None, int | None],
+    vae_epochs: int,
+    replay: bool,
+    out: Path | None,
+) -> None:
     loaded_run = points.read(path)
     chosen = points.TrainingSettings.for_run(loaded_run, *settings)
     if out is not None:
@@ -115,14 +127,13 @@ def _write_points(out: Path, measurements: points.PointMeasurements, rows: Seque
         write_atomically(out / name, png)
 
 
-def show_boundaries(paths: list[Path], out: Path) -> None:
+def show_boundaries(paths: list[Path], out: Path, trust: bool = False) -> None:
     """Draw the decision boundaries of runs' models and print the accuracies. ``out`` must end in ``.png``."""
     if out.suffix.lower() != ".png":
         raise FedblendError(f"--out {out}: is not valid; name a file that ends in .png")
-    with steps_shown() as steps, one_thread():
-        plane = points.plane(
-            find_runs(paths), tick=lambda done, total: steps("models of clients' samples", done, total)
-        )
+    runs = find_runs(paths)
+    with steps_shown() as steps, one_thread(), reading(runs, trust):
+        plane = points.plane(runs, tick=lambda done, total: steps("models of clients' samples", done, total))
     make_folder(out.parent)
     write_atomically(out, draw_boundaries(plane))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")

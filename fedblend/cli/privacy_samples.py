@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from fedblend.analysis.privacy.mixup import Mixtures, MixupPrivacy, make_mixtures, measure_mixtures
 from fedblend.cli.arguments import Change
+from fedblend.cli.console import Console
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.data.partitions import prepare

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from fedblend.analysis.privacy.xor import SharedSeeds, XorPrivacy, make_seeds, measure_seeds
 from fedblend.cli.arguments import Change
+from fedblend.cli.console import Console
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import dump

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fedblend.cli.console import Console
+from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.experiment.config import Experiment
 
 LINE_EVERY = 10.0
@@ -56,7 +57,7 @@ class RunProgress:
         self.printed: dict[str, float] = {}
         self.remaining = RemainingTime()
         self.bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=10),
             TextColumn("{task.completed}/{task.total}"),
             _Facts(),
@@ -78,7 +79,7 @@ class RunProgress:
         if self.live:
             self.bars.stop()
 
-    def __call__(self, slug: str, record: dict[str, Any]) -> None:
+    def __call__(self, slug: str, record: RoundRecord) -> None:
         """Show one round's record. After its output pipe is closed, the run continues without output."""
         if not self.closed:
             try:
@@ -86,15 +87,16 @@ class RunProgress:
             except BrokenPipeError:
                 self.closed = True
 
-    def _show(self, slug: str, record: dict[str, Any]) -> None:
-        self._print_engine(slug, record.get("machine", {}).get("engine"))
+    def _show(self, slug: str, record: RoundRecord) -> None:
+        self._print_engine(slug, record.machine.get("engine"))
         latest = self.latest[slug]
-        latest |= {k: record[k] for k in ("accuracy", "loss", "train_loss") if k in record}
-        self.bytes[slug] += sum(record["bytes_up"].values()) + sum(record["bytes_down"].values())
+        scores = {"accuracy": record.accuracy, "loss": record.loss, "train_loss": record.train_loss}
+        latest |= {name: value for name, value in scores.items() if value is not None}
+        self.bytes[slug] += sum(record.bytes_up.values()) + sum(record.bytes_down.values())
         facts = [f"accuracy {latest['accuracy']:.3f}"] if "accuracy" in latest else []
         facts += [f"loss {latest['loss']:.3f}"] if "loss" in latest else []
         facts.append(f"{self.bytes[slug] / 1e6:.1f} MB")
-        text, round = "  ".join(facts), record["round"]
+        text, round = "  ".join(facts), record.round
         if self.live:
             if round > self.rounds_before.get(slug, 0) and self.bars.tasks[self.tasks[slug]].start_time is None:
                 self.bars.start_task(self.tasks[slug])
@@ -102,7 +104,7 @@ class RunProgress:
         else:
             self._line(slug, round, text)
 
-    def _print_engine(self, slug: str, choice: dict[str, Any] | None) -> None:
+    def _print_engine(self, slug: str, choice: EngineChoice | None) -> None:
         """Print the engine of a run where fedblend chose it."""
         if choice is None or choice["why"] == "as asked for":
             return
@@ -130,10 +132,10 @@ class Steps:
         console = Console(stderr=True)
         self.live = console.is_terminal
         self.bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,

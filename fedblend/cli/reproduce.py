@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedblend import report
+from fedblend.cli.console import Console
 from fedblend.cli.progress import RunProgress, Steps, steps_shown
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.experiment.config import Experiment
@@ -84,7 +84,7 @@ def show_item(
     runs = runs_of(planned, out)
     if runs:
         page = output.folder / REPORT
-        report.write(runs, page, page.with_suffix(".png"))
+        report.write(runs, page, page.with_suffix(".png"), trust=True)
         console.print(f"Curves: {page}", highlight=False, soft_wrap=True)
     console.print(f"Table: {output.folder / PAGE}, {output.folder / RESULT}", highlight=False, soft_wrap=True)
     if result["faults"]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,12 +15,13 @@ from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.plotting import evenly_spaced
 from fedblend.analysis.points.figures import draw_curves
 from fedblend.analysis.points.loss_scaling import ClientSwitches, describe_switches, sum_by_round, switches
+from fedblend.cli.console import Console
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import Stopped
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory, only_run
+from fedblend.runs.directory import RunDirectory, only_run, reading
 from fedblend.runs.files import write_atomically
 
 ROWS = 16
@@ -30,9 +30,14 @@ ROWS = 16
 LOG, FIGURE = "switches.csv", "switches.png"
 
 
-def show_switches(path: Path, out: Path | None) -> None:
+def show_switches(path: Path, out: Path | None, trust: bool = False) -> None:
     """Print the number of batches with the large lambda in each round; write log and figure into ``out`` if given."""
     run = only_run(path)
+    with reading([run], trust):
+        _show(run, out)
+
+
+def _show(run: RunDirectory, out: Path | None) -> None:
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the run is repeated
     total = checkpoint.round_of(run.path) or 0

@@ -10,8 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.core.errors import FedblendError
-
 
 @dataclass(frozen=True)
 class Samples:
@@ -55,40 +53,6 @@ class Dataset:
     def outputs(self) -> int:
         """Width of a model's output: the number of classes, or of numbers to predict."""
         return len(self.classes) if self.classes else int(self.train.y.shape[1])
-
-
-def check(data: Dataset) -> Dataset:
-    """Return ``data`` if it is sound; raise :class:`FedblendError` naming what is not.
-
-    Checked: both halves hold samples, x and y are equally long, shapes agree, numbers are finite,
-    labels lie in ``0..classes-1``.
-    """
-    for half, samples in (("train", data.train), ("test", data.test)):
-        where = f"data set '{data.name}', {half} half"
-        if len(samples.x) != len(samples.y):
-            raise FedblendError(f"{where}: x has {len(samples.x)} samples but y has {len(samples.y)}; they must match")
-        if len(samples.y) == 0:
-            raise FedblendError(f"{where}: it is empty; at least one sample is needed")
-        if samples.x.shape[1:] != data.train.x.shape[1:]:
-            raise FedblendError(
-                f"{where}: samples are of shape {list(samples.x.shape[1:])}, the training ones of "
-                f"{list(data.train.x.shape[1:])}; they must match"
-            )
-        for name, tensor in (("x", samples.x), ("y", samples.y)):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = (
-                    int((~torch.isfinite(tensor)).flatten(1).any(1).sum())
-                    if tensor.dim() > 1
-                    else int((~torch.isfinite(tensor)).sum())
-                )
-                raise FedblendError(
-                    f"{where}: {name} holds NaN or infinity in {bad} samples; all numbers must be finite"
-                )
-        if data.classes:
-            low, high = int(samples.y.min()), int(samples.y.max())
-            if low < 0 or high >= len(data.classes):
-                raise FedblendError(f"{where}: labels reach from {low} to {high}; valid: 0 to {len(data.classes) - 1}")
-    return data
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,8 @@ class CohortResult:
 
     cohort: list[int] = field(default_factory=list)
     """Clients that trained."""
-    good: list[tuple[int, int, float]] = field(default_factory=list)
-    """Client, samples and loss of each good upload."""
+    good: list[tuple[int, int, float | None]] = field(default_factory=list)
+    """Client, samples and loss of each good upload; ``None`` where a client does not send its loss."""
     refused: list[dict[str, Any]] = field(default_factory=list)
     """``client`` and ``reason`` of each refused upload."""
     sent: int = 0
@@ -177,8 +177,9 @@ class CohortResult:
 class Engine(Protocol):
     """Runs tasks on clients. Results come in the order in which the clients were given."""
 
-    secret_noise: bool
-    """Whether clients are real: noise that protects them is then drawn from the system's entropy."""
+    def secret_rng(self) -> np.random.Generator | None:
+        """Return a secret generator for the server's noise; ``None`` where clients are simulated."""
+        ...
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 EXIT_CODE = 2
 """Exit code of the command line after any :class:`FedblendError`."""
+
+MESSAGE_LENGTH = 900
+"""Most characters of a message that the command line prints."""
 
 LISTED = 10
 """Names that a message lists before it says how many more there are."""
@@ -19,6 +23,22 @@ class FedblendError(Exception):
 
 class Stopped(FedblendError):
     """The run was interrupted (Ctrl-C); everything up to its last checkpoint is kept."""
+
+
+def missing_package(needed_by: str, package: str, extra: str) -> FedblendError:
+    """The error of something that needs a package of an extra that is not installed.
+
+    fedblend is on no package index, so the commands name the checkout or the wheel, not "fedblend".
+
+    >>> print(missing_package("epsilon", "dp-accounting", "dp"))
+    epsilon needs the package dp-accounting, which is not installed; install it with fedblend's extra "dp": \
+pip install ".[dp]" in the checkout, or pip install "PATH/TO/fedblend-VERSION-py3-none-any.whl[dp]"
+    """
+    return FedblendError(
+        f"{needed_by} needs the package {package}, which is not installed; install it with fedblend's extra "
+        f'"{extra}": pip install ".[{extra}]" in the checkout, or pip install '
+        f'"PATH/TO/fedblend-VERSION-py3-none-any.whl[{extra}]"'
+    )
 
 
 def did_you_mean(
@@ -47,6 +67,52 @@ def listed(names: Sequence[object]) -> str:
     """
     text = ", ".join(str(name) for name in names[:LISTED])
     return f"{text} and {len(names) - LISTED} more" if len(names) > LISTED else text
+
+
+def printable(text: str, most: int = MESSAGE_LENGTH) -> str:
+    """A message as one line of at most ``most`` characters: line breaks as blanks, other control characters escaped.
+
+    A longer message loses its middle: its beginning names the field, and its end the remedy.
+
+    >>> printable("no\\x1b[31m\\nfile"), printable("a" * 600 + "b" * 600, most=20)
+    ('no\\\\x1b[31m file', 'aaaaaaaaaa ... bbbbb')
+    """
+    text = text if len(text) <= 4 * most else f"{text[: 2 * most]}{text[-2 * most :]}"
+    signs = (sign if sign.isprintable() else " " if sign.isspace() else repr(sign)[1:-1] for sign in text.strip())
+    line = "".join(signs)
+    if len(line) <= most:
+        return line
+    kept = most - len(" ... ")
+    return f"{line[: kept - kept // 3]} ... {line[len(line) - kept // 3 :]}"
+
+
+def brief(value: object, most: int = 120) -> str:
+    """A value of a user in a message: its ``repr`` without the middle of a long one.
+
+    >>> brief("fedmix"), brief(list(range(100)), most=20)
+    ("'fedmix'", '[0, 1, 2,  ... , 99]')
+    """
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):
+        # Too many levels; a whole number with more digits than Python converts.
+        text = f"a {type(value).__name__}"
+    return printable(text, most)
+
+
+def require_memory(needed: int, what: str, remedy: str) -> None:
+    """Raise :class:`FedblendError` if ``what`` needs more bytes than the machine has memory, before it is allocated.
+
+    Nothing is checked where the system does not say how much memory there is.
+    """
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return
+    if needed > memory:
+        raise FedblendError(
+            f"{what} needs {needed / 1e9:,.1f} GB, and this machine has {memory / 1e9:,.1f} GB of memory; {remedy}"
+        )
 
 
 def legible(text: object, most: int = 300) -> str:

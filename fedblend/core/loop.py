@@ -225,12 +225,12 @@ class RoundLoop:
             rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
             sharing, base = self.method.sharing, self.setup.base(state.shared_sizes)
             if sharing.secure_aggregated:
-                made = sharing.pool_of_sums(state.entries, np.flatnonzero(state.shared_sizes), rng)
+                pool = sharing.pool_of_sums(state.entries, np.flatnonzero(state.shared_sizes), rng)
             elif base is None:
-                made = sharing.pool(state.entries, rng)
+                pool = sharing.pool(state.entries, rng)
             else:
-                made = sharing.pool_beside(state.entries, base, rng)
-            self._pool = (state.entries, made)
+                pool = sharing.pool_beside(state.entries, base, rng)
+            self._pool = (state.entries, pool)
         return self._pool[1]
 
     def _require_pool(self, pool: Pool, round: int) -> None:
@@ -337,8 +337,9 @@ class RoundLoop:
                 f"{self.experiment.min_uploads} ({reasons})"
             )
         facts |= {"uploads": len(result.good), "cohort": clients}
-        if samples := sum(n for _, n, _ in result.good):
-            facts["train_loss"] = sum(n * loss for _, n, loss in result.good) / samples
+        losses = [(n, loss) for _, n, loss in result.good if loss is not None]
+        if samples := sum(n for n, _ in losses):
+            facts["train_loss"] = sum(n * loss for n, loss in losses) / samples
         if lost:
             facts["lost"] = sorted(lost)
         if result.refused:
@@ -354,12 +355,12 @@ class RoundLoop:
         if not kind.is_model:
             return weights, aggregator.finish(result.partial, task.weights)
         # Rounded after the server's noise, which is sized for the exact sum.
-        made = aggregator.finish(aggregator.unrounded(result.partial), task.weights)
+        aggregate = aggregator.finish(aggregator.unrounded(result.partial), task.weights)
         # Keyed streams are known to all who know the experiment: real sites could take keyed noise off again.
         keyed = stream(self.experiment.seed, "release", task.round)
-        rng = np.random.default_rng() if self.engine.secret_noise else keyed
+        rng = self.engine.secret_rng() or keyed
         context = ReleaseContext(len(result.cohort), len(result.good), self.experiment.train.lr_in(task.round), rng)
-        released = self.experiment.protection.release(made, task.weights, context)
+        released = self.experiment.protection.release(aggregate, task.weights, context)
         return {name: tensor.to(weights[name].dtype) for name, tensor in released.items()}, outputs
 
     def _after_aggregation(
@@ -383,8 +384,8 @@ class RoundLoop:
         for client, table in result.client_states.items():
             outputs = task.outputs_of(client) if any(name.startswith("weights/") for name in table) else {}
             # Copies: a client's tensors may be views of all clients of a stack.
-            made = {**table, **add_prefix("outputs/", outputs)}
-            kept[client] = {name: tensor.clone() for name, tensor in made.items()}
+            new_state = {**table, **add_prefix("outputs/", outputs)}
+            kept[client] = {name: tensor.clone() for name, tensor in new_state.items()}
         return state.client_states | kept
 
     # Server step, evaluation, record ----------------------------------------------------------------------------

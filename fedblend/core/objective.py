@@ -153,6 +153,10 @@ class ModelSpec:
     task: Task
     """The task, with its loss."""
 
+    def zeros(self, weights: Tensors) -> dict[str, torch.Tensor]:
+        """Zeros in the shape of each trained tensor of ``weights``, by name."""
+        return {name: torch.zeros_like(weights[name]) for name in self.trained}
+
 
 @dataclass(frozen=True)
 class LocalTraining:
@@ -313,7 +317,7 @@ class Term(ClientPart):
     uses_outputs: bool = False
 
     @property
-    def pull(self) -> float:
+    def proximal_mu(self) -> float:
         """mu of a term that is mu / 2 ||w - w_t||^2 and nothing else: steps of SGD may then add mu (w - w_t) at once.
 
         0 for any other term, which is differentiated.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from fedblend.core.errors import FedblendError
 
 
 def import_from(folders: Iterable[str]) -> None:
@@ -17,6 +20,25 @@ def import_from(folders: Iterable[str]) -> None:
     """
     own = str(Path(__file__).resolve().parents[2])
     sys.path += [folder for folder in dict.fromkeys([own, *folders]) if folder not in sys.path]
+
+
+def read_text(path: str | Path, remedy: str, errors: str = "strict") -> str:
+    """The text of a regular file, in UTF-8. ``errors`` says what becomes of other bytes, as in :func:`open`.
+
+    Pipes and devices are not read: they may have no end. Raises :class:`FedblendError` that ends in ``remedy``.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):
+            return Path(path).read_text(encoding="utf-8", errors=errors)
+        reason = "is a folder" if stat.S_ISDIR(mode) else "is no regular file"
+    except FileNotFoundError:
+        reason = "no such file"
+    except UnicodeDecodeError as error:
+        reason = f"is no text in UTF-8 ({error})"
+    except (OSError, ValueError) as error:
+        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    raise FedblendError(f"{path}: {reason}; {remedy}")
 
 
 class FileText(str):

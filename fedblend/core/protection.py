@@ -78,12 +78,12 @@ def no_further(sent: Tensors, start: Tensors, change: Tensors) -> dict[str, torc
     The sum was rounded to the next number that can be stored. Where that is beyond the exact sum, the one before it
     lies between that and ``start``; so no norm of what is sent is larger than that of ``change``.
     """
-    made = dict(sent)
+    clipped = dict(sent)
     for name, c in change.items():
         begin = start[name].to(sent[name])
         beyond = (sent[name].double() - begin.double()).abs() > c.double().abs()
-        made[name] = torch.where(beyond, torch.nextafter(sent[name], begin), sent[name])
-    return made
+        clipped[name] = torch.where(beyond, torch.nextafter(sent[name], begin), sent[name])
+    return clipped
 
 
 def moved(upload: Tensors, start: Tensors, change: Tensors) -> dict[str, torch.Tensor]:

@@ -2,6 +2,8 @@
 
 Every random choice comes from a stream keyed by (seed, purpose, round, client). So a result depends
 neither on the engine, the number of ranks, the order of clients, nor on whether a run was resumed.
+
+Real sites are the exception: what protects their samples comes from the operating system (`fedblend.flower.secrets`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,57 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, Literal, NotRequired
+
+import pydantic
+from pydantic import Field, Strict
+from typing_extensions import TypedDict
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import LARGEST_INT, explain
+
+Whole = Annotated[int, Strict(), Field(ge=0, le=LARGEST_INT)]
+Amount = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+Number = Annotated[float, Strict()]
+Score = Annotated[float, Strict(), Field(ge=0, le=1)]
+
+
+class ClientScores(TypedDict, total=False):
+    """Accuracy over clients that have test samples."""
+
+    tested: Whole
+    mean: Amount
+    std: Amount
+    p10: Amount
+    by_size: dict[str, dict[str, Number]]
+
+
+class Refusal(TypedDict):
+    """An upload that was refused."""
+
+    client: Whole
+    reason: str
+
+
+class EngineChoice(TypedDict):
+    """The engine of a run, and the reason for it."""
+
+    engine: str
+    stack: Annotated[int, Strict(), Field(ge=1, le=LARGEST_INT)] | None
+    ranks: Annotated[int, Strict(), Field(ge=1, le=LARGEST_INT)]
+    memory_format: Literal["contiguous", "channels_last"]
+    why: str
+    kernels: NotRequired[dict[str, str] | None]
+
+
+class MachineFacts(TypedDict, total=False):
+    """What differs between machines: seconds by phase, peak memory in bytes, seconds of computing, and the engine."""
+
+    seconds: dict[str, Amount]
+    peak_memory: Amount
+    computing: Amount
+    engine: EngineChoice
 
 
 @dataclass
@@ -17,58 +67,65 @@ class RoundRecord:
     Everything but ``machine`` is the same on every machine, to rounding.
     """
 
-    round: int
+    round: Whole
     """Rounds made so far; 0 is the untrained model."""
-    loss: float | None = None
+    loss: Number | None = None
     """Mean loss on the test samples; only in rounds that are evaluated."""
-    accuracy: float | None = None
+    accuracy: Score | None = None
     """Share of the test samples that are right; only in classification."""
-    per_class: list[float | None] | None = None
+    per_class: list[Score | None] | None = None
     """Accuracy by class; ``None`` for a class without test samples."""
-    sites: dict[str, float] | None = None
+    sites: dict[str, Score] | None = None
     """Accuracy by the data's own clients, by name, where these are few."""
-    clients: dict[str, Any] | None = None
-    """Accuracy over clients that have test samples: ``tested``, ``mean``, ``std``, ``p10``, ``by_size``."""
-    uploads: int | None = None
+    clients: ClientScores | None = None
+    """Accuracy over clients that have test samples."""
+    uploads: Whole | None = None
     """Good uploads."""
-    cohort: list[int] | None = None
+    cohort: list[Whole] | None = None
     """Clients that trained."""
-    train_loss: float | None = None
-    """Mean training loss over the good uploads, weighted by samples, without terms."""
-    lost: list[int] | None = None
+    train_loss: Number | None = None
+    """Mean training loss over the good uploads, weighted by samples, without terms; of clients that send theirs."""
+    lost: list[Whole] | None = None
     """Clients whose upload did not arrive."""
-    refused: list[dict[str, Any]] | None = None
-    """``client`` and ``reason`` of each refused upload."""
-    change: float | None = None
+    refused: list[Refusal] | None = None
+    """Refused uploads."""
+    change: Number | None = None
     """Relative change of the model, or of mean outputs, in the round; ``None`` where it is not finite."""
-    converged: bool | None = None
+    converged: Annotated[bool, Strict()] | None = None
     """Whether ``change`` is below ``convergence_tol``; only where that is set."""
     shared: dict[str, Any] | None = None
     """Clients ``asked`` to share, payloads ``sent``, ``entries`` in all, and clients ``lost`` or ``refused``."""
-    channel: dict[str, float] | None = None
+    channel: dict[str, Amount] | None = None
     """Seconds on the air, ``up`` and ``down``."""
-    computing: float | None = None
+    computing: Amount | None = None
     """Seconds of computing, where the experiment fixes them."""
-    bytes_up: dict[str, int] = field(default_factory=dict)
+    bytes_up: dict[str, Whole] = field(default_factory=dict)
     """Bytes from clients to the server, by kind."""
-    bytes_down: dict[str, int] = field(default_factory=dict)
+    bytes_down: dict[str, Whole] = field(default_factory=dict)
     """Bytes from the server to clients, by kind."""
-    machine: dict[str, Any] = field(default_factory=dict)
-    """What differs between machines: ``seconds`` by phase, ``peak_memory`` in bytes, ``computing``, ``engine``."""
+    machine: MachineFacts = field(default_factory=lambda: MachineFacts())
+    """What differs between machines."""
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain data, in the order of the fields."""
-        made = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {k: v for k, v in made.items() if v is not None or (k == "change" and self.converged is not None)}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {k: v for k, v in values.items() if v is not None or (k == "change" and self.converged is not None)}
 
     @staticmethod
     def from_dict(table: Mapping[str, Any]) -> RoundRecord:
         """The record that :meth:`as_dict` wrote; names that no field has are left out.
 
-        Raises :class:`TypeError` without ``round``.
+        Raises :class:`FedblendError` for a value of another type, and without ``round``.
         """
-        known = {one.name for one in fields(RoundRecord)}
-        return RoundRecord(**{name: value for name, value in table.items() if name in known})
+        try:
+            return _validator().validate_python(table)
+        except pydantic.ValidationError as error:
+            raise FedblendError(explain(error)) from None
+
+
+@cache
+def _validator() -> pydantic.TypeAdapter[RoundRecord]:
+    return pydantic.TypeAdapter(RoundRecord)
 
 
 class CostMeter:

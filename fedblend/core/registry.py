@@ -15,7 +15,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
@@ -23,20 +25,24 @@ import pydantic
 import pydantic.dataclasses
 from pydantic import BeforeValidator, ConfigDict, Field, Strict
 
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.errors import FedblendError, brief, did_you_mean, legible
 from fedblend.core.paths import absolute
 
 T = TypeVar("T")
 
-Int = Annotated[int, Strict()]
-"""A whole number; ``true`` and "2" are refused."""
-Float = Annotated[float, Strict()]
-"""A number; ``true`` and "2" are refused."""
+LARGEST_INT = 2**63 - 1
+"""Largest whole number of 64 bits, as arrays and tensors hold it."""
+
+
+Int = Annotated[int, Strict(), Field(ge=-LARGEST_INT, le=LARGEST_INT)]
+"""A whole number of 64 bits; ``true`` and "2" are refused."""
+Float = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+"""A finite number; ``true`` and "2" are refused."""
 Fraction = Annotated[Float, Field(ge=0, le=1)]
 """A number in [0, 1]."""
-Positive = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[Float, Field(gt=0)]
 """A number above 0."""
-NonNegative = Annotated[Float, Field(ge=0, allow_inf_nan=False)]
+NonNegative = Annotated[Float, Field(ge=0)]
 """A number from 0 up."""
 Count = Annotated[Int, Field(ge=1)]
 """A whole number from 1 up."""
@@ -79,6 +85,14 @@ class Part:
 imported_from: set[str] = set()
 """Folders that parts of the user's own were imported from; a run keeps them, to be resumed elsewhere."""
 
+
+class UntrustedCode(FedblendError):
+    """Code that is not fedblend's own, named where it is not trusted."""
+
+
+_trust: ContextVar[tuple[frozenset[str], str] | None] = ContextVar("trust", default=None)
+"""The paths of code that may be imported, and how to trust more; ``None`` where all code is trusted."""
+
 _registry: dict[str, dict[str, type]] = {kind: {} for kind in (*MODULES, *OTHER_MODULES)}
 
 
@@ -90,13 +104,13 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     """
 
     def declare(cls: type[T]) -> type[T]:
-        made = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
-        made.kind, made.name = kind, name  # type: ignore[attr-defined]
-        other = _registry[kind].setdefault(name, made)
-        if (other.__module__, other.__qualname__) != (made.__module__, made.__qualname__):
+        declared = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+        declared.kind, declared.name = kind, name  # type: ignore[attr-defined]
+        other = _registry[kind].setdefault(name, declared)
+        if (other.__module__, other.__qualname__) != (declared.__module__, declared.__qualname__):
             raise FedblendError(f"the {kind} '{name}' exists already ({other.__module__}); give yours another name")
-        _registry[kind][name] = made
-        return made  # type: ignore[return-value]
+        _registry[kind][name] = declared
+        return declared  # type: ignore[return-value]
 
     return declare
 
@@ -121,7 +135,8 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
     fields = {"name": spec} if isinstance(spec, str) else spec
     if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
         raise FedblendError(
-            f'{where}: {spec!r} names no {kind}; write {kind} = {{name = "..."}} with one of {", ".join(known(kind))}'
+            f'{where}: {brief(spec)} names no {kind}; write {kind} = {{name = "..."}} with one of '
+            f"{', '.join(known(kind))}"
         )
     cls = find(kind, fields["name"], where)
     words = {python: word for python, word in FILE_WORDS.items() if python in fields_of(cls)}
@@ -149,14 +164,53 @@ def find(kind: str, name: str, where: str | None = None) -> type:
         return cls
     names = known(kind)
     if name not in names:
-        raise FedblendError(
-            f"{where or kind}.name: unknown {kind} '{name}'{did_you_mean(name, names)}; valid: {', '.join(names)}"
-        )
-    return names[name]
+        raise unknown(kind, name, names, where or kind)
+    cls = names[name]
+    if not is_own(cls):  # a module that was imported for another part may have declared this one
+        require_trusted(f"{cls.__module__}:{cls.__qualname__}", where or kind)
+    return cls
+
+
+def unknown(kind: str, name: str, names: Collection[str], where: str) -> FedblendError:
+    """The error for a name that is not one of the ``names`` of the parts of a kind."""
+    return FedblendError(f"{where}.name: unknown {kind} '{name}'{did_you_mean(name, names)}; valid: {', '.join(names)}")
+
+
+def is_own(cls: type) -> bool:
+    """Whether a class is fedblend's own."""
+    return cls.__module__.startswith("fedblend.")
+
+
+@contextmanager
+def trust_only(paths: Collection[str], remedy: str) -> Iterator[None]:
+    """Refuse, inside the context, all code that is not fedblend's own, except the exact ``paths``.
+
+    A path is ``package.module:Name``. ``remedy`` is the end of the message: how to trust the code.
+    """
+    outer = _trust.set((frozenset(paths), remedy))
+    try:
+        yield
+    finally:
+        _trust.reset(outer)
+
+
+def trusts_all() -> bool:
+    """Whether any code may be imported here."""
+    return _trust.get() is None
+
+
+def require_trusted(path: str, where: str) -> str:
+    """Return a path that may be imported here. Raises :class:`UntrustedCode` for any other."""
+    trust = _trust.get()
+    if trust is not None and path not in trust[0]:
+        # Whoever wrote the experiment chooses the path.
+        raise UntrustedCode(f"{where}: '{legible(path)}' is not code of fedblend's own and is not trusted; {trust[1]}")
+    return path
 
 
 def import_path(path: str, where: str) -> Any:
-    """The object at ``package.module:Name``. Raises :class:`FedblendError` if there is none."""
+    """The object at ``package.module:Name``. Raises :class:`FedblendError` if there is none, or it is not trusted."""
+    require_trusted(path, where)
     module, _, attribute = path.partition(":")
     try:
         imported = importlib.import_module(module)
@@ -174,26 +228,26 @@ def fields_of(cls: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls) if f.init)
 
 
-def has_option(made: Any, path: str) -> bool:
+def has_option(part_or_table: Any, path: str) -> bool:
     """Whether ``a.b.c``, as a file spells it, names a field of a part or table, or one further inside.
 
     >>> has_option(build("objective", "fedmix"), "lambda"), has_option(build("objective", "plain"), "lambda")
     (True, False)
     """
     word, _, rest = path.partition(".")
-    fields = {FILE_WORDS.get(field, field): value for field, value in getattr(made, "__dict__", {}).items()}
-    if word == "name" or isinstance(made, Mapping):
+    fields = {FILE_WORDS.get(field, field): value for field, value in getattr(part_or_table, "__dict__", {}).items()}
+    if word == "name" or isinstance(part_or_table, Mapping):
         return True
     return word in fields and (not rest or has_option(fields[word], rest))
 
 
-def dump(made: Any) -> dict[str, Any]:
+def dump(part: Any) -> dict[str, Any]:
     """A part as the table that builds it again; options that are ``None`` are left out (TOML has no null)."""
-    cls = type(made)
-    declared = _registry[cls.kind].get(cls.name) is cls and cls.__module__.startswith("fedblend.")
+    cls = type(part)
+    declared = _registry[cls.kind].get(cls.name) is cls and is_own(cls)
     table: dict[str, Any] = {"name": cls.name if declared else f"{cls.__module__}:{cls.__qualname__}"}
     for field in fields_of(cls):
-        value = getattr(made, field)
+        value = getattr(part, field)
         if value is not None:
             table[FILE_WORDS.get(field, field)] = _plain(value)
     return table
@@ -222,7 +276,7 @@ def explain(error: pydantic.ValidationError, where: str = "") -> str:
     message = ", or ".join(dict.fromkeys(alike))
     if first["type"] == "value_error" and not path:
         return f"{field}: {message}" if field else message
-    return f"{field}: {first['input']!r} is not valid: {message}"
+    return f"{field}: {brief(first['input'])} is not valid: {message}"
 
 
 def _path(place: tuple[int | str, ...]) -> list[str]:

@@ -98,6 +98,13 @@ class Sharing(Part):
         """At a client: return the payload, or ``None`` to send nothing."""
         return None
 
+    def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
+        """Return the most entries that a client with ``samples`` samples can share, for the server's check.
+
+        ``minimum`` is as in :class:`ClientData`.
+        """
+        return samples // max(1, minimum) if self.bytes_kind == "means" else samples
+
     def mechanism(self) -> Mechanism | str:
         """The noise that gives an (epsilon, delta) for a sample of the payload, or the reason why there is none."""
         return f"'{self.name}' shares without noise"

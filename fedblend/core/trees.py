@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
@@ -42,6 +44,19 @@ def in_order(tensors: Tensors, names: Iterable[str]) -> dict[str, torch.Tensor]:
 def differing(one: Tensors, other: Tensors) -> list[str]:
     """Return the names that one table lacks, or that differ in shape or type; none where both are of one model."""
     return sorted(name for name in one.keys() | other.keys() if _form(one.get(name)) != _form(other.get(name)))
+
+
+def digest_of(tensors: Tensors) -> str:
+    """Return the SHA-256 of tensors with their names, shapes and types, in order of name; hexadecimal."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        # NumPy lacks bfloat16.
+        array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        kind = str(tensor.dtype) if tensor.dtype == torch.bfloat16 else array.dtype.str
+        digest.update(f"{name}\0{kind}\0{list(array.shape)}\0".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).data)
+    return digest.hexdigest()
 
 
 def _form(tensor: torch.Tensor | None) -> tuple[torch.Size, torch.dtype] | None:

@@ -54,8 +54,9 @@ class Upload(Part):
     """Base of all uploads.
 
     ``bytes_kind`` is the word under which bytes are counted. ``is_model`` is true where the aggregate is the next
-    model; else it is said to the server step and to the clients of the next round. ``trains`` is false where clients
-    do nothing in a round, ``watches`` true where engines are to note the model's outputs while clients train.
+    model; otherwise the server passes the aggregate to the server step and to the clients of the next round.
+    ``trains`` is false where clients do nothing in a round. ``watches`` is true where engines record the model's
+    outputs while clients train.
     """
 
     bytes_kind: str = "weights"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from fedblend._kernels.build import all_missing as missing_kernels
 from fedblend.core.engine import ClientUpdate, CohortResult, Engine, Scores, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.engines.autotune import EnginePlan, inner_engine, plan_engine
 from fedblend.engines.distributed.engine import DistributedEngine
-from fedblend.engines.distributed.processes import RankProcesses, free_address
+from fedblend.engines.distributed.processes import RankProcesses, defined_in_main, free_address
 from fedblend.engines.distributed.ranks import Ranks, started_by_torchrun
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.config import as_table
 
 __all__ = [
     "ClientUpdate",
@@ -26,6 +28,7 @@ __all__ = [
     "TrainTask",
     "inner_engine",
     "make",
+    "missing_kernels",
     "plan_engine",
     "require_device",
 ]
@@ -49,6 +52,11 @@ def make(setup: Setup, plan: EnginePlan) -> Engine:
         return DistributedEngine(setup, inner, Ranks.from_environment(), plan.table(), RankProcesses())
     if plan.ranks == 1:
         return inner
+    if own := defined_in_main(as_table(setup.experiment)):
+        raise FedblendError(
+            f"ranks: {plan.ranks} processes cannot all import '{own}', which this script or notebook defines; move it "
+            "to a module of its own (my_parts.py), or set ranks = 1"
+        )
     processes, address = RankProcesses(), free_address()
     processes.start(plan.ranks, address)
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -22,7 +23,8 @@ from fedblend.core.sharing import gather
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.engines.stacked.layers import CannotStack
+from fedblend.engines.stacked.layers import CannotStack, own_layers, own_ways, prepare_model
+from fedblend.engines.stacked.step import layer_step
 from fedblend.models.layers import same_tensors
 
 MIN_SECONDS_TO_TUNE = 20.0
@@ -46,6 +48,12 @@ TRIAL_EPOCHS = 4
 CPU_STACKS = (4, 8, 16)
 """Stack sizes to time on CPUs; larger stacks exceed the caches."""
 
+TIMED_CLIENTS = 2
+"""Most clients of a stack on which single layers are timed."""
+
+LAYER_TURNS = 3
+"""Times that each layer is timed in each way."""
+
 GPU_STACKS = (64, 256)
 """Stack sizes to time on GPUs."""
 
@@ -68,6 +76,8 @@ class EnginePlan:
     """Memory format of images in the loop engine."""
     why: str
     """The reason, in one sentence for the user."""
+    kernels: Mapping[str, str] | None = None
+    """Layers that fedblend's kernels compute in stacks, each with its way; ``None`` for other engines and the rule."""
 
     def table(self) -> dict[str, Any]:
         """Return plain data, for the run's facts and for other ranks."""
@@ -88,7 +98,7 @@ def inner_engine(setup: Setup, plan: dict[str, Any], tested: bool = False) -> Lo
     reason = "" if tested else unstackable(setup)
     if reason:
         raise FedblendError(f"engine: 'stacked' cannot be used here: {reason}; valid: loop, or auto")
-    return StackedEngine(setup, device, plan["stack"])
+    return StackedEngine(setup, device, plan["stack"], kernels=plan.get("kernels"))
 
 
 def unstackable(setup: Setup) -> str:
@@ -170,11 +180,8 @@ def plan_engine(setup: Setup, processors: int, rounds: int) -> EnginePlan:
         processors = torch.cuda.device_count() if experiment.device == "cuda" else 1
     ranks = ranks or (min(processors, experiment.train.cohort) if total >= MIN_SECONDS_FOR_RANKS else 1)
     timings = _time_candidates(short, loop, step, ranks)
-    fastest = min(timings, key=lambda timing: timing[1])
-    fastest_loop = min((timing for timing in timings if timing[0].engine == "loop"), key=lambda timing: timing[1])
-    plan, _ = fastest if fastest[1] < MAX_STEP_RATIO * fastest_loop[1] else fastest_loop
     listed = "; ".join(f"{_label(candidate)} {1000 * seconds:.2f}" for candidate, seconds in timings)
-    return replace(plan, why=f"milliseconds per client step: {listed}")
+    return replace(_fastest(short, timings), why=f"milliseconds per client step: {listed}")
 
 
 def _with_short_training(setup: Setup) -> Setup:
@@ -189,7 +196,7 @@ def _with_short_training(setup: Setup) -> Setup:
 
 def _label(plan: EnginePlan) -> str:
     if plan.engine == "stacked":
-        return f"{plan.stack} stacked"
+        return f"{plan.stack} stacked" + (" without kernels" if plan.kernels == {} else "")
     return "loop" if plan.memory_format == "contiguous" else f"loop, {plan.memory_format}"
 
 
@@ -203,10 +210,99 @@ def _time_candidates(setup: Setup, loop: LoopEngine, step: float, ranks: int) ->
         other = LoopEngine(setup, experiment.device, "channels_last")
         timings.append((EnginePlan("loop", None, ranks, "channels_last", ""), seconds_per_step(other, 1)))
     if not unstackable(setup):
+        faster: dict[int, dict[str, str] | None] = {}
         for stack in _stacks(setup, ranks):
-            engine = StackedEngine(setup, experiment.device, stack)
-            timings.append((EnginePlan("stacked", stack, ranks, "contiguous", ""), seconds_per_step(engine, stack)))
+            clients = min(stack, TIMED_CLIENTS)
+            if clients not in faster:
+                faster[clients] = faster_kernels(setup, clients)
+            timings.append(_timed(setup, EnginePlan("stacked", stack, ranks, "contiguous", "", faster[clients])))
+        fastest = min((plan for plan in timings if plan[0].engine == "stacked"), key=lambda timing: timing[1])[0]
+        if fastest.kernels:
+            timings.append(_timed(setup, replace(fastest, kernels={})))
     return timings
+
+
+def _timed(setup: Setup, plan: EnginePlan) -> tuple[EnginePlan, float]:
+    engine = inner_engine(setup, plan.table(), tested=True)
+    return plan, seconds_per_step(engine, plan.stack or 1)
+
+
+def _fastest(setup: Setup, timings: Sequence[tuple[EnginePlan, float]]) -> EnginePlan:
+    """Return the fastest plan; a stacked one must be clearly faster than the loop when both are timed again in turn.
+
+    Candidates are timed one after another, and another process may have slowed down the loop meanwhile.
+    """
+    loops, stacks = ([one for one in timings if one[0].engine == engine] for engine in ("loop", "stacked"))
+    loop, loop_seconds = min(loops, key=lambda timing: timing[1])
+    if not stacks:
+        return loop
+    stacked, seconds = min(stacks, key=lambda timing: timing[1])
+    if seconds >= MAX_STEP_RATIO * loop_seconds:
+        return loop
+    again = [_timed(setup, plan)[1] for plan in (stacked, loop)]
+    return stacked if again[0] < MAX_STEP_RATIO * again[1] else loop
+
+
+def faster_kernels(setup: Setup, clients: int) -> dict[str, str] | None:
+    """Return the layers that fedblend's kernels compute faster than PyTorch in a stack of ``clients``, with the way.
+
+    Each layer is timed alone, with its derivatives, on the shapes of a training batch. ``None`` where kernels cannot be
+    used, or the precision is not float32: the default rule then holds.
+    """
+    experiment = setup.experiment
+    if experiment.device != "cpu" or experiment.precision != "float32" or build.library() is None:
+        return None
+    model = prepare_model(setup.model, torch.device("cpu"), kernels={})
+    samples = setup.data.train.x[: experiment.train.batch_size]
+    chosen: dict[str, str] = {}
+    timed: dict[tuple[Any, ...], str] = {}
+    for name, x in _inputs_of(model, own_layers(model), setup.scale(samples)).items():
+        layer = model.get_submodule(name)
+        kind = (repr(layer), x.shape, x.requires_grad)
+        if kind not in timed:
+            stacked = x.detach().expand(clients, *x.shape).contiguous()
+            ways = {"pytorch": layer, **own_ways(layer)}
+            seconds = _seconds_in_turn([layer_step(way, stacked, x.requires_grad) for way in ways.values()])
+            # As with engines: what is not clearly faster is noise.
+            seconds[0] *= MAX_STEP_RATIO
+            timed[kind] = min(zip(seconds, ways, strict=True))[1]
+        if timed[kind] != "pytorch":
+            chosen[name] = timed[kind]
+    return chosen
+
+
+def _inputs_of(model: nn.Module, names: Sequence[str], samples: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return each layer's first batch of images in a pass; it requires a gradient behind a trained layer."""
+    inputs: dict[str, torch.Tensor] = {}
+    hooks = []
+    for name in names:
+
+        def note(_: nn.Module, given: tuple[torch.Tensor], name: str = name) -> None:
+            if given[0].dim() == 4:
+                inputs.setdefault(name, given[0])
+
+        hooks.append(model.get_submodule(name).register_forward_pre_hook(note))
+    model(samples)
+    for hook in hooks:
+        hook.remove()
+    return inputs
+
+
+def _seconds_in_turn(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Return the least seconds of each call; all have their turn one after another, and the first turn warms up."""
+    least = [math.inf] * len(calls)
+    for turn in range(LAYER_TURNS + 1):
+        for i, call in enumerate(calls):
+            start = _clock()
+            call()
+            if turn:
+                least[i] = min(least[i], _clock() - start)
+    return least
+
+
+def _clock() -> float:
+    """Return seconds; on one thread, the thread's own, so that other processes change the choice less."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def _stacks(setup: Setup, ranks: int) -> list[int]:
@@ -226,10 +322,10 @@ def _stacks(setup: Setup, ranks: int) -> list[int]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes on a device; for CPUs, the memory available without swapping."""
+    """Return the free bytes on a device; for CPUs, the memory available without swapping (1 GiB where unknown)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    with open("/proc/meminfo") as lines:
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("MemAvailable"):
                 return int(line.split()[1]) * 1024
@@ -240,11 +336,12 @@ def seconds_per_step(engine: LoopEngine, clients: int) -> float:
     """Return the seconds per client step: the best of three trials on ``clients`` clients, after one that traces."""
     task = _trial(engine, clients, TRIAL_BATCHES)
     steps = _train(engine, task)
+    clock = time.perf_counter if engine.device.type == "cuda" else _clock
     best = math.inf
     for _ in range(3):
-        start = time.perf_counter()
+        start = clock()
         _train(engine, task)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, clock() - start)
     return best / max(1, steps)
 
 

@@ -28,11 +28,24 @@ SCORE_BATCH = 500
 """Samples in one forward pass without training; a small model's activations then fit into a CPU's cache."""
 
 
-class EagerNet:
-    """A module as :class:`fedblend.core.objective.Net`, differentiated by autograd."""
+class _ModuleNet:
+    """What nets of a module share."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+
+    def with_weights(self, weights: Tensors) -> FunctionalNet:
+        """Return the model with other weights, which receive no gradient."""
+        return FunctionalNet(self.model, {name: tensor.detach() for name, tensor in weights.items()})
+
+    @property
+    def layers(self) -> int:
+        """Layers of a staged model; 0 of any other."""
+        return len(getattr(self.model, "stages", ()))
+
+
+class EagerNet(_ModuleNet):
+    """A module as :class:`fedblend.core.objective.Net`, differentiated by autograd."""
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Return the model's outputs, or hidden states of a staged model."""
@@ -47,21 +60,13 @@ class EagerNet:
         (gradient,) = torch.autograd.grad(value, x, create_graph=True)
         return gradient, value, aux
 
-    def with_weights(self, weights: Tensors) -> FunctionalNet:
-        """Return the model with other weights, which receive no gradient."""
-        return FunctionalNet(self.model, {name: tensor.detach() for name, tensor in weights.items()})
 
-    @property
-    def layers(self) -> int:
-        """Layers of a staged model; 0 of any other."""
-        return len(getattr(self.model, "stages", ()))
-
-
-class FunctionalNet:
+class FunctionalNet(_ModuleNet):
     """A module with given weights as :class:`fedblend.core.objective.Net`, differentiated by ``torch.func``."""
 
     def __init__(self, model: nn.Module, weights: Tensors) -> None:
-        self.model, self.weights = model, dict(weights)
+        super().__init__(model)
+        self.weights = dict(weights)
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Return the model's outputs, or hidden states of a staged model."""
@@ -74,15 +79,6 @@ class FunctionalNet:
         """Return d value / d x, value and aux, all differentiable."""
         gradient, (value, aux) = torch.func.grad_and_value(scalar, has_aux=True)(x)
         return gradient, value, aux
-
-    def with_weights(self, weights: Tensors) -> FunctionalNet:
-        """Return the model with other weights, which receive no gradient."""
-        return FunctionalNet(self.model, {name: tensor.detach() for name, tensor in weights.items()})
-
-    @property
-    def layers(self) -> int:
-        """Layers of a staged model; 0 of any other."""
-        return len(getattr(self.model, "stages", ()))
 
 
 @dataclass(frozen=True)
@@ -122,8 +118,6 @@ class LocalLoss:
 
 class LoopEngine:
     """Trains clients one after another on one resident model: load weights, train, copy the weights out."""
-
-    secret_noise = False
 
     def __init__(self, setup: Setup, device: str = "cpu", memory_format: str = "contiguous") -> None:
         self.setup = setup
@@ -323,8 +317,8 @@ class LoopEngine:
             loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), net, batch, context)
         if means is not None:
             means.add(net.distribution()[None], batch.y[None])
-        pull = ProximalStep(local.mu, [local.context.start[name] for name in self.names]) if local.mu else None
-        optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), pull)
+        proximal = ProximalStep(local.mu, [local.context.start[name] for name in self.names]) if local.mu else None
+        optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), proximal)
         return value.detach()
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
@@ -341,6 +335,9 @@ class LoopEngine:
     def server_model(self) -> nn.Module:
         """Return a module in evaluation mode, for functional calls with any weights by the server step."""
         return self.model.eval()
+
+    def secret_rng(self) -> None:
+        """Return ``None``: noise is drawn from the keyed stream, so that a run can be repeated."""
 
     def close(self) -> None:
         """Do nothing: this engine holds no other process."""

@@ -76,11 +76,11 @@ class SGD:
         self.velocity: list[torch.Tensor] | None = None
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[torch.Tensor | None], pull: ProximalStep | None = None) -> None:
-        """Update the parameters in place; only plain SGD (:func:`is_plain`) takes a ``pull``."""
+    def step(self, gradients: Sequence[torch.Tensor | None], proximal: ProximalStep | None = None) -> None:
+        """Update the parameters in place; only plain SGD (:func:`is_plain`) takes a ``proximal`` step."""
         train = self.train
-        if pull is not None:
-            torch._foreach_lerp_(self.params, list(pull.toward), self.lr * pull.mu)
+        if proximal is not None:
+            torch._foreach_lerp_(self.params, list(proximal.toward), self.lr * proximal.mu)
         params = [p for p, g in zip(self.params, gradients, strict=True) if g is not None]
         grads = [g for g in gradients if g is not None]
         if train.clip_norm is not None:
@@ -129,16 +129,16 @@ class StackedSGD:
         velocity: Sequence[torch.Tensor],
         gradients: Sequence[Gradient],
         active: torch.Tensor | None = None,
-        pull: ProximalStep | None = None,
+        proximal: ProximalStep | None = None,
     ) -> None:
         """Update parameters [K, ...] in place; a client whose ``active``, bool [K], is false does not change.
 
-        ``velocity`` is empty without momentum; only plain SGD takes a ``pull``.
+        ``velocity`` is empty without momentum; only plain SGD takes a ``proximal`` step.
         """
         train = self.train
         if is_plain(train):
-            if pull is not None:
-                self._lerp_towards(params, pull, active)
+            if proximal is not None:
+                self._lerp_towards(params, proximal, active)
             self._step_plain(params, gradients, active)
             return
         tensors, gradients = self._step_low_rank(params, gradients, active)
@@ -158,11 +158,11 @@ class StackedSGD:
             grads = list(updated)
         self._add(tensors, [_zero_inactive(active, g) for g in grads])
 
-    def _lerp_towards(self, params: Sequence[Weights], pull: ProximalStep, active: torch.Tensor | None) -> None:
-        share = self.lr * pull.mu if self.rate is None else self.rate * -pull.mu
-        for param, toward in zip(params, pull.toward, strict=True):
+    def _lerp_towards(self, params: Sequence[Weights], proximal: ProximalStep, active: torch.Tensor | None) -> None:
+        share = self.lr * proximal.mu if self.rate is None else self.rate * -proximal.mu
+        for param, toward in zip(params, proximal.toward, strict=True):
             if isinstance(param, Rows):
-                param.lerp_towards(toward, self.lr * pull.mu, active)
+                param.lerp_towards(toward, self.lr * proximal.mu, active)
             else:
                 lerp_towards(param, toward, share, active)
 
@@ -220,7 +220,7 @@ def split_proximal(terms: Sequence[tuple[str, Term]], train: Train) -> tuple[lis
     """
     if not is_plain(train):
         return list(terms), 0.0
-    return [(slot, term) for slot, term in terms if not term.pull], sum(term.pull for _, term in terms)
+    return [(slot, term) for slot, term in terms if not term.proximal_mu], sum(term.proximal_mu for _, term in terms)
 
 
 def _sum_of_products(products: Products) -> torch.Tensor:

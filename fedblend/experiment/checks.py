@@ -64,7 +64,7 @@ def check_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
         return
     sharing = method.sharing
     for part in (sharing, method.objective, method.server_step):
-        if getattr(part, "unsafe", False) or getattr(part, "breaks_privacy", False):
+        if sends_raw_samples(part):
             raise ValueError(
                 f"unsafe: false does not allow '{part.name}', which sends raw samples; "
                 "set unsafe = true to run it as an upper bound"
@@ -81,6 +81,11 @@ def check_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
         )
 
 
+def sends_raw_samples(part: Any) -> bool:
+    """Whether a part, or the class of one, sends raw samples to the server or to other clients."""
+    return bool(getattr(part, "unsafe", False) or getattr(part, "breaks_privacy", False))
+
+
 def check_sharing(method: Method, channel: Any) -> None:
     """Shared data must be what the objective or the server step needs, and must arrive."""
     sharing, objective, step = method.sharing, method.objective, method.server_step
@@ -88,6 +93,11 @@ def check_sharing(method: Method, channel: Any) -> None:
         raise ValueError(
             f"method.sharing: '{sharing.name}' shares nothing, but the objective '{objective.name}' needs "
             f"{', '.join(objective.needs)}; valid: means, local-means, noise, hidden-means or raw"
+        )
+    if objective.needs and sharing.for_server:
+        raise ValueError(
+            f"method.sharing: samples of '{sharing.name}' stay at the server, but the objective '{objective.name}' "
+            "mixes with shared data at the clients; valid: means, local-means, noise, hidden-means or raw"
         )
     if sharing.active and not (objective.needs or step.reads_pool):
         raise ValueError(
@@ -148,10 +158,10 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
                 f"{where}: '{part.name}' sends more beside the model, which method.aggregator "
                 f"'{method.aggregator.name}' would not mask; valid: another aggregator"
             )
-        for field, made in (("protection", protection), ("adversary", adversary)):
-            if made.name != "none":
+        for field, rule in (("protection", protection), ("adversary", adversary)):
+            if rule.name != "none":
                 raise ValueError(
-                    f"{field}: '{made.name}' changes models only, but '{part.name}' in {where} sends more beside them; "
+                    f"{field}: '{rule.name}' changes models only, but '{part.name}' in {where} sends more beside them; "
                     "valid: none"
                 )
     if method.personal.active and not (method.upload.is_model and method.upload.trains):

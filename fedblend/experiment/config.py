@@ -34,7 +34,7 @@ class Experiment(FrozenTable):
 
     :func:`resolve` makes it from the content of a file. In Python::
 
-        Experiment(data="mnist5k", partition={"name": "classes", "clients": 20}, method="fedmix")
+        Experiment(data="digits", partition={"name": "classes", "clients": 20}, model="mlp", method="fedmix")
     """
 
     name: Annotated[str, AfterValidator(_folder_name)] = "experiment"

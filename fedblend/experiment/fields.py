@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import Count, Float, Fraction, NonNegative, Positive
 from fedblend.experiment import presets
 
@@ -38,13 +39,15 @@ def parts_field(kind: str, where: str) -> Any:
     def read(specs: Any) -> tuple[Any, ...]:
         specs = [specs] if isinstance(specs, (str, Mapping)) else specs
         if not isinstance(specs, (list, tuple)):
-            raise FedblendError(f"{where}: {specs!r} is not valid: write a list of {kind}s, each a name or a table")
+            raise FedblendError(
+                f"{where}: {brief(specs)} is not valid: write a list of {kind}s, each a name or a table"
+            )
         return tuple(registry.build(kind, spec, f"{where}[{i}]") for i, spec in enumerate(specs))
 
     return Annotated[
         tuple[Any, ...],
         BeforeValidator(read),
-        PlainSerializer(lambda made: [registry.dump(one) for one in made]),
+        PlainSerializer(lambda parts: [registry.dump(one) for one in parts]),
         WithJsonSchema({"type": "array", "items": {"part": kind}}),
     ]
 
@@ -84,7 +87,9 @@ class Method(FrozenTable):
     """A method as a composition of parts; named presets are in :mod:`fedblend.experiment.presets`."""
 
     name: str = "custom"
-    """A preset (`fedblend list methods`) of the parts below, which other fields can change (default: no preset)."""
+    """A preset (`fedblend list methods`) of the parts below, which other fields can change (default: the preset that
+    has exactly these parts, if there is one).
+    """
     label: str = ""
     """Name of the method in tables, figures and the run's folder (default: its name)."""
     sharing: field_of_part("sharing", "method.sharing") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
@@ -117,6 +122,22 @@ class Method(FrozenTable):
             "name": name,
             **presets.expand({k: v for k, v in spec.items() if (k, v) != ("name", "custom")}),
         }
+
+    @pydantic.model_validator(mode="after")
+    def _name_by_parts(self) -> Method:
+        if self.name == "custom":
+            parts = self._parts()
+            equal = (name for name in presets.presets() if _preset(name)._parts() == parts)
+            object.__setattr__(self, "name", next(equal, "custom"))
+        return self
+
+    def _parts(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"name", "label"})
+
+
+@functools.cache
+def _preset(name: str) -> Method:
+    return Method(name=name)
 
 
 class Policy(FrozenTable):

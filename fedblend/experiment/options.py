@@ -6,48 +6,29 @@ import ast
 import functools
 import inspect
 import json
-import re
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
 from fedblend.core import registry
+from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import TABLES, Experiment
 from fedblend.experiment.fields import Method
-
-
-@dataclass(frozen=True)
-class Option:
-    """One field with its name in files; ``type`` and ``default`` are in words."""
-
-    name: str
-    type: str
-    default: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A table or a part: its docstring and its options. ``where`` is its path in a file, "" at the top."""
-
-    kind: str
-    name: str
-    where: str
-    text: str
-    options: tuple[Option, ...]
-
-    @property
-    def summary(self) -> str:
-        """The first line of the docstring, with names between single backticks."""
-        return re.sub(r"(?::\w+:`|``)(.+?)`{1,2}", r"`\1`", self.text.split("\n")[0])
-
+from fedblend.experiment.index import Entry, Index, Option
 
 TABLE_CLASSES: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
 """The experiment itself, and its tables, by name."""
+
+
+def index_of_code() -> Index:
+    """The index of the tables and parts that fedblend declares; users' parts are left out."""
+    return Index(
+        {entry.name: entry for entry in table_entries()},
+        {kind: {entry.name: entry for entry in kind_entries(kind)} for kind in registry.MODULES},
+    )
 
 
 def table_entries() -> list[Entry]:
@@ -62,16 +43,21 @@ def table_entry(name: str) -> Entry:
 
 
 def kind_entries(kind: str) -> list[Entry]:
-    """An entry for each part of a kind."""
-    return [part_entry(cls) for cls in registry.known(kind).values()]
+    """An entry for each part of a kind that fedblend declares."""
+    return [part_entry(cls) for cls in registry.known(kind).values() if registry.is_own(cls)]
 
 
-def part_entry(cls: Any, values: Mapping[str, Any] | None = None) -> Entry:
-    """The entry of a part. ``values`` (see :func:`fedblend.core.registry.dump`) replace the defaults, if given."""
-    own = class_options(cls)
-    if values is not None:
-        own = tuple(replace(o, default=default_in_words({"default": values.get(o.name)}, False)) for o in own)
-    return Entry(cls.kind, cls.name, field_paths()[cls.kind], _docstring(cls), own)
+def part_entry(cls: Any) -> Entry:
+    """The entry of a part."""
+    return Entry(
+        cls.kind,
+        cls.name,
+        field_paths()[cls.kind],
+        _docstring(cls),
+        class_options(cls),
+        sends_raw_samples=sends_raw_samples(cls),
+        leaves_client=getattr(cls, "leaves_client", False),
+    )
 
 
 @functools.cache
@@ -147,6 +133,9 @@ def type_in_words(schema: Mapping[str, Any], many: bool = False) -> str:
     >>> type_in_words({"type": "array", "items": {"type": "array", "items": {"type": "integer"}}})
     'list of lists of whole numbers'
     """
+    schema = {
+        name: bound for name, bound in schema.items() if bound not in (registry.LARGEST_INT, -registry.LARGEST_INT)
+    }
     if "part" in schema:
         return schema["part"] + ("s" if many else "")
     if "anyOf" in schema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.errors import FedblendError, brief, did_you_mean
 
 SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("weighted average of local training (McMahan et al. 2017)", {}),
@@ -153,9 +153,9 @@ def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
     if name is None:
         return given
     all_presets = presets()
-    if name not in all_presets:
+    if not isinstance(name, str) or name not in all_presets:
         raise FedblendError(
-            f"{where}.name: unknown method '{name}'{did_you_mean(str(name), all_presets)}; "
+            f"{where}.name: unknown method {brief(name)}{did_you_mean(str(name), all_presets)}; "
             f"valid: {', '.join(all_presets)}"
         )
     parts = dict(all_presets[name][1])

@@ -1,6 +1,6 @@
-"""The page ``docs/configuration.md``, generated from the code.
+"""The page ``docs/configuration.md`` and the index of parts, generated from the code.
 
-``python -m fedblend.experiment.reference > docs/configuration.md`` writes it.
+``python -m fedblend.experiment.reference > docs/configuration.md`` writes both; the index is a file of the package.
 """
 
 from __future__ import annotations
@@ -8,24 +8,27 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fedblend.core import registry
 from fedblend.data.measures import noniid_measures, smoothed
 from fedblend.experiment import presets
-from fedblend.experiment.options import Entry, part_entry, table_entries
+from fedblend.experiment.index import FILE, Entry
+from fedblend.experiment.options import index_of_code, kind_entries, table_entries
 
 LAYOUT = """\
 ## How a file is laid out
 
-An experiment file is [TOML](https://toml.io). Every field has a default but `data` and `partition`.
+An experiment file is [TOML](https://toml.io). Only `data` and `partition` are required.
 
 ```toml
 name = "my-study"
 rounds = 20
 seeds = [0, 1, 2]
-data = "mnist5k"
+data = "digits"
 partition = { name = "classes", clients = 20, classes_per_client = 2 }
+model = "mlp"
 method = "fedmix"
 
 [train]
@@ -33,30 +36,33 @@ cohort = 5
 lr = 0.05
 ```
 
-- **Top-level fields come first.** What stands below a `[table]` belongs to that table. So `rounds`, `seeds` and all
-  that is written in one line, such as `data = "mnist5k"` or `partition = { ... }`, go before the first `[table]`.
+- **Top-level fields come first.** A line below a `[table]` belongs to that table. So `rounds`, `seeds` and all fields
+  that are written in one line, such as `data = "digits"` or `partition = { ... }`, go before the first `[table]`.
 - **A part is a name or a table.** `model = "mlp"`, `model = { name = "mlp", hidden = [64] }` and a table `[model]`
   with `name = "mlp"` and `hidden = [64]` are three ways to write one field.
-- **A method is a preset, and what is changed of it.** `method = "fedmix"`, or
+- **A method is a preset with changes.** `method = "fedmix"`, or
   `method = { name = "fedmix", objective = { lambda = 0.2 } }`. A part's table without a name changes options of the
-  preset's part; one with another name replaces it. Without a preset's name a method is its parts alone.
-- **Paths** of data are relative to the file; in Python and in `--set` to the current folder. A part or a model of your
-  own is named by `module:Class`, with the module beside the file.
+  preset's part. A table with another name replaces the part. Without a preset, the method has the given parts.
+- **Paths** of data are relative to the file; in Python and in `--set` they are relative to the current folder. Your own
+  part or model is named by `module:Class`; the module lies in the folder of the file.
+- **A file is code.** It can name any class that Python can import, and a run does so. Run only files, and resume only
+  runs, of people whom you trust.
 
-Four fields make one file a study of several runs: all combinations of the first three, and the variants:
+Four fields turn one file into a study of several runs: all combinations of the first three, and the variants:
 
 - **`methods`** in place of `method`: a list of names and tables, before the first `[table]`, or a table `[[methods]]`
-  for each. Of two with one name each needs a `label` of its own, or is called by its options.
-- **`seeds`** in place of `seed`: every choice that is random in a run follows from its seed, the split among them.
+  for each. Methods with the same preset are labelled by their different options, or by a `label` of their own.
+- **`seeds`** in place of `seed`: every random choice of a run follows from its seed, with the split.
 - **`[grid]`**: lists of values by field, the field's path in quotes. Every method of the file must have the field.
-- **`[[variants]]`**: further runs for each seed, each a table of fields that are laid over the file's, without its
-  methods and grid; for runs that differ in more than a grid can say (`examples/heart.toml`).
+- **`[[variants]]`**: more runs for each seed. Each is a table of fields that replace those of the file; the file's
+  methods and grid do not apply. Use it for runs that differ in more than a grid allows (`examples/heart.toml`).
 
 ```toml
 rounds = 20
 seeds = [0, 1, 2]
-data = "mnist5k"
+data = "digits"
 partition = { name = "dirichlet", clients = 20, alpha = 0.5 }
+model = "mlp"
 
 [train]
 cohort = 5
@@ -74,21 +80,22 @@ label = "fedmix, lambda 0.2"
 objective.lambda = 0.2
 ```
 
-These are 2 methods x 4 cells of the grid x 3 seeds = 24 runs, each in a folder of its own. On the command line
-`--set train.lr=0.1` sets a field of all of them (the value is read as TOML, else as text),
-`--set partition.samples=none` takes one out of the file whose default is "not given", `--seeds 0,1` gives their seeds.
+These are 2 methods x 4 cells of the grid x 3 seeds = 24 runs, each in its own folder. On the command line
+`--set train.lr=0.1` sets a field of all runs; a value that is not TOML is read as text. `--set partition.samples=none`
+removes a field whose default is "not given". `--seeds 0,1` replaces the seeds.
 """
 
 UNITS = """\
 ## Units
 
-- **Shares and probabilities** are numbers from 0 to 1 in files, in Python and in `metrics.jsonl` (also `target`, an
-  accuracy). Tables and reports show accuracies in per cent.
+- **Shares and probabilities** are numbers from 0 to 1 in files, in Python and in `metrics.jsonl`. So is `target`, an
+  accuracy. Tables and reports show accuracies in per cent.
 - **Rounds** are counted from 1; round 0 in a run's record is the untrained model.
-- **Loss**: cross-entropy in nats, or in regression the squared error summed over the outputs; a mean over samples.
+- **Loss** is a mean over samples of the cross-entropy in nats, or in regression of the squared error summed over the
+  outputs.
 - **Learning rate**: a step is the learning rate times the gradient of the mean loss over the batch.
-- **Noise** is in units of the model's inputs, after the `scale`; with the scale `standard` 1 is their deviation.
-- **Bytes** are those of the tensors that would be sent; 1 MB is 10⁶ bytes. **Time** is wall clock in seconds.
+- **Noise** is in units of the model's inputs, after the `scale`; with the scale `standard`, 1 is their deviation.
+- **Bytes** are the sizes of the tensors that would be sent; 1 MB is 10⁶ bytes. **Time** is wall clock in seconds.
 - **Image sizes** are in pixels, **sizes of clients, batches and means** in samples.
 """
 
@@ -98,7 +105,7 @@ HEAD = """\
 
 Every field of an experiment file, and of `fedblend.Experiment`. `fedblend list NAME` prints the same for one name.
 
-<!-- Made from the code by `python -m fedblend.experiment.reference > docs/configuration.md`; write there, not here. -->
+<!-- Generated by `python -m fedblend.experiment.reference > docs/configuration.md`: edit the code, not this page. -->
 """
 
 
@@ -115,7 +122,7 @@ def page() -> str:
             *(line for kind in registry.MODULES for line in _kind(kind)),
             *_presets(),
             "## Measures of a split\n",
-            "`fedblend data show FILE` prints them, and every report has them beside the picture of the split.\n",
+            "`fedblend data show FILE` prints them, and every report shows them next to the figure of the split.\n",
             markdown(inspect.getdoc(noniid_measures) or ""),
             "`smoothed`: " + markdown(inspect.getdoc(smoothed) or ""),
         ]
@@ -135,7 +142,7 @@ def markdown(docstring: str) -> str:
 
 def _kind(kind: str) -> Iterable[str]:
     """A section for each part of a kind that fedblend declares; users' parts are left out."""
-    entries = [part_entry(cls) for cls in registry.known(kind).values() if cls.__module__.startswith("fedblend.")]
+    entries = kind_entries(kind)
     yield f"## Parts: {kind}\n"
     yield f"In a file: `{entries[0].where}`.\n"
     for entry in entries:
@@ -156,7 +163,7 @@ def _code(default: str) -> str:
 
 def _presets() -> Iterable[str]:
     yield "## Methods\n"
-    yield "Presets of parts, by name. What is not named is the default of `[method]`.\n"
+    yield "Presets of parts, by name. Parts that are not listed are the defaults of `[method]`.\n"
     rows = [[f"`{name}`", text, _parts(spec)] for name, (text, spec) in presets.presets().items()]
     yield _table(["method", "what it is", "parts"], rows)
 
@@ -186,11 +193,12 @@ def fill(page: str, makers: Mapping[str, Callable[[], str]]) -> str:
     '<!-- sum -->\n2\n<!-- end -->'
     """
 
-    def made(found: re.Match[str]) -> str:
+    def replacement(found: re.Match[str]) -> str:
         return f"<!-- {found[1]} -->\n{makers[found[1]]()}\n<!-- end -->"
 
-    return re.sub(r"<!-- (?!end)(.+?) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
+    return re.sub(r"<!-- (?!end)(.+?) -->\n.*?<!-- end -->", replacement, page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
+    Path(__file__).with_name(FILE).write_text(index_of_code().as_text(), encoding="utf-8")
     print(page(), end="")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedblend.core.dataset import Dataset
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, require_memory
 from fedblend.core.objective import Task
 from fedblend.core.random import lent_generator
 from fedblend.core.setup import Setup
@@ -30,10 +30,32 @@ def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     task = Task(data.task, data.outputs)
     experiment.method.upload.require_possible(task)
     sample = scale(data.train.x[:1])
+    _require_memory(experiment, tuple(sample.shape[1:]), task)
     with lent_generator(experiment.seed, "model"):
         model = experiment.model.build(tuple(sample.shape[1:]), task.outputs)
     _require_fit(model, sample, task, experiment)
     return Setup(experiment, data, population, scale, model, task)
+
+
+def _require_memory(experiment: Experiment, shape: tuple[int, ...], task: Task) -> None:
+    """Raise :class:`FedblendError` for a model that is larger than the memory, before it is built.
+
+    A network on PyTorch's device "meta" has shapes and no numbers. A network of the user's own may not be buildable
+    there, and is not checked.
+    """
+    try:
+        with lent_generator(experiment.seed, "model"), torch.device("meta"):
+            model = experiment.model.build(shape, task.outputs)
+            needed = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    except FedblendError:
+        raise
+    except (RuntimeError, OverflowError) as error:
+        if any(words in str(error) for words in ("overflow", "storage size", "too large", "int64")):
+            raise FedblendError(f"model: {experiment.model.name} is too large ({error}); take a smaller one") from None
+        return
+    except Exception:
+        return
+    require_memory(needed, f"model: {experiment.model.name}", "take a smaller one")
 
 
 def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:

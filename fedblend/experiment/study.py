@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pydantic
+
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
+from fedblend.experiment.fields import Method
 from fedblend.experiment.presets import overlay
 from fedblend.experiment.tables import set_field
 
@@ -72,7 +75,7 @@ def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[st
     """The table of each variant: the file's table without its methods and grid, updated with the variant's own."""
     given = table.get("variants", [])
     if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
-        raise FedblendError(f"variants: {given!r} is not valid: write a table [[variants]] for each")
+        raise FedblendError(f"variants: {brief(given)} is not valid: write a table [[variants]] for each")
     for key in ("name", "seeds", "variants"):
         if any(key in one for one in given):
             raise FedblendError(f"variants.{key}: applies to the whole file; write it at the top of the file")
@@ -110,16 +113,18 @@ def _methods(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str
         raise FedblendError("methods: cannot be combined with 'method'; give only one of them")
     if not isinstance(given, list) or not given or not all(isinstance(m, (str, Mapping)) for m in given):
         raise FedblendError(
-            f'methods: {given!r} is not valid: write a list, such as ["fedavg", "fedmix"] or [[methods]]'
+            f'methods: {brief(given)} is not valid: write a list, such as ["fedavg", "fedmix"] or [[methods]]'
         )
     return [{"name": m} if isinstance(m, str) else dict(m) for m in given]
 
 
 def _grid(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, Mapping) and "seed" in given:
-        raise FedblendError(f"grid.seed: {given['seed']!r}: a grid cannot contain seeds; write seeds = [0, 1, 2]")
+        raise FedblendError(f"grid.seed: {brief(given['seed'])}: a grid cannot contain seeds; write seeds = [0, 1, 2]")
     if not isinstance(given, Mapping) or not all(isinstance(v, list) and v for v in given.values()):
-        raise FedblendError(f'grid: {given!r} is not valid: write lists by field, such as "train.lr" = [0.01, 0.1]')
+        raise FedblendError(
+            f'grid: {brief(given)} is not valid: write lists by field, such as "train.lr" = [0.01, 0.1]'
+        )
     return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
 
 
@@ -129,7 +134,7 @@ def _seeds(given: Any, base: Mapping[str, Any]) -> list[int]:
     valid = isinstance(given, list) and given and all(isinstance(s, int) and not isinstance(s, bool) for s in given)
     if not valid or len(set(given)) != len(given):
         raise FedblendError(
-            f"seeds: {given!r} is not valid: write a list of different whole numbers, such as [0, 1, 2]"
+            f"seeds: {brief(given)} is not valid: write a list of different whole numbers, such as [0, 1, 2]"
         )
     return list(given)
 
@@ -145,7 +150,7 @@ def _label(
     if not isinstance(spec, Mapping):
         spec = {"name": spec}
     label = str(spec.get("label", ""))
-    name = str(spec.get("name", "custom"))
+    name = _method_name(spec)
     same_name = method is not None and sum(m is not None and m.get("name") == method.get("name") for m in methods) > 1
     if not label and same_name:
         assert method is not None
@@ -155,6 +160,14 @@ def _label(
         fields = [f"{path.removesuffix('.name').split('.')[-1]}={_short(value)}" for path, value in cell.items()]
         label = " ".join([label or name, *fields])
     return label
+
+
+def _method_name(spec: Mapping[str, Any]) -> str:
+    """The name of a method; empty for an invalid one, whose error :func:`expand` raises."""
+    try:
+        return Method(**spec).name
+    except (FedblendError, pydantic.ValidationError):
+        return ""
 
 
 def _options(spec: Mapping[str, Any]) -> list[str]:

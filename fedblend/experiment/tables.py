@@ -10,18 +10,18 @@ from typing import Any
 import tomli_w
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.paths import read_text
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """A TOML file as plain data. Raises :class:`FedblendError` if it is missing or malformed."""
+    text = read_text(path, "give the path of an experiment file (TOML)")
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FedblendError(f"{path}: no such file; give the path of an experiment file (TOML)") from None
-    except IsADirectoryError:
-        raise FedblendError(f"{path}: is a folder; give the path of an experiment file (TOML)") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedblendError(f"{path}: is not valid TOML: {error}") from None
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        # ValueError: also a whole number of more than 4,300 digits. RecursionError: a value in hundreds of lists.
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise FedblendError(f"{path}: is not valid TOML: {reason}") from None
 
 
 def write_toml(table: Mapping[str, Any]) -> str:
@@ -60,5 +60,5 @@ def parse_value(text: str) -> Any:
     """
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

@@ -15,7 +15,7 @@ where clients share means (docs/flower.md). Needs the extra ``flower``.
 
 from __future__ import annotations
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import missing_package
 
 try:
     from fedblend.flower.app.client import BlendedLoss, add_sharing, blend_mod, blended_loss
@@ -26,7 +26,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "flwr":
         raise
-    raise FedblendError("Flower is not installed; install it with: pip install 'fedblend[flower]'") from None
+    raise missing_package("fedblend.flower", "flwr", "flower") from None
 
 __all__ = [
     "BlendedLoss",

@@ -1,21 +1,65 @@
 """A site's audit log of payloads that it sent or refused, and the guard that lets a payload leave once.
 
-The log is JSON lines. A line is on the disk before its payload leaves the site.
+The log is JSON lines. A line is on the disk before its payload leaves the site. Several messages may be answered at
+once, by one process each: a site checks and records under the log's lock.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import LARGEST_INT, explain
+from fedblend.core.trees import digest_of
 from fedblend.core.upload import bytes_of
 from fedblend.flower.client_task import Memory
 from fedblend.flower.messages import Tensors
 from fedblend.flower.site import RefusedByPolicy
-from fedblend.runs.files import append_line, read_lines
+from fedblend.runs.files import append_line, lock, read_lines
+
+SHARED_KINDS = ("means", "seeds", "raw", "shared", "masked")
+"""Kinds of payload that a site makes of its samples without training."""
+
+
+class _Line(BaseModel):
+    """A line of the log: a payload that left, or why it did not."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    time: str
+    run: str
+    round: Annotated[int, Field(ge=0, le=LARGEST_INT)]
+    client: int
+    kind: str
+
+
+class _Refused(_Line):
+    refused: str
+
+
+class _Sent(_Line):
+    tensors: dict[str, list[str | int]]
+    bytes: Annotated[int, Field(ge=0, le=LARGEST_INT)]
+    sha256: str
+    trained: bool = False
+
+
+_LINES = TypeAdapter(
+    list[
+        Annotated[
+            Annotated[_Refused, Tag("refused")] | Annotated[_Sent, Tag("sent")],
+            Discriminator(lambda line: "refused" if "refused" in line else "sent"),
+        ]
+    ]
+)
 
 
 class AuditLog:
@@ -51,9 +95,54 @@ class AuditLog:
             if "refused" not in line
         )
 
+    def check_sharings(self, payload: Tensors, most: int) -> None:
+        """Raise :class:`RefusedByPolicy` if a shared payload is a new one, and ``most`` others have left, in all runs.
+
+        A payload that left before may leave again: it reveals nothing new. A masked payload is always a new one,
+        because two sums over different sites reveal more than one.
+        """
+        left = {
+            line["sha256"]
+            for line in self.lines()
+            if "refused" not in line and not line.get("trained") and line["kind"] in SHARED_KINDS and line.get("bytes")
+        }
+        if self.path and digest_of(payload) not in left and len(left) >= most:
+            raise RefusedByPolicy(
+                f"this site has shared {len(left)} payload{'s' if len(left) > 1 else ''} of its samples in all runs, "
+                f"and shares no other (sharings in its site file: {most}); only an unmasked one is sent again, for the "
+                "same sharing, scale and samples"
+            )
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Wait for the log's lock, and hold it. Without a path there is no lock."""
+        if self.path is None:
+            yield
+            return
+        path = self.path.with_name(f"{self.path.name}.lock")
+        try:
+            handle = open(path, "ab")  # noqa: SIM115 (closed below)
+            lock(handle, wait=True)
+        except OSError as error:
+            raise FedblendError(
+                f"{path}: cannot be locked: {error.strerror}; keep the audit log on a local disk"
+            ) from None
+        with handle:
+            yield
+
     def lines(self) -> list[dict[str, Any]]:
         """Return all lines, oldest first."""
-        return read_lines(self.path) if self.path else []
+        if self.path is None:
+            return []
+        lines = read_lines(self.path)
+        try:
+            _LINES.validate_python(lines)
+        except pydantic.ValidationError as error:
+            number, _, fault = explain(error).partition(".")
+            raise FedblendError(
+                f"{self.path}: line {int(number) + 1}: {fault}; the file is damaged, or no audit log"
+            ) from None
+        return lines
 
     def _write(self, run: str, round: int, client: int, kind: str, facts: dict[str, Any]) -> None:
         if self.path:
@@ -73,16 +162,6 @@ def audit_rows(lines: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             payload, size, digest = ", ".join(shapes[:3]) + more, f"{line['bytes']:,}", line["sha256"][:12]
         rows.append((line["time"], line["run"], str(line["round"] + 1), line["kind"], payload, size, digest))
     return rows
-
-
-def digest_of(tensors: Tensors) -> str:
-    """Return the SHA-256 of tensors with their names, shapes and types, in order of name; hexadecimal."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        array = tensors[name].detach().cpu().contiguous().numpy()
-        digest.update(f"{name}\0{array.dtype.str}\0{list(array.shape)}\0".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

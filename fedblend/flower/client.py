@@ -8,122 +8,157 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
+from fedblend.core.registry import UntrustedCode
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.experiment.config import resolve
 from fedblend.flower import work
 from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import ClientTask, Memory, Work
-from fedblend.flower.messages import pack, to_record, unpack
+from fedblend.flower.limits import check_experiment, check_kind, check_noise, check_schedule
+from fedblend.flower.messages import Tensors, pack, to_record, unpack
 from fedblend.flower.secure_aggregation import site as masked_site
-from fedblend.flower.site import RefusedByPolicy, Site, setup_at_site, site_of_node
+from fedblend.flower.site import RefusedByPolicy, Site, reply_text, setup_at_site, site_of_node, trust_of
 from fedblend.runs.runner import one_thread
 
 app = ClientApp()
 
-UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "upload", "sharing", "answers", "scores", "keys"
+
+HELLO, UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "hello", "upload", "sharing", "answers", "scores", "keys"
+EXTRAS, LOSS = "extras", "loss"
 ONCE = (UPLOAD, SHARING)
 """What a site gives once in a round of a run."""
 
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Which client this node is, and how many samples it holds where they are its own."""
+    """Reply with the node's client and, with data of its own, its number of samples."""
     try:
-        words, _ = unpack(message.content)
+        fields, _ = unpack(message.content)
         client, site = client_of(context), site_of_node(context.node_config)
-        said: dict[str, Any] = {"client": client, "samples": None}
+        reply_fields: dict[str, Any] = {"client": client, "samples": None}
         if site.data is not None:
-            engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["setup"]))
-            said |= {"samples": int(engine.setup.population.sizes[client]), "holds_out": _held(engine, client)}
-    except FedblendError as error:
-        said = {"fault": str(error)}
-    return Message(pack(said), reply_to=message)
+            engine = engine_for(site, client, fields, context, HELLO)
+            check_experiment(site, engine.setup.experiment)
+            reply_fields |= {"samples": int(engine.setup.population.sizes[client]), "holds_out": _held(engine, client)}
+    except Exception as error:
+        reply_fields = {"fault": reply_text(error)}
+    return Message(pack(reply_fields), reply_to=message)
 
 
 def answered(message: Message, context: Context, what: str, do: Work) -> Message:
-    """The reply of ``do``, or why there is none; what leaves is in the audit log before it does."""
+    """Reply with the result of ``do`` or a fault. The audit line is written before the payload leaves."""
     try:
-        words, tensors = unpack(message.content)
+        fields, tensors = unpack(message.content)
         site, client = site_of_node(context.node_config), client_of(context)
-        if words["client"] != client:
-            raise FedblendError(f"this is client {client}, not {words['client']}")
-        engine = engine_of(site, client, json.dumps(words["experiment"]), json.dumps(words["setup"]))
-        here = ClientTask(engine, site, client, int(words["round"]), Memory(context))
+        if fields["client"] != client:
+            raise FedblendError(f"this is client {client}, not {fields['client']}")
+        engine = engine_for(site, client, fields, context, what)
+        task = ClientTask(engine, site, client, int(fields["round"]), Memory(context))
         record = AuditLog(site.audit)
-        run, kind = f"{words['experiment']['name']}/{context.run_id}", kind_of(engine, what)
-        once = ReplayGuard(here.memory, record, run, here.round, client, kind)
+        run, kind = run_of(fields, context), kind_of(engine, what)
+        once = ReplayGuard(task.memory, record, run, task.round, client, kind)
         try:
-            refuse(site, kind, record if what == UPLOAD else None)
-            if what in ONCE:
-                once.check(what, what == UPLOAD)
+            check_experiment(site, engine.setup.experiment)
+            if what == SHARING:
+                check_schedule(engine.setup.experiment, task.round)
+            _check(task, record, once, what, kind)
             with one_thread():
-                said, leaving = do(here, words, tensors)
+                reply_fields, leaving = do(task, fields, tensors)
+            with record.lock():
+                # Again, since other messages may have been answered meanwhile.
+                _check(task, record, once, what, kind)
+                _record(task, record, run, what, kind, reply_fields, leaving)
+                if leaving and what in ONCE:
+                    once.mark_sent(what)
         except RefusedByPolicy as refusal:
-            record.record_refused(run, here.round, client, kind, str(refusal))
+            record.record_refused(run, task.round, client, kind, str(refusal))
             raise
-        extras = {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
-        if extras:
-            refuse(site, "extras", None)
-            record.record_sent(run, here.round, client, "extras", extras, False)
-        if leaving or said.get("right") is not None:
-            upload = {name: tensor for name, tensor in leaving.items() if name not in extras}
-            record.record_sent(run, here.round, client, kind, upload, what == UPLOAD)
-        if leaving and what in ONCE:
-            once.mark_sent(what)
-        reply = pack(plain(said), to_record(leaving))
-    except FedblendError as error:
-        reply = pack({"fault": str(error)})
+        reply = pack(plain(reply_fields), to_record(leaving))
+    except Exception as error:
+        reply = pack({"fault": reply_text(error)})
     return Message(reply, reply_to=message)
 
 
-def refuse(site: Site, kind: str, record: AuditLog | None) -> None:
-    """Raise :class:`RefusedByPolicy` if the site's policy forbids to send this. ``record`` is given for training."""
-    if kind not in site.allow:
-        raise RefusedByPolicy(
-            f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})"
-        )
-    if record is not None and site.rounds is not None:
-        made = record.rounds_trained()
-        if len(made) >= site.rounds:
-            raise RefusedByPolicy(
-                f"this site has trained in {len(made)} rounds, and takes part in no more (rounds in its site file)"
-            )
+def _check(task: ClientTask, record: AuditLog, once: ReplayGuard, what: str, kind: str) -> None:
+    """Raise :class:`RefusedByPolicy` if this payload may not leave now."""
+    check_kind(task.site, kind, record if what == UPLOAD else None)
+    check_noise(task.site, what, task.setup.experiment)
+    if what in ONCE:
+        once.check(what, what == UPLOAD)
+
+
+def _record(
+    task: ClientTask, record: AuditLog, run: str, what: str, kind: str, reply_fields: dict[str, Any], leaving: Tensors
+) -> None:
+    """Write all that leaves in a reply to the audit log. Raises :class:`RefusedByPolicy` if some of it may not."""
+    extras = {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
+    if extras:
+        check_kind(task.site, EXTRAS, None)
+        check_noise(task.site, EXTRAS, task.setup.experiment)
+        record.record_sent(run, task.round, task.client, EXTRAS, extras, False)
+    if LOSS in reply_fields:
+        loss = {LOSS: torch.tensor(reply_fields[LOSS], dtype=torch.float64)}
+        record.record_sent(run, task.round, task.client, LOSS, loss, False)
+    if leaving or reply_fields.get("right") is not None:
+        payload = {name: tensor for name, tensor in leaving.items() if name not in extras}
+        if what == SHARING:
+            record.check_sharings(payload, task.site.sharings)
+        record.record_sent(run, task.round, task.client, kind, payload, what == UPLOAD)
 
 
 def kind_of(engine: LoopEngine, what: str) -> str:
-    """The word for a payload: that under which its bytes are counted."""
+    """Return the kind of a payload, under which its bytes are counted."""
     method = engine.setup.experiment.method
     upload = "masked" if method.aggregator.secure_aggregated else method.upload.bytes_kind
     shared = "masked" if method.sharing.secure_aggregated else method.sharing.bytes_kind
-    words = {UPLOAD: upload, SHARING: shared}
-    return str(words.get(what, what))
+    fields = {UPLOAD: upload, SHARING: shared}
+    return str(fields.get(what, what))
 
 
 def client_of(context: Context) -> int:
-    """The client that a node is: its ``partition-id``. Raises :class:`FedblendError` if it was started without."""
+    """Return a node's client, its ``partition-id``. Raises :class:`FedblendError` if it was started without."""
     client = context.node_config.get("partition-id")
     if type(client) is not int:
-        raise FedblendError(f"partition-id: {client!r}; start the SuperNode with --node-config 'partition-id=0', say")
+        raise FedblendError(
+            f"partition-id: {brief(client)}; start the SuperNode with --node-config 'partition-id=0', say"
+        )
     return client
 
 
+def run_of(fields: dict[str, Any], context: Context) -> str:
+    """Return a run's name in the audit log: the experiment's name and Flower's run number."""
+    return f"{fields['experiment']['name']}/{context.run_id}"
+
+
+def engine_for(site: Site, client: int, fields: dict[str, Any], context: Context, what: str) -> LoopEngine:
+    """Return a client's engine. The audit log records a refusal of code or files that the experiment names."""
+    try:
+        return engine_of(site, client, json.dumps(fields["experiment"]), json.dumps(fields["setup"]))
+    except (UntrustedCode, RefusedByPolicy) as refusal:
+        round = int(fields.get("round", 0))
+        AuditLog(site.audit).record_refused(run_of(fields, context), round, client, what, str(refusal))
+        raise
+
+
 @functools.lru_cache(maxsize=8)
-def engine_of(site: Site, client: int, experiment: str, told: str) -> LoopEngine:
-    """The engine of a client; a simulation, whose clients share a process, makes it once for each."""
-    asked = resolve(json.loads(experiment)).model_copy(update={"device": site.device})
-    allow_tf32(asked.precision)
-    return LoopEngine(setup_at_site(site, asked, client, json.loads(told)), site.device)
+def engine_of(site: Site, client: int, experiment: str, server_setup: str) -> LoopEngine:
+    """Return a client's engine; it is cached, because the clients of a simulation share a process."""
+    with trust_of(site):
+        asked = resolve(json.loads(experiment)).model_copy(update={"device": site.device})
+        allow_tf32(asked.precision)
+        return LoopEngine(setup_at_site(site, asked, client, json.loads(server_setup)), site.device)
 
 
-def plain(said: dict[str, Any]) -> dict[str, Any]:
-    """Words in which every number can be written as JSON: a loss that is not finite is told as ``null``."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in said.items()}
+def plain(reply_fields: dict[str, Any]) -> dict[str, Any]:
+    """Return message fields that JSON can hold: a loss that is not finite becomes ``None``."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in reply_fields.items()}
 
 
 def _held(engine: LoopEngine, client: int) -> int:
@@ -139,7 +174,7 @@ ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work], ...] = 
     (app.query("shares"), KEYS, masked_site.make_shares),
     (app.query("unmask"), KEYS, masked_site.reveal_shares),
 )
-"""Messages but the greeting: how Flower is told of them, what leaves in answer, and what makes it."""
+"""Handlers of all messages except the first query: Flower's decorator, kind of payload, and function."""
 
 for register, what, do in ANSWERED:
     register(functools.partial(answered, what=what, do=do))

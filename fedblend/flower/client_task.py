@@ -1,4 +1,4 @@
-"""Where a site's work is done: its own client in one round, with all that the work may look at."""
+"""The task of a site's client in one round, and the site's memory between messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedblend.flower.site import Site
 
 @dataclass(frozen=True)
 class ClientTask:
-    """A client at its site, in one round: its world and engine, what it remembers, and what the site allows."""
+    """A client at its site in one round: its engine, its memory, and the site's policy."""
 
     engine: LoopEngine
     site: Site
@@ -27,7 +27,7 @@ class ClientTask:
 
     @property
     def setup(self) -> Setup:
-        """What the engine works on."""
+        """The engine's setup."""
         return self.engine.setup
 
     @property
@@ -37,7 +37,7 @@ class ClientTask:
 
 
 Work = Callable[[ClientTask, dict[str, Any], Tensors], MessageContent]
-"""What answers a message: words and tensors, from those that a site was told."""
+"""A handler of messages: fields and tensors of the reply, from those of the message."""
 
 
 class Memory:
@@ -51,17 +51,17 @@ class Memory:
         self.state = context.state
 
     def keep(self, name: str, mark: str, tensors: Tensors) -> None:
-        """Remember a table in place of the one before."""
+        """Keep a table in place of the previous one."""
         self.state[name] = to_record(tensors)
         self.state[f"{name}-mark"] = ConfigRecord({"mark": mark})
 
     def mark(self, name: str) -> str | None:
-        """The mark of the table that is remembered, or ``None`` where none is."""
+        """The mark of the kept table, or ``None``."""
         marks = self.state.config_records
         return str(marks[f"{name}-mark"]["mark"]) if f"{name}-mark" in marks else None
 
     def recall(self, name: str, mark: str) -> dict[str, torch.Tensor] | None:
-        """The table of this mark, or ``None`` where another one, or none, is remembered."""
+        """The kept table, or ``None`` if its mark is another."""
         if self.mark(name) != mark:
             return None
         return {key: torch.from_numpy(array.numpy()) for key, array in self.state.array_records[name].items()}

@@ -1,4 +1,4 @@
-"""The engine of a real federation: each client is a site, which is reached by Flower's messages."""
+"""The engine of a real federation: each client is a site that receives Flower messages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, Tr
 from fedblend.core.errors import FedblendError, by_reason, legible, listed
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec, reference_device
-from fedblend.core.sharing import Payload, Pool
-from fedblend.core.trees import add_prefix, strip_prefix
+from fedblend.core.sharing import Payload, Pool, Request
+from fedblend.core.trees import add_prefix, digest_of, strip_prefix
 from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop import LoopEngine
-from fedblend.flower.audit import digest_of
 from fedblend.flower.messages import fault_of_shared, find_mismatched, to_record
 from fedblend.flower.scoring import score_held, score_own
+from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masks import sum_digest
 from fedblend.flower.secure_aggregation.server import MaskedSum, sum_shared_means
 from fedblend.flower.sites import ClientRequest, Reply, Sites
@@ -36,34 +36,32 @@ from fedblend.methods.sharing.secure_means import SecureMeans
 log = logging.getLogger("flwr")
 
 MARK = "kept"
-"""The one tensor that stands for a client's own weights at the server: the round that they are of."""
+"""Name of the tensor that replaces a client's own weights at the server: the round of these weights."""
 
 PARTS = "parts/kept"
-"""The one tensor that stands for what parts keep at a client: the round that it is of."""
+"""Name of the tensor that replaces the tables of parts at a client: the round of these tables."""
 
 EXTRAS = "extras/"
 """Prefix of what parts send beside the model."""
 
 
 LARGEST = sys.float_info.max
-"""What a loss lies below; JSON also has whole numbers that no float holds."""
+"""Upper bound of a loss; JSON also has whole numbers that no float holds."""
 
 
 class FlowerEngine:
-    """Sends a round's work to the sites, and brings their answers together in order of client.
+    """Sends a round's tasks to the sites, and collects their replies in the order of the clients.
 
     Weights that clients go on from (federated distillation, a lost downlink) never leave them: here stands only the
     round that they are of, which a checkpoint keeps too.
     """
 
-    secret_noise = True
-
     def __init__(self, setup: Setup, sites: Sites) -> None:
         self.setup, self.sites = setup, sites
         self.inner = LoopEngine(setup, setup.experiment.device)
-        self._told: dict[int, tuple[int, str]] = {}
+        self._sent_pools: dict[int, tuple[int, str]] = {}
         self._digest: tuple[Pool | None, str] = (None, "")
-        self._informed: tuple[int, frozenset[int]] = (-1, frozenset())
+        self._sent_model: tuple[int, frozenset[int]] = (-1, frozenset())
         self._uploads: dict[int, Tensors] = {}
         self._good: tuple[int, list[int]] = (0, [])
         self._extra_bytes: dict[tuple[str, str], int] = {}
@@ -71,7 +69,7 @@ class FlowerEngine:
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
     ) -> Iterator[tuple[int, Payload]]:
-        """Ask clients to share; those whose sites refuse or fail are left out, with a warning.
+        """Request shared data of clients; sites that refuse or fail are left out, with a warning.
 
         Raises :class:`FedblendError` if none of them gives anything and one of them has failed.
         """
@@ -88,29 +86,39 @@ class FlowerEngine:
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
         classes = self.setup.task.outputs
         faults |= {c: fault for c, payload in payloads.items() if (fault := fault_of_shared(payload, classes))}
+        faults |= {c: f for c, p in payloads.items() if (f := self._fault_of_number(p, int(sizes[c]), requests.get(c)))}
         payloads = {client: payload for client, payload in payloads.items() if client not in faults}
         faults |= find_mismatched(payloads, rows=True)
         good = {client: payload for client, payload in payloads.items() if client not in faults}
-        _tell_of(faults, round, bool(good))
+        _log_faults(faults, round, bool(good))
         if sharing.each_round:
-            self._informed = (round, frozenset(c for c in asked if replies[c].fault is None))
+            self._sent_model = (round, frozenset(c for c in asked if replies[c].fault is None))
         yield from good.items()
 
+    def _fault_of_number(self, payload: Payload, samples: int, request: Request | None) -> str | None:
+        """Return why a client cannot have so many entries, or ``None``."""
+        experiment, entries = self.setup.experiment, max((len(t) for t in payload.values() if t.dim()), default=0)
+        minimum = 1 if experiment.unsafe else experiment.policy.min_mean
+        most = experiment.method.sharing.most_entries(samples, minimum, request)
+        if entries <= most:
+            return None
+        return f"it sent {entries:,} entries, and its {samples:,} samples make {most:,} at most"
+
     def _share_sums(self, round: int, sharing: SecureMeans, asked: Sequence[int]) -> dict[int, Payload]:
-        """Have clients share under masks; the keys and shares that this takes are counted with the round's training."""
+        """Request masked shared data; keys and shares are counted with the round's training."""
         setup = self.setup
         like = sharing.form(setup.scale(setup.data.test.x[:1]), setup.task.outputs)
-        made = sum_shared_means(self.sites, round, sharing, asked, stream(setup.experiment.seed, "pool", round), like)
-        _tell_of(made.faults, round, bool(made.payloads))
-        self._extra_bytes = {("up", "keys"): made.up, ("down", "keys"): made.down}
-        return made.payloads
+        summed = sum_shared_means(self.sites, round, sharing, asked, stream(setup.experiment.seed, "pool", round), like)
+        _log_faults(summed.faults, round, bool(summed.payloads))
+        self._extra_bytes = {("up", "keys"): summed.up, ("down", "keys"): summed.down}
+        return summed.payloads
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train clients in this process; a round's cohort goes through :meth:`collect`."""
         return self.inner.train(task, clients)
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        """Have the clients' sites train, check what they send, and keep of it what the aggregator needs."""
+        """Request training, check the uploads, and keep what the aggregator needs."""
         result = self._collect(task, clients, lost)
         beside, self._extra_bytes = self._extra_bytes, {}
         totals = beside | result.extra_bytes
@@ -150,7 +158,7 @@ class FlowerEngine:
                     continue
                 upload = {name: sent[name] for name in like}
                 result.add_extras({name: extras[name] for name in expected})
-                result.good.append((client, reply.fields["samples"], reply.fields["loss"]))
+                result.good.append((client, reply.fields["samples"], reply.fields.get("loss")))
                 if server_step.looks_at_uploads and not server_step.queries_clients:
                     result.uploads[client] = upload
                 yield upload, float(reply.fields["samples"])
@@ -162,7 +170,7 @@ class FlowerEngine:
     def _collect_sum(
         self, task: TrainTask, clients: Sequence[int], lost: Collection[int], aggregator: SecureMean
     ) -> CohortResult:
-        """Have the clients' sites train and send masked models, and take the masks off their sum alone."""
+        """Request masked models, and remove the masks from their sum only."""
         result, begin = CohortResult(), time.perf_counter()
         cohort = [int(task.sizes[client]) for client in clients]
         share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
@@ -182,7 +190,7 @@ class FlowerEngine:
                 faults[client] = fault
             elif client not in lost:
                 vectors[client] = reply.tensors["masked"]
-                result.good.append((client, reply.fields["samples"], reply.fields["loss"]))
+                result.good.append((client, reply.fields["samples"], reply.fields.get("loss")))
             if reply.fault is None and (kept := self._kept_there(task, client)):
                 result.client_states[client] = kept
         result.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
@@ -193,15 +201,15 @@ class FlowerEngine:
         return result
 
     def _kept_there(self, task: TrainTask, client: int) -> dict[str, torch.Tensor]:
-        """Marks of what a client keeps at its site from this round on: its weights, and what parts keep there."""
+        """Return the marks of what a client keeps at its site from this round on: weights and tables of parts."""
         mark = torch.tensor(task.round)
         kept = {f"weights/{MARK}": mark} if self.setup.experiment.keeps_client_weights else {}
-        # What the core made for a client's first round is made again at the site, which keeps it.
+        # The site computes the first tables of its parts itself, and keeps them.
         parts = any(not name.startswith(("weights/", "outputs/")) for name in task.client_states.get(client, {}))
         return kept | ({PARTS: mark} if parts else {})
 
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
-        """Put the server step's question to the sites, if it is they who answer; else to the uploads that are here."""
+        """Send the server step's question to the sites, or answer it from the uploads at the server."""
         step = self.setup.experiment.method.server_step
         if not step.queries_clients:
             yield from step.respond(self._uploads, question, model_spec(self.setup, self.server_model())).items()
@@ -220,7 +228,7 @@ class FlowerEngine:
         yield from ((client, payload) for client, payload in payloads.items() if client not in faults)
 
     def score(self, weights: Tensors, held: bool = False) -> Scores:
-        """Score the server's test samples here; those that clients hold out, and weights that a client keeps, there."""
+        """Score the server's test samples here, and held-out samples and clients' own weights at the sites."""
         own = str(int(weights[MARK])) if set(weights) == {MARK} else None
         if held and own is not None:
             raise FedblendError(
@@ -233,17 +241,21 @@ class FlowerEngine:
         return score_own(self.sites, reference_device(self.setup), own, len(self.setup.data.test))
 
     def server_model(self) -> nn.Module:
-        """A module for functional calls with any weights, in evaluation mode, for the server step."""
+        """Return a module for functional calls with any weights, in evaluation mode, for the server step."""
         return self.inner.server_model()
 
+    def secret_rng(self) -> np.random.Generator:
+        """Return a cryptographic generator: sites know the keys of all keyed streams."""
+        return secret_generator()
+
     def close(self) -> None:
-        """Nothing to let go of: sites wait for the next run."""
+        """Do nothing: sites wait for the next run."""
 
     def _trained(
         self, task: TrainTask, clients: Sequence[int], extra: Mapping[int, ClientRequest] | None = None
     ) -> dict[int, Reply]:
-        """Every client's reply; those that lack what they were sent before get it again. ``extra`` goes with both."""
-        # First, since a node that was restarted has lost what it was sent before.
+        """Return every client's reply. A site that lost what it received earlier receives it again, with ``extra``."""
+        # A restarted node has lost what it received earlier.
         self.sites.wait_until_connected()
         shared = {"weights": to_record(add_prefix("weights/", task.weights)), "pool": self._pool_table(task)}
         shared["server"] = to_record(add_prefix("server/", task.server_state))
@@ -257,22 +269,24 @@ class FlowerEngine:
         if task.pool is not None:
             version = self._version(task.pool)
             nodes = self.sites.nodes
-            self._told |= {c: (nodes[c], version) for c in clients if c in nodes and replies[c].fault is None}
+            self._sent_pools |= {c: (nodes[c], version) for c in clients if c in nodes and replies[c].fault is None}
         still = {c: Reply(fault="it lacks what it was sent twice") for c in lacking if LACKS in replies[c].fields}
         return {client: still.get(client) or replies[client] for client in clients}
 
-    def _order(self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], anew: set[str]) -> ClientRequest:
-        """What one client is told for a round; ``anew`` is what it is sent though it was before."""
+    def _order(
+        self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], resend: set[str]
+    ) -> ClientRequest:
+        """Return one client's request for a round; ``resend`` names what it receives a second time."""
         method = self.setup.experiment.method
-        words: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None}
+        fields: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None}
         tables = []
         kept = task.client_states.get(client, {})
         if PARTS in kept:
-            words["state"] = str(int(kept[PARTS]))
+            fields["state"] = str(int(kept[PARTS]))
         if task.has_own_model(client):
-            words |= {"begins": "own", "mark": _mark(task.start_of(client))}
-        elif task.round == self._informed[0] and client in self._informed[1] and "model" not in anew:
-            words["begins"] = "shared"
+            fields |= {"begins": "own", "mark": _mark(task.start_of(client))}
+        elif task.round == self._sent_model[0] and client in self._sent_model[1] and "model" not in resend:
+            fields["begins"] = "shared"
         else:
             tables.append(shared["weights"])
         if outputs := task.outputs_of(client) if any(term.uses_outputs for term in method.terms) else {}:
@@ -280,26 +294,26 @@ class FlowerEngine:
         if task.server_state:
             tables.append(shared["server"])
         if task.pool is not None:
-            words |= {"pool": self._version(task.pool), "owners": runs_of(task.pool.owner)}
+            fields |= {"pool": self._version(task.pool), "owners": runs_of(task.pool.owner)}
             if method.sharing.leaves_client and (
-                "pool" in anew or self._told.get(client) != (self.sites.nodes.get(client), words["pool"])
+                "pool" in resend or self._sent_pools.get(client) != (self.sites.nodes.get(client), fields["pool"])
             ):
                 tables.append(shared["pool"])
-        return ClientRequest(words, tuple(tables))
+        return ClientRequest(fields, tuple(tables))
 
     def _pool_table(self, task: TrainTask) -> ArrayRecord:
         leaves_client = self.setup.experiment.method.sharing.leaves_client
         return to_record(add_prefix("pool/", task.pool.tensors) if task.pool is not None and leaves_client else {})
 
     def _version(self, pool: Pool) -> str:
-        """A word for a pool that changes with what is in it."""
+        """Return a digest of a pool."""
         if self._digest[0] is not pool:
             self._digest = (pool, digest_of(pool_tensors(pool)))
         return self._digest[1]
 
-    def _fault_of_words(self, words: Mapping[str, Any], size: int) -> str | None:
-        """What is wrong with what a site says beside its upload."""
-        samples, loss = words.get("samples"), words.get("loss")
+    def _fault_of_words(self, fields: Mapping[str, Any], size: int) -> str | None:
+        """Return the fault in the fields beside an upload, or ``None``."""
+        samples, loss = fields.get("samples"), fields.get("loss", 0.0)
         if type(samples) is not int or samples != size:
             return legible(f"it says that it trained on {samples!r} samples, and holds {size}")
         if loss is not None and type(loss) not in (int, float):
@@ -310,17 +324,17 @@ class FlowerEngine:
 
 
 def _joined(one: ClientRequest, other: ClientRequest | None) -> ClientRequest:
-    """Both orders as one."""
+    """Merge two requests into one."""
     return one if other is None else ClientRequest({**one.fields, **other.fields}, one.records + other.records)
 
 
 def _mark(start: Tensors) -> str | None:
-    """The round that a client's own weights are of; ``None`` where it has only the first ones, which all know."""
+    """Return the round of a client's own weights; ``None`` before its first round."""
     return str(int(start[MARK])) if set(start) == {MARK} else None
 
 
-def _tell_of(faults: Mapping[int, str], round: int, others: bool) -> None:
-    """Warn of clients that share nothing. Raises :class:`FedblendError` if there are no others."""
+def _log_faults(faults: Mapping[int, str], round: int, others: bool) -> None:
+    """Log clients that share nothing. Raises :class:`FedblendError` if no client shares."""
     for client, reason in faults.items():
         log.warning("fedblend: round %s: client %s shares nothing: %s", round + 1, client, reason)
     if faults and not others:

@@ -14,8 +14,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedblend.core.dataset import Population
 from fedblend.core.engine import Engine
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 from fedblend.core.paths import from_file
+from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table, resolve
@@ -61,7 +62,9 @@ def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: Federat
 
 def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[Setup, Sites]:
     """Wait for the sites; return the setup with the sites' own numbers of samples, and the connected sites."""
-    setup_fields = {"experiment": as_table(setup.experiment), "setup": describe_setup(setup)}
+    # Callbacks run at the server alone; sites would refuse those that are not fedblend's own.
+    experiment = {**as_table(setup.experiment), "callbacks": []}
+    setup_fields = {"experiment": experiment, "setup": describe_setup(setup)}
     clients = len(setup.population)
     server = setup.experiment.method.sharing.server
     expected = clients - (server is not None)
@@ -116,12 +119,15 @@ def _server_client(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]]) 
 def _sample_count(own: Mapping[int, Mapping[str, Any]], client: int, field: str) -> int:
     number = own.get(client, {}).get(field, 0)
     if type(number) is not int or number < 0:
-        raise FedblendError(f"client {client} sent {number!r} as its number of samples; valid: a whole number from 0")
+        raise FedblendError(
+            f"client {client} sent {brief(number)} as its number of samples; valid: a whole number from 0"
+        )
     return number
 
 
-def _log_round(record: dict[str, Any]) -> None:
+def _log_round(record: RoundRecord) -> None:
     """Log one line for a round."""
-    score = "".join(f", {name} {record[name]:.4f}" for name in ("loss", "accuracy") if name in record)
-    refused = "".join(f"; client {one['client']} refused: {one['reason']}" for one in record.get("refused", ()))
-    log.info("fedblend: round %s%s%s", record["round"], score, refused)
+    scores = {"loss": record.loss, "accuracy": record.accuracy}
+    score = "".join(f", {name} {value:.4f}" for name, value in scores.items() if value is not None)
+    refused = "".join(f"; client {one['client']} refused: {one['reason']}" for one in record.refused or ())
+    log.info("fedblend: round %s%s%s", record.round, score, refused)

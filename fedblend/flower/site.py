@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 import pydantic
@@ -18,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend.core import registry
 from fedblend.core.dataset import Population
-from fedblend.core.errors import FedblendError, did_you_mean
-from fedblend.core.paths import from_file
-from fedblend.core.registry import Count, FilePath, Int
+from fedblend.core.errors import FedblendError, did_you_mean, legible, printable
+from fedblend.core.paths import absolute, absolute_folder, from_file
+from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
 from fedblend.core.setup import Setup
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.experiment.config import Experiment
@@ -28,16 +32,25 @@ from fedblend.experiment.fields import field_of_part
 from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import read_toml
 
-KINDS = ("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores", "extras")
+KINDS = (
+    *("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores", "extras"),
+    "loss",
+)
 """Kinds of payload that can leave a site, by the names under which their bytes are counted.
 
 ``scores`` are numbers of right test samples. ``masked`` is a model or a mean of which the server learns only the sum
 with others. ``keys`` are the public keys and secret shares of masks. ``extras`` are what terms such as SCAFFOLD's send
-beside a model.
+beside a model. ``loss`` is the mean loss in training; it leaves only beside models in clear without protection.
 """
 
-SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores", "extras")
+SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores", "extras", "loss")
 """Kinds that a site allows by default: none that holds single samples."""
+
+
+log = logging.getLogger("flwr")
+
+LOCAL_PATH = re.compile(r"""(?<![\w.])(?:~|[A-Za-z]:)?[/\\][^'",;:()\n]+""")
+"""A path in a message, with all that follows it up to a punctuation mark: paths may have spaces."""
 
 
 class RefusedByPolicy(FedblendError):
@@ -56,22 +69,46 @@ class Site(BaseModel):
     """This site's samples; default: its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
     """Kinds of payload that may leave: weights, masked, keys, outputs, means, seeds, raw, shared, answers, scores,
-    extras.
+    extras, loss.
     """
     min_mean: Count = 2
     """Fewest samples that a shared mean may cover; the experiment's own minimum holds as well."""
     min_sum: Annotated[Int, Field(ge=2)] = 3
     """Fewest sites whose masked models, or means, the server may sum; the experiment's minimum holds as well."""
+    sharings: Count = 1
+    """Different payloads (means, seeds, ...) that this site makes of its samples to share, over all runs in its audit
+    log. An unmasked one that left before is sent again, the same to the last bit, and does not count.
+    """
+    key: FilePath | None = None
+    """This site's private key in OpenSSH's format, such as its SuperNode's. It signs the site's keys of masked sums."""
+    peers: FilePath | None = None
+    """A TOML file with the public keys of a federation's sites, by client: `0 = "ecdsa-sha2-nistp384 AAAA..."`. With it
+    this site takes part in masked sums only if each site's keys are signed; the server then cannot take a site's place.
+    """
     max_seeds: Count | None = None
     """Most seeds that this site sends for one request (XorMixFL); default: no limit."""
     rounds: Count | None = None
     """Rounds that this site trains in, over all runs in its audit log; default: no limit."""
     protection: field_of_part("protection") | None = None  # type: ignore[valid-type]
     """Protection of models before they leave, after the experiment's own protection."""
+    trusted: tuple[str, ...] = ()
+    """What a server may name that is not fedblend's own, each exactly: parts and models as `package.module:Name`, and
+    for a site without `data` the experiment's files as absolute paths; default: nothing.
+    """
+    min_noise: Positive | None = None
+    """Least noise on models and on shared data before they leave, by the experiment or by `protection`: its standard
+    deviation (Laplace: its scale) over the largest change that it hides, of a client's model or of a sample's share in
+    a mean. A model's `multiplier` is twice this number, a mean's 1.42 times. Default: none.
+    """
     device: str = "cpu"
     """The PyTorch device on which this site computes."""
     audit: FilePath | None = None
     """The audit log: one JSON line for each payload that leaves; default with a site file: `audit.jsonl` beside it."""
+
+    @property
+    def has_file(self) -> bool:
+        """Whether there is a site file: a site that has one also has an audit log."""
+        return self.audit is not None
 
     @pydantic.field_validator("allow")
     @classmethod
@@ -82,6 +119,14 @@ class Site(BaseModel):
                     f"'{kind}' is no kind of payload{did_you_mean(kind, KINDS)}; valid: {', '.join(KINDS)}"
                 )
         return allow
+
+    @pydantic.field_validator("trusted")
+    @classmethod
+    def _check_trusted(cls, trusted: tuple[str, ...]) -> tuple[str, ...]:
+        for name in trusted:
+            if ":" not in name and "/" not in name:
+                raise ValueError(f"'{name}' names nothing; valid: package.module:Name, or the absolute path of a file")
+        return trusted
 
 
 def read_site(path: str | Path) -> Site:
@@ -108,6 +153,24 @@ def site_of_node(node_config: Any) -> Site:
 _read_cached = functools.lru_cache(maxsize=4)(read_site)
 
 
+def trust_of(site: Site) -> AbstractContextManager[None]:
+    """Return a context in which only code of fedblend's own, and code that the site file names, is imported."""
+    return registry.trust_only(site.trusted, "the site's file must name it in trusted")
+
+
+def reply_text(error: Exception) -> str:
+    """Return what a server is told of an error: its message without paths of this machine.
+
+    An error that is no :class:`FedblendError` may hold anything: of it the server is told only that it occurred. The
+    log of the SuperNode has the full text of both.
+    """
+    if isinstance(error, FedblendError):
+        log.warning("fedblend: refused: %s", legible(error, most=1000))
+        return LOCAL_PATH.sub("(a path)", printable(str(error)))
+    log.error("fedblend: an unexpected error", exc_info=error)
+    return "its app failed; the log of its SuperNode states why"
+
+
 def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup: dict[str, Any]) -> Setup:
     """Return the setup at a site: its client has the site's samples, all other clients have none.
 
@@ -115,12 +178,23 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
     another shape or other classes than the server's.
     """
     if site.data is None:
+        for option, file in files_of(experiment.data).items():
+            if file not in site.trusted:
+                raise RefusedByPolicy(
+                    f"data.{option}: a server chooses no file of a site; the site's file must give data, or name the "
+                    "file in trusted"
+                )
         return make_setup(experiment)
-    data = site.data.load()
+    try:
+        data = site.data.load()
+    except FedblendError as error:
+        log.error("fedblend: data: %s", error)
+        raise FedblendError("data: this site's samples cannot be loaded; the site's log states why") from None
     own = {"shape": list(data.train.x.shape[1:]), "classes": list(data.classes), "outputs": data.outputs}
     for field, value in own.items():
         if value != server_setup[field]:
-            raise FedblendError(f"data: this site's {field} is {value}, the federation's {server_setup[field]}")
+            log.error("fedblend: data: this site's %s is %s, the federation's %s", field, value, server_setup[field])
+            raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states both")
     one_client = experiment.model_copy(update={"partition": registry.build("partition", {"name": "iid", "clients": 1})})
     setup = make_setup(one_client, data)
     before, mine = np.zeros(client + 1, np.int64), setup.population
@@ -167,6 +241,7 @@ SITE_FILE = """# What may leave this site, for every request of every server. fe
 #   raw       samples as they are               answers   replies to a server step, from this site's model
 #   scores    how many test samples are right   masked    a model or mean of which the server learns only a sum
 #   keys      keys and sealed shares of masks   extras    what terms such as SCAFFOLD's send beside a model
+#   loss      the mean loss in training, beside a model that is neither masked nor protected
 # Without "weights" this site's model leaves masked, or not at all.
 allow = {allow}
 
@@ -176,11 +251,27 @@ min_mean = {min_mean}
 # Fewest sites whose masked models (or means) the server may sum; the experiment's minimum holds as well.
 min_sum = 3
 
+# Parts and models that are not fedblend's own run here only if this list names them, as "package.module:Name". A site
+# without data of its own (below) reads a file that the experiment names only if this list has its absolute path.
+trusted = {trusted}
+# Different payloads (means, seeds, ...) that this site makes of its samples to share, over all runs in its audit log.
+# One that left before is sent again, the same to the last bit, and does not count; a masked one always counts.
+sharings = {sharings}
+
+# Masked sums: this site's private key, and the public keys of all sites (0 = "ecdsa-sha2-nistp384 AAAA...", ...).
+# Without these lines the server could take the place of other sites.
+# key = "site-0"
+# peers = "peers.toml"
+
 # Most seeds (single samples, mixed or encoded) for one request of a server; without this line: no limit.
 # max_seeds = 100
 
 # Rounds in which this site trains, over all runs in its audit log; without this line: no limit.
 # rounds = 200
+
+# Least noise on models and shared data: its standard deviation over the largest change that it hides. Without this
+# line: none. A model's multiplier is twice this number.
+# min_noise = 0.5
 
 # The device on which this site computes: cpu, cuda, cuda:1.
 device = "cpu"
@@ -211,11 +302,41 @@ path = {path}
 """
 
 
-def site_text(path: Path, data: Path | None, allow: tuple[str, ...] = SAFE, min_mean: int = 2) -> str:
+def site_text(
+    path: Path,
+    data: Path | None,
+    allow: tuple[str, ...] = SAFE,
+    min_mean: int = 2,
+    sharings: int = 1,
+    trusted: Sequence[str] = (),
+) -> str:
     """Return the commented content of a new site file at ``path``, with the samples in ``data`` (an ``.npz`` file)."""
     others = ", ".join(kind for kind in KINDS if kind not in allow) or "none"
     # A JSON string is a valid TOML string.
     table = NO_DATA if data is None else DATA.format(path=json.dumps(str(data.absolute())))
     return SITE_FILE.format(
-        path=path.absolute(), others=others, allow=json.dumps(list(allow)), min_mean=min_mean, data=table
+        path=path.absolute(),
+        others=others,
+        allow=json.dumps(list(allow)),
+        min_mean=min_mean,
+        trusted=json.dumps(list(trusted)),
+        sharings=sharings,
+        data=table,
     )
+
+
+def files_of(made: Any) -> dict[str, str]:
+    """The files and folders that a part's options name, by option; of the Hugging Face Hub also its data sets."""
+    hints = get_type_hints(type(made), include_extras=True)
+    paths = [
+        field
+        for field in fields_of(type(made))
+        if {absolute, absolute_folder} & {getattr(one, "func", None) for one in _metadata(hints[field])}
+    ]
+    return {field: getattr(made, field) for field in paths if getattr(made, field) is not None}
+
+
+def _metadata(hint: Any) -> list[Any]:
+    """The metadata of an annotated type, or of the types in a union."""
+    inner = [one for arg in getattr(hint, "__args__", ()) for one in _metadata(arg)]
+    return [*getattr(hint, "__metadata__", ()), *inner]

@@ -113,8 +113,12 @@ class Sites:
         """Node of each connected client."""
         self.hello_fields: dict[int, dict[str, Any]] = {}
         """Fields of each client's reply to the first query."""
+        self.excluded: dict[int, str] = {}
+        """Clients that have broken a protocol in this run, with the reason; they receive nothing more."""
         self._queried: set[int] = set()
         self._failed_hellos: Counter[int] = Counter()
+        self._refusals: dict[int, str] = {}
+        """Why nodes take no part, as they state it."""
         self._duplicates: dict[int, int] = {}
         """Nodes that claim a client that another node is, with that client."""
 
@@ -130,10 +134,11 @@ class Sites:
             self._update_nodes()
         if self._connected() < self.min_sites:
             missing = [client for client in range(self.clients) if client not in (*self.nodes, self.server_client)]
+            told = "".join(f" A node takes no part: {why}." for why in sorted(set(self._refusals.values()))[:3])
             raise FedblendError(
                 f"min_sites: {self.min_sites}, but only {self._connected()} of {self.clients} sites are connected "
-                f"after {self.deadline:g} seconds (deadline); missing: {listed(missing)}. Start their SuperNodes, and "
-                "continue with the same command"
+                f"after {self.deadline:g} seconds (deadline); missing: {listed(missing)}.{told} Start their "
+                "SuperNodes, and continue with the same command"
             )
 
     def exchange(self, kind: str, round: int, requests: Mapping[int, ClientRequest]) -> dict[int, Reply]:
@@ -145,13 +150,21 @@ class Sites:
         self.wait_until_connected()
         to_nodes, absent = {}, {}
         for client, request in requests.items():
-            if client in self.nodes:
+            if client in self.excluded:
+                absent[client] = Reply(fault=self.excluded[client])
+            elif client in self.nodes:
                 fields = {**self.setup_fields, "round": round, "client": client, **request.fields}
                 to_nodes[self.nodes[client]] = ClientRequest(fields, request.records)
             else:
                 absent[client] = Reply(fault="its site is not connected")
         replies = self._send(kind, round, to_nodes, self.deadline)
         return {client: absent.get(client) or replies[self.nodes[client]] for client in requests}
+
+    def exclude(self, client: int, why: str) -> None:
+        """Send a client nothing more in this run, and warn."""
+        if client not in self.excluded:
+            log.warning("fedblend: client %s is %s", client, why)
+            self.excluded[client] = why
 
     def _connected(self) -> int:
         return len(self.nodes.keys() - {self.server_client})
@@ -174,6 +187,7 @@ class Sites:
     def _add_node(self, node: int, reply: Reply) -> None:
         client = reply.fields.get("client")
         if reply.fault is not None:
+            self._refusals[node] = reply.fault
             if not reply.fields and self._failed_hellos[node] < HELLO_ATTEMPTS - 1:
                 # The node's machine may be busy: the next look at the nodes queries it again.
                 self._failed_hellos[node] += 1

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, missing_package
 from fedblend.flower import process_guard
 
 NO_REPORTS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -31,6 +31,9 @@ NO_REPORTS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "
 
 FAST_POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 """Seconds between two looks for an app to start, at every message; Flower's default is 1."""
+
+LOOPBACK = "127.0.0.1"
+"""The only address on which a trial's processes listen."""
 
 LINK = "trial"
 """The SuperLink's name in Flower's configuration."""
@@ -63,6 +66,8 @@ class LoopbackTrial:
         self._handled_signals: list[signal.Signals] = []
 
     def __enter__(self) -> LoopbackTrial:
+        if not hasattr(os, "killpg"):
+            raise FedblendError("a trial of a federation needs Linux or macOS: this system has no process groups")
         # By default Python ends at these signals without leaving a context. Only the main thread can set handlers.
         # Signals that are ignored (nohup) or already have a handler keep it.
         if threading.current_thread() is threading.main_thread():
@@ -85,7 +90,9 @@ class LoopbackTrial:
         (self.folder / "superlink.db").unlink(missing_ok=True)
         make_credentials(self.keys, self.sites)
         link = {"address": f"127.0.0.1:{self.port}", "root-certificates": str(self.keys / "ca.crt")}
-        (self.home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": LINK, LINK: link}}))
+        (self.home / "config.toml").write_text(
+            tomli_w.dumps({"superlink": {"default": LINK, LINK: link}}), encoding="utf-8"
+        )
         self.start_link()
         for site in range(self.sites):
             self.register(self.keys / f"site-{site}.pub")
@@ -94,7 +101,7 @@ class LoopbackTrial:
         """Start the SuperLink, or start it again, and wait until it answers."""
         certificates = ("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key")
         tls = [word for option, name in certificates for word in (f"--ssl-{option}", str(self.keys / name))]
-        address = ["--host", "127.0.0.1", "--port", str(self.port)]
+        address = ["--host", LOOPBACK, "--port", str(self.port)]
         database = ["--database", str(self.folder / "superlink.db")]
         options = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         self._start("superlink", ["flower-superlink", *tls, *address, *database, *options])
@@ -113,7 +120,7 @@ class LoopbackTrial:
                 "flower-supernode",
                 *("--root-certificates", str(self.keys / "ca.crt")),
                 *("--auth-supernode-private-key", str(key or self.keys / f"site-{site}.key")),
-                *("--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())),
+                *("--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(free_port())),
                 *("--node-config", " ".join(f"{name}={_toml(value)}" for name, value in settings.items())),
             ],
         )
@@ -208,9 +215,7 @@ def tool(name: str) -> str:
     """Return the path of Flower's command beside this Python. Raises :class:`FedblendError` if it is missing."""
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise FedblendError(
-            f"{name} is not installed beside {sys.executable}; install it: pip install 'fedblend[flower]'"
-        )
+        raise missing_package(f"{name}, which is not beside {sys.executable},", "flwr", "flower")
     return str(path)
 
 
@@ -232,6 +237,7 @@ def make_credentials(folder: Path, sites: int) -> None:
     them. The authority's own key is not kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedblend trial authority")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedblend trial server")])
@@ -283,6 +289,8 @@ def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Write a file that only its owner can read, also where a file with another mode, or a link, is in its place."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(content)

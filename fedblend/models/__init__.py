@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import nn
 
 from fedblend.core import registry
@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 
+def _trusted(path: str) -> str:
+    return registry.require_trusted(path, "model.path")
+
+
 @part("model", "module")
 class UserModule:
     """Any ``nn.Module``, as ``path = "package.module:Class"`` with ``arguments`` for its constructor.
@@ -42,20 +46,20 @@ class UserModule:
     The module must take a batch of inputs and return one row of outputs for each sample.
     """
 
-    path: str
-    """The class, as `package.module:Class`; the module may be in the experiment file's folder."""
+    path: Annotated[str, AfterValidator(_trusted)]
+    """The class, a subclass of `nn.Module`, as `package.module:Class`; its file may be beside the experiment file."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the constructor, by name."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Import the class and call it with the arguments."""
         cls = registry.import_path(self.path, "model.path")
+        # Before the call: an experiment names the path and the arguments, and a call of anything else may do anything.
+        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+            raise FedblendError(
+                f"model.path: '{self.path}' is a {type(cls).__name__}; it must be a subclass of torch's nn.Module"
+            )
         try:
-            module = cls(**self.arguments)
+            return cls(**self.arguments)
         except TypeError as error:
             raise FedblendError(f"model.arguments: {self.arguments!r} do not fit {self.path}: {error}") from None
-        if not isinstance(module, nn.Module):
-            raise FedblendError(
-                f"model.path: '{self.path}' returns a {type(module).__name__}; it must return a torch nn.Module"
-            )
-        return module

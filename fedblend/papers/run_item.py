@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.core.errors import FedblendError, Stopped
+from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study
 from fedblend.papers.availability import is_fetched, missing_reason
@@ -21,7 +22,7 @@ from fedblend.runs import checkpoint
 from fedblend.runs.parallel import run_all
 
 OnRuns = Callable[
-    [dict[str, Experiment], Mapping[str, int]], AbstractContextManager[Callable[[str, dict[str, Any]], None]]
+    [dict[str, Experiment], Mapping[str, int]], AbstractContextManager[Callable[[str, RoundRecord], None]]
 ]
 """Opens the display of runs: takes their experiments and the finished rounds of each, yields a record callback."""
 

@@ -229,7 +229,7 @@ def class_figure(groups: Sequence[Group]) -> go.Figure | None:
     """
     rows: dict[str, list[float | None]] = {}
     for g in groups:
-        finals = [o.evaluated[-1]["per_class"] for o in g.counted if o.evaluated and "per_class" in o.evaluated[-1]]
+        finals = [scores for o in g.counted if o.evaluated and (scores := o.evaluated[-1].per_class) is not None]
         if finals:
             rows[g.name] = [_mean_percent(values) for values in zip(*finals, strict=True)]
     if not rows:

@@ -7,30 +7,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedblend.analysis.privacy.statements import Statement, is_private, statements
+from fedblend.analysis.privacy.statements import Statement, statements
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
-from fedblend.experiment.config import resolve
+from fedblend.experiment.index import Entry, index
+from fedblend.runs.directory import CONFIG
 from fedblend.runs.groups import Group, Outcome
 
 PRIVACY_NOTE = "breaks privacy"
 
 
-def part_class(config: Mapping[str, Any], kind: str) -> type | None:
-    """The class of a method's part, or ``None`` where it cannot be imported."""
-    try:
-        return registry.find(kind, config["method"][kind]["name"])
-    except (FedblendError, KeyError, TypeError):
-        return None
+def shares_raw_samples(outcome: Outcome) -> bool:
+    """Whether a run shares raw samples, by its facts.
+
+    Runs of fedblend 0.1 lack that fact: there, whether a sharing, objective or server step of fedblend does.
+    """
+    if (facts := outcome.facts.get("privacy")) is not None:
+        return bool(facts["raw_samples"])
+    sharing, *others = (_entry(outcome.config, kind) for kind in ("sharing", "objective", "server_step"))
+    single = sharing and sharing.leaves_client and outcome.config["method"]["sharing"].get("samples_per_mean") == 1
+    return bool(single) or any(part and part.sends_raw_samples for part in (sharing, *others))
 
 
-def shares_raw_samples(config: Mapping[str, Any]) -> bool:
-    """Whether a method shares raw samples, by its sharing, objective or server step, or as means of one sample."""
-    sharing, *others = (part_class(config, kind) for kind in ("sharing", "objective", "server_step"))
-    flags = [getattr(cls, flag, False) for cls in (sharing, *others) for flag in ("unsafe", "breaks_privacy")]
-    table = config["method"].get("sharing", {})
-    leaves_client = bool(getattr(sharing, "leaves_client", False))
-    return any(flags) or (leaves_client and isinstance(table, Mapping) and table.get("samples_per_mean") == 1)
+def _entry(config: Mapping[str, Any], kind: str) -> Entry | None:
+    """The entry of a method's part in the index; ``None`` for a part of the user's own."""
+    part = config["method"].get(kind)
+    return index().parts[kind].get(str(part.get("name"))) if isinstance(part, Mapping) else None
 
 
 @dataclass(frozen=True)
@@ -74,21 +76,39 @@ def epsilon_text(epsilon: float) -> str:
 
 
 def run_statements(outcome: Outcome) -> list[Statement]:
-    """The privacy statements of a run; none if it adds no noise, or if its parts cannot be imported."""
-    try:
-        experiment = resolve(outcome.config)
-    except FedblendError:
-        return []
-    if not is_private(experiment):
+    """The privacy statements of a run, by the noise in its facts; none if it adds no noise."""
+    facts = outcome.facts.get("privacy")
+    noise = _noise_of_old_run(outcome.config) if facts is None else facts.get("noise")
+    if noise is None:
         return []
     clients = outcome.facts.get("clients", {})
     holding = int(clients.get("holding", clients.get("number", 0)))
     # Cohorts are drawn from the experiment's seed, which every site of a real federation receives.
     secret_cohorts = outcome.facts.get("engine", {}).get("engine") != "flower"
     try:
-        return statements(experiment, holding, outcome.records, secret_cohorts)
+        return statements(outcome.config, noise, holding, outcome.records, secret_cohorts, clients.get("samples"))
+    except KeyError as field:
+        raise FedblendError(f"{outcome.path / CONFIG}: {field} is missing; restore the file") from None
     except FedblendError as error:
-        return [Statement("weights", "a client", experiment.delta, reason=str(error))]
+        return [Statement("weights", "a client", outcome.config["delta"], reason=str(error))]
+
+
+def _noise_of_old_run(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The noise of a run of fedblend 0.1, whose facts lack it; ``None`` if its parts cannot be built."""
+    protection, sharing = config.get("protection"), config["method"].get("sharing")
+    noisy_uploads = isinstance(protection, Mapping) and protection.get("name") != "none"
+    if not noisy_uploads and not (isinstance(sharing, Mapping) and sharing.get("multiplier")):
+        return None
+    # These import PyTorch.
+    from fedblend.experiment.config import resolve
+    from fedblend.experiment.privacy import privacy_facts
+
+    try:
+        return privacy_facts(resolve(config)).get("noise")
+    except registry.UntrustedCode:
+        return {"weights": "the facts of this run of fedblend 0.1 lack its noise, and its own code is not imported"}
+    except FedblendError:
+        return None
 
 
 def guarantees(groups: Sequence[Group]) -> list[Guarantee]:

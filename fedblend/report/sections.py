@@ -35,7 +35,7 @@ class DatasetSection:
     @property
     def unsafe(self) -> list[str]:
         """The methods that share raw samples."""
-        return [g.name for g in self.groups if shares_raw_samples(g.config)]
+        return [g.name for g in self.groups if shares_raw_samples(g.outcomes[0])]
 
     @property
     def unfinished(self) -> list[Group]:

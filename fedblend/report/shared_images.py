@@ -21,7 +21,6 @@ from fedblend.data.scale import Scaler
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
-from fedblend.report.privacy import part_class
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, Outcome
@@ -86,7 +85,7 @@ def _sharing_key(outcome: Outcome) -> str:
 def _gallery(outcome: Outcome, method: str) -> Gallery | None:
     """The gallery of a run; ``None`` if it shared no images. Raises :class:`FedblendError` for a damaged checkpoint."""
     data = outcome.facts.get("data", {})
-    sharing_class = part_class(outcome.config, "sharing")
+    sharing_class = _sharing_class(outcome.config)
     path = outcome.path / checkpoint.NAME
     if data.get("kind") != "image" or not getattr(sharing_class, "leaves_client", False) or not path.is_file():
         return None
@@ -125,6 +124,14 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
     caption = caption or _means_caption(outcome.config, sizes[np.unique(owner)], raw)
     strips = _seed_strips(outcome.path, sharing, rows_across_clients(owner, MAX_STRIPS), classes)
     return Gallery((method,), outcome.seed, raw, caption, len(rows), len(owner), images, strips)
+
+
+def _sharing_class(config: Mapping[str, Any]) -> type | None:
+    """The class of a method's sharing, or ``None`` where it cannot be imported."""
+    try:
+        return registry.find("sharing", config["method"]["sharing"]["name"])
+    except (FedblendError, KeyError, TypeError):
+        return None
 
 
 def rows_across_clients(owner: np.ndarray, most: int) -> np.ndarray:

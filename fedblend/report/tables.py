@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.console import Group as Renderables
-from rich.console import RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -28,9 +30,9 @@ from fedblend.runs.summary import (
     plus_minus,
     progress,
     rounds_to_target,
+    rows_of,
     score,
     status,
-    table_of,
 )
 
 if TYPE_CHECKING:
@@ -59,9 +61,11 @@ class Column:
 
 def method_rows(table: pd.DataFrame) -> list[MethodRow]:
     """The rows of a table; a method that failed before its first round has NaN as scores."""
-    rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
-    no_scores = dict.fromkeys(("final", "last", "best"), math.nan)
-    return [row | no_scores if row["failed"] else row for row in rows]
+    return [_without_scores_if_failed({str(name): v for name, v in row.items()}) for row in table.to_dict("records")]
+
+
+def _without_scores_if_failed(row: MethodRow) -> MethodRow:
+    return row | dict.fromkeys(("final", "last", "best"), math.nan) if row["failed"] else row
 
 
 def best_rows(rows: Sequence[MethodRow], text: CellText, value: CellValue, sign: int) -> set[int]:
@@ -124,38 +128,77 @@ def comparison_tables(runs: Sequence[RunDirectory], reasons: bool = True) -> Ren
     return Renderables(*(_comparison_table(groups, titles[name], reasons) for name, groups in sets.items()))
 
 
-def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool) -> Table:
+NamedCells = tuple[str, list[Text]]
+"""The heading and the cells of a column."""
+
+UNLIMITED = 10_000
+"""A width in columns in which every table fits."""
+
+
+@dataclass(frozen=True)
+class WrappedTable:
+    """A table in the terminal whose columns continue below, beside the rows' names, where they do not fit its width."""
+
+    heading: str
+    """The heading of the rows' names."""
+    names: list[str]
+    columns: list[NamedCells]
+    title: str | None = None
+    notes: str = ""
+    """Text below the table."""
+    footer: int = 0
+    """Number of last rows below a line."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        begin, title = 0, self.title
+        while begin < len(self.columns):
+            end = begin + 1
+            while end < len(self.columns) and self._fits(self.columns[begin : end + 1], console, options):
+                end += 1
+            table = self._table(self.columns[begin:end])
+            table.title = Text(title) if title else None
+            yield table
+            begin, title = end, None
+        if self.notes:
+            yield Text(self.notes, style="table.caption")
+
+    def _fits(self, columns: Sequence[NamedCells], console: Console, options: ConsoleOptions) -> bool:
+        needed = Measurement.get(console, options.update(width=UNLIMITED), self._table(columns)).minimum
+        return needed <= options.max_width
+
+    def _table(self, columns: Sequence[NamedCells]) -> Table:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1, 0, 0), header_style="bold")
+        table.title_justify, table.title_style = "left", "bold"
+        # The least width keeps names readable where the other columns take the rest.
+        table.add_column(self.heading, overflow="fold", vertical="bottom", min_width=10)
+        for heading, cells in columns:
+            # Text and not str, here and below: Rich would read square brackets in a label as markup.
+            texts = [Text(heading), *cells]
+            width = max(cell_len(line) for text in texts for line in text.plain.splitlines())
+            table.add_column(texts[0], justify="right", no_wrap=True, vertical="bottom", min_width=width)
+        for i, name in enumerate(self.names):
+            if i == len(self.names) - self.footer:
+                table.add_section()
+            table.add_row(Text(name), *(cells[i] for _, cells in columns))
+        return table
+
+
+def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool) -> WrappedTable:
     """The table of one data set."""
     stated = {one.method: one for one in guarantees(groups)}  # the last one of a method covers all its payloads
-    rows = [{**row, "guarantee": stated.get(row["method"])} for row in method_rows(table_of(groups))]
+    rows = [_without_scores_if_failed(row) | {"guarantee": stated.get(row["method"])} for row in rows_of(groups)]
     notes = [f"* {g.name}: {status(g) if reasons else progress(g)}" for g in groups if g.unfinished]
-    notes += [f"! {g.name}: {PRIVACY_NOTE}, it shares raw samples" for g in groups if shares_raw_samples(g.config)]
+    notes += [f"! {g.name}: {PRIVACY_NOTE}, it shares raw samples" for g in groups if shares_raw_samples(g.outcomes[0])]
     if (only := groups[0].outcomes[0].only_class) is not None:
         notes.append(f"! all samples are of one class, '{only}': there is nothing to classify")
     notes += list(dict.fromkeys(map(_epsilon_note, stated.values())))
-    table = _empty_table(title)
-    table.caption_justify = "left"
-    table.caption = Text("\n".join(notes)) if notes else None
-    # The least width keeps names readable in a terminal of 80 columns, where the other columns take the rest.
-    table.add_column("method", overflow="fold", vertical="bottom", min_width=10)
-    columns = _comparison_columns(rows)
-    for column in columns:
-        table.add_column(column.heading, justify="right", no_wrap=True, vertical="bottom")
-    best = [best_rows(rows, column.text, column.value, column.sign) for column in columns]
-    for i, row in enumerate(rows):
-        cells = [
-            Text(column.text(row), style="bold" if i in winners else "")
-            for column, winners in zip(columns, best, strict=True)
-        ]
-        # Text and not str: Rich would read square brackets in a label as markup.
-        table.add_row(Text(row["method"] + (" *" if row["unfinished"] else "")), *cells)
-    return table
-
-
-def _empty_table(title: str | None) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1, 0, 0), header_style="bold")
-    table.title, table.title_justify, table.title_style = title and Text(title), "left", "bold"
-    return table
+    columns = []
+    for column in _comparison_columns(rows):
+        best = best_rows(rows, column.text, column.value, column.sign)
+        cells = [Text(column.text(row), style="bold" if i in best else "") for i, row in enumerate(rows)]
+        columns.append((column.heading, cells))
+    names = [row["method"] + (" *" if row["unfinished"] else "") for row in rows]
+    return WrappedTable("method", names, columns, title, "\n".join(notes))
 
 
 def _comparison_columns(rows: Sequence[MethodRow]) -> list[Column]:
@@ -194,7 +237,8 @@ def _epsilon_note(guarantee: Guarantee) -> str:
     if guarantee.epsilon is None:
         return f"epsilon of {guarantee.method}: {guarantee.text}"
     return (
-        f"epsilon: of the {guarantee.what} sent in the whole run, for {guarantee.unit}, at delta = {guarantee.delta:g}"
+        f"epsilon: of the {guarantee.what} sent in one whole run, for {guarantee.unit}, "
+        f"at delta = {guarantee.delta:g}; runs on the same data (seeds, grids, repetitions) add up"
     )
 
 
@@ -226,22 +270,19 @@ def sites_table(runs: Sequence[RunDirectory]) -> RenderableType:
 
 def _site_accuracies(group: Group) -> dict[str, float]:
     """A method's final accuracy at each site, the mean over its seeds; empty where its runs have none."""
-    finals = [o.evaluated[-1].get("sites", {}) for o in group.counted if o.evaluated]
+    finals = [o.evaluated[-1].sites or {} for o in group.counted if o.evaluated]
     names = dict.fromkeys(name for final in finals for name in final)
     return {name: fmean(final[name] for final in finals if name in final) for name in names}
 
 
-def _table_by_site(data: str, columns: dict[str, dict[str, float]]) -> Table:
-    table = _empty_table(f"{data}: accuracy in % at each site")
-    table.add_column("site", no_wrap=True)
-    for method in columns:
-        table.add_column(Text(method), justify="right")
-    for site in dict.fromkeys(site for sites in columns.values() for site in sites):
-        table.add_row(Text(site), *_site_cells([sites.get(site) for sites in columns.values()]))
-    table.add_section()
-    table.add_row("mean over sites", *_site_cells([fmean(sites.values()) for sites in columns.values()]))
-    table.add_row("worst site", *_site_cells([min(sites.values()) for sites in columns.values()]))
-    return table
+def _table_by_site(data: str, columns: dict[str, dict[str, float]]) -> WrappedTable:
+    sites = list(dict.fromkeys(site for found in columns.values() for site in found))
+    rows = [_site_cells([found.get(site) for found in columns.values()]) for site in sites]
+    rows.append(_site_cells([fmean(found.values()) for found in columns.values()]))
+    rows.append(_site_cells([min(found.values()) for found in columns.values()]))
+    by_method = [(method, [row[k] for row in rows]) for k, method in enumerate(columns)]
+    names = [*sites, "mean over sites", "worst site"]
+    return WrappedTable("site", names, by_method, f"{data}: accuracy in % at each site", footer=2)
 
 
 def _site_cells(values: Sequence[float | None]) -> list[Text]:
@@ -346,7 +387,7 @@ def client_table(groups: Sequence[Group]) -> PageTable | None:
     rows: list[MethodRow] = []
     sizes: dict[str, None] = {}
     for g in groups:
-        finals = [o.evaluated[-1]["clients"] for o in g.counted if o.evaluated and "clients" in o.evaluated[-1]]
+        finals = [clients for o in g.counted if o.evaluated and (clients := o.evaluated[-1].clients) is not None]
         if not finals:
             continue
         row: MethodRow = {"method": g.name, "finished": sum(o.finished for o in g.outcomes)}

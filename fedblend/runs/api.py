@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from pydantic import BaseModel
 from torch import nn
 
@@ -26,6 +25,9 @@ from fedblend.experiment.tables import read_toml, set_field, unset_field
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.parallel import join_failures, run_all
 from fedblend.runs.runner import execute
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RUNS = Path("runs")
 """Default folder of runs."""
@@ -49,17 +51,19 @@ def run(
     experiment: Experiment,
     out: Path | str | None = None,
     resume: bool = False,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: Callable[[dict[str, Any]], Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run one experiment in this process.
 
     ``out`` is the run's folder (default: a new one under ``runs/``). With ``resume``, a run in this folder continues.
-    ``on_round`` is called with each round's record as plain data. ``callbacks`` are added to those of the experiment
-    and may end the run. Raises :class:`FedblendError`.
+    ``on_round`` is called with each round's record as plain data; the run ends after it returns ``True``.
+    ``callbacks`` are added to those of the experiment and may end the run. A run that ended early is done; resumed, it
+    makes the rounds that are left. Raises :class:`FedblendError`.
     """
     path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
-    finished = execute(experiment, path, resume, on_round, callbacks=callbacks)
+    listener = None if on_round is None else lambda record: on_round(record.as_dict())
+    finished = execute(experiment, path, resume, listener, callbacks=callbacks)
     model = finished.setup.model
     model.load_state_dict(finished.state.weights)
     return Result(path, finished.setup.experiment, metrics_table(finished.directory), model.eval())
@@ -70,7 +74,9 @@ def run_study(
 ) -> pd.DataFrame:
     """Run all experiments of a study (or of its file, or of its table); return one row for each run and round.
 
-    Raises :class:`FedblendError` after all runs if any failed.
+    ``jobs`` runs are made at once, each in a process of its own (default: one for each processor). The calling script
+    needs no ``if __name__ == "__main__"``; parts that the script itself defines run in its own process only. Raises
+    :class:`FedblendError` after all runs if any failed.
     """
     if not isinstance(study, Study):
         study = expand(study if isinstance(study, Mapping) else load(study))
@@ -78,6 +84,8 @@ def run_study(
     failed = run_all(study, folder, False, jobs, lambda slug, record: None)
     if failed:
         raise FedblendError(join_failures(failed, len(study.experiments)))
+    import pandas as pd
+
     frames = [metrics_table(RunDirectory(folder / slug)).assign(run=slug) for slug in study.experiments]
     return pd.concat(frames, ignore_index=True)
 
@@ -111,6 +119,8 @@ def last_folder(path: Path) -> Path:
 
 def metrics_table(directory: RunDirectory) -> pd.DataFrame:
     """Return a run's metrics as a table: nested fields become columns such as ``bytes_up.weights``."""
+    import pandas as pd
+
     frame = pd.json_normalize(directory.metrics())
     experiment = directory.experiment()
     frame.insert(0, "method", experiment.method.label or experiment.method.name)

@@ -13,8 +13,8 @@ from fedblend.core.state import RunState
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 
-Listener = Callable[[dict[str, Any]], None]
-"""A function of a round's record as plain data."""
+Listener = Callable[[RoundRecord], Any]
+"""A function of a round's record; ``True`` as its result ends the run."""
 
 
 class MetricsLog(Callback):
@@ -25,8 +25,9 @@ class MetricsLog(Callback):
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
         """Write the record."""
-        record.machine["peak_memory"] = peak_memory()
-        self.directory.add_metrics(record.as_dict())
+        if (memory := peak_memory()) is not None:
+            record.machine["peak_memory"] = memory
+        self.directory.add_record(record)
         return None
 
 
@@ -57,15 +58,16 @@ class Checkpoints(Callback):
 
 
 class RecordListener(Callback):
-    """Call a function with each round's record as plain data."""
+    """Call a function with each round's record, and end the run after the function returns ``True``."""
+
+    name = "on_round"
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Call the function."""
-        self.listener(record.as_dict())
-        return None
+        """Call the function. Other results count for nothing: many functions return something by chance."""
+        return self.listener(record) is True
 
 
 @part("callback", "stop-at-accuracy")
@@ -80,9 +82,11 @@ class StopAtAccuracy(Callback):
         return record.accuracy is not None and record.accuracy >= self.accuracy
 
 
-def peak_memory() -> int:
-    """Return the peak memory of this process in bytes."""
-    import resource
-
+def peak_memory() -> int | None:
+    """Return the peak memory of this process in bytes; ``None`` where the system does not tell (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return None
     # Kilobytes on Linux, bytes on macOS.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,23 +1,27 @@
-"""Checkpoints: one safetensors file with the scalars as JSON in its header. No pickle."""
+"""Checkpoints: one safetensors file with the scalars as JSON in its header. No pickle.
+
+PyTorch is imported by the functions that use tensors, because :func:`round_of` reads the header only.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from fedblend.core.errors import FedblendError, legible
-from fedblend.core.sharing import Pool
-from fedblend.core.state import RunState
-from fedblend.core.trees import by_client, differing, for_clients, in_order, strip_prefix
 from fedblend.runs.files import write_atomically
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedblend.core.state import RunState
 
 NAME = "checkpoint.safetensors"
 
@@ -26,6 +30,9 @@ DAMAGED = (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSE
 
 VERSION = 2
 """Version of the tensor names in the file. Files of fedblend 0.1 have no version; they are read, too."""
+
+CHECKSUM = "sha256"
+"""Field of the header with the checksum of its integers and of all tensors."""
 
 SCALARS = {"round": 0, "shared_round": -1, "clients": 0, "version": VERSION}
 """Integers of the header and their least values."""
@@ -40,6 +47,11 @@ def write(folder: Path, state: RunState) -> None:
     Raises :class:`FedblendError` with the cause. A million clients that share nothing take 0.125 MB: one bit for each
     client, and no sizes while no client has shared.
     """
+    import torch
+    from safetensors.torch import save
+
+    from fedblend.core.trees import for_clients
+
     tensors = {f"weights/{name}": t.contiguous() for name, t in state.weights.items()}
     tensors |= {f"entries/{name}": t.contiguous() for name, t in state.entries.tensors.items()}
     tensors |= {f"server/{name}": t.contiguous() for name, t in state.server_state.items()}
@@ -61,11 +73,17 @@ def write(folder: Path, state: RunState) -> None:
         if tensor.data_ptr() in seen:
             tensors[name] = tensor.clone()
         seen.add(tensor.data_ptr())
-    write_atomically(folder / NAME, save(tensors, {"state": json.dumps(scalars)}))
+    # One entry only: safetensors writes several in random order, and equal states make equal files.
+    header = {"state": json.dumps({**scalars, CHECKSUM: _checksum(scalars, tensors)})}
+    write_atomically(folder / NAME, save(tensors, header))
 
 
 def read(folder: Path) -> RunState | None:
-    """Read the folder's checkpoint; ``None`` if it has none. Raises :class:`FedblendError` for a damaged file."""
+    """Read the folder's checkpoint; ``None`` if it has none.
+
+    Raises :class:`FedblendError` for a damaged file: one that cannot be read, or whose checksum is another. Files of
+    fedblend 0.1 have no checksum.
+    """
     path = folder / NAME
     if not path.exists():
         return None
@@ -73,6 +91,9 @@ def read(folder: Path) -> RunState | None:
         with safe_open(path, "pt") as file:
             scalars = _read_header(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            checksum = json.loads(file.metadata()["state"]).get(CHECKSUM)
+        if checksum is not None and checksum != _checksum(scalars, tensors):
+            raise ValueError("its content does not have the checksum that it was written with")
         if "version" not in scalars:
             tensors = {_current_name(name): tensor for name, tensor in tensors.items()}
         return _make_state(scalars, tensors)
@@ -83,11 +104,19 @@ def read(folder: Path) -> RunState | None:
         ) from None
 
 
+def _checksum(scalars: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> str:
+    from fedblend.core.trees import digest_of
+
+    return hashlib.sha256(f"{json.dumps(scalars, sort_keys=True)}\0{digest_of(tensors)}".encode()).hexdigest()
+
+
 def match_model(state: RunState, model: Mapping[str, torch.Tensor], clients: int, folder: Path) -> RunState:
     """Return a checkpoint's state with all weights in the order of ``model``; the file has them by name.
 
     Raises :class:`FedblendError` if it is of another model than ``model``, or of another number of clients.
     """
+    from fedblend.core.trees import differing, in_order, strip_prefix
+
     path, advice = folder / NAME, "restore the run's own file, or begin again in another folder"
     if len(state.has_pool) != clients:
         raise FedblendError(f"{path}: is of {len(state.has_pool)} clients, but the run has {clients}; {advice}")
@@ -104,7 +133,7 @@ def match_model(state: RunState, model: Mapping[str, torch.Tensor], clients: int
 def round_of(folder: Path) -> int | None:
     """Return the round of the folder's checkpoint, or ``None`` if it is missing or damaged. Reads no tensors."""
     try:
-        with safe_open(folder / NAME, "pt") as file:
+        with safe_open(folder / NAME, "np") as file:
             return _read_header(file)["round"]
     except DAMAGED:
         return None
@@ -128,6 +157,12 @@ def _read_header(file: Any) -> dict[str, int]:
 
 def _make_state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> RunState:
     """Build the state from a file's integers and tensors. Raises :class:`ValueError` if they contradict each other."""
+    import torch
+
+    from fedblend.core.sharing import Pool
+    from fedblend.core.state import RunState
+    from fedblend.core.trees import by_client, strip_prefix
+
     holders = _vector(tensors, "holders", torch.uint8 if "clients" in scalars else torch.bool)
     clients = scalars.get("clients", len(holders))
     if "clients" in scalars and len(holders) != (clients + 7) // 8:

@@ -8,24 +8,35 @@ checkpoint.safetensors     the state after the last checkpointed round
 status.json                running, done, stopped or failed, and why
 
 A study's folder has one such folder for each run, and ``study.json``: all its experiments, started or not.
+
+All code reads these files through this module. It checks that every field that fedblend reads has the type that
+fedblend writes, so that a damaged or foreign file ends in one message.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedblend.core import registry
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.paths import import_from
-from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.core.paths import import_from, read_text
+from fedblend.core.record import Amount, EngineChoice, RoundRecord, Whole
+from fedblend.core.registry import LARGEST_INT, explain
 from fedblend.experiment.tables import read_toml, write_toml
-from fedblend.runs.files import append_line, read_lines, write_atomically, write_json
+from fedblend.runs.files import append_line, lock, read_lines, remove_temporaries, write_atomically, write_json
+
+if TYPE_CHECKING:
+    from fedblend.experiment.config import Experiment
 
 CONFIG = "config.toml"
 FACTS = "facts.json"
@@ -35,6 +46,156 @@ STATUS = "status.json"
 LOCK = "run.lock"
 STUDY_LOCK = "study.lock"
 STUDY = "study.json"
+
+WRITTEN_IN_RUN = (CONFIG, FACTS, SPLIT, METRICS, STATUS, "checkpoint.safetensors")
+"""Files that only the process with a run's lock writes."""
+
+
+# What the files hold ------------------------------------------------------------------------------------------
+
+FolderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9.+_-]*[A-Za-z0-9+_-][A-Za-z0-9.+_-]*$")]
+"""The name of a folder inside another one, as :func:`fedblend.experiment.study.slugify` makes it; not ".."."""
+
+
+class _Table(BaseModel):
+    """A table with further entries, which are kept as they are. Types are strict: text is no number."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Named(_Table):
+    name: str
+
+
+class _MethodConfig(_Named):
+    label: str = ""
+    stateful_clients: bool = False
+    sharing: _Named = _Named(name="none")
+    objective: _Named = _Named(name="plain")
+    upload: _Named = _Named(name="model")
+    aggregator: _Named = _Named(name="mean")
+    server_step: _Named = _Named(name="none")
+    terms: list[_Named] = []
+
+
+class _TrainConfig(_Table):
+    cohort: Whole = 1
+    epochs: Whole = 1
+    steps: Whole | None = None
+    batch_size: Whole = 1
+    lr: Amount = 0.0
+
+
+class _Config(_Table):
+    """A run's configuration, without a look at its parts: they may be of the user's own."""
+
+    name: str = ""
+    seed: Whole
+    rounds: Whole
+    method: _MethodConfig
+    data: _Named
+    partition: _Named
+    model: _Named
+    scale: _Named = _Named(name="standard")
+    channel: _Named = _Named(name="ideal")
+    protection: _Named = _Named(name="none")
+    train: _TrainConfig
+    holdout: Amount = 0.0
+    target: Amount | None = None
+    evaluate_model: Literal["server", "device", "each"] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+
+class _DataFacts(_Table):
+    name: str = ""
+    kind: str = ""
+    train: Whole = 0
+    test: Whole = 0
+    shape: list[Whole] = []
+    classes: list[str] = []
+    files: dict[str, str] = {}
+
+
+class _ScaleFacts(_Table):
+    inverted: bool = False
+    factor: list[float] = []
+    offset: list[float] = []
+
+
+class _ClientFacts(_Table):
+    number: Whole = 0
+    holding: Whole = 0
+
+
+class _NoiseFacts(_Table):
+    distribution: Literal["gaussian", "laplace"]
+    multiplier: Annotated[float, Field(gt=0)]
+    at_server: bool
+
+
+_Reason = Annotated[str, Field(min_length=1)]
+
+
+class _NoisesFacts(_Table):
+    weights: _NoiseFacts | _Reason
+    means: _NoiseFacts | _Reason = "nothing is shared"
+
+
+class _PrivacyFacts(_Table):
+    raw_samples: bool
+    noise: _NoisesFacts | None = None
+
+
+class _Facts(_Table):
+    command: str = ""
+    versions: dict[str, str] = {}
+    machine: dict[str, str] = {}
+    data: _DataFacts = _DataFacts()
+    scale: _ScaleFacts = _ScaleFacts()
+    model: _Table = _Table()
+    clients: _ClientFacts = _ClientFacts()
+    partition: dict[str, Any] = {}
+    import_from: list[str] = []
+    engine: EngineChoice | None = None
+    privacy: _PrivacyFacts | None = None
+
+
+class _Split(_Table):
+    classes: list[str]
+    counts: list[list[Whole]]
+    sizes: list[Whole]
+    measures: dict[str, float]
+
+    @pydantic.model_validator(mode="after")
+    def _require_one_number_for_each_class(self) -> _Split:
+        if any(len(row) != len(self.classes) for row in self.counts):
+            raise ValueError(f"counts: a row has not one number for each of the {len(self.classes)} classes")
+        return self
+
+
+class _Status(_Table):
+    state: Literal["running", "done", "stopped", "failed", "killed"] = "running"
+    round: Annotated[int, Field(ge=-1, le=LARGEST_INT)] = 0
+    reason: str = ""
+
+
+class _Study(_Table):
+    name: str = ""
+    experiments: dict[FolderName, dict[str, Any]] = {}
+
+
+DAMAGED = "the file is damaged, or not fedblend's: restore it, or remove the folder and run again"
+
+
+def _require_sound(table: Any, form: type[BaseModel], path: Path) -> None:
+    """Raise :class:`FedblendError` unless a file's content has the given form."""
+    try:
+        form.model_validate(table)
+    except pydantic.ValidationError as error:
+        raise FedblendError(f"{path}: {explain(error)}; {DAMAGED}") from None
+
+
+# The folder of a run ------------------------------------------------------------------------------------------
 
 
 class RunDirectory:
@@ -46,7 +207,7 @@ class RunDirectory:
     @staticmethod
     def is_run(path: Path) -> bool:
         """Return whether a folder is a run directory."""
-        return (path / CONFIG).is_file()
+        return os.path.isfile(path / CONFIG)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -55,6 +216,7 @@ class RunDirectory:
         Raises :class:`FedblendError` if another process has the lock.
         """
         with _locked_folder(self.path, LOCK, "this run directory"):
+            remove_temporaries(self.path, WRITTEN_IN_RUN)
             yield
 
     def create(self, experiment: Experiment, facts: dict[str, Any], split: dict[str, Any]) -> None:
@@ -66,25 +228,42 @@ class RunDirectory:
         (self.path / METRICS).unlink(missing_ok=True)
         write_json(self.path / FACTS, facts)
         write_atomically(self.path / SPLIT, json.dumps(split))
-        write_atomically(self.path / CONFIG, write_toml(as_table(experiment)))
+        self.set_experiment(experiment)
 
     def experiment(self) -> Experiment:
-        """Return the experiment of this run. Raises :class:`FedblendError` for an invalid configuration."""
+        """Return the experiment of this run. Raises :class:`FedblendError` for an invalid configuration.
+
+        This imports PyTorch. Code that the run names is imported, except inside :func:`reading`.
+        :func:`fedblend.runs.groups.read` returns the configuration as plain data.
+        """
+        from fedblend.experiment.config import resolve
+
         if not self.is_run(self.path):
             raise FedblendError(f"{self.path}: is not a run directory (it has no {CONFIG})")
         table = read_toml(self.path / CONFIG)
-        import_from(self.import_from())
+        if registry.trusts_all():
+            import_from(self.import_from())
         try:
             return resolve(table)
+        except registry.UntrustedCode:
+            raise
         except FedblendError as error:
             raise FedblendError(f"{self.path / CONFIG}: {error}") from None
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration as plain data, readable without PyTorch and without parts of the user's own."""
+        table = read_toml(self.path / CONFIG)
+        _require_sound(table, _Config, self.path / CONFIG)
+        return table
 
     def import_from(self) -> list[str]:
         """Return the folders of user-defined parts, recorded when the run began; empty if this is no run."""
         return list(self.facts().get("import_from", [])) if self.is_run(self.path) else []
 
     def set_experiment(self, experiment: Experiment) -> None:
-        """Replace the configuration (for a resumed run with more rounds)."""
+        """Write the configuration; it is replaced for a resumed run with more rounds."""
+        from fedblend.experiment.config import as_table
+
         write_atomically(self.path / CONFIG, write_toml(as_table(experiment)))
 
     def update_facts(self, facts: dict[str, Any]) -> None:
@@ -95,11 +274,11 @@ class RunDirectory:
 
     def facts(self) -> dict[str, Any]:
         """Return versions, checksums and sizes."""
-        return self._json(FACTS)
+        return read_json(self.path / FACTS, _Facts)
 
     def split(self) -> dict[str, Any]:
         """Return the classes-by-clients table and its measures."""
-        return self._json(SPLIT)
+        return read_json(self.path / SPLIT, _Split)
 
     def status(self) -> dict[str, Any]:
         """Return ``state`` (running, done, stopped, failed, killed), ``round`` and, if there is one, ``reason``.
@@ -107,19 +286,18 @@ class RunDirectory:
         A killed process cannot write its state. So a run is "killed" if its file has "running", or does not exist, and
         no process has the lock.
         """
-        status = {"state": "running", "round": 0, **self._json(STATUS)}
+        status = {"state": "running", "round": 0, **read_json(self.path / STATUS, _Status)}
         return {**status, "state": "killed"} if status["state"] == "running" and not self.is_locked() else status
 
     def is_locked(self) -> bool:
-        """Return whether a process is inside :meth:`locked`."""
+        """Return whether a process is inside :meth:`locked`; true where there are no file locks to tell."""
         try:
-            with open(self.path / LOCK) as handle:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            # There is no lock file, or the file system has no locks.
+            with open(self.path / LOCK, encoding="utf-8") as handle:
+                lock(handle, shared=True)
+        except FileNotFoundError:
             return False
+        except OSError:
+            return True
         return False
 
     def set_status(self, state: str, round: int, reason: str = "") -> None:
@@ -127,21 +305,64 @@ class RunDirectory:
         write_json(self.path / STATUS, {"state": state, "round": round, **({"reason": reason} if reason else {})})
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return one record for each round."""
+        """Return the lines of the metrics log as plain data, one for each round."""
         return read_lines(self.path / METRICS)
 
-    def add_metrics(self, record: dict[str, Any]) -> None:
+    def records(self) -> list[RoundRecord]:
+        """Return one record for each round. Raises :class:`FedblendError` for a damaged line."""
+        records = []
+        for number, line in enumerate(self.metrics(), 1):
+            try:
+                records.append(RoundRecord.from_dict(line))
+            except FedblendError as error:
+                raise FedblendError(f"{self.path / METRICS}: line {number}: {error}; {DAMAGED}") from None
+        return records
+
+    def add_record(self, record: RoundRecord) -> None:
         """Append one record and sync it to the disk."""
-        append_line(self.path / METRICS, record)
+        append_line(self.path / METRICS, record.as_dict())
 
-    def truncate_metrics(self, last_round: int) -> list[dict[str, Any]]:
+    def truncate_metrics(self, last_round: int) -> list[RoundRecord]:
         """Remove records after ``last_round`` and a truncated last line; return the rest."""
-        kept = [record for record in self.metrics() if record["round"] <= last_round]
-        write_atomically(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
-        return kept
+        both = zip(self.metrics(), self.records(), strict=True)
+        kept = [(line, record) for line, record in both if record.round <= last_round]
+        write_atomically(self.path / METRICS, "".join(json.dumps(line) + "\n" for line, _ in kept))
+        return [record for _, record in kept]
 
-    def _json(self, name: str) -> dict[str, Any]:
-        return read_json(self.path / name)
+
+@contextmanager
+def reading(runs: Iterable[RunDirectory], trust: bool = False) -> Iterator[None]:
+    """Import no code that runs name inside the context, unless ``trust``: a run may be somebody else's.
+
+    What needs that code raises :class:`~fedblend.core.registry.UntrustedCode`.
+    """
+    if trust:
+        for run in runs:
+            import_from(run.import_from())
+        yield
+        return
+    with registry.trust_only((), "to import it, add --trust (in Python: trust=True)"):
+        yield
+
+
+def code_of(runs: Iterable[RunDirectory]) -> list[str]:
+    """Return the code that is not fedblend's own and that runs name, as ``package.module:Name``."""
+    tables = [read_toml(run.path / CONFIG) for run in runs]
+    return list(dict.fromkeys(path for table in tables for path in foreign_code(table)))
+
+
+def foreign_code(table: Any) -> list[str]:
+    """The paths of code that is not fedblend's own, in an experiment as plain data.
+
+    >>> foreign_code({"model": {"name": "module", "path": "nets:Net"}, "method": {"objective": {"name": "own:Loss"}}})
+    ['nets:Net', 'own:Loss']
+    """
+    found: list[str] = []
+    if isinstance(table, Mapping):
+        name = table.get("path") if table.get("name") == "module" else table.get("name")
+        found += [str(name)] if isinstance(name, str) and ":" in name else []
+    inner = table.values() if isinstance(table, Mapping) else table if isinstance(table, (list, tuple)) else ()
+    return list(dict.fromkeys([*found, *(path for one in inner for path in foreign_code(one))]))
 
 
 @contextmanager
@@ -155,7 +376,7 @@ def locked_study(folder: Path) -> Iterator[None]:
 def _locked_folder(folder: Path, name: str, what: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = open(folder / name, "w")  # noqa: SIM115 (open for the whole run)
+        handle = open(folder / name, "w", encoding="utf-8")  # noqa: SIM115 (open for the whole run)
     except OSError as error:
         raise FedblendError(f"{folder}: cannot be used as a folder for runs: {error.strerror}") from None
     with handle:
@@ -166,27 +387,37 @@ def _locked_folder(folder: Path, name: str, what: str) -> Iterator[None]:
                 f"{folder}: {what} is in use by another process; wait for it, stop it, or give another folder "
                 "(--out on the command line)"
             ) from None
+        except OSError as error:
+            warnings.warn(
+                f"{folder}: cannot be locked ({error.strerror}); do not start {what} a second time while it runs",
+                stacklevel=2,
+            )
         yield
 
 
 def _lock_file(handle: IO[str]) -> None:
     """Lock a file for this process. Raises :class:`BlockingIOError` if another process has the lock."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)
     except BlockingIOError:
         # is_locked in another process takes the lock briefly, too.
         time.sleep(0.1)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON table; empty if there is no such file. Raises :class:`FedblendError` if it is damaged."""
+def read_json(path: Path, form: type[BaseModel] = _Table) -> dict[str, Any]:
+    """Read a JSON table of a form; empty if there is no such file. Raises :class:`FedblendError` if it is damaged."""
+    if not os.path.lexists(path):
+        return {}
+    text = read_text(path, "restore the file, or remove it")
     try:
-        table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FedblendError(f"{path}: is damaged: {error}") from None
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise FedblendError(f"{path}: is damaged: {reason}") from None
     if not isinstance(table, dict):
         raise FedblendError(f"{path}: is damaged: it is not a table")
+    _require_sound(table, form, path)
     return table
 
 
@@ -212,7 +443,7 @@ def remove_study(folder: Path, created: list[Path]) -> None:
 
 def read_study(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the resolved experiments of a study by the names of their folders; empty if this is no study."""
-    return read_json(folder / STUDY).get("experiments", {})
+    return read_json(folder / STUDY, _Study).get("experiments", {})
 
 
 def unstarted_runs(paths: Sequence[Path]) -> dict[Path, list[str]]:
@@ -234,7 +465,7 @@ def find_runs(paths: list[Path]) -> list[RunDirectory]:
     """
     found: list[RunDirectory] = []
     for path in paths:
-        if not path.is_dir():
+        if not os.path.isdir(path):
             raise FedblendError(f"{path}: no such run; give a run directory, or a study's folder")
         below = [path] if RunDirectory.is_run(path) else _runs_below(path)
         if not below:

@@ -1,35 +1,62 @@
-"""Atomic writes (temporary name, fsync, rename) and JSON-lines logs."""
+"""Atomic writes (temporary name, fsync, rename), JSON-lines logs, and locks of files."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import glob
+import importlib
+import io
 import json
 import os
+import secrets
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.paths import read_text
 
 BLOCK = 1 << 16
 """Bytes in one read, backwards, to find the end of a file's last complete line."""
 
+TEMPORARY = ".tmp"
+"""End of the name of a file that is being written."""
+
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace ``path`` by ``content`` atomically. Raises :class:`FedblendError` if that fails."""
+    """Replace ``path`` by ``content`` atomically. Raises :class:`FedblendError` if that fails.
+
+    Each writer has a temporary file of its own in the same folder: of several writers at once, one wins.
+    """
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
+        with open(temporary, "xb", buffering=0) as file:
+            _write_all(file, data)
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise FedblendError(
             f"{path}: could not be written: {error.strerror or error}; the previous file is unchanged. "
             "Free disk space or repair the folder, then repeat the command; resume a run with: fedblend resume"
         ) from error
+
+
+def remove_temporaries(folder: Path, names: Collection[str]) -> None:
+    """Remove the temporary files that killed writers of these files have left in a folder.
+
+    Only for files of which no other process is a writer at the time.
+    """
+    for name in names:
+        for left in folder.glob(f".{glob.escape(name)}.*{TEMPORARY}"):
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -38,19 +65,41 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Append one JSON line and sync it to the disk. A truncated last line is removed first."""
+    """Append one JSON line and sync it to the disk. A truncated last line is removed first.
+
+    Raises :class:`FedblendError` unless the whole line is on the disk; what was written of it is removed again.
+    """
     try:
         with open(path, "ab", buffering=0) as file:
-            end = _whole_lines(path, file.tell())
-            if end < file.tell():
+            size = file.tell()
+            end = _whole_lines(path, size)
+            if end < size:
                 file.truncate(end)
-            file.write(f"{json.dumps(value)}\n".encode())
-            os.fsync(file.fileno())
+            try:
+                _write_all(file, f"{json.dumps(value)}\n".encode())
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
+                raise
+        if not size:
+            # The file may be new: its name must be on the disk, too.
+            _sync_folder(path.parent)
     except OSError as error:
         raise FedblendError(
             f"{path}: could not be written: {error.strerror or error}; free disk space or repair the folder, then "
             "run: fedblend resume"
         ) from error
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    """Write all of ``data``. One write may take less: before the disk is full, or at a limit of the file's size."""
+    view = memoryview(data)
+    while view:
+        written = file.write(view)
+        if not written:
+            raise OSError(errno.EIO, "the system took no bytes")
+        view = view[written:]
 
 
 def _whole_lines(path: Path, size: int) -> int:
@@ -71,24 +120,73 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
     Raises :class:`FedblendError` for a damaged line before the last.
     """
-    texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    if not os.path.lexists(path):
+        return []
+    # Not splitlines: it also splits at characters that JSON allows inside a text.
+    texts = read_text(path, "restore the file, or remove it", errors="replace").rstrip("\n").split("\n")
+    texts = [] if texts == [""] else texts
     lines = []
     for number, text in enumerate(texts, 1):
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            if number < len(texts):
-                raise FedblendError(
-                    f"{path}: line {number} of {len(texts)} is damaged; restore a copy of the file, or remove the "
-                    "run's folder and run it again"
-                ) from None
+        line = _parse(text)
+        if isinstance(line, dict):
+            lines.append(line)
+        elif line is not None or number < len(texts):
+            raise FedblendError(
+                f"{path}: line {number} of {len(texts)} is damaged; restore a copy of the file, or remove the "
+                "run's folder and run it again"
+            )
     return lines
 
 
+def _parse(text: str) -> Any:
+    """The value of a JSON line; ``None`` for a line that is cut off."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _sync_folder(folder: Path) -> None:
-    """Sync a rename to the disk."""
+    """Sync a rename to the disk. Windows cannot open folders, so this is left to the system there."""
+    if os.name == "nt":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _module(name: str) -> Any:
+    """A module of Python's library, or ``None`` where this system has none."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+FCNTL, MSVCRT = _module("fcntl"), _module("msvcrt")
+"""The modules for locks: on Linux and macOS, and on Windows."""
+
+
+def lock(file: IO[Any], shared: bool = False, wait: bool = False) -> None:
+    """Lock a file for this process until it is closed, or until the process ends in any way.
+
+    ``shared`` locks do not exclude each other, except on Windows. If another process has the lock, this waits for it
+    with ``wait``, and raises :class:`BlockingIOError` without. Raises another :class:`OSError` where the system or the
+    file system has no locks.
+    """
+    if FCNTL is not None:
+        FCNTL.flock(file, (FCNTL.LOCK_SH if shared else FCNTL.LOCK_EX) | (0 if wait else FCNTL.LOCK_NB))
+    elif MSVCRT is not None:
+        while True:
+            try:
+                file.seek(0)
+                # LK_LOCK waits for ten seconds.
+                MSVCRT.locking(file.fileno(), MSVCRT.LK_LOCK if wait else MSVCRT.LK_NBLCK, 1)
+                return
+            except OSError as error:
+                if not wait:
+                    raise BlockingIOError(error.errno, error.strerror) from None
+    else:
+        raise OSError(errno.ENOTSUP, "this system has no file locks")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.core.errors import FedblendError
-from fedblend.experiment.tables import read_toml
+from fedblend.core.record import RoundRecord
 from fedblend.runs.directory import CONFIG, METRICS, RunDirectory
 
 NOT_COMPARED = ("seed", "name", "checkpoint_every")
@@ -32,7 +32,7 @@ class Outcome:
     """The run's folder."""
     config: dict[str, Any]
     """The resolved configuration."""
-    records: list[dict[str, Any]]
+    records: list[RoundRecord]
     """The records of its rounds."""
     status: dict[str, Any]
     """State, round and reason, as :meth:`RunDirectory.status` returns them."""
@@ -58,7 +58,7 @@ class Outcome:
     @property
     def round(self) -> int:
         """The last recorded round; 0 before any."""
-        return int(self.records[-1]["round"]) if self.records else 0
+        return self.records[-1].round if self.records else 0
 
     @property
     def finished(self) -> bool:
@@ -66,12 +66,12 @@ class Outcome:
         if self.status.get("state") != "done" or not self.records:
             return False
         ended = str(self.status.get("reason", "")).startswith("ended by ")
-        return self.round >= self.rounds or bool(self.records[-1].get("converged")) or ended
+        return self.round >= self.rounds or bool(self.records[-1].converged) or ended
 
     @property
-    def evaluated(self) -> list[dict[str, Any]]:
+    def evaluated(self) -> list[RoundRecord]:
         """The records of rounds in which the model was evaluated."""
-        return [record for record in self.records if "loss" in record]
+        return [record for record in self.records if record.loss is not None]
 
     @property
     def state(self) -> str:
@@ -142,14 +142,8 @@ def read(run: RunDirectory) -> Outcome:
     """Read a run from its folder. Raises :class:`FedblendError` if the folder is no run, or is damaged."""
     if not RunDirectory.is_run(run.path):
         raise FedblendError(f"{run.path}: is not a run directory (it has no {CONFIG})")
-    config = read_toml(run.path / CONFIG)
-    for field, kind in (("method", Mapping), ("seed", int), ("rounds", int), ("data", Mapping)):
-        if not isinstance(config.get(field), kind):
-            raise FedblendError(
-                f"{run.path / CONFIG}: {field}: {config.get(field)!r} is not valid; a run directory holds the "
-                "full configuration that fedblend wrote"
-            )
-    records, status = run.metrics(), run.status()
+    config = run.config()
+    records, status = run.records(), run.status()
     if status["state"] == "done" and not records:
         raise FedblendError(f"{run.path / METRICS}: is missing or empty, though the run is done; restore the file")
     return Outcome(run.path, config, records, status, run.facts())

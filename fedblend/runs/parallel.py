@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import queue
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped, by_reason, listed
+from fedblend.core.record import RoundRecord
+from fedblend.engines.distributed.processes import (
+    Parent,
+    WorkerProcess,
+    defined_in_main,
+    interrupts_deferred,
+    interrupts_ignored,
+)
 from fedblend.engines.distributed.ranks import started_by_torchrun
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.study import Study
 from fedblend.runs.callbacks import Listener
 from fedblend.runs.directory import RunDirectory, has_runs, locked_study, remove_study, write_study
+from fedblend.runs.faults import describe_fault, user_error
 from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference
 from fedblend.runs.warm_start import source_run
 
-OnRecord = Callable[[str, dict[str, Any]], None]
+OnRecord = Callable[[str, RoundRecord], None]
 
 POLL_SECONDS = 0.2
-"""Seconds between two checks of the processes' records and of the stop event."""
+"""Seconds of one wait for the processes' messages, in which Windows handles no Ctrl-C."""
 
 
 def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_record: OnRecord) -> dict[str, str]:
     """Run every experiment of a study in ``folder``; return the error message of each failed run, by its name.
 
-    ``jobs`` is the number of parallel runs (default: the number of processors, at most the number of runs). A failed
-    run does not stop the others. Ctrl-C raises :class:`Stopped`; all runs can then be resumed. Raises
+    ``jobs`` is the number of parallel runs (default: the number of processors, at most the number of runs). Runs with
+    parts from the user's main script run one after another in this process, with a warning. A failed run does not stop
+    the others. Ctrl-C raises :class:`Stopped`; all runs can then be resumed. Raises
     :class:`FedblendError` before the first run if a run to resume has another experiment.
     """
     jobs = 1 if started_by_torchrun() else min(len(study.experiments), jobs or _default_jobs(study))
@@ -59,8 +67,15 @@ def _run_locked(study: Study, folder: Path, resume: bool, jobs: int, on_record: 
         failed: dict[str, str] = {}
         for wave in waves(study):
             parallel = min(jobs, len(wave.experiments))
-            if parallel <= 1:
-                failed |= _run_sequentially(wave, folder, resume, on_record)
+            own = next(filter(None, (defined_in_main(as_table(e)) for e in wave.experiments.values())), "")
+            if parallel > 1 and own:
+                warnings.warn(
+                    f"the runs are made one after another in this process: no other process can import '{own}', which "
+                    "this script or notebook defines; move it to a module of its own (my_parts.py) to run in parallel",
+                    stacklevel=2,
+                )
+            if parallel <= 1 or own:
+                failed |= _run_sequentially(wave, folder, resume, on_record, 1 if own else processors())
             else:
                 failed |= _run_in_parallel(wave, folder, resume, parallel, on_record)
         return failed
@@ -122,14 +137,14 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run_sequentially(study: Study, folder: Path, resume: bool, on_record: OnRecord) -> dict[str, str]:
+def _run_sequentially(study: Study, folder: Path, resume: bool, on_record: OnRecord, processors: int) -> dict[str, str]:
     failed: dict[str, str] = {}
     for slug, experiment in study.experiments.items():
 
-        def listen(record: dict[str, Any], slug: str = slug) -> None:
+        def listen(record: RoundRecord, slug: str = slug) -> None:
             on_record(slug, record)
 
-        message = _run_one(experiment, folder / slug, resume, listen, processors())
+        message = _run_one(experiment, folder / slug, resume, listen, processors)
         if message:
             failed[slug] = message
     return failed
@@ -144,6 +159,10 @@ def _run_one(experiment: Experiment, path: Path, resume: bool, listener: Listene
     except FedblendError as error:
         return str(error)
     except Exception as error:
+        if (message := user_error(error)) is not None:
+            return message
+        if not registry.imported_from:
+            return describe_fault(error, path if path.is_dir() else None)
         # An error in a user-defined part: its author needs the traceback, and the other runs continue.
         traceback.print_exc()
         return f"{type(error).__name__}: {error} (the traceback is above)"
@@ -151,91 +170,83 @@ def _run_one(experiment: Experiment, path: Path, resume: bool, listener: Listene
 
 
 def _run_in_parallel(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
-    # Spawned, not forked: a forked process would inherit PyTorch's threads in an unknown state.
-    context = multiprocessing.get_context("spawn")
-    records, stop = context.Queue(), context.Event()
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_init_worker, initargs=(records, stop)) as pool:
-        try:
-            share = max(1, processors() // jobs)
-            with _interrupts_ignored():
-                futures = {
-                    slug: pool.submit(_run_in_worker, as_table(experiment), folder / slug, resume, slug, share)
-                    for slug, experiment in study.experiments.items()
-                }
-            _forward_records(list(futures.values()), records, on_record)
-        except KeyboardInterrupt:
-            # A second Ctrl-C must not interrupt the shutdown.
-            with _interrupts_ignored():
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-            raise
-    return {slug: message for slug, future in futures.items() if (message := _failure_message(future, folder / slug))}
+    waiting, share = list(study.experiments), max(1, processors() // jobs)
+    inbox: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]] = queue.SimpleQueue()
+    workers: list[WorkerProcess] = []
+    running: dict[WorkerProcess, str] = {}
+    failed: dict[str, str] = {}
 
+    def start_next_run(worker: WorkerProcess) -> None:
+        slug = running[worker] = waiting.pop(0)
+        table = as_table(study.experiments[slug])
+        worker.send({"table": table, "path": str(folder / slug), "resume": resume, "processors": share})
 
-@contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Ignore Ctrl-C in this process and in those started inside, which are still importing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def start_workers(number: int) -> None:
+        with interrupts_deferred():
+            for _ in range(number):
+                workers.append(WorkerProcess("fedblend.runs.parallel:serve_runs", inbox))
+                start_next_run(workers[-1])
+
     try:
-        yield
+        start_workers(jobs)
+        while running:
+            try:
+                worker, message = inbox.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                continue
+            if worker not in running:
+                # It has ended without a run.
+                continue
+            if message is None:
+                slug = running.pop(worker)
+                failed[slug] = f"its process {worker.how_it_ended()}; go on with: fedblend resume {folder}"
+                start_workers(1 if waiting else 0)
+            elif "record" in message:
+                on_record(running[worker], RoundRecord.from_dict(message["record"]))
+            elif "warning" in message:
+                # Python shows a warning once, also if several processes send it.
+                warnings.warn(message["warning"], stacklevel=2)
+            else:
+                failed[running.pop(worker)] = message["failure"]
+                if waiting:
+                    start_next_run(worker)
     finally:
-        signal.signal(signal.SIGINT, before)
+        # A second Ctrl-C must not interrupt the shutdown.
+        with interrupts_ignored():
+            for worker in workers:
+                worker.send(STOP)
+            for worker in workers:
+                worker.wait()
+    return {slug: failed[slug] for slug in study.experiments if failed[slug]}
 
 
-def _failure_message(future: Future[str], path: Path) -> str:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return f"its process was killed (out of memory?); go on with: fedblend resume {path.parent}"
+STOP = {"stop": True}
+"""The message that stops a worker's run after its last checkpoint, and ends the worker."""
 
 
-def _forward_records(futures: list[Future[str]], records: Any, on_record: OnRecord) -> None:
-    """Pass records to ``on_record`` until all runs have ended."""
-    while True:
-        ended = all(future.done() for future in futures)
-        try:
-            while True:
-                on_record(*records.get(timeout=POLL_SECONDS))
-        except queue.Empty:
-            if ended:
-                return
+def serve_runs(parent: Parent) -> None:
+    """Run the experiments that the parent sends, one after another, in a worker process, until it sends STOP."""
+    tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def handle(message: dict[str, Any]) -> None:
+        if message == STOP:
+            stopped.set()
+            signal.raise_signal(signal.SIGINT)
+        tasks.put(message)
+
+    def show_warning(message: Warning | str, *place: object, **more: object) -> None:
+        parent.send({"warning": str(message)})
+
+    warnings.showwarning = show_warning
+    parent.listen(handle)
+    while (task := tasks.get()) != STOP:
+        parent.send({"failure": _run_in_worker(parent, stopped, **task)})
 
 
-class _Worker:
-    """State of a worker process: the queue of records, and whether the run was stopped."""
-
-    records: Any = None
-    stopped = False
-
-
-def _init_worker(records: Any, stop: Any) -> None:
-    """Start a thread that waits for the stop event and for the end of the parent process.
-
-    Only this thread reads ``stop``: an interrupt inside its lock would leave the lock held for all processes.
-    """
-    _Worker.records, _Worker.stopped = records, False
-    # After a stop the queue has no reader, and the process must not wait for one at exit.
-    records.cancel_join_thread()
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        while not stop.wait(POLL_SECONDS):
-            if parent is not None and not parent.is_alive():
-                # The parent was killed: exit, which releases the runs' locks.
-                os._exit(1)
-        _Worker.stopped = True
-        signal.raise_signal(signal.SIGINT)
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _run_in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str, processors: int) -> str:
+def _run_in_worker(
+    parent: Parent, stopped: threading.Event, table: dict[str, Any], path: str, resume: bool, processors: int
+) -> str:
     """Run one experiment in a worker process; Ctrl-C stops it after its last checkpoint."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -245,12 +256,17 @@ def _run_in_worker(table: dict[str, Any], path: Path, resume: bool, slug: str, p
 
     signal.signal(signal.SIGINT, interrupt)
     try:
-        if _Worker.stopped:
-            # The pool queues one run more than it has processes.
+        if stopped.is_set():
+            # The signal came before its handler.
             return "stopped"
-        return _run_one(resolve(table), path, resume, lambda record: _Worker.records.put((slug, record)), processors)
+        experiment = resolve(table)
+        return _run_one(
+            experiment, Path(path), resume, lambda record: parent.send({"record": record.as_dict()}), processors
+        )
     except (Stopped, KeyboardInterrupt):
         return "stopped"
+    except FedblendError as error:
+        return str(error)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.stderr.flush()

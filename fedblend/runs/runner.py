@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from fedblend.core.callbacks import Callback
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.loop import RoundLoop
-from fedblend.core.record import RoundRecord
+from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table
+from fedblend.experiment.privacy import privacy_facts
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.callbacks import Checkpoints, Listener, MetricsLog, RecordListener
@@ -81,7 +82,8 @@ def execute(
 
     ``listener`` is called with every record; in a resumed run, with the earlier records first. Up to ``processors``
     ranks are started if the experiment gives no number; ``federate`` returns another engine instead. Ctrl-C marks the
-    run stopped and raises :class:`Stopped`. Any :class:`FedblendError` marks the run failed.
+    run stopped and raises :class:`Stopped`, and so do :class:`KeyboardInterrupt` and :class:`Stopped` of a callback.
+    Any other error marks the run failed.
     """
     directory = RunDirectory(path)
     exists = RunDirectory.is_run(path)
@@ -137,14 +139,19 @@ def _run(
         try:
             if RunDirectory.is_run(directory.path):
                 directory.set_experiment(experiment)
-                directory.update_facts({"engine": plan.table()})
+                # Runs of fedblend 0.1 lack the facts on privacy.
+                directory.update_facts({"engine": plan.table(), "privacy": privacy_facts(experiment)})
             else:
                 facts = collect_facts(loop.setup) | {"engine": plan.table()}
                 directory.create(experiment, facts, describe_split(loop.setup))
             state, record = _start_or_resume(directory, loop, plan, records)
             checkpoints.saved_round, started = state.round, True
-            state = loop.run(state, record)
-        except KeyboardInterrupt:
+            try:
+                state = loop.run(state, record)
+            finally:
+                if reason := engines.missing_kernels():
+                    directory.update_facts({"kernels": f"not used: {reason}"})
+        except (KeyboardInterrupt, Stopped):
             directory.set_status("stopped", checkpoints.saved_round, "interrupted")
             raise Stopped(
                 f"stopped; kept up to round {checkpoints.saved_round}. Go on with: fedblend resume {directory.path}"
@@ -191,7 +198,7 @@ def _start_or_resume(
     if state is None:
         directory.truncate_metrics(-1)
         state, record = loop.start(first_weights(setup, directory.path))
-        record.machine["engine"] = plan.table()
+        record.machine["engine"] = cast(EngineChoice, plan.table())
         for callback in watching:
             callback.on_round_end(state, record)
         checkpoint.write(directory.path, state)
@@ -199,16 +206,16 @@ def _start_or_resume(
         state = checkpoint.match_model(state, setup.weights(), len(setup.population), directory.path)
         records = directory.truncate_metrics(state.round)
         # Length first: a damaged checkpoint may contain a round number beyond any list.
-        if len(records) != state.round + 1 or any(record["round"] != i for i, record in enumerate(records)):
+        if len(records) != state.round + 1 or any(record.round != i for i, record in enumerate(records)):
             raise FedblendError(
                 f"{directory.path / METRICS}: rounds are missing below the checkpoint's, {state.round}; the log was "
                 "damaged. Restore the file, or remove this run and begin again"
             )
-        record = RoundRecord.from_dict(records[-1])
+        record = records[-1]
         for callback in watching:
             if isinstance(callback, RecordListener):
-                for table in records:
-                    callback.listener(table)
+                for earlier in records:
+                    callback.listener(earlier)
     directory.set_status("running", state.round)
     return state, record
 
@@ -250,11 +257,13 @@ def collect_facts(setup: Setup) -> dict[str, Any]:
         "clients": {
             "number": len(setup.population),
             "holding": int((sizes > 0).sum()),
+            "samples": int(sizes.sum()),
             "smallest": int(sizes.min()),
             "median": float(np.median(sizes)),
             "largest": int(sizes.max()),
         },
         "partition": setup.population.notes,
+        "privacy": privacy_facts(setup.experiment),
         "import_from": sorted(registry.imported_from),
     }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from fedblend.core.record import RoundRecord
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, Outcome, group
 
@@ -53,28 +54,28 @@ def _rounds(g: Group, outcome: Outcome) -> Iterable[dict[str, Any]]:
     for record in outcome.records:
         for name, number in costs(record).items():
             total[name] += number
-        if "loss" in record:
+        if record.loss is not None:
             yield {
                 "study": str(outcome.path.parent),
                 "run": outcome.path.name,
                 "method": g.name,
                 "seed": outcome.seed,
                 "finished": outcome.finished,
-                **{k: record.get(k) for k in ("round", "accuracy", "loss", "train_loss")},
+                **{name: getattr(record, name) for name in ("round", "accuracy", "loss", "train_loss")},
                 **total,
             }
 
 
-def costs(record: dict[str, Any]) -> dict[str, float]:
+def costs(record: RoundRecord) -> dict[str, float]:
     """Return bytes and seconds of one round, in total and by kind, such as ``bytes_up.weights``."""
-    parts = {
-        "bytes_up": record.get("bytes_up", {}),
-        "bytes_down": record.get("bytes_down", {}),
-        "seconds": record.get("machine", {}).get("seconds", {}),
+    parts: dict[str, Mapping[str, float]] = {
+        "bytes_up": record.bytes_up,
+        "bytes_down": record.bytes_down,
+        "seconds": record.machine.get("seconds", {}),
     }
     # Time of a federation with clients in parallel: transmission and computation.
-    clock = sum(record.get("channel", {}).values())
-    clock += record.get("computing", record.get("machine", {}).get("computing", 0.0))
+    computing = record.machine.get("computing", 0.0) if record.computing is None else record.computing
+    clock = sum((record.channel or {}).values()) + computing
     named = {f"{name}.{kind}": number for name, kinds in parts.items() for kind, number in kinds.items()}
     return {name: sum(kinds.values()) for name, kinds in parts.items()} | {"clock": clock} | named
 
@@ -104,19 +105,23 @@ def table_of(groups: Sequence[Group]) -> pd.DataFrame:
     """Return :func:`table` of groups."""
     import pandas as pd
 
+    return pd.DataFrame(rows_of(groups))
+
+
+def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return the rows of :func:`table` of groups, by column name. All rows have the same columns."""
     rows = [_row(g) for g in groups]
     names = dict.fromkeys(name for row in rows for name in row)
-    # Costs by kind and phase are the last columns.
-    frame = pd.DataFrame(rows, columns=sorted(names, key=lambda name: name.startswith(("bytes_", "seconds"))))
-    dotted = [name for name in frame.columns if "." in name]
-    return frame.fillna(dict.fromkeys(dotted, 0.0))
+    # Costs by kind and phase are the last columns. One that a method does not have is 0.
+    columns = sorted(names, key=lambda name: name.startswith(("bytes_", "seconds")))
+    return [{name: row.get(name, 0.0) for name in columns} for row in rows]
 
 
 def _row(g: Group) -> dict[str, Any]:
     counted = [o for o in g.counted if o.evaluated]
-    has_accuracy = any("accuracy" in o.evaluated[-1] for o in counted)
+    has_accuracy = any(o.evaluated[-1].accuracy is not None for o in counted)
     measure = "accuracy" if has_accuracy else "loss"
-    series = [[r[measure] for r in o.evaluated if measure in r] for o in counted]
+    series = [[v for r in o.evaluated if (v := getattr(r, measure)) is not None] for o in counted]
     row: dict[str, Any] = {
         "method": g.name,
         "seeds": len(counted),
@@ -131,16 +136,16 @@ def _row(g: Group) -> dict[str, Any]:
         "last_n": max((len(_last(values)) for values in series), default=0),
         "last_n_least": min((len(_last(values)) for values in series), default=0),
         **_over_seeds("best", [(max if has_accuracy else min)(values) for values in series]),
-        **_over_seeds("loss", [o.evaluated[-1]["loss"] for o in counted]),
+        **_over_seeds("loss", [o.evaluated[-1].loss or 0.0 for o in counted]),
         **_target(counted, g.config.get("target") if has_accuracy else None),
     }
-    over_clients = [o.evaluated[-1]["clients"] for o in counted if "clients" in o.evaluated[-1]]
+    over_clients = [clients for o in counted if (clients := o.evaluated[-1].clients) is not None]
     for name in ("mean", "std", "p10"):
         row[f"client_{name}"] = _mean([clients[name] for clients in over_clients])
     totals = [_totals(o) for o in counted]
     for name in dict.fromkeys(chain(("bytes_up", "bytes_down", "seconds", "clock"), *totals)):
         row[name] = _mean([total.get(name, 0.0) for total in totals])
-    peaks = [r["machine"]["peak_memory"] for o in counted for r in o.records if "peak_memory" in r.get("machine", {})]
+    peaks = [r.machine["peak_memory"] for o in counted for r in o.records if "peak_memory" in r.machine]
     row["peak_memory"] = max(peaks, default=math.nan)
     return row
 
@@ -150,7 +155,9 @@ def _target(counted: Sequence[Outcome], target: float | None) -> dict[str, Any]:
     by_seed: dict[int, int | None] = {}
     if target is not None:
         for o in counted:
-            by_seed[o.seed] = next((r["round"] for r in o.evaluated if r.get("accuracy", -1) >= target), None)
+            by_seed[o.seed] = next(
+                (r.round for r in o.evaluated if r.accuracy is not None and r.accuracy >= target), None
+            )
     reached = [round for round in by_seed.values() if round is not None]
     return {
         "target": math.nan if target is None else target,

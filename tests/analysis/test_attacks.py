@@ -401,6 +401,31 @@ def test_ssim_is_wangs_formula_on_windows_of_seven() -> None:
     assert ssim(pair[0], pair[1])[0] == pytest.approx(np.mean(values), rel=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(1, 7, 7), (1, 28, 28), (3, 32, 19)])
+def test_ssim_is_that_of_scikit_image(shape: tuple[int, int, int]) -> None:
+    metrics = pytest.importorskip("skimage.metrics")
+    smooth = F.avg_pool2d(torch.from_numpy(rng(1).random((4, shape[0], shape[1] + 4, shape[2] + 4))), 5, stride=1)
+    noisy = (smooth + 0.2 * torch.from_numpy(rng(2).random((4, *shape)))).clamp(0, 1)
+    constants = torch.ones(1, *shape), torch.zeros(1, *shape)
+
+    for one, other in ((smooth, noisy), constants):
+        expected = [
+            metrics.structural_similarity(a, b, win_size=7, data_range=1.0, channel_axis=0)
+            for a, b in zip(one.numpy(), other.numpy(), strict=True)
+        ]
+        # scikit-image keeps float32 images in float32; these are float64, except for the constants.
+        assert ssim(one, other) == pytest.approx(expected, rel=1e-6 if one.dtype == torch.float32 else 1e-11)
+
+
+def test_without_scipy_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told = r'needs the package scipy.*pip install "\.\[analysis\]"'
+    with pytest.raises(FedblendError, match=told):
+        match(torch.zeros(2, 1, 7, 7), torch.zeros(2, 1, 7, 7))
+    with pytest.raises(FedblendError, match=told):  # before it reads the run
+        attacks.attack_run("no-run", 0, 0)
+
+
 @examples(20)
 @given(st.permutations(range(5)), st.integers(0, 1000))
 def test_rebuilt_images_are_matched_in_whatever_order_they_come(order: list[int], seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,12 @@ def test_three_points_are_scaled_without_loss() -> None:
         for m, row in zip(made.double().numpy(), contributors, strict=True)
     ]
     np.testing.assert_allclose(mds_distances(made, raw, contributors, rng(5)), far, rtol=1e-3)
+
+
+def test_without_scikit_learn_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    with pytest.raises(FedblendError, match=r'needs the package scikit-learn.*pip install "\.\[analysis\]"'):
+        mds_distances(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), np.zeros((1, 1), np.int64), rng(0))
 
 
 # Draws -----------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,18 @@ from hypothesis import strategies as st
 from fedblend.analysis.privacy import accountant
 from fedblend.analysis.privacy.accountant import GRID, Release, delta_of_gaussian, epsilon
 from fedblend.analysis.privacy.statements import statements
+from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.protection import ReleaseContext
+from fedblend.core.record import RoundRecord
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import Experiment, as_table
+from fedblend.experiment.privacy import noise_facts, privacy_facts
 from fedblend.methods.aggregators.mean import Sums, WeightedMean
 from fedblend.methods.protections.noise import ClipAndNoise
 from fedblend.report.privacy import run_statements
+from fedblend.runs.directory import FACTS, RunDirectory
 from fedblend.runs.groups import Outcome
 
 NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
@@ -125,16 +131,16 @@ def test_sums_of_several_machines_stay_unrounded_and_counters_whole() -> None:
 # Who knows what ------------------------------------------------------------------------------------------
 
 
-def records(rounds: int) -> list[dict[str, Any]]:
+def records(rounds: int) -> list[RoundRecord]:
     """Rounds of client 0 and of one more; all share before the first."""
-    first = {"round": 1, "cohort": [0, 1], "shared": {}}
-    return [{"round": 0}, first, *({"round": r, "cohort": [0, r]} for r in range(2, rounds + 1))]
+    first = RoundRecord(1, cohort=[0, 1], shared={})
+    return [RoundRecord(0), first, *(RoundRecord(r, cohort=[0, r]) for r in range(2, rounds + 1))]
 
 
 def test_weights_alone_claim_nothing_where_other_clients_train_on_noisy_means() -> None:
     def together(multiplier: float) -> float:
         made = experiment(protection=NOISY, method={"name": "naivemix", "sharing": {"multiplier": multiplier}})
-        means, both = statements(made, 10, records(3), secret_cohorts=True)
+        means, both = statements(as_table(made), noise_facts(made), 10, records(3), secret_cohorts=True)
         assert (means.what, both.what) == ("means", "weights and means")
         assert both.epsilon is not None
         return both.epsilon
@@ -144,8 +150,47 @@ def test_weights_alone_claim_nothing_where_other_clients_train_on_noisy_means() 
 
 
 def outcome(made: Experiment, engine: str) -> Outcome:
-    facts = {"clients": {"number": 10, "holding": 10}, "engine": {"engine": engine}}
+    facts = {
+        "clients": {"number": 10, "holding": 10},
+        "engine": {"engine": engine},
+        "privacy": privacy_facts(made),
+    }
     return Outcome(Path("run"), as_table(made), records(4), {"state": "done"}, facts)
+
+
+@pytest.mark.parametrize("method", ["fedavg", {"name": "naivemix", "sharing": {"multiplier": 2.0}}])
+def test_runs_of_version_0_1_have_no_fact_on_noise_and_the_same_statements(method: Any) -> None:
+    pytest.importorskip("dp_accounting")
+    recorded = outcome(experiment(protection=NOISY, method=method), "stacked")
+    old = replace(recorded, facts={name: fact for name, fact in recorded.facts.items() if name != "privacy"})
+
+    assert run_statements(old) == run_statements(recorded) != []
+    assert run_statements(replace(old, config=as_table(experiment()))) == []
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        [],
+        {"noise": {}},
+        {"raw_samples": False, "noise": {"means": "no noise"}},
+        {"raw_samples": False, "noise": {"weights": {"distribution": "uniform", "multiplier": 1.0, "at_server": True}}},
+        {"raw_samples": False, "noise": {"weights": {"distribution": "laplace", "multiplier": 0, "at_server": True}}},
+    ],
+)
+def test_damaged_facts_on_privacy_end_in_one_message(facts: Any, tmp_path: Path) -> None:
+    (tmp_path / FACTS).write_text(json.dumps({"privacy": facts}), encoding="utf-8")
+
+    with pytest.raises(FedblendError, match=r"facts\.json: privacy"):
+        RunDirectory(tmp_path).facts()
+
+
+def test_a_configuration_without_delta_ends_in_one_message() -> None:
+    recorded = outcome(experiment(protection=NOISY), "stacked")
+    config = {name: value for name, value in recorded.config.items() if name != "delta"}
+
+    with pytest.raises(FedblendError, match=r"config\.toml: 'delta' is missing"):
+        run_statements(replace(recorded, config=config))
 
 
 def test_a_real_federations_cohorts_are_no_secret_and_gain_nothing() -> None:
@@ -158,6 +203,19 @@ def test_a_real_federations_cohorts_are_no_secret_and_gain_nothing() -> None:
     # Client 0 took part in all four rounds, and everybody knows it.
     assert real.epsilon == epsilon([Release("gaussian", 4.0, 4)], 1e-5)
     assert real.epsilon > simulated.epsilon
+
+
+@pytest.mark.parametrize(("delta", "stated"), [(0.1, False), (0.5, False), (0.09, True)])
+def test_no_epsilon_is_stated_at_a_delta_of_one_over_clients(delta: float, stated: bool) -> None:
+    noisy = experiment(protection=NOISY, method=PLAIN, delta=delta)
+    (made,) = statements(as_table(noisy), noise_facts(noisy), 10, records(3), secret_cohorts=False)
+    assert (made.epsilon is not None) == stated
+    assert stated or f"delta: {delta:g} is not below 1 / 10 clients" in made.reason
+    noisy_means = experiment(protection=NOISY, method={"name": "naivemix", "sharing": {"multiplier": 2.0}}, delta=0.001)
+    for samples, reason in ((999, ""), (1000, "delta: 0.001 is not below 1 / 1000 samples")):
+        for one in statements(as_table(noisy_means), noise_facts(noisy_means), 10, records(3), True, samples):
+            assert one.reason.startswith(reason)
+            assert bool(one.reason) == bool(reason)
 
 
 # The arithmetic ------------------------------------------------------------------------------------------
@@ -222,3 +280,10 @@ def test_sampling_never_costs() -> None:
 
     assert epsilon([Release("gaussian", 0.25, 40, (400, 100))], 1e-3) == whole
     assert epsilon([Release("gaussian", 2.0, 40, (400, 100))], 1e-3) < epsilon([Release("gaussian", 2.0, 40)], 1e-3)
+
+
+def test_erfcx_is_that_of_scipy() -> None:
+    special = pytest.importorskip("scipy.special")
+    values = np.concatenate([[0.0], np.logspace(-12, 8, 2001), np.linspace(0, 10, 1001)])
+    found = [accountant._erfcx(float(x)) for x in values]
+    np.testing.assert_allclose(found, special.erfcx(values), rtol=5e-15)

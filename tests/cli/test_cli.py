@@ -112,8 +112,8 @@ def test_none_removes_an_optional_field_and_is_plain_text_elsewhere() -> None:
 
 def test_a_run_prints_progress_and_ends_with_a_table_and_a_report() -> None:
     outcome = succeeded(here("run", write(Path("tiny.toml"))))
-    run = Path("runs/tiny/custom-seed0")
-    assert f"custom-seed0: round {TINY['rounds']}/{TINY['rounds']}" in outcome.err
+    run = Path("runs/tiny/fedavg-seed0")
+    assert f"fedavg-seed0: round {TINY['rounds']}/{TINY['rounds']}" in outcome.err
     assert re.search(r"accuracy 0\.\d{3}", outcome.err)
     final = json.loads(records(run)[-1])["accuracy"]
     assert f"{100 * final:.1f}" in outcome.out
@@ -133,7 +133,7 @@ def test_an_old_name_of_a_field_gives_one_line_of_warning_and_the_run_succeeds()
     lines = [line for line in outcome.err.splitlines() if "warning" in line.lower()]
     assert lines == ["fedblend: warning: judge: this field is called evaluate_model since version 0.2"]
     assert ".py" not in outcome.err
-    assert tomllib.loads(Path("out/custom-seed0/config.toml").read_text())["evaluate_model"] == "server"
+    assert tomllib.loads(Path("out/fedavg-seed0/config.toml").read_text())["evaluate_model"] == "server"
 
 
 @pytest.mark.slow

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from cli_helpers import TINY, Outcome, changed, finish, here
+from cli_helpers import TINY, Outcome, changed, finish, here, start_process
 
 from fedblend.analysis.attacks import outcome
 from fedblend.analysis.attacks.outcome import attack_run
@@ -40,16 +40,7 @@ def started(run: Path, out: Path) -> subprocess.Popen[str]:
     """Start an attack that would take hours, as a process of its own."""
     words: list[Any] = ["attack", run, "--round", 0, "--client", 1, "--images", 1, "--steps", 1]
     words += ["--iterations", ENDLESS, "--out", out]
-    return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *map(str, words)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    return start_process([sys.executable, "-c", COMMAND, *map(str, words)])
 
 
 def wait_for_iterations(process: subprocess.Popen[str], iterations: int) -> tuple[int, float]:
@@ -130,20 +121,30 @@ def test_before_the_attack_has_begun_nothing_is_written(
     assert list((tmp_path / "none").iterdir()) == []
 
 
-def test_a_stopped_worker_takes_no_lock_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # An interrupt between taking the lock of an event of processes and letting it go would leave all of them waiting.
+class OnceStopped:
+    """The parent of a worker process that sends one run and stops it at once."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def listen(self, handle: Callable[[dict[str, Any]], None]) -> None:
+        handle({"table": {}, "path": "nowhere", "resume": False, "processors": 1})
+        handle(parallel.STOP)
+
+
+def test_a_worker_that_is_stopped_before_its_run_begins_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The signal comes while the worker still ignores it.
     signals: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", signals.append)
-    stop = multiprocessing.get_context("spawn").Event()
-    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    before, parent = signal.getsignal(signal.SIGINT), OnceStopped()
     try:
-        parallel._init_worker(SimpleNamespace(cancel_join_thread=lambda: None), stop)
-        stop.set()
-        end = time.monotonic() + 30
-        while not signals and time.monotonic() < end:
-            time.sleep(0.01)
-        assert signals == [signal.SIGINT]
-        monkeypatch.setattr(stop, "is_set", None)
-        assert parallel._run_in_worker({}, Path("nowhere"), False, "a", 1) == "stopped"
+        parallel.serve_runs(parent)  # type: ignore[arg-type]
     finally:
         signal.signal(signal.SIGINT, before)
+
+    assert signals == [signal.SIGINT]
+    assert parent.sent == [{"failure": "stopped"}]

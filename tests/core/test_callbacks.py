@@ -12,7 +12,7 @@ from helpers import experiment, setup
 import fedblend
 from fedblend.core.callbacks import Callback
 from fedblend.core.engine import CohortResult, TrainTask
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.loop import RoundLoop
 from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
@@ -77,6 +77,52 @@ def test_a_callback_ends_a_run_which_is_then_done_with_a_checkpoint_and_can_go_o
     whole = fedblend.run(made, tmp_path / "whole")
     again = fedblend.run(made, tmp_path / "run", resume=True)
     assert again.metrics["accuracy"].tolist() == whole.metrics["accuracy"].tolist()
+
+
+def test_on_round_ends_a_run_by_returning_true_and_by_nothing_else(tmp_path: Path) -> None:
+    made = experiment(**TINY)
+    seen: list[int] = []
+
+    def on_round(record: dict[str, Any]) -> Any:
+        seen.append(record["round"])
+        return True if record["round"] == 2 else len(seen)
+
+    fedblend.run(made, tmp_path / "run", on_round=on_round)
+
+    assert seen == [0, 1, 2]
+    outcome = read(RunDirectory(tmp_path / "run"))
+    assert (outcome.state, outcome.status["reason"]) == ("done", "ended by on_round")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Stopped("enough")])
+def test_a_run_that_its_callback_interrupts_is_stopped_and_can_go_on(error: BaseException, tmp_path: Path) -> None:
+    made = experiment(**{**TINY, "checkpoint_every": 1})
+
+    def on_round(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise error
+
+    with pytest.raises(Stopped, match=r"kept up to round 1\. Go on with: fedblend resume"):
+        fedblend.run(made, tmp_path / "run", on_round=on_round)
+
+    assert RunDirectory(tmp_path / "run").status() == {"state": "stopped", "round": 1, "reason": "interrupted"}
+    whole = fedblend.run(made, tmp_path / "whole")
+    again = fedblend.run(made, tmp_path / "run", resume=True)
+    assert again.metrics["accuracy"].tolist() == whole.metrics["accuracy"].tolist()
+    assert read(RunDirectory(tmp_path / "run")).state == "done"
+
+
+def test_a_run_whose_callback_fails_is_failed_and_can_go_on(tmp_path: Path) -> None:
+    made = experiment(**{**TINY, "checkpoint_every": 1})
+
+    def on_round(record: dict[str, Any]) -> None:
+        raise KeyError("accurracy")
+
+    with pytest.raises(KeyError):
+        fedblend.run(made, tmp_path / "run", on_round=on_round)
+
+    assert RunDirectory(tmp_path / "run").status()["state"] == "failed"
+    assert len(fedblend.run(made, tmp_path / "run", resume=True).metrics) == TINY["rounds"] + 1
 
 
 def test_a_file_names_callbacks_by_name_and_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

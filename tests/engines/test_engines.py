@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,22 +16,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedblend import engines
-from fedblend._kernels import lowrank
+from fedblend import _kernels, engines
+from fedblend._kernels import build, lowrank
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Plain
+from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.core.trees import Tensors
-from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, unstackable
+from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, faster_kernels, unstackable
 from fedblend.engines.distributed.engine import balance
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked import engine as stacked_engine
 from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.engines.stacked.layers import own_layers, own_ways
 from fedblend.engines.stacked.schedule import _width
 from fedblend.experiment import presets
+
+needs_kernels = pytest.mark.skipif(build.library() is None, reason=build.missing() or "no kernels")
 
 RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
 """Nine samples, one, twelve, eight, four and six: so batches of four are full, short or absent."""
@@ -49,8 +55,21 @@ LENET_METHODS = [
 HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5, "lr_decay": 0.9}
 
 
+WITHOUT_JUMPS: dict[str, dict[str, Any]] = {
+    "fed-augmix": {"objective": {"loss_scaling": False}},
+    "moon": {"terms": [{"name": "moon", "mu": 0.1}]},
+}
+"""Options with which rounding stays rounding, so that engines can be compared on any processor.
+
+Loss scaling multiplies a batch's divergence by 100 from a threshold on: rounding at the threshold becomes another step.
+MOON's gradient is a difference of nearly equal unit vectors, times mu / (tau |z|): mu = 5 enlarges rounding.
+"""
+
+
 def ragged(method: Any = "fedavg", model: dict[str, Any] | None = None, **train: Any) -> Setup:
     """Six clients of different sizes, all in each round; two epochs of batches of four."""
+    if isinstance(method, str):
+        method = {"name": method, **WITHOUT_JUMPS.get(method.rpartition("+")[2], {})}
     side = 14 if (model or {}).get("model") == "lenet5" else 4
     settings = {"cohort": 6, "epochs": 2, "batch_size": 4, "lr": 0.05, **train}
     return setup(images(side=side), RAGGED, method=method, unsafe=True, train=settings, **(model or MLP))
@@ -68,9 +87,7 @@ def after(made: Setup, engine: engines.Engine, rounds: int = 3) -> tuple[RunStat
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*presets.SINGLE, "fedprox+fedmix", "fedprox+fd"])
 def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_size(method: str) -> None:
-    # MOON's gradient is a difference of nearly equal unit vectors, times mu / (tau |z|): at mu = 5 it makes much of
-    # rounding. At mu = 0.1 the same steps are compared as those of all other methods.
-    made = ragged({"name": method, "terms": [{"name": "moon", "mu": 0.1}]} if method == "moon" else method)
+    made = ragged(method)
 
     loop, records = after(made, LoopEngine(made))
     stacked, stacked_records = after(made, StackedEngine(made, stack=4))
@@ -289,6 +306,83 @@ def test_auto_chooses_a_clearly_faster_engine_and_states_why(
     assert "2 stacked" in plan.why
 
 
+def timed_once_and_again(
+    first: dict[tuple[str, ...], float], again: dict[tuple[str, ...], float]
+) -> Callable[[LoopEngine, int], float]:
+    """A stand-in for timing: seconds by engine and the layers in kernels, at the first time and at later ones."""
+    times: dict[tuple[str, ...], int] = {}
+
+    def measured(engine: LoopEngine, clients: int) -> float:
+        own = (_kernels.Convolution, _kernels.MaxPool)
+        layers = [n for n, m in engine.stacked.named_modules() if isinstance(m, own)] if clients > 1 else ["loop"]  # type: ignore[attr-defined]
+        key = (str(clients), *layers)
+        times[key] = times.get(key, 0) + 1
+        return first.get(key, 1.0) if times[key] == 1 else again.get(key, 1.0)
+
+    return measured
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("first", "again", "kernels"),
+    [
+        ({("3", "stages.0.0"): 0.6, ("3",): 0.7}, {("3", "stages.0.0"): 0.6}, {"stages.0.0": "direct"}),
+        ({("3", "stages.0.0"): 0.7, ("3",): 0.6}, {("3",): 0.6}, {}),
+        ({("3", "stages.0.0"): 0.6, ("3",): 0.7}, {("3", "stages.0.0"): 1.2}, None),
+    ],
+    ids=["kernels are faster", "PyTorch is faster", "the loop is faster when both are timed again"],
+)
+def test_auto_chooses_kernels_or_pytorch_by_layer_and_confirms_the_choice(
+    first: dict[tuple[str, ...], float],
+    again: dict[tuple[str, ...], float],
+    kernels: dict[str, str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The first convolution's kernel takes half of PyTorch's time, every other layer's takes twice as long.
+    layers = iter([[1.0, 0.5], *[[1.0, 2.0]] * 100])
+    monkeypatch.setattr("fedblend.engines.autotune._seconds_in_turn", lambda calls: next(layers))
+    monkeypatch.setattr("fedblend.engines.autotune.TIMED_CLIENTS", 1)
+    monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", timed_once_and_again(first, again))
+    made = ragged("fedavg", LENET)
+
+    plan = engines.plan_engine(made, 2, 1000)
+
+    assert plan.kernels == kernels
+    assert plan.engine == ("loop" if kernels is None else "stacked")
+    assert "3 stacked without kernels" in plan.why
+    engine = engines.inner_engine(made, json.loads(json.dumps(plan.table())))
+    if isinstance(engine, StackedEngine):
+        own = {n for n, m in engine.stacked.named_modules() if isinstance(m, _kernels.Convolution | _kernels.MaxPool)}
+        assert own == set(kernels or ())
+
+
+@needs_kernels
+def test_layers_are_timed_on_the_shapes_of_a_batch() -> None:
+    made = ragged("fedavg", LENET)
+    chosen = faster_kernels(made, 2)
+
+    assert chosen is not None
+    assert set(chosen) <= {"stages.0.0", "stages.0.2", "stages.1.0", "stages.1.2"}
+    loop, _ = after(made, LoopEngine(made), 1)
+    for kernels in (chosen, {}, {"stages.1.0": "direct"}):
+        stacked, _ = after(made, StackedEngine(made, stack=4, kernels=kernels), 1)
+        assert difference(stacked.weights, loop.weights) < 1e-4
+
+
+@needs_kernels
+@pytest.mark.parametrize("method", ["fedavg", "fedmix"])
+def test_winograds_layers_give_the_loops_weights(method: str) -> None:
+    made = ragged(method, {"model": {"name": "cnn", "channels": [16, 20]}})
+    layers = dict(made.model.named_modules())
+    kernels = {name: list(own_ways(layers[name]))[-1] for name in own_layers(made.model)}
+
+    loop, _ = after(made, LoopEngine(made), 1)
+    stacked, _ = after(made, StackedEngine(made, stack=4, kernels=kernels), 1)
+
+    assert "winograd" in kernels.values()
+    assert difference(stacked.weights, loop.weights) < 1e-4
+
+
 def test_auto_times_a_few_steps_however_many_a_client_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     step = LoopEngine._step
@@ -408,3 +502,10 @@ def test_bfloat16_is_near_float32_in_both_engines(method: str) -> None:
         state, _ = after(rounded, engine, 1)
         assert 0 < difference(state.weights, wanted.weights) < 0.05
         assert all(tensor.dtype == torch.float32 for tensor in state.weights.values())
+
+
+def test_the_record_of_a_run_takes_every_engine_plan() -> None:
+    for kernels in (None, {"stages.0.0": "direct", "stages.0.2": "winograd"}):
+        plan = EnginePlan("stacked", 5, 2, "contiguous", "timed", kernels)
+        line = RoundRecord(0, machine={"engine": cast(EngineChoice, plan.table())}).as_dict()
+        assert RoundRecord.from_dict(json.loads(json.dumps(line))).as_dict() == line

@@ -15,6 +15,7 @@ import pytest
 import torch
 from cli_helpers import (
     CHECKPOINT,
+    PATIENCE_S,
     alive,
     call,
     here,
@@ -156,9 +157,9 @@ def test_a_dead_rank_ends_the_run_with_a_message_and_the_run_resumes_on_two(one_
     process = start("run", file, "--ranks", 2, "--set", "rounds=100000", "--out", tmp_path / "out")
     try:
         wait_until(lambda: lines_of(run) >= 3, process)
-        (other,) = [pid for pid in alive(process) if "spawn_main" in command_line(pid)]
+        (other,) = [pid for pid in alive(process) if "run_worker" in command_line(pid)]
         os.kill(other, signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE_S)
     finally:
         stop(process)
     assert process.returncode == 2, err
@@ -211,8 +212,8 @@ def test_torchrun_starts_the_ranks_as_well(one_rank: Path, tmp_path: Path) -> No
 
     first, second = as_rank(0), as_rank(1)
     try:
-        out, err = first.communicate(timeout=100)
-        other_out, other_err = second.communicate(timeout=30)
+        out, err = first.communicate(timeout=PATIENCE_S)
+        other_out, other_err = second.communicate(timeout=PATIENCE_S)
     finally:
         stop(first)
         stop(second)

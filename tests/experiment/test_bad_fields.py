@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,13 @@ import numpy as np
 import pytest
 import torch
 from bad_input_helpers import fedmix, refused_at_once, run
-from cli_helpers import refused
+from cli_helpers import TINY, refused
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import build
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
+from fedblend.experiment.tables import parse_value, read_toml
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -265,8 +272,8 @@ def nothing():
         ({"name": "module", "path": "bad_nets:Nobody"}, ("model.path", "Nobody", "package.module:Name")),
         ({"name": "module", "path": "bad_nets:Picky"}, ("model.arguments: {}", "size")),
         ({"name": "module", "path": "bad_nets:Picky", "arguments": {"size": 3}}, ("model", "[1, 8, 8]")),
-        ({"name": "module", "path": "bad_nets:nothing"}, ("model.path", "int", "nn.Module")),
-        ({"name": "module", "path": "bad_nets:NUMBER"}, ("model", "bad_nets:NUMBER")),
+        ({"name": "module", "path": "bad_nets:nothing"}, ("model.path", "function", "nn.Module")),
+        ({"name": "module", "path": "bad_nets:NUMBER"}, ("model.path", "bad_nets:NUMBER", "int", "nn.Module")),
         ({"name": "module", "path": "bad_nets:Wide"}, ("model", "[1, 64]", "[1, 10]")),
         ({"name": "module", "path": "bad_nets:Pair"}, ("model", "tuple")),
     ],
@@ -300,3 +307,79 @@ def test_image_models_refuse_text_and_features() -> None:
     refused_at_once(run({**text, "partition": {"name": "natural"}}), "'lenet5'", "images", "[80, 80]")
     np.savez("table.npz", x=np.ones((20, 5)), y=np.arange(20) % 2)
     refused_at_once(run({"data": {"name": "npz", "path": "table.npz"}, "model": "lenet5"}), "'lenet5'", "[5]", "'mlp'")
+
+
+# Found by the fuzzer -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [{"a": 1}, ["fedmix"], 3])
+def test_a_methods_name_that_is_no_text(name: Any) -> None:
+    with pytest.raises(FedblendError, match=r"name: unknown method .*; valid: fedavg"):
+        resolve({**TINY, "method": {"name": name}})
+
+
+@pytest.mark.parametrize("number", [10**30, 2**63, -(2**63) - 1, 10**400])
+def test_whole_numbers_have_64_bits(number: int) -> None:
+    for field in ("seed", "rounds", "stack"):
+        with pytest.raises(FedblendError, match=rf"^{field}: .* is not valid: input should be"):
+            resolve({**TINY, field: number})
+    with pytest.raises(FedblendError, match=r"partition.counts"):
+        resolve({**TINY, "partition": {"name": "counts", "counts": [[number]]}})
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_are_finite(number: float) -> None:
+    for field, value in (
+        ("fraction", number),
+        ("holdout", number),
+        ("target", number),
+        ("delta", number),
+        ("train", {"lr_decay": number}),
+        ("method", {"name": "fedmix", "objective": {"lambda": number}}),
+    ):
+        with pytest.raises(FedblendError, match="is not valid: input should be"):
+            resolve({**TINY, field: value})
+
+
+@pytest.mark.parametrize("partition", ["iid", "classes", "dirichlet", "lognormal", "mix2fld", "xormixfl"])
+def test_a_million_million_clients_are_refused_before_they_are_made(partition: str) -> None:
+    labels = np.arange(300) % 3
+    for clients in (10**12, 2**62):
+        with pytest.raises(FedblendError, match=r"partition.clients: .* valid: "):
+            build("partition", {"name": partition, "clients": clients}).split(labels, 3, 0, None)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "classes", "clients": 3, "samples": 2**62},
+        {"name": "mix2fld", "clients": 3, "samples": 2**62},
+        {"name": "xormixfl", "samples": 2**62},
+        {"name": "xormixfl", "target_samples": 2**62},
+        {"name": "counts", "counts": [[2**62, 2**62, 0], [2**62, 2**62, 0]]},
+    ],
+)
+def test_more_samples_than_64_bits_hold_in_sum(spec: dict[str, Any]) -> None:
+    with pytest.raises(FedblendError, match=r"partition\.(samples|counts): "):
+        build("partition", spec).split(np.arange(300) % 3, 3, 0, None)
+
+
+@pytest.mark.parametrize("hidden", [[10**12], [10**6, 10**6, 10**6], [2**62, 2**62]])
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(hidden: list[int]) -> None:
+    asked = resolve({**TINY, "model": {"name": "mlp", "hidden": hidden}})
+    with pytest.raises(FedblendError, match=r"model: mlp (needs .* GB, and this machine has|is too large)"):
+        make_setup(asked)
+
+
+@pytest.mark.parametrize("sharing", [{"name": "base-samples", "server": 1}, "raw-seeds", "mixed-seeds"])
+def test_an_objective_does_not_mix_with_samples_that_stay_at_the_server(sharing: Any) -> None:
+    with pytest.raises(FedblendError, match="stay at the server, but the objective 'naivemix' mixes"):
+        resolve({**TINY, "unsafe": True, "method": {"name": "naivemix", "sharing": sharing}})
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 5_000, f"x = {'9' * 5_000}", "x = " + "{a = " * 2_000])
+def test_deep_and_long_toml(text: str, tmp_path: Path) -> None:
+    (tmp_path / "deep.toml").write_text(text)
+    with pytest.raises(FedblendError, match="is not valid TOML"):
+        read_toml(tmp_path / "deep.toml")
+    assert parse_value(text[4:]) == text[4:]

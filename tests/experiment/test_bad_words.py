@@ -117,7 +117,7 @@ def test_the_folder_of_all_studies_is_told_from_a_study() -> None:
     succeeded(run({"rounds": 0, "method": "fedmix"}, "--out", "runs", "--resume"))
     assert "studies in it are not: one, two" in succeeded(here("resume", "runs")).err
     several = refused(here("switches", "runs"), "runs: holds 3 runs; name one of them: ")
-    assert "fedmix-seed0, one/custom-seed0, two/custom-seed0" in several.err
+    assert "fedmix-seed0, one/fedavg-seed0, two/fedavg-seed0" in several.err
 
 
 @pytest.mark.parametrize("order", ["resume", "report", "compare"])

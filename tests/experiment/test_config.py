@@ -17,6 +17,7 @@ from fedblend.core.objective import Plain
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.fields import Train
 from fedblend.experiment.presets import SINGLE, expand, presets
+from fedblend.experiment.study import expand as expand_study
 from fedblend.experiment.tables import parse_value, read_toml, set_field, write_toml
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.methods.objectives.terms import Proximal
@@ -374,7 +375,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     for name, told in (
         ("none.toml", "no such file"),
         ("bad.toml", "is not valid TOML"),
-        ("latin.toml", "is not valid TOML"),
+        ("latin.toml", "is no text in UTF-8"),
         (".", "is a folder"),
     ):
         with pytest.raises(FedblendError, match=told):
@@ -461,3 +462,25 @@ def test_values_printed_are_values_read(value: Any) -> None:
 
 def test_the_small_experiment_of_these_tests_is_sound() -> None:
     assert resolve(SMALL).train.cohort == SMALL["train"]["cohort"]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ({}, "fedavg"),
+        ({"label": "ours"}, "fedavg"),
+        ({"terms": ["proximal"]}, "fedprox"),
+        ({"objective": "fedmix", "sharing": "means"}, "fedmix"),
+        ({"objective": {"name": "fedmix", "lambda": 0.77}, "sharing": "means"}, "custom"),
+        ({"name": "fedmix", "objective": "plain", "sharing": "none"}, "fedmix"),
+    ],
+)
+def test_a_method_without_a_name_is_named_after_the_preset_with_its_parts(method: dict[str, Any], name: str) -> None:
+    assert resolve({**SMALL, "method": method}).method.name == name
+    assert resolve(as_table(resolve({**SMALL, "method": method}))).method.name == name
+
+
+def test_a_grid_over_a_method_without_a_name_is_labelled_by_the_name_of_its_parts() -> None:
+    study = expand_study({**SMALL, "grid": {"train.lr": [0.1], "method.aggregator": ["mean", "median"]}})
+
+    assert list(study.experiments) == ["fedavg-lr-0.1-aggregator-mean-seed0", "custom-lr-0.1-aggregator-median-seed0"]

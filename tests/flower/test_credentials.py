@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import ssl
@@ -12,7 +13,8 @@ import pytest
 
 pytest.importorskip("cryptography", reason="Flower (extra 'flower') is not installed")
 
-from fedblend.flower.trial import make_credentials
+from fedblend.core.errors import FedblendError
+from fedblend.flower.trial import LoopbackTrial, make_credentials
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
 
@@ -46,9 +48,31 @@ def test_certificates_of_a_trial_pass_a_strict_check_for_loopback_only(tmp_path:
     }
 
 
+def test_keys_replace_files_that_others_can_read_and_links(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "keys", tmp_path / "elsewhere"
+    folder.mkdir(mode=0o755)
+    (folder / "site-0.key").touch(mode=0o644)
+    reader = (folder / "site-0.key").open()
+    (folder / "server.key").symlink_to(elsewhere)
+    make_credentials(folder, 1)
+    assert reader.read() == "", "who had opened the old file reads the new key"
+    reader.close()
+    assert not elsewhere.exists()
+    modes = {path.name: path.lstat().st_mode & 0o777 for path in (folder, *folder.glob("*.key"))}
+    assert modes == {"keys": 0o700, "site-0.key": 0o600, "server.key": 0o600}
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_certificates_of_the_guide_pass_a_strict_check(tmp_path: Path) -> None:
     (commands,) = re.findall(r"^```\n(openssl ecparam.*?)^```", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
     subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True, capture_output=True)
     for host in ("fl.example.org", "localhost", "127.0.0.1"):
         assert handshake(tmp_path, host) == "TLSv1.3"
+
+
+def test_a_system_without_process_groups_is_told_of_before_a_trial_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "killpg")
+    with pytest.raises(FedblendError, match="needs Linux or macOS"), LoopbackTrial(tmp_path, 1):
+        pass

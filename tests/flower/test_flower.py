@@ -20,12 +20,13 @@ from flwr.app import Message
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import over_clients
 from fedblend.core.loop import RoundLoop
+from fedblend.core.sharing import Pool, rows_of
 from fedblend.core.state import RunState
+from fedblend.core.trees import digest_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.tables import write_toml
 from fedblend.flower.app_folder import FederationLimits
-from fedblend.flower.audit import digest_of
 from fedblend.flower.messages import pack, unpack
 from fedblend.flower.server import run
 from fedblend.runs.files import read_lines
@@ -46,9 +47,14 @@ def experiment(method: Any = "fedavg", **changes: Any) -> Experiment:
     return resolve({**table, **changes})
 
 
-def by_loop(asked: Experiment) -> tuple[RunState, list[dict[str, Any]]]:
+def by_loop(asked: Experiment, shared: Pool | None = None) -> tuple[RunState, list[dict[str, Any]]]:
+    """The run by the loop engine, whose clients share the entries ``shared`` where they are given."""
     setup = make_setup(asked)
-    federation = RoundLoop(setup, LoopEngine(setup))
+    engine = LoopEngine(setup)
+    if shared is not None:
+        payloads = {int(k): rows_of(shared, shared.owner == k).tensors for k in np.unique(shared.owner)}
+        engine.share = lambda *_: iter(payloads.items())
+    federation = RoundLoop(setup, engine)
     state, record = federation.start()
     records = [record.as_dict()]
     while state.round < asked.rounds:
@@ -102,6 +108,9 @@ def test_the_audit_log_records_every_payload_that_left(tmp_path: Path) -> None:
         left = [(kind, up) for who, kind, _, up in grid.sent if who == client and kind != "query.hello"]
         lines = audit(tmp_path, client)
         kinds = {"query.share": "means", "train": "weights"}
+        losses = [line for line in lines if line["kind"] == "loss"]
+        assert [(line["round"], line["bytes"]) for line in losses] == [(0, 8), (1, 8)]
+        lines = [line for line in lines if line["kind"] != "loss"]
         assert [(kinds[kind], up) for kind, up in left] == [(line["kind"], line["bytes"]) for line in lines]
         assert [line["round"] for line in lines] == [0, 0, 1]
         assert lines[0]["tensors"] == {"x": ["float32", 1, 1, 8, 8], "y": ["float32", 1, 10]}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import same_up_to_rounding
 from torch import nn
 from torch.nn import functional as F
 
@@ -115,9 +116,7 @@ def by_hand(rounds: int, loss: Any, clients: int = 3) -> dict[str, torch.Tensor]
 
 
 def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert set(one) == set(other)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=2e-6)
+    same_up_to_rounding(one, other, steps=100)
 
 
 # What clients minimise ----------------------------------------------------------------------------------------
@@ -265,6 +264,22 @@ def test_a_site_file_applies_in_a_users_own_app(tmp_path: Path) -> None:
     weights = network().state_dict()
     change = [t - weights[n] for n, t in first.content["arrays"].to_torch_state_dict().items()]
     assert 0 < float(torch.cat([c.flatten() for c in change]).norm()) <= 1e-3 * (1 + 1e-4)
+
+
+def test_means_of_a_users_own_app_are_the_same_in_every_run(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text("")
+
+    def asked(run: int, **sharing: Any) -> Message:
+        grid = Nodes([{"partition-id": 2, "site": str(tmp_path / "site.toml")}], run, app=App().app)
+        fields = {"sharing": {"name": "means", "samples_per_mean": 4, **sharing}, "min_mean": 2, "seed": run}
+        (reply,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
+        return reply
+
+    first, *others = (asked(run).content["fedblend-tensors"].to_torch_state_dict()["x"] for run in range(5))
+    assert len(first) == 2
+    assert all(torch.equal(first, other) for other in others)
+    for other in ({"samples_per_mean": 3}, {"noise": 0.1}, {"scale": "unit"}):
+        assert "shares no other (sharings in its site file: 1)" in asked(9, **other).error.reason
 
 
 @pytest.mark.parametrize("file", [None, 'allow = ["raw", "seeds", "means"]'])

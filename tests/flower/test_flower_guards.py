@@ -29,7 +29,7 @@ from fedblend.flower import work
 from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.messages import fault_of_shared, pack, to_record, unpack
 from fedblend.flower.server import run
-from fedblend.flower.site import RefusedByPolicy, Site
+from fedblend.flower.site import RefusedByPolicy, Site, describe_setup
 from fedblend.flower.sites import Sites
 from fedblend.methods.sharing.means import SharedMeans
 from fedblend.methods.sharing.secure_means import SecureMeans
@@ -136,7 +136,7 @@ def test_a_model_leaves_only_clipped_against_the_rounds_model(where: str) -> Non
 def test_an_audit_log_cut_short_by_a_kill_continues_with_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     for torn in ("", '{"a": 1', "x" * (2 * BLOCK + 3)):
-        for before in ("", '{"b": 2}\n', json.dumps("y" * BLOCK) + "\n"):
+        for before in ("", '{"b": 2}\n', json.dumps({"b": "y" * BLOCK}) + "\n"):
             path.write_text(before + torn)
             append_line(path, {"c": 3})
             append_line(path, {"d": 4})
@@ -265,3 +265,64 @@ def test_a_sites_fault_is_recorded_in_one_short_line(tmp_path: Path) -> None:
     grid = spoiling(1, "train", lambda fields, tensors: pack(fields, to_record(names)))
     (refused,) = run(grid, experiment(train=ALL, rounds=1), tmp_path / "b", QUICK).directory.metrics()[1]["refused"]
     assert len(refused["reason"]) < 400
+
+
+# Found by the fuzzer --------------------------------------------------------------------------------------------
+
+
+def answer_to(fields: Any, tensors: Mapping[str, torch.Tensor], kind: str = "train") -> dict[str, Any]:
+    """What a site of the experiment replies to a message."""
+    message = Message(pack(fields, to_record(tensors)), 1, kind, group_id="0")
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = at_site.app(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
+    assert reply.has_content(), reply.error
+    return unpack(reply.content)[0]
+
+
+def order(method: str = "fedavg", **changes: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A server's request to train, with changed fields."""
+    setup = make_setup(experiment(method))
+    fields = {"experiment": as_table(setup.experiment), "setup": describe_setup(setup), "client": 0, "round": 0}
+    fields |= {"begins": "round", "mark": None, "state": None, "pool": None}
+    return {**fields, **changes}, add_prefix("weights/", setup.weights())
+
+
+@pytest.mark.parametrize("lacking", ["experiment", "setup", "client", "round", "begins", "pool"])
+def test_a_message_without_a_field_is_answered_with_a_fault(lacking: str) -> None:
+    fields, tensors = order()
+    assert "fault" not in answer_to(fields, tensors)
+    del fields[lacking]
+    told = answer_to(fields, tensors)["fault"]
+    assert told.isprintable()
+    assert "its app failed" in told or "begins" not in fields
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: {name: tensor[..., :-1] for name, tensor in tensors.items()},
+        lambda tensors: {name: tensor.double() for name, tensor in tensors.items()},
+        lambda tensors: dict(list(tensors.items())[1:]),
+        lambda tensors: {},
+    ],
+    ids=["shape", "type", "names", "nothing"],
+)
+def test_a_site_does_not_train_another_model(change: Any) -> None:
+    fields, tensors = order()
+    assert "the server sent another model than the experiment's" in answer_to(fields, change(tensors))["fault"]
+
+
+@pytest.mark.parametrize(
+    "owners", [3, [[0]], [["a", 1]], [[0, -1]], [[0, 10**12]], [[0, 2**70]], [[0.5, 1]], [[-2, 1]]]
+)
+def test_owners_of_a_pool_are_checked_before_they_are_made(owners: Any) -> None:
+    fields, tensors = order("fedmix", pool="a", owners=owners)
+    assert "owners of a pool that are none" in answer_to(fields, tensors)["fault"]
+
+
+def test_control_characters_in_a_message_do_not_come_back() -> None:
+    fields, tensors = order()
+    fields["experiment"]["\x1b[31m\x07"] = 1
+    fault = answer_to(fields, tensors)["fault"]
+    assert fault.isprintable()
+    assert ": unknown key" in fault

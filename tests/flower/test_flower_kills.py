@@ -218,10 +218,13 @@ def test_no_process_of_a_trial_outlives_it(number: signal.Signals, tmp_path: Pat
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trial:
         assert trial.stdout is not None
         mark = trial.stdout.readline().strip()
-        # A SuperLink, a SuperNode and a SuperExec of each, of which the SuperLink's is in another session.
-        wait_for(lambda: len(marked_processes(mark)) >= 4, "four processes", end)
-        os.kill(trial.pid, number)
-        exit_code = trial.wait(BOUND_S)
+        try:
+            # A SuperLink, a SuperNode and a SuperExec of each, of which the SuperLink's is in another session.
+            wait_for(lambda: len(marked_processes(mark)) >= 4, "four processes", end)
+            os.kill(trial.pid, number)
+            exit_code = trial.wait(BOUND_S)
+        finally:
+            trial.kill()
 
     wait_for(lambda: not marked_processes(mark), "no process", end, lambda: str(marked_processes(mark)))
     assert exit_code == (-number if number == signal.SIGKILL else 128 + number)

@@ -40,7 +40,7 @@ TERMS = FederationLimits(min_sites=2, deadline=0.5)
 
 def asked(aggregator: str = "mean", **sharing: Any) -> Experiment:
     method = {"name": "fedmix", "sharing": {"name": "secure-means", **sharing}, "aggregator": aggregator}
-    partition = {"name": "dirichlet", "clients": CLIENTS, "alpha": 5.0}
+    partition = {"name": "dirichlet", "form": "client", "clients": CLIENTS, "alpha": 5.0}
     train = {"cohort": 3, "epochs": 1, "batch_size": 50, "lr": 0.1}
     return experiment(method, partition=partition, train=train, rounds=1)
 
@@ -138,7 +138,9 @@ def test_a_group_of_too_few_sites_has_no_sum(tmp_path: Path, caplog: pytest.LogC
         )
 
 
-def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_an_error(tmp_path: Path) -> None:
+def test_a_wrong_vector_is_left_out_and_a_site_with_wrong_shares_is_excluded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     one = asked()
     _, large = groups(one)
 
@@ -157,8 +159,10 @@ def test_a_wrong_vector_is_left_out_and_a_wrong_share_is_an_error(tmp_path: Path
     short = run(changed("query.share", lambda t: {"masked": t["masked"][:-1]}), one, tmp_path / "a", TERMS)
     assert short.state.entries.owner.tolist() == [c for c in range(CLIENTS) if c != large[0]]
     flipped = changed("query.unmask", lambda t: {name: torch.flip(x, [0]) for name, x in t.items()})
-    with pytest.raises(FedblendError, match=r"a site has sent a wrong share of"):
-        run(flipped, one, tmp_path / "b", TERMS)
+    other = run(flipped, one, tmp_path / "b", TERMS)
+    assert other.state.entries.owner.tolist() == list(range(CLIENTS)), "the others' shares suffice"
+    assert f"client {large[0]} is excluded since round 1: its shares with clients" in caplog.text
+    assert caplog.text.count("is excluded") == 1
 
 
 def test_a_site_can_allow_only_masked_means(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,19 +16,22 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 
 from flower_helpers import Nodes
 from flwr.app import Context, RecordDict
-from test_flower import audit, site_files
+from test_flower import audit, by_loop, site_files
 from test_flower_masks import asked
 
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import as_table
+from fedblend.experiment.tables import write_toml
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation import site as at_site
 from fedblend.flower.secure_aggregation.server import MaskedSum
 from fedblend.flower.server import run
-from fedblend.flower.site import RefusedByPolicy, Site
+from fedblend.flower.site import RefusedByPolicy, Site, describe_setup, read_site
 from fedblend.flower.sites import Reply
+from fedblend.flower.trial import make_site_key
 from fedblend.methods.aggregators.secure import SecureMean
 
 
@@ -73,6 +77,8 @@ class Round:
         vectors = {c: self.masked(c, self.sealed(shares, c), **told.get(c, {})) for c in (0, 1, 2)}
 
         class Asked:
+            excluded = MappingProxyType({})
+
             def exchange(_, kind: str, round: int, orders: Any) -> Any:
                 said = {c: at_site.reveal_shares(self.here[c], order.fields, {})[1] for c, order in orders.items()}
                 return {c: Reply({}, tensors) for c, tensors in said.items()}
@@ -80,7 +86,15 @@ class Round:
         public = {c: {n: masks.tensor_to_bytes(keys[f"{c}/{n}"]) for n in ("mask", "box")} for c in range(4)}
         commits = {c: masks.tensor_to_bytes(table["commit"]) for c, table in shares.items()}
         about = masks.sum_digest(self.told, 0, self.start, self.told["total"])
-        return MaskedSum(Asked(), 0, 3, public, {c: {} for c in range(4)}, commits, context=about).sum(vectors)
+        digests = {c: digests_in(table["digests"]) for c, table in shares.items()}
+        sealed = {c: {} for c in range(4)}
+        return MaskedSum(Asked(), 0, 3, public, sealed, commits, digests, context=about).sum(vectors)
+
+
+def digests_in(tensor: torch.Tensor) -> dict[tuple[int, str], bytes]:
+    """The digests of a dealer's shares by receiver and secret."""
+    digests = [row.numpy().tobytes() for row in tensor.reshape(-1, masks.DIGEST_BYTES)]
+    return {(i // 2, masks.SECRETS[i % 2]): digest for i, digest in enumerate(digests)}
 
 
 def test_a_site_masks_one_model_and_reveals_shares_once() -> None:
@@ -191,6 +205,12 @@ def test_a_secret_of_wrong_length_is_an_error() -> None:
     parts = {client: masks.split_secret(secret, 3, 3) for client, secret in secrets.items()}
 
     class Asked:
+        def __init__(self) -> None:
+            self.excluded: dict[int, str] = {}
+
+        def exclude(self, client: int, why: str) -> None:
+            self.excluded[client] = why
+
         def exchange(self, kind: str, round: int, orders: Any) -> Any:
             return {
                 c: Reply({}, {f"own/{of}": masks.bytes_to_tensor(shares[c]) for of, shares in parts.items()})
@@ -198,9 +218,14 @@ def test_a_secret_of_wrong_length_is_an_error() -> None:
             }
 
     commits = {client: masks.commitment(secret) for client, secret in secrets.items()}
-    made = MaskedSum(Asked(), 0, 3, {}, {c: {} for c in secrets}, commits)
-    with pytest.raises(FedblendError, match="a site has sent a wrong share of 'own/0'"):
+    digests = {
+        of: {(c, "own"): masks.share_digest(of, c, "own", share) for c, share in enumerate(shares)}
+        for of, shares in parts.items()
+    }
+    made = MaskedSum(Asked(), 0, 3, {}, {c: {} for c in secrets}, commits, digests)
+    with pytest.raises(FedblendError, match="client 0 has split a secret into shares that do not restore it"):
         made.sum({client: torch.zeros(4, dtype=torch.int32) for client in secrets})
+    assert set(made.sites.excluded) == {0}
 
 
 def test_the_digest_of_a_sum_is_equal_at_server_and_site_and_differs_for_other_contexts() -> None:
@@ -217,3 +242,75 @@ def test_the_digest_of_a_sum_is_equal_at_server_and_site_and_differs_for_other_c
         masks.sum_digest(told, 3),
     ]
     assert len({one, *others}) == 6
+
+
+# Signed keys -----------------------------------------------------------------------------------------------------
+
+
+def signing_sites(folder: Path, sites: int = 4, **fields: Any) -> list[dict[str, Any]]:
+    """Node configurations of sites that sign their keys, and know all sites' public keys."""
+    for site in range(sites):
+        make_site_key(folder / f"site-{site}")
+    peers = {str(site): (folder / f"site-{site}.pub").read_text().strip() for site in range(sites)}
+    (folder / "peers.toml").write_text(write_toml(peers))
+    configs = site_files(folder, sites)
+    for site in range(sites):
+        table = {"audit": f"audit-{site}.jsonl", "key": f"site-{site}.key", "peers": "peers.toml", **fields}
+        (folder / f"site-{site}.toml").write_text(write_toml(table))
+    return configs
+
+
+@pytest.mark.parametrize("method", [None, {"name": "fedmix", "sharing": "secure-means"}], ids=["models", "means"])
+def test_sites_that_sign_their_keys_make_the_same_sum(method: Any, tmp_path: Path) -> None:
+    one = asked(method)
+    finished = run(Nodes(signing_sites(tmp_path)), one, tmp_path / "run", FederationLimits(deadline=5))
+    for name, tensor in by_loop(one)[0].weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+
+
+def test_a_server_cannot_take_the_place_of_sites_that_sign_their_keys(tmp_path: Path) -> None:
+    """The server gives site 0 keys of its own in place of all others', and so could unmask its model."""
+    configs = signing_sites(tmp_path)
+    setup = make_setup(asked())
+    make_site_key(tmp_path / "server")
+    told = {"experiment": as_table(asked()), "setup": describe_setup(setup), "quantity": "models", "threshold": 3}
+    context = masks.sum_digest(told, 0)
+    pairs = {c: {name: masks.new_key_pair()[1] for name in ("mask", "box")} for c in (1, 2, 3, 4)}
+
+    def replies(swapped: dict[int, dict[str, bytes]], present: list[int]) -> str:
+        engine = LoopEngine(setup)
+        here = [
+            ClientTask(engine, read_site(config["site"]), c, 0, Memory(Context(1, 1, {}, RecordDict(), {})))
+            for c, config in enumerate(configs)
+        ]
+        keys = {c: at_site.make_keys(here[c], told, {})[1] for c in present if c < 4}
+        keys |= {c: {n: masks.bytes_to_tensor(k) for n, k in table.items()} for c, table in swapped.items()}
+        table = {f"{c}/{name}": t for c, made in keys.items() for name, t in made.items()}
+        try:
+            at_site.make_shares(here[0], told, table)
+        except RefusedByPolicy as refusal:
+            return str(refusal)
+        return ""
+
+    assert replies({}, [0, 1, 2, 3]) == ""
+    not_signed = "the keys of site 1 are not signed with its own key (peers in the site file)"
+    assert not_signed in replies({c: pairs[c] for c in (1, 2, 3)}, [0])
+    forged = {c: masks.sign_keys(str(tmp_path / "server.key"), c, "models", context, pairs[c]) for c in (1, 2, 3)}
+    assert not_signed in replies({c: pairs[c] | {"sign": forged[c]} for c in (1, 2, 3)}, [0])
+    # A site's signature of other keys, of another quantity, round or experiment, or as another site.
+    own = str(tmp_path / "site-1.key")
+    for signed in (
+        masks.sign_keys(own, 1, "models", context, pairs[2]),
+        masks.sign_keys(own, 1, "means", context, pairs[1]),
+        masks.sign_keys(own, 1, "models", masks.sum_digest(told, 1), pairs[1]),
+        masks.sign_keys(own, 2, "models", context, pairs[1]),
+    ):
+        assert not_signed in replies({1: pairs[1] | {"sign": signed}}, [0, 2, 3])
+    assert "site 4 would be in the sum, and is not among this site's peers" in replies({4: pairs[4]}, [0, 1, 2, 3])
+
+
+def test_a_key_that_cannot_sign_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("none")
+    for path in ("key", "missing"):
+        with pytest.raises(FedblendError, match=r"key: .*: cannot sign with it: .*; valid: ssh-keygen -t ecdsa -b 384"):
+            masks.sign_keys(str(tmp_path / path), 0, "models", b"", {"mask": b"", "box": b""})

@@ -22,6 +22,7 @@ from test_flower import audit, by_loop, experiment, nodes, site_files
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
+from fedblend.core.sharing import Pool
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment
@@ -41,7 +42,7 @@ QUICK = {"distill-to-model": {"steps": 4}, "train-on-seeds": {"epochs": 2}, "agg
 QUICK["aggenhance-secure"] = QUICK["aggenhance"]
 """Options with which a server step takes few steps: this is no test of how well it does."""
 
-DATA = {"partition": {"name": "dirichlet", "clients": 4, "alpha": 5.0}, "fraction": 0.2}
+DATA = {"partition": {"name": "dirichlet", "form": "client", "clients": 4, "alpha": 5.0}, "fraction": 0.2}
 DATA["train"] = {"cohort": 3, "epochs": 1, "batch_size": 50, "lr": 0.1}
 
 
@@ -217,6 +218,10 @@ def own_data(folder: Path, asked: Experiment, clients: range) -> list[dict[str, 
     return [configs[client] for client in clients]
 
 
+def seeds_of(*pools: Pool) -> list[tuple[torch.Tensor, ...]]:
+    return list(zip(*(pool.tensors["seeds"] for pool in pools), strict=True))
+
+
 def test_the_server_uses_the_experiments_samples_where_sites_have_their_own(tmp_path: Path) -> None:
     asked = quick("xormixfl", fraction=1.0)
     # No site is client 0, which is the server, and none is waited for.
@@ -224,7 +229,9 @@ def test_the_server_uses_the_experiments_samples_where_sites_have_their_own(tmp_
 
     finished = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5))
 
-    for name, tensor in by_loop(asked)[0].weights.items():
+    # Sites with site files choose the samples of their seeds by their secrets, so the loop is given the same seeds.
+    for name, tensor in by_loop(asked, finished.state.entries)[0].weights.items():
         assert torch.equal(finished.state.weights[name], tensor), name
+    assert any(not torch.equal(*pair) for pair in seeds_of(by_loop(asked)[0].entries, finished.state.entries))
     with pytest.raises(FedblendError, match=r"method\.sharing\.server: client 0 is the server"):
         run(Nodes(own_data(tmp_path, asked, range(4))), asked, tmp_path / "other", FederationLimits(deadline=5))

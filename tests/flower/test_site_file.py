@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from fedblend.cli.federation import init_site, show_audit
 from fedblend.core.errors import FedblendError
 from fedblend.flower.audit import AuditLog, audit_rows
 from fedblend.flower.site import SAFE, Site, read_site
+from fedblend.runs.files import append_line
 
 
 def test_a_new_site_file_is_read_back(tmp_path: Path) -> None:
@@ -57,3 +59,34 @@ def test_an_audit_log_in_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert second[1:] == ("trial/1", "2", "raw", "refused: no", "", "")
     show_audit(path, None)
     assert "1 payloads, 32 bytes, 1 refusals" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"tensors": 3}, "2: sent.tensors: 3 is not valid"),
+        ({"tensors": {"w": 3}}, "2: sent.tensors.w: 3 is not valid"),
+        ({"bytes": "many"}, "2: sent.bytes: 'many' is not valid"),
+        ({"round": None}, "2: sent.round: None is not valid"),
+        ({"refused": {}}, "2: refused.refused: {} is not valid"),
+    ],
+)
+def test_a_damaged_line_of_an_audit_log_is_named(tmp_path: Path, line: dict[str, Any], words: str) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text("")
+    record = AuditLog(read_site(path).audit)
+    record.record_sent("trial/1", 0, 3, "weights", {"w": torch.zeros(2)}, True)
+    (sent,) = record.lines()
+    append_line(tmp_path / "audit.jsonl", {**sent, **line})
+    with pytest.raises(FedblendError, match=f"audit.jsonl: line {words}"):
+        show_audit(path, None)
+
+
+def test_markup_and_control_characters_in_an_audit_log_are_shown_as_text(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text("")
+    AuditLog(read_site(path).audit).record_refused("[/x]\x1b[31m", 0, 3, "raw", "[bold]no")
+    show_audit(path, None)
+    out = capsys.readouterr().out
+    assert "[/x]" in out
+    assert "\x1b" not in out

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from cli_helpers import call, here, succeeded, write
 
 from fedblend._kernels import build
 
+pytestmark = pytest.mark.filterwarnings("ignore:training is slower than possible")
 needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 
 SUM = """
@@ -37,7 +41,10 @@ def source(tmp_path: Path) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder; nothing is loaded yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(build.MARCH, raising=False)
+    monkeypatch.setattr(build, "_reasons", [])
     build._load.cache_clear()
+    build._announce.cache_clear()
     build.function.cache_clear()
     yield tmp_path / "cache" / "fedblend"
     build._load.cache_clear()
@@ -53,6 +60,35 @@ def test_a_library_is_compiled_once_into_a_folder_of_its_owner(source: Path, cac
     assert build.missing(source) == ""
     assert compiled.stat().st_mtime_ns == before
     assert cache.stat().st_mode & 0o777 == 0o700
+
+
+@needs_compiler
+def test_compiling_is_announced_once(source: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = source.with_name("other.cpp")
+    other.write_text(SUM + "// of another kind")
+
+    assert build.library(source) is not None
+    assert build.library(other) is not None
+    line = capsys.readouterr().err
+    assert "compiles the C++ kernels into" in line
+    assert line.count("\n") == 1
+
+    build._load.cache_clear()
+    build._announce.cache_clear()
+    assert build.library(source) is not None
+    assert capsys.readouterr().err == ""
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names an instruction set of x86")
+def test_each_instruction_set_has_a_library_of_its_own(
+    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build.library(source) is not None
+    monkeypatch.setenv(build.MARCH, "x86-64")
+    build._load.cache_clear()
+    assert build.library(source) is not None
+    assert len(list(cache.iterdir())) == 2
 
 
 @needs_compiler
@@ -81,8 +117,38 @@ def test_a_library_of_another_user_is_not_loaded(source: Path, cache: Path, monk
 def test_without_a_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert build.library(source) is None
+    with pytest.warns(UserWarning, match="kernels are not used: no C.. compiler was found") as warned:
+        found = [build.library(source), build.library(source.with_name("other.cpp"))]
+    assert found == [None, None]
+    assert len(warned) == 1
     assert build.missing(source).startswith("no C++ compiler was found")
+    assert build.all_missing() == build.missing(source)
+
+
+@needs_compiler
+def test_nothing_is_missing_where_kernels_are_used(source: Path) -> None:
+    assert build.library(source) is not None
+    assert build.all_missing() == ""
+
+
+@pytest.mark.slow
+def test_a_command_says_once_why_it_uses_no_kernels_and_each_run_keeps_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two runs at once, and each of them on two ranks: four processes ask for kernels.
+    convolutions = {"name": "cnn", "channels": [2, 2]}
+    changes = {"seeds": [0, 1], "rounds": 1, "ranks": 2, "engine": "stacked", "model": convolutions}
+    file = write(tmp_path / "file.toml", changes)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    outcome = succeeded(call("run", file, "--jobs", 2, "--out", tmp_path / "out"))
+
+    assert outcome.err.count("kernels are not used: no C++ compiler was found") == 1, outcome.err
+    for seed in (0, 1):
+        facts = json.loads((tmp_path / "out" / f"fedavg-seed{seed}" / "facts.json").read_text(encoding="utf-8"))
+        assert facts["kernels"].startswith("not used: no C++ compiler was found")
+    assert "not used: no C++ compiler was found" in succeeded(here("inspect", tmp_path / "out")).out
 
 
 def test_a_compiler_that_is_not_there(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

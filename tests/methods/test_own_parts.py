@@ -136,12 +136,12 @@ def test_paths_in_a_file_are_relative_to_it_and_others_to_where_we_are(
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("HOME", str(tmp_path))
     succeeded(here("run", "../project/e.toml", "--out", "one"))
-    assert kept_path("one/custom-seed0") == str(there)
+    assert kept_path("one/fedavg-seed0") == str(there)
     succeeded(here("data", "show", file))
     succeeded(here("run", file, "--set", "data.path=b.npz", "--out", "two"))
-    assert kept_path("two/custom-seed0") == str(here_)
+    assert kept_path("two/fedavg-seed0") == str(here_)
     succeeded(here("run", file, "--set", "data.path=~/home.npz", "--out", "three"))
-    assert kept_path("three/custom-seed0") == str(tmp_path / "home.npz")
+    assert kept_path("three/fedavg-seed0") == str(tmp_path / "home.npz")
     grid = write(tmp_path / "project" / "g.toml", {"grid": {"data.path": ["data/a.npz"]}, "data": {"name": "npz"}})
     assert next(iter(fedblend.runs.api.expand_file(grid, [], None).experiments.values())).data.path == str(there)
     made = fedblend.Experiment(**{**TINY, "data": {"name": "npz", "path": "b.npz"}})
@@ -150,7 +150,7 @@ def test_paths_in_a_file_are_relative_to_it_and_others_to_where_we_are(
     monkeypatch.chdir(tmp_path)
     succeeded(here("run", file, "--resume", "--set", "rounds=2", "--out", "elsewhere/one"))
     succeeded(here("resume", "elsewhere/one"))
-    assert lines_of(Path("elsewhere/one/custom-seed0")) == 3
+    assert lines_of(Path("elsewhere/one/fedavg-seed0")) == 3
 
 
 def test_parts_of_ones_own_are_checked_like_any(own: Path) -> None:
@@ -166,7 +166,6 @@ def test_the_method_of_the_documentation_runs(tmp_path: Path) -> None:
     page = ROOT / "docs" / "adding-a-method.md"
     if not page.exists():
         pytest.skip("docs/adding-a-method.md does not exist")
-    pytest.importorskip("mlxtend")
     text = page.read_text(encoding="utf-8")
     python, toml = (re.search(rf"^```{word}\n(.*?)^```", text, re.M | re.S) for word in ("python", "toml"))
     assert python

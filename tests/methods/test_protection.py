@@ -21,11 +21,13 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Task
 from fedblend.core.protection import Mechanism, ReleaseContext
+from fedblend.core.record import RoundRecord
 from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.experiment.config import Experiment
+from fedblend.experiment.config import Experiment, as_table
+from fedblend.experiment.privacy import noise_facts
 from fedblend.methods.adversaries import NaNs, NoiseSender, SignFlip
 from fedblend.methods.protections.noise import ClipAndNoise
 from fedblend.methods.protections.prune import Prune
@@ -287,13 +289,13 @@ def test_releases_compose() -> None:
 
 # What a run may claim --------------------------------------------------------------------------------------
 
-RECORDS = [{"round": 0}, *({"round": r, "cohort": [0, r]} for r in range(1, 4))]
+RECORDS = [RoundRecord(0), *(RoundRecord(r, cohort=[0, r]) for r in range(1, 4))]
 NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
 
 
 def claims(made: Experiment, records: Any = RECORDS) -> Any:
     pytest.importorskip("dp_accounting")
-    return {s.what: s for s in statements(made, 10, records, secret_cohorts=True)}
+    return {s.what: s for s in statements(as_table(made), noise_facts(made), 10, records, secret_cohorts=True)}
 
 
 def test_a_clients_own_noise_counts_the_rounds_that_the_most_frequent_client_took_part_in() -> None:
@@ -303,7 +305,7 @@ def test_a_clients_own_noise_counts_the_rounds_that_the_most_frequent_client_too
     assert weights.unit == "a client"
     assert weights.by_round[-1] == (3, epsilon([Release("gaussian", 4.0, 3)], 1e-5))
     assert [r for r, _ in weights.by_round] == [1, 2, 3]
-    once = [{"round": 1, "cohort": [0]}, {"round": 2, "cohort": [1]}]
+    once = [RoundRecord(1, cohort=[0]), RoundRecord(2, cohort=[1])]
     assert claims(experiment(protection=NOISY), once)["weights"].epsilon == epsilon([Release("gaussian", 4.0, 1)], 1e-5)
 
 
@@ -370,7 +372,7 @@ def test_robust_aggregators_and_points_cost_nothing_after_a_clients_own_noise() 
 
 def test_noisy_means_protect_a_sample_and_compose_with_the_weights() -> None:
     made = experiment(protection=NOISY, method={"name": "fedmix", "sharing": {"multiplier": 3.0}})
-    records = [{"round": 0}, {"round": 1, "cohort": [0], "shared": {}}, {"round": 2, "cohort": [0]}]
+    records = [RoundRecord(0), RoundRecord(1, cohort=[0], shared={}), RoundRecord(2, cohort=[0])]
     found = claims(made, records)
 
     means, weights = Release("gaussian", 3.0 / math.sqrt(2), 1), Release("gaussian", 4.0, 2)

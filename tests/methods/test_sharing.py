@@ -17,10 +17,12 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
 from fedblend.core.setup import Portions, arrived
-from fedblend.core.sharing import Payload, Pool, gather, rows_of
+from fedblend.core.sharing import Payload, Pool, Request, gather, rows_of
 from fedblend.core.upload import bytes_of
 from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing.means import LocalMeans, Noise, SharedMeans
+from fedblend.methods.sharing.seeds import MixedSeeds, RawSeeds
+from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
 # Controls, hidden states, raw samples ---------------------------------------------------------------------
 
@@ -385,3 +387,32 @@ def test_the_round_model_is_sent_once_to_a_client_that_both_shares_and_trains() 
 def test_a_policy_that_lets_single_samples_out_is_refused() -> None:
     with pytest.raises(FedblendError, match=r"policy.min_mean: 1 .*valid: 2 or more"):
         federation(method="fedmix", policy={"min_mean": 1})
+
+
+# Numbers of entries ---------------------------------------------------------------------------------------
+
+REQUEST = Request(np.array([2, 0, 1]), np.array([1]))
+
+
+@pytest.mark.parametrize(
+    ("sharing", "most"),
+    [
+        (SharedMeans(), [0, 0, 2, 7]),
+        (SharedMeans(samples_per_mean=3), [0, 0, 2, 7]),
+        (SharedMeans(samples_per_mean=3, split="class"), [0, 0, 2, 7]),
+        (Noise(), [0, 1, 1, 1]),
+        (Raw(), [0, 1, 7, 23]),
+        (RawSeeds(samples=4), [0, 1, 4, 4]),
+        (MixedSeeds(samples=6), [0, 0, 6, 6]),
+        (XorSeeds(), [3, 3, 3, 3]),
+        (MixedTargetSeeds(), [3, 3, 3, 3]),
+    ],
+    ids=lambda given: getattr(given, "name", ""),
+)
+def test_the_most_entries_of_a_clients_samples(sharing: Any, most: list[int]) -> None:
+    for n, bound in zip((0, 1, 7, 23), most, strict=True):
+        assert sharing.most_entries(n, 3, REQUEST) == bound
+        x, y = DATA.train.x[:n], DATA.train.y[:n]
+        payload = sharing.share(replace(local(x, y, MADE.task, MADE.scale, minimum=3), request=REQUEST))
+        assert len(next(iter(payload.values())) if payload else []) <= bound
+    assert XorSeeds().most_entries(23, 3) == 0

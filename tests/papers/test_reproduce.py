@@ -14,6 +14,7 @@ from reproduce_helpers import RUNNABLE
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped
+from fedblend.core.record import RoundRecord
 from fedblend.data.loaders import cifar
 from fedblend.experiment.config import Experiment
 from fedblend.papers import formatting
@@ -156,8 +157,8 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
     class Interrupting(Counted):
         @contextmanager
         def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
-            def listen(slug: str, record: Mapping[str, Any]) -> None:
-                if record["round"] == 1:
+            def listen(slug: str, record: RoundRecord) -> None:
+                if record.round == 1:
                     raise KeyboardInterrupt
 
             yield listen
@@ -177,7 +178,7 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
 
 def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reached(tmp_path: Path) -> None:
     one = at_smoke("aggenhance/table-1").cells_to_run[0].experiment
-    records = [{"round": n, "loss": 1.0, "accuracy": n / 10} for n in range(6)]  # 0 is the untrained model
+    records = [RoundRecord(n, loss=1.0, accuracy=n / 10) for n in range(6)]  # 0 is the untrained model
 
     def cell_run(target: float) -> CellRun:
         cell = CellRun(one.model_copy(update={"target": target}), None, tmp_path, lambda what, done, total: None)

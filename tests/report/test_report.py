@@ -5,18 +5,21 @@ import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cli_helpers import PATIENCE_S
 from PIL import Image
 
 from fedblend import report
 from fedblend.analysis.plotting import METHODS, PHASES, line_styles, png_data_url
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table, resolve
+from fedblend.experiment.privacy import privacy_facts
 from fedblend.report import shared_images
 from fedblend.report.description import describe_runs, rerun_command
 from fedblend.report.figures import class_figure, figure_by_round, lines, plotly_text, split_figure, time_figure
@@ -26,7 +29,7 @@ from fedblend.report.sections import dataset_sections
 from fedblend.report.tables import best_rows, results_table
 from fedblend.runs.api import expand_file
 from fedblend.runs.directory import RunDirectory, find_runs
-from fedblend.runs.groups import group
+from fedblend.runs.groups import Outcome, group
 from fedblend.runs.runner import execute
 from fedblend.runs.summary import curves, table
 
@@ -167,7 +170,7 @@ def test_summary_figure_has_the_colours_of_all_methods(page):
 def browse(path: Path, home: Path) -> Tags:
     """The page's elements after its scripts ran, as the browser has them."""
     line = [CHROMIUM, *FLAGS, f"--user-data-dir={home}", "--dump-dom", path.as_uri()]
-    return Tags(subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout)
+    return Tags(subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +291,7 @@ def test_by_class_is_the_mean_over_finished_seeds(folder):
     groups = group(find_runs([folder]))
     figure = class_figure(groups)
     fedmix = next(g for g in groups if g.name == "fedmix")
-    finals = [o.records[-1]["per_class"] for o in fedmix.outcomes[:2]]
+    finals = [o.records[-1].per_class for o in fedmix.outcomes[:2]]
     row = list(figure.data[0].y).index("fedmix")
     assert list(figure.data[0].z[row]) == pytest.approx([50 * (a + b) for a, b in zip(*finals, strict=True)])
 
@@ -464,7 +467,12 @@ def test_colour_images_keep_their_colours():
     ],
 )
 def test_methods_that_share_raw_samples_are_found(method, raw):
-    assert shares_raw_samples(as_table(experiment(method, 0))) is raw
+    made = experiment(method, 0)
+    run = Outcome(Path("run"), as_table(made), [], {}, {"privacy": privacy_facts(made)})
+
+    assert shares_raw_samples(run) is raw
+    # Runs of version 0.1 lack the fact.
+    assert shares_raw_samples(replace(run, facts={})) is raw
 
 
 def test_the_command_repeats_a_groups_runs(folder):

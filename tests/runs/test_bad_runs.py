@@ -66,8 +66,8 @@ def test_training_that_diverges_names_clients_and_reason() -> None:
     refused(outcome, "0 good uploads of 2", "(clients ", "NaN or infinity", "learning rate")
     assert outcome.err.count("NaN or infinity") == 1, "what both clients have in common is told once"
     assert "NaN or infinity" not in " ".join(outcome.out.split())
-    assert "* custom: seed 0: failed at round 0 of 50" in outcome.out
-    assert re.search(r"^ custom \* +1 +failed +— ", outcome.out, re.M), "of the untrained model nothing is told"
+    assert "* fedavg: seed 0: failed at round 0 of 50" in outcome.out
+    assert re.search(r"^ fedavg \* +1 +failed +— ", outcome.out, re.M), "of the untrained model nothing is told"
     assert "NaN or infinity" in " ".join(succeeded(here("compare", "out")).out.split())
     page = (Path("out") / "report.html").read_text(encoding="utf-8")
     assert re.search(r">failed<", page)
@@ -79,11 +79,11 @@ def test_training_that_diverges_names_clients_and_reason() -> None:
 
 def test_one_failed_run_stops_no_other() -> None:
     outcome = run({"grid": {"train.lr": [1e30, 0.05]}, "rounds": 4}, "--out", "out", "--jobs", 1)
-    refused(outcome, "custom-lr-1e+30-seed0: ", "learning rate")
+    refused(outcome, "fedavg-lr-1e+30-seed0: ", "learning rate")
     assert "lr=0.05" in outcome.out, "the table must tell the runs apart"
     assert {path.parent.name: status(path.parent)["state"] for path in Path("out").rglob("status.json")} == {
-        "custom-lr-1e+30-seed0": "failed",
-        "custom-lr-0.05-seed0": "done",
+        "fedavg-lr-1e+30-seed0": "failed",
+        "fedavg-lr-0.05-seed0": "done",
     }
 
 
@@ -93,7 +93,7 @@ def test_a_mistake_that_runs_share_is_told_once() -> None:
     refused_at_once(shared, "all 6 runs: data.path: ")
     assert shared.err.count("there is no") == 1
     some = run({"grid": {"train.cohort": [2, 5]}, "seeds": [0, 1]}, "--out", "out", "--jobs", 1)
-    refused(some, "custom-cohort-5-seed0, custom-cohort-5-seed1: train.cohort: 5 clients")
+    refused(some, "fedavg-cohort-5-seed0, fedavg-cohort-5-seed1: train.cohort: 5 clients")
 
 
 BROKEN = '''

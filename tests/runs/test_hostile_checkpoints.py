@@ -154,13 +154,13 @@ def test_all_weights_come_back_in_the_models_order(tmp_path: Path) -> None:
 def run(tmp_path: Path) -> Path:
     """A run of two rounds."""
     succeeded(here("run", write(tmp_path / "tiny.toml"), "--out", tmp_path / "out"))
-    return tmp_path / "out" / "custom-seed0"
+    return tmp_path / "out" / "fedavg-seed0"
 
 
 def test_a_run_does_not_go_on_from_anothers_checkpoint(run: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "other.toml", {"model": {"name": "mlp", "hidden": [9]}})
     succeeded(here("run", file, "--out", tmp_path / "other"))
-    (run / CHECKPOINT).write_bytes((tmp_path / "other" / "custom-seed0" / CHECKPOINT).read_bytes())
+    (run / CHECKPOINT).write_bytes((tmp_path / "other" / "fedavg-seed0" / CHECKPOINT).read_bytes())
     lines = lines_of(run)
     refused(here("resume", run), f"{run / CHECKPOINT}: is of another model than the run's")
     assert (lines_of(run), status(run)["state"]) == (lines, "done")
@@ -170,3 +170,55 @@ def test_a_checkpoint_of_more_rounds_than_can_be_counted(run: Path) -> None:
     scalars = {"round": 10**18, "shared_round": -1, "clients": 4}
     save_file(load_file(run / CHECKPOINT), run / CHECKPOINT, {"state": json.dumps(scalars)})
     refused(here("resume", run), "metrics.jsonl: rounds are missing below the checkpoint's, 1000000000000000000")
+
+
+# Checksums ------------------------------------------------------------------------------------------------------
+
+
+def written(folder: Path) -> Path:
+    """A folder with a checkpoint as fedblend writes it."""
+    state = checkpoint.read(made(folder))
+    assert state is not None
+    checkpoint.write(folder, state)
+    return folder / CHECKPOINT
+
+
+def test_every_changed_bit_of_the_tensors_is_found(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    whole = path.read_bytes()
+    assert checkpoint.read(tmp_path) is not None
+    first = 8 + int.from_bytes(whole[:8], "little")
+    for place in range(first, len(whole)):
+        for bit in (0, 7):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            assert "damaged" in told_of(tmp_path)
+
+
+def test_a_changed_round_is_found(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    whole = path.read_bytes()
+    assert whole.count(b'\\"round\\": 3') == 1
+    path.write_bytes(whole.replace(b'\\"round\\": 3', b'\\"round\\": 2'))
+    assert "does not have the checksum that it was written with" in told_of(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64, torch.int16, torch.bool, torch.uint8])
+def test_tensors_of_any_type_have_a_checksum(kind: torch.dtype, tmp_path: Path) -> None:
+    tensors = {"weights/w": torch.ones(2, 3).to(kind), "weights/none": torch.zeros(0, 4).to(kind)}
+    state = checkpoint.read(made(tmp_path, **tensors, **{"client/1/weights/w": None}))
+    assert state is not None
+    checkpoint.write(tmp_path, state)
+    again = checkpoint.read(tmp_path)
+    assert again is not None
+    assert torch.equal(again.weights["w"], state.weights["w"])
+
+
+def test_a_checkpoint_without_a_checksum_is_read(tmp_path: Path) -> None:
+    written(tmp_path)
+    tensors = load_file(tmp_path / CHECKPOINT)
+    save_file(tensors, tmp_path / CHECKPOINT, {"state": json.dumps({**SCALARS, "version": 2})})
+    assert checkpoint.read(tmp_path) is not None
+
+
+def test_equal_states_have_equal_files(tmp_path: Path) -> None:
+    assert len({written(tmp_path).read_bytes() for _ in range(16)}) == 1

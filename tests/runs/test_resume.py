@@ -19,6 +19,7 @@ import pytest
 import torch
 from cli_helpers import (
     CHECKPOINT,
+    PATIENCE_S,
     alive,
     contents,
     finish,
@@ -73,7 +74,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six rounds of the tiny experiment, undisturbed; ``tiny.toml`` lies beside its folder."""
     folder = tmp_path_factory.mktemp("tiny")
     succeeded(here("run", write(folder / "tiny.toml", {"rounds": 6}), "--out", folder / "whole"))
-    return folder / "whole" / "custom-seed0"
+    return folder / "whole" / "fedavg-seed0"
 
 
 def copy_of(run: Path, folder: Path) -> Path:
@@ -87,7 +88,7 @@ def copy_of(run: Path, folder: Path) -> Path:
 @pytest.mark.slow
 def test_a_run_killed_at_ten_instants_ends_like_one_left_alone(eventful: Path, tmp_path: Path) -> None:
     file, run, chance = eventful.parent.parent / "eventful.toml", tmp_path / "out" / SLUG, random.Random(20)
-    checkpoint, temporary = run / CHECKPOINT, run / f".{CHECKPOINT}.tmp"
+    checkpoint = run / CHECKPOINT
 
     def kill(when: Callable[[], bool], pause: float) -> None:
         process = start("run", file, "--resume", "--out", tmp_path / "out")
@@ -108,12 +109,13 @@ def test_a_run_killed_at_ten_instants_ends_like_one_left_alone(eventful: Path, t
     for _ in range(4):  # anywhere in a round
         kill(after(lines_of(run) + 3), pause=0.1)
     for _ in range(3):  # while it writes a checkpoint
-        kill(after(lines_of(run) + 2, temporary.exists), pause=0.0005)
+        kill(after(lines_of(run) + 2, lambda: any(run.glob(f".{CHECKPOINT}.*.tmp"))), pause=0.0005)
     assert lines_of(run) <= EVENTFUL["rounds"]
     assert json.loads((run / "facts.json").read_text())["data"]["name"] == "digits"
     assert checkpoint.exists()
     succeeded(here("resume", run))
     same_end(run, eventful)
+    assert not list(run.glob(".*.tmp")), "files that were being written when the run was killed"
     assert load_file(checkpoint).keys() == load_file(eventful / CHECKPOINT).keys()
     shared = [round for round, line in enumerate(records(run)) if '"shared"' in line]
     assert len(shared) > 1, "means were never renewed, so the test missed what it is for"
@@ -122,7 +124,7 @@ def test_a_run_killed_at_ten_instants_ends_like_one_left_alone(eventful: Path, t
 @pytest.mark.slow
 def test_a_folder_in_use_by_another_process(tmp_path: Path) -> None:
     file, out = write(tmp_path / "long.toml", {"rounds": 100_000}), tmp_path / "out"
-    run = out / "custom-seed0"
+    run = out / "fedavg-seed0"
     process = start("run", file, "--out", out)
     try:
         wait_until(lambda: lines_of(run) >= 2, process)
@@ -143,7 +145,7 @@ def test_a_folder_in_use_by_another_process(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_run_is_told_from_a_running_one_and_how_it_goes_on(tmp_path: Path) -> None:
     file = write(tmp_path / "long.toml", {"rounds": 100_000, "checkpoint_every": 1000})
-    run = tmp_path / "out" / "custom-seed0"
+    run = tmp_path / "out" / "fedavg-seed0"
     process = start("run", file, "--out", tmp_path / "out")
     try:
         wait_until(lambda: lines_of(run) >= 4, process)
@@ -168,7 +170,7 @@ def test_a_line_cut_in_half_is_dropped_and_made_again(eventful: Path, tmp_path: 
 
 
 def test_lost_metrics_are_never_passed_over_in_silence(tiny: Path, tmp_path: Path) -> None:
-    run, file = tmp_path / "out" / "custom-seed0", tiny.parent.parent / "tiny.toml"
+    run, file = tmp_path / "out" / "fedavg-seed0", tiny.parent.parent / "tiny.toml"
     succeeded(here("run", file, "--set", "rounds=4", "--out", tmp_path / "out"))
     metrics = run / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-50])  # a line that the checkpoint is already beyond
@@ -265,14 +267,14 @@ def test_ctrl_c_before_the_second_run_of_a_study_loses_neither(tmp_path: Path) -
     file = write(tmp_path / "study.toml", {"rounds": 40, "seeds": [0, 1]})
     folder = tmp_path / "out"
     process = start("run", file, "--out", folder, "--jobs", 1)
-    wait_until(lambda: lines_of(folder / "custom-seed0") >= 2, process)
+    wait_until(lambda: lines_of(folder / "fedavg-seed0") >= 2, process)
     os.kill(process.pid, signal.SIGINT)
     outcome = finish(process)
     assert outcome.code == 130
     assert f"fedblend resume {folder}" in outcome.err
-    assert lines_of(folder / "custom-seed1") == 0, "the second run had begun, so the test missed what it is for"
+    assert lines_of(folder / "fedavg-seed1") == 0, "the second run had begun, so the test missed what it is for"
     succeeded(here("resume", folder, "--jobs", 1))
-    for run in (folder / "custom-seed0", folder / "custom-seed1"):
+    for run in (folder / "fedavg-seed0", folder / "fedavg-seed1"):
         assert run.is_dir(), f"{run.name} was forgotten"
         assert (status(run)["state"], lines_of(run)) == ("done", 41)
 
@@ -284,7 +286,7 @@ def test_resuming_a_finished_run_changes_nothing_and_prints_the_table(tiny: Path
     names = ("config.toml", "facts.json", "split.json", "metrics.jsonl", CHECKPOINT, "status.json")
     before = contents(tiny)
     outcome = succeeded(here("resume", tiny))
-    assert "custom" in outcome.out
+    assert "fedavg" in outcome.out
     assert "report.html" in outcome.out
     after = contents(tiny)
     assert {name: after[name] for name in names} == {name: before[name] for name in names}
@@ -300,7 +302,7 @@ def test_going_on_with_another_experiment_names_the_field(tiny: Path) -> None:
         ("policy.min_mean=3", "policy.min_mean: 3 differs from 2"),
     ):
         outcome = here("run", file, "--resume", "--set", change, "--out", tiny.parent)
-        refused(outcome, f"custom-seed0: {words}", "may change)")
+        refused(outcome, f"fedavg-seed0: {words}", "may change)")
         assert not outcome.out, "nothing may look like success"
         assert contents(tiny) == before
 
@@ -312,7 +314,7 @@ def test_going_on_with_another_experiment_is_told_before_any_run_of_a_study(tmp_
     before = contents(folder)
     more = ("--seeds", "2,0,1", "--set", "train.lr=0.5", "--jobs", 1)
     outcome = refused(
-        here("run", file, "--resume", "--out", folder, *more), "custom-seed0, custom-seed1: train.lr: 0.5"
+        here("run", file, "--resume", "--out", folder, *more), "fedavg-seed0, fedavg-seed1: train.lr: 0.5"
     )
     assert outcome.err.count("differs") == 1
     assert not outcome.out
@@ -320,7 +322,7 @@ def test_going_on_with_another_experiment_is_told_before_any_run_of_a_study(tmp_
 
 
 def test_more_rounds_are_as_if_asked_for_at_once(tiny: Path, tmp_path: Path) -> None:
-    file, run = tiny.parent.parent / "tiny.toml", tmp_path / "out" / "custom-seed0"
+    file, run = tiny.parent.parent / "tiny.toml", tmp_path / "out" / "fedavg-seed0"
     succeeded(here("run", file, "--set", "rounds=2", "--out", tmp_path / "out"))
     assert lines_of(run) == 3
     succeeded(here("run", file, "--resume", "--set", "rounds=4", "--out", tmp_path / "out"))
@@ -339,10 +341,10 @@ def test_a_new_run_of_the_same_name_leaves_the_old_one_alone(
     before = contents(tmp_path / "runs" / "tiny")
     succeeded(here("run", file, "--set", "rounds=1", "--set", "train.lr=0.2"))
     assert contents(tmp_path / "runs" / "tiny") == before
-    assert "lr = 0.2" in (tmp_path / "runs" / "tiny-2" / "custom-seed0" / "config.toml").read_text()
+    assert "lr = 0.2" in (tmp_path / "runs" / "tiny-2" / "fedavg-seed0" / "config.toml").read_text()
     # Without --out, the newest of that name goes on.
     succeeded(here("run", file, "--resume", "--set", "rounds=2", "--set", "train.lr=0.2"))
-    assert lines_of(tmp_path / "runs" / "tiny-2" / "custom-seed0") == 3
+    assert lines_of(tmp_path / "runs" / "tiny-2" / "fedavg-seed0") == 3
     assert contents(tmp_path / "runs" / "tiny") == before
 
 
@@ -352,7 +354,7 @@ def test_a_run_killed_before_its_first_line_can_be_shown_and_resumed(tiny: Path,
         (run / name).unlink()
     for order in ("inspect", "compare"):
         shown = " ".join(succeeded(here(order, run)).out.split())
-        assert "custom" in shown
+        assert "fedavg" in shown
         assert "killed before anything was recorded; go on with: fedblend resume" in shown
     succeeded(here("report", run, "--out", tmp_path / "report.html"))
     succeeded(here("resume", run))
@@ -406,8 +408,8 @@ def test_a_run_whose_process_is_killed_is_told_and_can_go_on(study: Path, tmp_pa
     (holder,) = [pid for pid in alive(process) if lock in open_files(pid)]
     os.kill(holder, signal.SIGKILL)  # as the system does when memory is short
     outcome = refused(finish(process), "its process was killed", "resume")
-    # The pool goes down with it, and so does the other run if it has not ended.
-    assert "fedmix-seed0: " in outcome.err or "all 2 runs: " in outcome.err
+    assert "fedmix-seed0: its process was killed by signal 9" in outcome.err
+    assert status(tmp_path / "out" / "fedmix-seed1")["state"] == "done", "the other run does not depend on it"
     go_on_with_study(study, tmp_path / "out")
 
 
@@ -419,8 +421,7 @@ def open_files(pid: int) -> list[str]:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_ctrl_c_while_runs_at_once_begin_leaves_no_trace(study: Path, tmp_path: Path) -> None:
     process = start("run", study.parent / "study.toml", "--out", tmp_path / "out", "--jobs", 2)
-    wait_until(lambda: len(alive(process)) >= 4, process)  # itself, its messengers and the runs'
-    time.sleep(0.7)
+    wait_until(lambda: len(alive(process)) >= 3, process)  # itself and the runs'
     os.killpg(process.pid, signal.SIGINT)
     outcome = finish(process)
     assert outcome.code == 130, outcome
@@ -443,14 +444,14 @@ def test_ctrl_c_stops_runs_at_once_without_a_trace(study: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_stops_no_run(tmp_path: Path) -> None:
-    file, run = write(tmp_path / "long.toml", {"rounds": 60}), tmp_path / "out" / "custom-seed0"
+    file, run = write(tmp_path / "long.toml", {"rounds": 60}), tmp_path / "out" / "fedavg-seed0"
     process = start("run", file, "--out", tmp_path / "out")
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
     process.stderr.close()
     try:
-        process.wait(timeout=100)
+        process.wait(timeout=PATIENCE_S)
     finally:
         stop(process)
     assert status(run)["state"] == "done"

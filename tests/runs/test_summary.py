@@ -10,6 +10,7 @@ import pytest
 
 from fedblend.analysis.privacy.accountant import Release, epsilon
 from fedblend.core.errors import FedblendError
+from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import resolve
 from fedblend.report import compare
 from fedblend.report.privacy import epsilon_text
@@ -40,7 +41,7 @@ def write_run(path: Path, records, state="done", method="fedmix", **fields) -> R
     path.mkdir(parents=True)
     run.create(resolve(experiment), {}, {})
     for one in records:
-        run.add_metrics(one)
+        run.add_record(RoundRecord.from_dict(one))
     run.set_status(state, len(records) - 1)
     return run
 
@@ -221,7 +222,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
 
 def test_a_configuration_that_is_no_experiment_is_refused(tmp_path):
     (tmp_path / "config.toml").write_text("seed = 0\n", encoding="utf-8")
-    with pytest.raises(FedblendError, match="method: None is not valid"):
+    with pytest.raises(FedblendError, match=r"rounds: is missing; .*the file is damaged"):
         table([RunDirectory(tmp_path)])
 
 
@@ -291,8 +292,29 @@ def test_terminal_table_has_epsilon_where_a_run_adds_noise(tmp_path):
     place = rows["method"].index("epsilon") - len(rows["method"])
     assert [rows[name][place] for name in ("fedavg", "some", "much", "weighted")] == ["—", *epsilons, "none"]
     assert f"\x1b[1m{epsilons[1]}\x1b[0m" in text.replace(" ", "")
-    assert "epsilon: of the weights sent in the whole run, for a client, at delta = 0.001" in " ".join(text.split())
-    assert "epsilon of weighted: none: noise at the server is sized for a plain mean" in " ".join(text.split())
+    words = " ".join(re.sub(r"\x1b\[[\d;]*m", "", text).split())
+    assert "epsilon: of the weights sent in one whole run, for a client, at delta = 0.001" in words
+    assert "runs on the same data (seeds, grids, repetitions) add up" in words
+    assert "epsilon of weighted: none: noise at the server is sized for a plain mean" in words
+
+
+def test_terminal_table_continues_below_where_its_columns_do_not_fit(tmp_path):
+    method = {"name": "fedavg", "label": "some noise", "aggregator": {"name": "mean", "by": "clients"}}
+    noise = {"name": "noise", "clip": 1.0, "side": "server", "multiplier": 2.0}
+    sent = {"up": {"weights": 5 * 10**9}, "down": {"weights": 7 * 10**9}, "seconds": {"train": 90_000.0}}
+    runs = []
+    for seed, accuracy in ((0, 0.55), (1, 0.65)):
+        records = [record(0, 0.1), *(record(r, accuracy, cohort=[0, 1], **sent) for r in (1, 2))]
+        more = {"protection": noise, "delta": 1e-3, "target": 0.6, "seed": seed}
+        runs.append(write_run(tmp_path / f"run{seed}", records, method=method, **more))
+
+    wide, narrow = (re.sub(r"\x1b\[[\d;]*m", "", printed(runs, width)) for width in (120, 80))
+
+    assert "…" not in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert [len(re.findall(r"^ ?method ", text, re.M)) for text in (wide, narrow)] == [1, 2]
+    assert [text.count("some noise") for text in (wide, narrow)] == [1, 2]
+    assert {*wide.replace("─", "").split()} == {*narrow.replace("─", "").split()}
 
 
 def test_nothing_to_compare_is_refused():

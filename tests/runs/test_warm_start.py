@@ -48,8 +48,8 @@ def test_fedavg_and_fedmix_go_on_from_the_one_shot_model(shot: Path, method: obj
     lines = first.truncate_metrics(2)
     shots = RunDirectory(shot).truncate_metrics(1)
     # Nothing was trained before the first record, which is the shot's last.
-    assert lines[0]["accuracy"] == shots[-1]["accuracy"]
-    assert lines[0]["loss"] == shots[-1]["loss"]
+    assert lines[0].accuracy == shots[-1].accuracy
+    assert lines[0].loss == shots[-1].loss
     # The same rounds as those of a federation with these weights.
     fed = federation_of(made.setup)
     state, _ = fed.start({name: begun.weights[name] for name in made.setup.weights()})

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, missing_package
 from fedblend.core.objective import Scale
 
 WINDOW = 7
 """Side of SSIM's window in pixels."""
+
+C1, C2 = 0.01**2, 0.03**2
+"""SSIM's constants for images in [0, 1]: (K1 L)^2 and (K2 L)^2 with K1 = 0.01, K2 = 0.03, L = 1 (Wang et al. 2004)."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,18 @@ def compare(original: torch.Tensor, rebuilt: torch.Tensor, scale: Scale) -> Imag
     return ImageSimilarity(mse(original, rebuilt), psnr(unit, rebuilt_unit), ssim(unit, rebuilt_unit), order)
 
 
+def require_scipy() -> None:
+    """Raise :class:`FedblendError` if scipy is not installed; an attack calls this before its slow part."""
+    if importlib.util.find_spec("scipy") is None:
+        raise missing_package("an attack, to match rebuilt images with originals,", "scipy", "analysis")
+
+
 def match(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
-    """Return the row of ``rebuilt`` matched with each original, int64 [B]: one to one, with the least sum of MSE."""
+    """Return the row of ``rebuilt`` matched with each original, int64 [B]: one to one, with the least sum of MSE.
+
+    Raises :class:`FedblendError` if scipy (extra ``analysis``) is not installed.
+    """
+    require_scipy()
     from scipy.optimize import linear_sum_assignment  # slow import (1 s), needed only here
 
     distances = (original[:, None] - rebuilt[None]).square().flatten(2).mean(2)
@@ -65,19 +80,25 @@ def psnr(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
 def ssim(original: torch.Tensor, rebuilt: torch.Tensor) -> np.ndarray:
     """Return the structural similarity of images in [0, 1] (Wang et al. 2004), mean over channels, float64 [B].
 
-    The window is uniform, 7 x 7, the covariances are sample covariances and the range is 1: scikit-image's defaults.
-    Raises :class:`FedblendError` for images smaller than the window.
+    At each place of the window, with means m, sample variances v and the sample covariance c of the two images x, y:
+    (2 m_x m_y + C1) (2 c + C2) / ((m_x^2 + m_y^2 + C1) (v_x + v_y + C2)). The result is the mean over all places where
+    the window lies inside the image. The window is uniform, 7 x 7: scikit-image's defaults, and its numbers. Raises
+    :class:`FedblendError` for images smaller than the window.
     """
-    from skimage.metrics import structural_similarity  # slow import (1 s), needed only here
-
     _require_same_shape(original, rebuilt)
     if min(original.shape[-2:]) < WINDOW:
         raise FedblendError(
             f"images: shape {list(original.shape[1:])} is too small for SSIM's windows of {WINDOW} x {WINDOW} pixels; "
-            f" valid: at least {WINDOW} x {WINDOW}"
+            f"valid: at least {WINDOW} x {WINDOW}"
         )
-    pairs = zip(original.double().cpu().numpy(), rebuilt.double().cpu().numpy(), strict=True)
-    return np.array([structural_similarity(a, b, win_size=WINDOW, data_range=1.0, channel_axis=0) for a, b in pairs])
+    x, y = original.detach().cpu().double(), rebuilt.detach().cpu().double()
+    mean_x, mean_y, xx, yy, xy = (functional.avg_pool2d(z, WINDOW, stride=1) for z in (x, y, x * x, y * y, x * y))
+    sample = WINDOW**2 / (WINDOW**2 - 1)
+    variances = sample * (xx - mean_x**2) + sample * (yy - mean_y**2)
+    covariance = sample * (xy - mean_x * mean_y)
+    above = (2 * mean_x * mean_y + C1) * (2 * covariance + C2)
+    below = (mean_x**2 + mean_y**2 + C1) * (variances + C2)
+    return (above / below).flatten(1).mean(1).numpy()
 
 
 def _require_same_shape(original: torch.Tensor, rebuilt: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedblend.analysis.attacks.inversion import Progress, Reconstruction, invert, make_attack
-from fedblend.analysis.attacks.metrics import ImageSimilarity, compare
+from fedblend.analysis.attacks.metrics import ImageSimilarity, compare, require_scipy
 from fedblend.analysis.attacks.pictures import draw_attack
 from fedblend.analysis.attacks.search import Attack
 from fedblend.analysis.attacks.setup import Attacker, AttackSetup, prepare
@@ -142,11 +142,13 @@ def attack_run(
 
         attack_run("runs/quickstart/fedavg-seed0", 0, 3, images=4, steps=5, iterations=300).write()
 
-    Raises :class:`FedblendError` for runs that cannot be attacked, and for unknown attacks and options.
+    Raises :class:`FedblendError` for runs that cannot be attacked, for unknown attacks and options, and without scipy.
     """
     if labels not in ("true", "inferred"):
         raise FedblendError(f"labels: {labels!r} is not valid; valid: true, inferred")
-    search = make_attack(attack, options)  # refuses bad options before the slow part
+    # Bad options and a missing package are refused before the slow part.
+    search = make_attack(attack, options)
+    require_scipy()
     snapshot = run if isinstance(run, RoundSnapshot) else RoundSnapshot.load(run, round, watch)
     attack_setup = prepare(snapshot, client, images=images, steps=steps, attacker=attacker, device=device)
     rng = stream(snapshot.setup.experiment.seed, "attack", round, client)

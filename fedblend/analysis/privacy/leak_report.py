@@ -21,6 +21,7 @@ from fedblend.analysis.privacy.similarity import (
     similarity_of_mixed_seeds,
     similarity_of_target_seeds,
 )
+from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.state import RunState
 from fedblend.experiment.setup import make_setup
@@ -28,11 +29,14 @@ from fedblend.methods.sharing.means import HiddenMeans, SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import RunDirectory, reading
 from fedblend.runs.groups import Outcome, read
 
 NOT_ATTACKED = "not attacked yet (fedblend attack)"
 NO_MEASURE = "no measure available"
+
+ROUND_KINDS = ("weights", "masked", "keys", "outputs", "answers", "extras")
+"""Kinds of payload that clients send in rounds."""
 
 SEED_MEASURES = {
     "Mixup": "mixtures, compared with the nearest raw sample",
@@ -95,19 +99,29 @@ class LeakReport:
     """Where the run shares means: their similarity by M_k, as rows of ``samples_per_mean`` and the measures."""
 
 
-def leak_report(run: RunDirectory) -> LeakReport:
+def leak_report(run: RunDirectory, trust: bool = False) -> LeakReport:
     """Make the leak report of a run from its folder.
 
-    Loads the run's data where shared samples are compared with them. Raises :class:`FedblendError` for a run without a
+    Loads the run's data where shared samples are compared with them. Unless ``trust``, code that the run names is not
+    imported, and what needs it is not measured. Raises :class:`FedblendError` for a run without a
     checkpoint, and for damaged attack files in its folder.
     """
+    with reading([run], trust):
+        return _leak_report(run)
+
+
+def _leak_report(run: RunDirectory) -> LeakReport:
     outcome, state = read(run), checkpoint.read(run.path)
     sent: dict[str, int] = defaultdict(int)
     for record in outcome.records:
-        for kind, number in record.get("bytes_up", {}).items():
+        for kind, number in record.bytes_up.items():
             sent[kind] += int(number)
-    experiment = run.experiment()
-    sharing = experiment.method.sharing
+    experiment, left_out = None, ""
+    try:
+        experiment = run.experiment()
+        sharing = experiment.method.sharing
+    except registry.UntrustedCode as error:
+        left_out, sharing = f"not measured: {error}", _stored_sharing(outcome)
     leaks: list[Leak] = []
     by_size: list[dict[str, Any]] = []
     for kind, number in sent.items():
@@ -116,8 +130,8 @@ def leak_report(run: RunDirectory) -> LeakReport:
         base = _unmeasured(run, outcome, state, kind, number, sharing)
         if kind == "weights":
             found = _from_attacks(read_attacks(run))
-        elif sharing.active and kind == sharing.bytes_kind:
-            found, by_size = _from_sharing(experiment, sharing)
+        elif _is_shared(kind, sharing):
+            found, by_size = ([(left_out, {})], []) if left_out else _from_sharing(experiment, sharing)
         else:
             found = []
         nothing = NOT_ATTACKED if kind == "weights" else NO_MEASURE
@@ -125,23 +139,38 @@ def leak_report(run: RunDirectory) -> LeakReport:
     return LeakReport(run.path.name, tuple(leaks), tuple(by_size))
 
 
+def _stored_sharing(outcome: Outcome) -> Any:
+    """The sharing of a run of which other parts are not trusted; ``None`` if the sharing is not trusted either."""
+    try:
+        return registry.build("sharing", outcome.config["method"].get("sharing", "none"))
+    except registry.UntrustedCode:
+        return None
+
+
+def _is_shared(kind: str, sharing: Any) -> bool:
+    """Whether clients sent this kind of payload before training; of an unknown ``sharing``, by the kinds of others."""
+    if sharing is None:
+        return kind not in ROUND_KINDS
+    return bool(sharing.active and kind == sharing.bytes_kind)
+
+
 def _unmeasured(
     run: RunDirectory, outcome: Outcome, state: RunState | None, kind: str, number: int, sharing: Any
 ) -> Leak:
     """A leak of one kind of payload, without measures."""
-    shared = sharing.active and kind == sharing.bytes_kind
-    cohorts = [record.get("cohort", ()) for record in outcome.records]
+    shared = _is_shared(kind, sharing)
+    cohorts = [record.cohort or () for record in outcome.records]
     if shared:
         owners = np.unique(state.entries.owner) if state is not None else np.empty(0)
-        senders, times = len(owners), sum(r["shared"]["sent"] for r in outcome.records if "shared" in r)
+        senders, times = len(owners), sum(r.shared["sent"] for r in outcome.records if r.shared is not None)
         shape = _shape_of_entries(state.entries.tensors, len(state.entries), senders) if state is not None else ""
     else:
         senders, times = len({client for cohort in cohorts for client in cohort}), sum(map(len, cohorts))
         shape = (
             _shape_of_tensors(state.weights if kind == "weights" else state.global_outputs) if state is not None else ""
         )
-    evaluated = [record for record in outcome.evaluated if "accuracy" in record]
-    accuracy = float(evaluated[-1]["accuracy"]) if evaluated else math.nan
+    accuracies = [record.accuracy for record in outcome.evaluated if record.accuracy is not None]
+    accuracy = accuracies[-1] if accuracies else math.nan
     return Leak(run.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedblend.analysis.privacy.accountant import Release, epsilon
-from fedblend.core.protection import Mechanism
-from fedblend.experiment.config import Experiment
+from fedblend.core.record import RoundRecord
+
+Noise = Mapping[str, Any] | str
+"""The noise on a kind of payload, or why it gives no epsilon (:func:`fedblend.experiment.privacy.noise_facts`)."""
 
 MOST_ROUNDS = 12
 """Most rounds at which epsilon is computed, for a curve."""
@@ -17,9 +19,10 @@ MOST_ROUNDS = 12
 SCOPE = (
     "A guarantee covers the payloads that it names, when all data of one client (or one sample) are replaced by "
     "others. The number of samples of each client, the scale of inputs, and the test accuracy count as public. The "
-    "guarantee does not cover the training loss and the list of participants that a simulation writes into its log. A "
-    "simulation draws noise and cohorts from streams keyed by the seed, so that a run can be repeated. Whoever knows "
-    "the seed can remove the noise, and knows the cohorts."
+    "guarantee holds for one run. Runs on the same data add up: other seeds, points of a grid, repetitions, and the "
+    "run whose model this one starts from. The guarantee does not cover the training loss and the list of participants "
+    "that a simulation writes into its log. A simulation draws noise and cohorts from streams keyed by the seed, so "
+    "that a run can be repeated. Whoever knows the seed can remove the noise, and knows the cohorts."
 )
 """The assumptions of every (epsilon, delta)."""
 
@@ -44,109 +47,95 @@ class Statement:
         return self.by_round[-1][1] if self.by_round else None
 
 
-def is_private(experiment: Experiment) -> bool:
-    """Whether an experiment adds noise to uploads or to shared data."""
-    sharing = experiment.method.sharing
-    return isinstance(experiment.protection.mechanism(), Mechanism) or isinstance(sharing.mechanism(), Mechanism)
-
-
 def statements(
-    experiment: Experiment, clients: int, records: Sequence[Mapping[str, Any]], secret_cohorts: bool
+    config: Mapping[str, Any],
+    noise: Mapping[str, Noise],
+    clients: int,
+    records: Sequence[RoundRecord],
+    secret_cohorts: bool,
+    samples: int | None = None,
 ) -> list[Statement]:
-    """The statements of a run, from its settings, the number of clients that hold samples, and its metrics.
+    """The statements of a run, from its resolved settings, noise, number of clients that hold samples, and metrics.
 
+    ``samples`` is the number of all clients' samples (default: as many as clients, which is the least). No epsilon is
+    stated at a delta of 1 / clients (1 / samples) or more, because releasing one client's (sample's) data has that
+    delta (Dwork and Roth 2014, section 2.3).
     ``secret_cohorts`` is true where no recipient of the models knows the participants of a round. The last statement
     covers all payloads that left the clients. Raises :class:`FedblendError` if dp-accounting is needed and not
     installed.
     """
-    rounds = [r for r in records if r.get("round", 0) > 0]
+    rounds = [record for record in records if record.round > 0]
     population = clients if secret_cohorts else None
-    weights, means = weights_noise(experiment), means_noise(experiment)
-    if means == "":
-        return [_statement("weights", "a client", experiment, population, rounds, {"weights": weights})]
+    protected = ("samples", max(clients, samples or 0)) if "means" in noise else ("clients", clients)
+    delta = config["delta"]
+    if not isinstance(noise["means" if "means" in noise else "weights"], str) and delta * protected[1] >= 1:
+        reason = (
+            f"delta: {delta:g} is not below 1 / {protected[1]} {protected[0]}, so that it permits to "
+            f"publish all data of one of them; valid: well below {1 / protected[1]:.2g}"
+        )
+        whats = ("means", "weights and means") if "means" in noise else ("weights",)
+        unit = "a sample" if "means" in noise else "a client"
+        return [Statement(what, unit, delta, reason=reason) for what in whats]
+    if "means" not in noise:
+        return [_statement("weights", "a client", config, population, rounds, noise)]
     # There is no statement of the weights alone: all clients train on the means, so that all weights depend on each
     # sample, but the noise on weights is sized for the influence of a client's own samples only.
-    both = {"weights": weights, "means": means}
     return [
-        _statement("means", "a sample", experiment, population, rounds, {"means": means}),
-        _statement("weights and means", "a sample", experiment, population, rounds, both),
+        _statement("means", "a sample", config, population, rounds, {"means": noise["means"]}),
+        _statement("weights and means", "a sample", config, population, rounds, noise),
     ]
-
-
-def weights_noise(experiment: Experiment) -> Mechanism | str:
-    """The noise on uploads, or why it gives no (epsilon, delta)."""
-    noise, method = experiment.protection.mechanism(), experiment.method
-    if isinstance(noise, str):
-        return noise
-    if method.server_step.breaks_privacy:
-        return f"the server step '{method.server_step.name}' uses raw samples"
-    if method.sharing.server is not None:
-        return f"the server trains on the samples of client {method.sharing.server} without noise (method.sharing)"
-    shared = means_noise(experiment)
-    if isinstance(shared, str) and shared:
-        return f"clients train on shared data, and {shared}"
-    if noise.at_server and not method.aggregator.is_plain_mean:
-        return (
-            "noise at the server is sized for a plain mean of uploads; "
-            'method.aggregator = {name = "mean", by = "clients"} is one'
-        )
-    if noise.at_server and method.server_step.looks_at_uploads:
-        return f"the server step '{method.server_step.name}' uses uploads before noise is added to them"
-    return noise
-
-
-def means_noise(experiment: Experiment) -> Mechanism | str:
-    """The noise on shared data, or why it gives no (epsilon, delta); "" where nothing is shared."""
-    sharing = experiment.method.sharing
-    return sharing.mechanism() if sharing.active and sharing.leaves_client else ""
 
 
 def _statement(
     what: str,
     unit: str,
-    experiment: Experiment,
+    config: Mapping[str, Any],
     population: int | None,
-    rounds: Sequence[Mapping[str, Any]],
-    noises: Mapping[str, Mechanism | str],
+    rounds: Sequence[RoundRecord],
+    noises: Mapping[str, Noise],
 ) -> Statement:
+    delta, cohort = config["delta"], config["train"]["cohort"]
     reason = next((n for n in noises.values() if isinstance(n, str)), "")
     if reason:
-        return Statement(what, unit, experiment.delta, reason=reason)
-    parts = [(kind, n) for kind, n in noises.items() if isinstance(n, Mechanism)]
+        return Statement(what, unit, delta, reason=reason)
+    parts = [(kind, n) for kind, n in noises.items() if not isinstance(n, str)]
     counts = _participation(rounds)
     by_round = []
     for i in _selected_rounds(rounds):
-        releases = [_release(kind, noise, counts[i], population, experiment.train.cohort) for kind, noise in parts]
-        by_round.append((int(rounds[i]["round"]), epsilon(releases, experiment.delta)))
-    return Statement(what, unit, experiment.delta, tuple(by_round))
+        releases = [_release(kind, noise, counts[i], population, cohort) for kind, noise in parts]
+        by_round.append((rounds[i].round, epsilon(releases, delta)))
+    return Statement(what, unit, delta, tuple(by_round))
 
 
-def _selected_rounds(rounds: Sequence[Mapping[str, Any]]) -> list[int]:
+def _selected_rounds(rounds: Sequence[RoundRecord]) -> list[int]:
     """Indices of the rounds for which epsilon is computed: some of the evaluated rounds, and the last round."""
-    evaluated = [i for i, record in enumerate(rounds) if "loss" in record] or list(range(len(rounds)))
+    evaluated = [i for i, record in enumerate(rounds) if record.loss is not None] or list(range(len(rounds)))
     step = -(-len(evaluated) // MOST_ROUNDS) or 1
     return sorted({*evaluated[::-step], *([len(rounds) - 1] if rounds else [])})
 
 
-def _participation(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, int]]:
+def _participation(rounds: Sequence[RoundRecord]) -> list[dict[str, int]]:
     """Counts after each round: rounds, rounds of the most frequent participant, and sharings."""
     by_client: Counter[int] = Counter()
     most, shared, counts = 0, 0, []
     for number, record in enumerate(rounds, 1):
-        by_client.update(record.get("cohort", ()))
-        most = max([most, *(by_client[c] for c in record.get("cohort", ()))])
-        shared += "shared" in record
+        by_client.update(record.cohort or ())
+        most = max([most, *(by_client[c] for c in record.cohort or ())])
+        shared += record.shared is not None
         counts.append({"rounds": number, "most": most, "shared": shared})
     return counts
 
 
-def _release(kind: str, noise: Mechanism, counts: Mapping[str, int], population: int | None, cohort: int) -> Release:
+def _release(
+    kind: str, noise: Mapping[str, Any], counts: Mapping[str, int], population: int | None, cohort: int
+) -> Release:
     """The releases so far: sums of clients drawn in secret from a ``population``, or those of one client's rounds.
 
     Where cohorts are public (``population`` is ``None``), the sums that a client is in are known: those of its rounds.
     """
+    given = noise["distribution"], noise["multiplier"]
     if kind == "means":
-        return Release(noise.distribution, noise.multiplier, counts["shared"])
-    if noise.at_server and population is not None:
-        return Release(noise.distribution, noise.multiplier, counts["rounds"], (population, cohort))
-    return Release(noise.distribution, noise.multiplier, counts["most"])
+        return Release(*given, counts["shared"])
+    if noise["at_server"] and population is not None:
+        return Release(*given, counts["rounds"], (population, cohort))
+    return Release(*given, counts["most"])

@@ -20,7 +20,7 @@ import torch
 
 from fedblend.analysis.privacy.mixup import recognised_share, smallest_distances
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, missing_package
 from fedblend.core.random import stream
 from fedblend.core.sharing import Pool
 from fedblend.methods.sharing.xor import blend
@@ -190,9 +190,13 @@ def mds_distances(
 ) -> np.ndarray:
     """Smallest distance of each sample to its contributors, after scaling them all to two dimensions: float64 [n].
 
-    ``contributors`` int64 [n, k] are rows of ``raw``. Scaling is metric SMACOF (`sklearn.manifold.smacof`).
+    ``contributors`` int64 [n, k] are rows of ``raw``. Scaling is metric SMACOF (`sklearn.manifold.smacof`). Raises
+    :class:`FedblendError` if scikit-learn (extra ``analysis``) is not installed.
     """
-    from sklearn.manifold import smacof  # Takes a second to import, and only this measure needs it.
+    try:
+        from sklearn.manifold import smacof  # Takes a second to import, and only this measure needs it.
+    except ImportError:
+        raise missing_package("multidimensional scaling (mds)", "scikit-learn", "analysis") from None
 
     points = torch.cat([samples.flatten(1)[:, None], raw.flatten(1)[torch.from_numpy(contributors)]], dim=1).double()
     smallest = []

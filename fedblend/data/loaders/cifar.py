@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import DataFiles, data_folder, fingerprints
+from fedblend.data.loaders.files import DataFiles, check, data_folder, fingerprints, regular_file
 
 SHAPE = (3, 32, 32)
 """Channels, height and width: a record holds 1,024 bytes of red, then of green, then of blue, row by row."""
@@ -113,7 +113,7 @@ def read_records(path: Path, labels: dict[str, int]) -> tuple[np.ndarray, np.nda
     ``labels`` has the number of classes of each label by its name, in the order of the record. Raises
     :class:`FedblendError` if the file is no whole number of records, or a label is out of range.
     """
-    raw = np.fromfile(path, np.uint8)
+    raw = np.fromfile(regular_file(path), np.uint8)
     width = len(labels) + PIXELS
     if not len(raw) or len(raw) % width:
         raise FedblendError(
@@ -139,7 +139,7 @@ def _samples(records: list[tuple[np.ndarray, np.ndarray]], column: int) -> Sampl
 def _read_names(path: Path, number: int) -> tuple[str, ...]:
     """Read the names of labels, one a line. Raises unless they are ``number`` different ones."""
     try:
-        names = path.read_text(encoding="ascii").split()
+        names = regular_file(path).read_text(encoding="ascii").split()
     except UnicodeDecodeError:
         raise FedblendError(f"{path}: is no list of names in plain text; download it again") from None
     if len(set(names)) != number or len(names) != number:

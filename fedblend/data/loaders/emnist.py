@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import DataFiles, fingerprints
+from fedblend.data.loaders.files import DataFiles, check, fingerprints
 from fedblend.data.loaders.mnist import read_pair
 
 SIDE = 28

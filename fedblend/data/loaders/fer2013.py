@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
-from fedblend.core.errors import FedblendError
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError, brief, printable
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import DataFiles, fingerprints, parse_numbers
+from fedblend.data.loaders.files import DataFiles, check, fingerprints, parse_numbers, regular_file
 
 SIDE = 48
 CLASSES = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
@@ -73,11 +73,13 @@ class Fer2013:
 def _rows(path: Path) -> Iterator[tuple[str, int, str, str]]:
     """For each row: file and line, the label, the pixels as text, and "train", "public" or "private"."""
     try:
-        with open(path, encoding="ascii", newline="") as file:
+        with open(regular_file(path), encoding="ascii", newline="") as file:
             reader = csv.reader(file)
             header = [word.strip().lower() for word in next(reader, [])]
             if sorted(header) != sorted(COLUMNS):
-                raise FedblendError(f"{path}: has the columns {', '.join(header)}; expected emotion, pixels, Usage")
+                raise FedblendError(
+                    f"{path}: has the columns {printable(', '.join(header), 120)}; expected emotion, pixels, Usage"
+                )
             emotion, pixels, usage = (header.index(name) for name in COLUMNS)
             for row in reader:
                 where = f"{path}: line {reader.line_num}"
@@ -87,7 +89,9 @@ def _rows(path: Path) -> Iterator[tuple[str, int, str, str]]:
                         f"{', '.join(USAGES)}"
                     )
                 if row[emotion].strip() not in map(str, range(len(CLASSES))):
-                    raise FedblendError(f"{where} has the emotion {row[emotion]!r}; valid: 0 to {len(CLASSES) - 1}")
+                    raise FedblendError(
+                        f"{where} has the emotion {brief(row[emotion])}; valid: 0 to {len(CLASSES) - 1}"
+                    )
                 yield where, int(row[emotion]), row[pixels], USAGES[row[usage].strip()]
     except (UnicodeDecodeError, csv.Error) as error:
         raise FedblendError(f"{path}: is damaged or no CSV file ({str(error)[:100]}); download it again") from None

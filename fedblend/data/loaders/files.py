@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import struct
 import warnings
 from collections.abc import Sequence
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+import torch
 from pydantic import Field
 
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, legible, listed
 from fedblend.core.random import stream
 from fedblend.core.registry import Float
@@ -39,6 +42,18 @@ def existing_path(path: str, field: str) -> Path:
             f"{field}: there is no '{found}'; give an existing path (in an experiment file it is relative to that file)"
         )
     return found
+
+
+def regular_file(path: Path) -> Path:
+    """``path`` itself if it is a file. Raises :class:`FedblendError` otherwise: pipes and devices may have no end."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise FedblendError(f"{path}: there is no such file; repair or remove the link") from None
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+        raise FedblendError(f"{path}: is {kind}; valid: a file of the data set")
+    return path
 
 
 def set_data_folder(folder: Path) -> Path:
@@ -123,7 +138,7 @@ class DataFiles:
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open(regular_file(path), "rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
@@ -170,7 +185,7 @@ def read_table(path: Path, columns: int) -> np.ndarray:
     Raises :class:`FedblendError` with the file for any other content.
     """
     try:
-        text = path.read_text(encoding="ascii")
+        text = regular_file(path).read_text(encoding="ascii")
     except UnicodeDecodeError:
         raise FedblendError(f"{path}: is no plain text; download it again") from None
     lines = text.count("\n") + (not text.endswith("\n"))
@@ -196,7 +211,7 @@ def read_image(path: Path, formats: tuple[str, ...], mode: str, remedy: str) -> 
     # Decoders of several formats raise different errors for a damaged file.
     damaged = (OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
     try:
-        with Image.open(path, formats=formats) as image:
+        with Image.open(regular_file(path), formats=formats) as image:
             return image.convert(mode)
     except UnidentifiedImageError:
         raise FedblendError(f"{path}: is damaged or no image (valid: {', '.join(formats)}); {remedy}") from None
@@ -222,3 +237,40 @@ def draw_test_half(groups: np.ndarray, share: float, name: str) -> np.ndarray:
     test = np.zeros(n, bool)
     test[order] = rank < np.repeat(wanted, sizes)
     return test
+
+
+# Checks ----------------------------------------------------------------------------------------------------
+
+
+def check(data: Dataset) -> Dataset:
+    """Return ``data`` if it is sound; raise :class:`FedblendError` naming what is not.
+
+    Checked: both halves hold samples, x and y are equally long, shapes agree, numbers are finite,
+    labels lie in ``0..classes-1``.
+    """
+    for half, samples in (("train", data.train), ("test", data.test)):
+        where = f"data set '{data.name}', {half} half"
+        if len(samples.x) != len(samples.y):
+            raise FedblendError(f"{where}: x has {len(samples.x)} samples but y has {len(samples.y)}; they must match")
+        if len(samples.y) == 0:
+            raise FedblendError(f"{where}: it is empty; at least one sample is needed")
+        if samples.x.shape[1:] != data.train.x.shape[1:]:
+            raise FedblendError(
+                f"{where}: samples are of shape {list(samples.x.shape[1:])}, the training ones of "
+                f"{list(data.train.x.shape[1:])}; they must match"
+            )
+        for name, tensor in (("x", samples.x), ("y", samples.y)):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                bad = (
+                    int((~torch.isfinite(tensor)).flatten(1).any(1).sum())
+                    if tensor.dim() > 1
+                    else int((~torch.isfinite(tensor)).sum())
+                )
+                raise FedblendError(
+                    f"{where}: {name} holds NaN or infinity in {bad} samples; all numbers must be finite"
+                )
+        if data.classes:
+            low, high = int(samples.y.min()), int(samples.y.max())
+            if low < 0 or high >= len(data.classes):
+                raise FedblendError(f"{where}: labels reach from {low} to {high}; valid: 0 to {len(data.classes) - 1}")
+    return data

@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, FilePath, part
 from fedblend.data.loaders.files import (
     DataFiles,
     TestShare,
+    check,
     data_folder,
     draw_test_half,
     existing_path,
@@ -129,17 +130,21 @@ def recordings(signals: np.ndarray) -> np.ndarray:
 
     Windows with an equal half, and chains of such windows, are one recording. ``signals`` is [n, 9, 128].
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     n, half = len(signals), signals.shape[2] // 2
     halves = np.ascontiguousarray(np.concatenate([signals[:, :, :half], signals[:, :, half:]])).reshape(2 * n, -1)
     whole = halves.view(np.dtype((np.void, halves.shape[1] * halves.itemsize))).ravel()
     number = np.unique(whole, return_inverse=True)[1]
-    count = int(number.max()) + 1
-    links = coo_array((np.ones(n), (number[:n], number[n:])), shape=(count, count))
-    chain = connected_components(links, directed=False)[1][number[:n]]
-    _, first, recording = np.unique(chain, return_index=True, return_inverse=True)
+    # A window links its two halves. Each half takes the least number of all that it is linked to, until none changes.
+    least = np.arange(int(number.max()) + 1)
+    while True:
+        before = least.copy()
+        linked = np.minimum(least[number[:n]], least[number[n:]])
+        np.minimum.at(least, number[:n], linked)
+        np.minimum.at(least, number[n:], linked)
+        least = least[least]  # chains become half as long, so that a long one takes few steps
+        if np.array_equal(least, before):
+            break
+    _, first, recording = np.unique(least[number[:n]], return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[recording]
 
 

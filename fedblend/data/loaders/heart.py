@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
-from fedblend.core.errors import FedblendError
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import DataFiles, TestShare, draw_test_half, fingerprints
+from fedblend.data.loaders.files import DataFiles, TestShare, check, draw_test_half, fingerprints, regular_file
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 CLASSES = ("healthy", "disease")
@@ -107,7 +107,7 @@ class Heart:
 def read_patients(path: Path) -> np.ndarray:
     """Read a hospital's patients, float64 [n, 14], missing values as NaN."""
     try:
-        lines = path.read_text(encoding="ascii").splitlines()
+        lines = regular_file(path).read_text(encoding="ascii").splitlines()
     except UnicodeDecodeError:
         raise FedblendError(f"{path}: is no plain text; download it again") from None
     rows = [_parse_patient(line, f"{path}: line {i}") for i, line in enumerate(lines, 1) if line.strip()]
@@ -138,9 +138,8 @@ def _parse_value(word: str, column: Column, where: str) -> float:
     if number in column.codes if column.codes else column.low <= number <= column.high:
         return number
     valid = ", ".join(map(str, column.codes)) or f"{column.low:g} to {column.high:g}"
-    raise FedblendError(
-        f"{where}: {column.name} is {word!r}; valid: {valid}{'' if column.name == 'num' else ', or ? where missing'}"
-    )
+    missing = "" if column.name == "num" else ", or ? where missing"
+    raise FedblendError(f"{where}: {column.name} is {brief(word)}; valid: {valid}{missing}")
 
 
 def features(values: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, list[str]]:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from fedblend.core.dataset import Dataset
-from fedblend.core.errors import FedblendError, did_you_mean, listed
+from fedblend.core.errors import FedblendError, did_you_mean, listed, missing_package
 from fedblend.core.paths import absolute_folder
 from fedblend.core.registry import part
 from fedblend.data.loaders.files import TestShare, sha256_array
@@ -19,7 +19,7 @@ from fedblend.data.loaders.npz import dataset_of
 
 @part("dataset", "hub")
 class Hub:
-    """A data set of the Hugging Face Hub, through ``flwr-datasets``: pip install "fedblend[hub]".
+    """A data set of the Hugging Face Hub, through ``flwr-datasets`` (extra ``hub``).
 
     Each row has an image (or a list of numbers) and a label, and optionally a client (a writer, a hospital). Example:
     ``flwrlabs/femnist`` with ``client = "writer_id"`` and ``label = "character"``. The data set is downloaded once,
@@ -113,7 +113,7 @@ def fetch_splits(dataset: str, subset: str | None, names: Sequence[str]) -> list
     try:
         from flwr_datasets import FederatedDataset
     except ImportError:
-        raise FedblendError('data: "hub" needs flwr-datasets; install it: pip install "fedblend[hub]"') from None
+        raise missing_package("dataset 'hub'", "flwr-datasets", "hub") from None
     whole = FederatedDataset(dataset=dataset, subset=subset, partitioners={}, shuffle=False)
     try:
         return [whole.load_split(name) for name in names]

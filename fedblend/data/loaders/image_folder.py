@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, FilePath, part
-from fedblend.data.loaders.files import TestShare, draw_test_half, existing_path, read_image
+from fedblend.data.loaders.files import TestShare, check, draw_test_half, existing_path, read_image, regular_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -71,7 +71,7 @@ class ImageFolder:
 
         images: list[np.ndarray] = []
         for file in files:
-            raw = file.read_bytes()
+            raw = regular_file(file).read_bytes()
             digest.update(file.relative_to(root).as_posix().encode() + b"\0" + raw)
             image = read_image(file, FORMATS, "L" if self.grey else "RGB", "repair or remove it")
             if self.size:

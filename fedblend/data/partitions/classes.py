@@ -8,7 +8,7 @@ from fedblend.core.dataset import Population
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import Count, part
-from fedblend.data.partitions.deal import deal, even_sizes, require_classes, stable_order
+from fedblend.data.partitions.deal import deal, even_sizes, require_classes, require_clients, stable_order
 
 
 @part("partition", "classes")
@@ -30,6 +30,7 @@ class Classes:
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal the samples to clients. Raises :class:`FedblendError` if a class has too few samples or classes."""
         require_classes(classes, "classes")
+        require_clients(self.clients, len(labels))
         supply = np.bincount(labels, minlength=classes)
         present = np.flatnonzero(supply)
         each = self.classes_per_client
@@ -58,14 +59,15 @@ class Classes:
 
     def _require_enough(self, label: np.ndarray, count: np.ndarray, supply: np.ndarray) -> None:
         """Raise :class:`FedblendError` if a class has fewer samples than its clients need."""
-        wanted = np.bincount(label, weights=count, minlength=len(supply)).astype(np.int64)
+        # In float64, as the sum may be beyond int64.
+        wanted = np.bincount(label, weights=count, minlength=len(supply))
         if (wanted > supply).any():
             c = int(np.argmax(wanted - supply))
             clients = np.bincount(label, minlength=len(supply))
             most = int((supply[clients > 0] // clients[clients > 0]).min()) * self.classes_per_client
             valid = f"up to {most:,} samples a client" if most else "fewer clients"
             raise FedblendError(
-                f"partition.samples: {self.samples:,} samples a client need {wanted[c]:,} of class {c} "
+                f"partition.samples: {self.samples:,} samples a client need {wanted[c]:,.0f} of class {c} "
                 f"({clients[c]:,} clients), which has {supply[c]:,}; valid: {valid}"
             )
 

@@ -7,17 +7,17 @@ from typing import Literal
 import numpy as np
 
 from fedblend.core.dataset import Population
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 from fedblend.core.random import stream
-from fedblend.core.registry import Count, part
-from fedblend.data.partitions.deal import deal_counts, require_classes, require_supply
+from fedblend.core.registry import Count, Int, part
+from fedblend.data.partitions.deal import deal_counts, require_classes, require_clients, require_supply
 
 
 @part("partition", "counts")
 class Counts:
     """``counts[k][c]`` samples of class c at client k: one row for each client, one number for each class."""
 
-    counts: list[list[int]]
+    counts: list[list[Int]]
     """Samples of each class at each client: one row for each client, one number for each class."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
@@ -28,7 +28,11 @@ class Counts:
         for k, row in enumerate(self.counts):
             if len(row) != classes or min(row) < 0:
                 raise FedblendError(
-                    f"partition.counts: row {k} is {row}; valid: {classes} numbers from 0 up, one for each class"
+                    f"partition.counts: row {k} is {brief(row)}; valid: {classes} numbers from 0 up, one for each class"
+                )
+            if max(row) > len(labels):
+                raise FedblendError(
+                    f"partition.counts: row {k} has {max(row):,}, more than the {len(labels):,} samples; take fewer"
                 )
         return _deal(np.array(self.counts, np.int64), labels, seed, "partition.counts")
 
@@ -50,12 +54,18 @@ class Mix2FldSplit:
     """Samples of each client."""
     scarce_labels: Count = 2
     """Number of scarce labels, drawn separately for each client ("non-iid")."""
-    scarce_samples: int = 2
+    scarce_samples: Int = 2
     """Samples of each scarce label, 0 or more."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal the samples to clients. Raises :class:`FedblendError` if there are too few, or for uneven counts."""
         require_classes(classes, "mix2fld")
+        require_clients(self.clients, len(labels))
+        if self.samples > len(labels):
+            raise FedblendError(
+                f"partition.samples: {self.samples:,} is more than the {len(labels):,} samples; "
+                f"valid: 1 to {len(labels):,}"
+            )
         scarce = self.scarce_labels if self.form == "non-iid" else 0
         rest, plentiful = self.samples - scarce * self.scarce_samples, classes - scarce
         if plentiful < 1 or self.scarce_samples < 0:
@@ -86,16 +96,22 @@ class XorMixFlSplit:
 
     clients: Count = 3
     """Number of clients."""
-    targets: tuple[int, ...] = (0,)
+    targets: tuple[Int, ...] = (0,)
     """The target labels, of which clients have few samples."""
     samples: Count = 200
     """Samples of every other label at each client."""
-    target_samples: int = 10
+    target_samples: Int = 10
     """Samples of every target label at each client, 0 or more."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal the samples to clients. Raises :class:`FedblendError` for unknown labels, or too few samples."""
         require_classes(classes, "xormixfl")
+        require_clients(self.clients, len(labels))
+        if max(self.samples, self.target_samples) > len(labels):
+            raise FedblendError(
+                f"partition.samples: {max(self.samples, self.target_samples):,} samples of a label are more than the "
+                f"{len(labels):,} of all; take fewer samples a client"
+            )
         if not self.targets or min(self.targets) < 0 or max(self.targets) >= classes:
             raise FedblendError(f"partition.targets: {list(self.targets)} is not valid: labels from 0 to {classes - 1}")
         if self.target_samples < 0:

@@ -34,13 +34,13 @@ NEGLIGIBLE = 1e-100
 class Dirichlet:
     """Class proportions from a Dirichlet distribution: the smaller ``alpha``, the less IID.
 
-    ``form = "client"`` (AggEnhance, equation 17): each client draws its proportions of the classes,
+    ``form = "class"``, the usual one (Yurochkin et al. 2019, Wang et al. 2020; FedMix, appendix J, Table 18, with
+    alpha 0.2 and 0.5): each class is divided among the clients by p_c ~ Dir(alpha), over clients. Sizes follow from
+    the draws; clients below ``min_samples`` get samples of the largest clients.
+
+    ``form = "client"`` (Hsu et al. 2019; AggEnhance, equation 17): each client draws its proportions of the classes,
     p_i ~ Dir(alpha q), where q are those of the whole data set. Its size is ``sizes``: ``"equal"`` or
     ``"lognormal-share"`` (equation 16). :func:`fit_counts` turns proportions and sizes into counts.
-
-    ``form = "class"`` (Yurochkin et al. 2019, Wang et al. 2020; FedMix, appendix J, Table 18, with alpha
-    0.2 and 0.5): each class is divided among the clients by p_c ~ Dir(alpha), over clients. Sizes
-    follow from the draws; clients below ``min_samples`` get samples of the largest clients.
 
     All samples are used, and every client has at least ``min_samples``.
     """
@@ -49,8 +49,8 @@ class Dirichlet:
     """Number of clients."""
     alpha: Positive = 1.0
     """Concentration of the distribution: the smaller, the less IID."""
-    form: Literal["client", "class"] = "client"
-    """Draw the class proportions of each client, or the client shares of each class."""
+    form: Literal["class", "client"] = "class"
+    """Draw the client shares of each class, or the class proportions of each client."""
     sizes: Literal["equal", "lognormal-share"] | None = None
     """Client sizes for "client": equal (the default), or AggEnhance's equation 16."""
     min_samples: Count = 1

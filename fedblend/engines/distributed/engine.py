@@ -38,8 +38,6 @@ class DistributedEngine:
     needs every upload, rank 0 gathers the uploads.
     """
 
-    secret_noise = False
-
     def __init__(
         self, setup: Setup, inner: LoopEngine, ranks: Ranks, plan: dict[str, Any], processes: RankProcesses
     ) -> None:
@@ -122,6 +120,9 @@ class DistributedEngine:
     def server_model(self) -> nn.Module:
         """Return a module in evaluation mode, for functional calls with any weights by the server step."""
         return self.inner.server_model()
+
+    def secret_rng(self) -> None:
+        """Return ``None``: noise is drawn from the keyed stream, so that a run can be repeated."""
 
     def close(self) -> None:
         """End the other ranks; kill those that still wait in an interrupted exchange, since they receive no command."""

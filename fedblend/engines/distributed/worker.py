@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import traceback
-from multiprocessing.connection import Connection
+import warnings
 from typing import Any
 
 import torch
 
 from fedblend.core.engine import Tensors, TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.core.paths import import_from
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
 from fedblend.core.trees import add_prefix, for_clients
 from fedblend.engines.autotune import inner_engine
+from fedblend.engines.distributed.processes import Parent
 from fedblend.engines.distributed.ranks import Ranks, disconnect, is_about_connection
 from fedblend.engines.distributed.serialization import (
     kept_uploads,
@@ -32,12 +32,14 @@ from fedblend.experiment.setup import make_setup
 from fedblend.methods.aggregators.mean import Sums
 
 
-def serve_process(rank: int, size: int, address: str, pipe: Connection, folders: list[str]) -> None:
+def serve_process(parent: Parent, rank: int, size: int, address: str) -> None:
     """Run the process of one rank, started by :class:`fedblend.engines.distributed.processes.RankProcesses`.
 
-    ``folders`` are rank 0's import paths. An error goes to rank 0 through ``pipe``, as one line.
+    An error goes to rank 0 as one line.
     """
-    import_from(folders)
+    parent.listen(lambda message: None)
+    # Rank 0 has given the same warnings.
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
         serve(Ranks(rank, size, address))
@@ -48,7 +50,7 @@ def serve_process(rank: int, size: int, address: str, pipe: Connection, folders:
         if not isinstance(error, FedblendError):
             # An error in the code of a part: its author needs the traceback.
             traceback.print_exc()
-        pipe.send_bytes(error_line(error, rank).encode())
+        parent.send({"error": error_line(error, rank)})
         sys.exit(1)
     finally:
         # Otherwise its threads run on when the process ends, and C++ prints an error.
@@ -65,6 +67,7 @@ def error_line(error: Exception, rank: int) -> str:
 
 def serve_environment() -> None:
     """Execute the commands of ``torchrun``'s rank 0 for all its runs, until it ends."""
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
     try:

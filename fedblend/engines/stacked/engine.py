@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,14 +41,20 @@ class StackedEngine(LoopEngine):
     """
 
     def __init__(
-        self, setup: Setup, device: str = "cpu", stack: int | None = None, recorder: Recorder | None = None
+        self,
+        setup: Setup,
+        device: str = "cpu",
+        stack: int | None = None,
+        recorder: Recorder | None = None,
+        kernels: Mapping[str, str] | None = None,
     ) -> None:
+        """``kernels`` has the layers that fedblend's kernels compute (:func:`prepare_model`)."""
         super().__init__(setup, device)
         self.stack = stack or STACK
         wanted = setup.experiment.cuda_graphs and self.device.type == "cuda"
         self.recorder = recorder or (recorder_for(self.device) if wanted else None)
         self.trainers: dict[Hashable, StackTrainer] = {}
-        self.stacked = prepare_model(setup.model, self.device, setup.experiment.precision)
+        self.stacked = prepare_model(setup.model, self.device, setup.experiment.precision, kernels)
         self.shapes: Shapes = dropout_shapes(self.stacked, self.scale(setup.data.train.x[:3].to(self.device)))
         state = self.stacked.state_dict(keep_vars=True)
         self.untrained = {name: tensor for name, tensor in state.items() if name not in self.names}

@@ -6,16 +6,17 @@ Only PyTorch's own layers are replaced: a subclass or a hook may compute somethi
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from fedblend import _kernels
-from fedblend._kernels import build, tiles
+from fedblend._kernels import build, tiles, winograd
 from fedblend.engines.sgd import Precision
 
 MAX_CHANNELS = 16
-"""Input channels up to which fedblend's plain convolution is faster than oneDNN's (benchmarks/kernels.py)."""
+"""Input channels up to which a convolution runs in fedblend's plain kernel where no layer was timed."""
 
 FUSED = ([_kernels.Convolution, nn.ReLU, _kernels.MaxPool], [_kernels.Convolution, _kernels.MaxPool, nn.ReLU])
 """Consecutive types of layers that are computed as one."""
@@ -59,23 +60,52 @@ class FusedSequential(nn.Sequential):
         return x
 
 
-def prepare_model(model: nn.Module, device: torch.device, precision: Precision = "float32") -> nn.Module:
-    """Return a copy of a model for stacks, in training mode on ``device``."""
+def prepare_model(
+    model: nn.Module, device: torch.device, precision: Precision = "float32", kernels: Mapping[str, str] | None = None
+) -> nn.Module:
+    """Return a copy of a model for stacks, in training mode on ``device``.
+
+    ``kernels`` has the names of the layers that fedblend's kernels compute, each with its way (:func:`own_ways`).
+    Without it a rule chooses them, so that experiments that set their engine have the same numbers in each run.
+    """
     prepared = copy.deepcopy(model).to(device).train()
     for layer in list(prepared.modules()):
         for name, child in list(layer.named_children()):
             if _is_exactly(child, nn.Dropout):
                 setattr(layer, name, MaskedDropout(child.p))  # type: ignore[arg-type]
     if device.type == "cpu" and build.library() is not None:
+        for name in own_layers(prepared):
+            layer = prepared.get_submodule(name)
+            by_rule = {name: "direct"} if _is_own_by_rule(layer, precision) else {}
+            way = (by_rule if kernels is None else kernels).get(name)
+            if way in (ways := own_ways(layer)):
+                prepared.set_submodule(name, ways[way])
         for layer in list(prepared.modules()):
-            for name, child in list(layer.named_children()):
-                if _is_exactly(child, nn.Conv2d) and _uses_own_convolution(child, precision):  # type: ignore[arg-type]
-                    setattr(layer, name, _kernels.Convolution(child))  # type: ignore[arg-type]
-                elif _is_exactly(child, nn.MaxPool2d) and _is_two_by_two(child):  # type: ignore[arg-type]
-                    setattr(layer, name, _kernels.MaxPool())
             if type(layer) is nn.Sequential:
                 layer.__class__ = FusedSequential
     return prepared
+
+
+def own_layers(model: nn.Module) -> list[str]:
+    """Return the names of the layers that fedblend's kernels can compute."""
+    layers = model.named_modules(remove_duplicate=False)
+    return [name for name, layer in layers if name and own_ways(layer)]
+
+
+def own_ways(layer: nn.Module) -> dict[str, nn.Module]:
+    """Return fedblend's layers in place of one of PyTorch's, with its parameters, by the name of the way.
+
+    The ways are ``direct`` and, for convolutions, ``winograd``. The table is empty where kernels cannot compute it.
+    """
+    if _is_exactly(layer, nn.MaxPool2d) and _is_two_by_two(layer):  # type: ignore[arg-type]
+        return {"direct": _kernels.MaxPool()}
+    if not (_is_exactly(layer, nn.Conv2d) and _has_plain_steps(layer)):  # type: ignore[arg-type]
+        return {}
+    assert isinstance(layer, nn.Conv2d)
+    ways: dict[str, nn.Module] = {"direct": _kernels.Convolution(layer)}
+    if winograd.supports(layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0])):
+        ways["winograd"] = _kernels.Convolution(layer, winograd=True)
+    return ways
 
 
 def dropouts(model: nn.Module) -> dict[str, MaskedDropout]:
@@ -98,11 +128,15 @@ def _is_fused(layers: list[nn.Module]) -> bool:
     return [type(layer) for layer in layers] in FUSED and not any(map(_has_hooks, layers))
 
 
-def _uses_own_convolution(layer: nn.Conv2d, precision: Precision) -> bool:
+def _has_plain_steps(layer: nn.Conv2d) -> bool:
     plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
     zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    if not (plain and zeros and layer.padding[0] == layer.padding[1]):
-        return False
+    return plain and zeros and layer.padding[0] == layer.padding[1]
+
+
+def _is_own_by_rule(layer: nn.Module, precision: Precision) -> bool:
+    if not isinstance(layer, nn.Conv2d):
+        return True
     # Not in bfloat16: oneDNN computes it on the same units, with one multiplication a product.
     exact = precision != "bfloat16"
     large = exact and tiles.take(layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0]))

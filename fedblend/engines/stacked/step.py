@@ -162,6 +162,29 @@ def outputs_of(model: nn.Module, names: Sequence[str], *tensors: torch.Tensor) -
     return outputs
 
 
+def layer_step(layer: nn.Module, x: torch.Tensor, differentiates_input: bool) -> Callable[[], object]:
+    """Return a call that computes a layer for K clients with inputs x [K, B, ...], and its derivatives.
+
+    The derivatives are those by the weights and, if ``differentiates_input``, by the input.
+    """
+    names = [name for name, _ in layer.named_parameters()]
+    weights = [p.detach().expand(len(x), *p.shape).contiguous() for p in layer.parameters()]
+
+    def outputs(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda x, *values: outputs_of(layer, names, *values, x))(x, *weights)
+
+    def step(g: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        wanted = leaves if differentiates_input else leaves[1:]
+        result = outputs(*leaves)
+        return [result.detach(), *torch.autograd.grad(result, wanted, g)] if wanted else [result.detach()]
+
+    given = (torch.ones_like(outputs(x, *weights).detach()), x, *weights)
+    graph = trace(step, *given)
+    simplify(graph, factors=False)
+    return torch.no_grad()(lambda: graph(*given))
+
+
 def _tensor(weights: _kernels.Weights) -> torch.Tensor:
     return weights.tensor() if isinstance(weights, _kernels.Rows) else weights
 

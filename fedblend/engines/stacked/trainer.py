@@ -268,8 +268,8 @@ class StackTrainer:
             program = engine.program(step, (self.loss_kind, number), inputs)
             inputs = inputs.plain(but=program.low_rank)
             gradients, results = program(inputs)
-            pull = ProximalStep(mu, self._start_weights(slots)) if mu else None
-            self.optimizer.step(inputs.params, slots.velocity, gradients, batch.active, pull)
+            proximal = ProximalStep(mu, self._start_weights(slots)) if mu else None
+            self.optimizer.step(inputs.params, slots.velocity, gradients, batch.active, proximal)
         losses = results[0] if batch.active is None else results[0].where(batch.active, 0.0)
         slots.losses.add_(losses * batch.x.shape[1])
         if self.means is not None:

@@ -22,10 +22,12 @@ from fedblend.engines.loop import EagerNet
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.supported import fault_of_sharing
 from fedblend.flower.audit import AuditLog, ReplayGuard
-from fedblend.flower.client import refuse
 from fedblend.flower.client_task import Memory
+from fedblend.flower.ledger import ledger_of
+from fedblend.flower.limits import check_kind, check_mechanisms
 from fedblend.flower.messages import APP_FIELDS, SHARE_QUERY, attach, detach, from_record, to_record
-from fedblend.flower.site import RefusedByPolicy, Site, site_of_node
+from fedblend.flower.secrets import secret_generator
+from fedblend.flower.site import RefusedByPolicy, Site, reply_text, site_of_node, trust_of
 from fedblend.flower.work import hides
 from fedblend.methods.objectives.output_cache import OutputCache
 
@@ -59,22 +61,30 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     context.state[APP_FIELDS] = ConfigRecord({APP_FIELDS: json.dumps(fields)})
     site, run, round, client = policy_of(context), str(context.run_id), int(fields["round"]), client_number(context)
     audit = AuditLog(site.audit)
-    try:
-        refuse(site, "weights", audit)
-        guard = ReplayGuard(memory, audit, run, round, client, "weights")
+    guard = ReplayGuard(memory, audit, run, round, client, "weights")
+
+    def check() -> None:
+        check_kind(site, "weights", audit)
+        check_mechanisms(site, {} if site.protection is None else {"protection": site.protection.mechanism()})
         guard.check("upload", True)
+
+    try:
+        check()
         starts = [from_record(record) for record in message.content.array_records.values()]
         reply = call_next(message, context)
         if reply.has_error():
             return reply
         content = _protected(site, starts, reply.content)
+        records = content.array_records.items()
+        upload = {f"{name}/{n}": t for name, record in records for n, t in from_record(record).items()}
+        with audit.lock():
+            # Again, since other messages may have been answered meanwhile.
+            check()
+            audit.record_sent(run, round, client, "weights", upload, True)
+            guard.mark_sent("upload")
     except RefusedByPolicy as refusal:
         audit.record_refused(run, round, client, "weights", str(refusal))
         raise
-    records = content.array_records.items()
-    upload = {f"{name}/{n}": t for name, record in records for n, t in from_record(record).items()}
-    audit.record_sent(run, round, client, "weights", upload, True)
-    guard.mark_sent("upload")
     return Message(content, reply_to=message)
 
 
@@ -93,7 +103,7 @@ def _protected(site: Site, starts: list[dict[str, torch.Tensor]], content: Recor
             "something else"
         )
     ((name, record),) = models
-    model = site.protection.protect(from_record(record), starts[0], 1.0, np.random.default_rng())
+    model = site.protection.protect(from_record(record), starts[0], 1.0, secret_generator())
     protected = RecordDict(dict(content.items()))
     protected[name] = to_record(model)
     return protected
@@ -153,7 +163,8 @@ def blended_loss(context: Context, model: nn.Module, inputs: Inputs) -> BlendedL
     pool = Memory(context).recall(POOL, fields["pool"]) if fields["pool"] is not None else {}
     if pool is None:
         raise FedblendError("blended_loss: the other clients' shared data are missing; blend_mod should have refused")
-    return BlendedLoss(model, inputs, fields, pool, client_number(context))
+    with trust_of(policy_of(context)):
+        return BlendedLoss(model, inputs, fields, pool, client_number(context))
 
 
 def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
@@ -167,21 +178,25 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
         fields, _ = detach(message.content)
         site = policy_of(context)
         audit, run, client = AuditLog(site.audit), str(context.run_id), client_number(context)
-        sharing = build("sharing", (fields or {}).get("sharing"))
+        with trust_of(site):
+            sharing = build("sharing", (fields or {}).get("sharing"))
+        guard = ReplayGuard(Memory(context), audit, run, 0, client, sharing.bytes_kind)
         try:
             # The site does not rely on the server's own check.
             if why := fault_of_sharing(sharing):
                 raise RefusedByPolicy(f"this app does not share such data: {why}")
-            refuse(site, sharing.bytes_kind, None)
-            guard = ReplayGuard(Memory(context), audit, run, 0, client, sharing.bytes_kind)
-            guard.check("sharing", False)
+            check_kind(site, sharing.bytes_kind, None)
+            check_mechanisms(site, {"sharing": sharing.mechanism()})
+            payload = _shared(sharing, fields or {}, inputs, samples(context), site, client)
+            with audit.lock():
+                guard.check("sharing", False)
+                if payload:
+                    audit.check_sharings(payload, site.sharings)
+                    audit.record_sent(run, 0, client, sharing.bytes_kind, payload, False)
+                    guard.mark_sent("sharing")
         except RefusedByPolicy as refusal:
             audit.record_refused(run, 0, client, sharing.bytes_kind, str(refusal))
             raise
-        payload = _shared(sharing, fields or {}, inputs, samples(context), max(site.min_mean, 2), client)
-        if payload:
-            audit.record_sent(run, 0, client, sharing.bytes_kind, payload, False)
-            guard.mark_sent("sharing")
         return Message(attach(RecordDict(), {}, to_record(payload) if payload else None), reply_to=message)
 
 
@@ -190,7 +205,7 @@ def _shared(
     fields: dict[str, Any],
     inputs: Inputs,
     samples: tuple[torch.Tensor, torch.Tensor],
-    min_mean: int,
+    site: Site,
     client: int,
 ) -> Payload | None:
     x, y = samples
@@ -199,10 +214,11 @@ def _shared(
             f"samples: {x.dtype} of shape {list(x.shape)} and {len(y)} targets are not valid: inputs as the model "
             f"takes them, floats [n, {', '.join(map(str, inputs.shape))}], and as many targets"
         )
-    rng = np.random.default_rng() if hides(sharing) else stream(int(fields["seed"]), "share", 0, client)
-    min_mean = max(min_mean, int(fields["min_mean"]))
+    rng = secret_generator() if hides(sharing) else stream(int(fields["seed"]), "share", 0, client)
+    min_mean = max(site.min_mean, 2, int(fields["min_mean"]))
     data = ClientData(x.float().cpu(), y.cpu(), inputs.task, inputs.scale, _no_hidden_states, rng, min_mean)
-    payload: Payload | None = sharing.share(data)
+    ledger = ledger_of(site)
+    payload: Payload | None = sharing.share(data) if ledger is None else ledger.payload(sharing, data, {})
     return payload
 
 
@@ -212,7 +228,13 @@ def _no_hidden_states(x: torch.Tensor, layer: int) -> torch.Tensor:
 
 def policy_of(context: Context) -> Site:
     """Return the site of a SuperNode; without a site file the default policy holds: no single samples leave."""
-    return site_of_node(context.node_config) if "site" in context.node_config else Site()
+    if "site" not in context.node_config:
+        return Site()
+    try:
+        return site_of_node(context.node_config)
+    except FedblendError as error:
+        # Flower sends the message to the server.
+        raise FedblendError(reply_text(error)) from None
 
 
 def client_number(context: Context) -> int:

@@ -18,10 +18,10 @@ from fedblend.core.random import stream
 from fedblend.core.registry import dump
 from fedblend.core.server_step import ModelSpec, ServerContext
 from fedblend.core.sharing import Payload, Pool, gather
+from fedblend.core.trees import digest_of
 from fedblend.core.upload import fault_of
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.supported import supported_method
-from fedblend.flower.audit import digest_of
 from fedblend.flower.messages import SHARE_QUERY, attach, detach, from_record, to_record
 from fedblend.flower.sites import error_text
 from fedblend.methods.aggregators.mean import as_stored

@@ -16,14 +16,22 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.fernet import InvalidToken
-from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
 from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat, share_keys_plaintext_separate
@@ -35,7 +43,8 @@ from flwr.supercore.primitives.asymmetric import (
     public_key_to_bytes,
 )
 
-from fedblend.flower.audit import digest_of
+from fedblend.core.errors import FedblendError
+from fedblend.core.trees import digest_of
 from fedblend.flower.messages import Tensors
 
 MODELS, MEANS = "models", "means"
@@ -43,6 +52,12 @@ MODELS, MEANS = "models", "means"
 
 KEY_BYTES = 32
 """Length of a mask's key."""
+
+DIGEST_BYTES = 32
+"""Length of a SHA-256."""
+
+SECRETS = ("own", "pair")
+"""A site's two secrets: that of its own mask, and the private key of the masks that it shares with others."""
 
 CRYPTO_ERRORS = (
     *(ValueError, TypeError, KeyError, IndexError, OverflowError),
@@ -92,6 +107,38 @@ def sum_digest(setup_fields: Mapping[str, Any], round: int, start: Tensors | Non
     return hashlib.sha256(f"{text}\0{digest_of(start) if start else ''}".encode()).digest()
 
 
+def sign_keys(path: str, client: int, quantity: str, context: bytes, keys: Mapping[str, bytes]) -> bytes:
+    """Sign a site's public keys of one sum with its private key at ``path`` (P-384, OpenSSH): ECDSA with SHA-384.
+
+    Raises :class:`FedblendError` if there is no such key at ``path``.
+    """
+    try:
+        private = load_ssh_private_key(Path(path).read_bytes(), None)
+        if not isinstance(private, EllipticCurvePrivateKey):
+            raise ValueError("it is no elliptic-curve key")
+        return private.sign(_signed_text(client, quantity, context, keys), ECDSA(SHA384()))
+    except (OSError, *CRYPTO_ERRORS) as error:
+        raise FedblendError(f"key: {path}: cannot sign with it: {error}; valid: ssh-keygen -t ecdsa -b 384") from None
+
+
+def is_signed(line: str, client: int, quantity: str, context: bytes, keys: Mapping[str, bytes], signed: bytes) -> bool:
+    """Whether ``signed`` is the signature of these keys by the site with the public key ``line`` (OpenSSH)."""
+    try:
+        public = load_ssh_public_key(line.encode())
+        if not isinstance(public, EllipticCurvePublicKey):
+            return False
+        public.verify(signed, _signed_text(client, quantity, context, keys), ECDSA(SHA384()))
+    except (InvalidSignature, *CRYPTO_ERRORS):
+        return False
+    return True
+
+
+def _signed_text(client: int, quantity: str, context: bytes, keys: Mapping[str, bytes]) -> bytes:
+    """What a site signs; no other protocol signs a text with this beginning."""
+    parts = [str(client).encode(), quantity.encode(), context, keys["mask"], keys["box"]]
+    return b"fedblend keys of a masked sum\0" + b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+
 def mask_from_key(key: bytes, length: int) -> np.ndarray:
     """Return the mask of a key that is used once: AES-256 in counter mode, uint32 [length]."""
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
@@ -124,6 +171,15 @@ def join_shares(shares: list[bytes]) -> bytes:
 def commitment(secret: bytes) -> bytes:
     """Return the SHA-256 by which the server detects a wrong secret; a site sends it before the secret is needed."""
     return hashlib.sha256(b"fedblend mask" + secret).digest()
+
+
+def share_digest(dealer: int, receiver: int, secret: str, share: bytes) -> bytes:
+    """Return the SHA-256 of a share, to which the site that deals it commits; ``secret`` is "own" or "pair".
+
+    A share is as long as its secret and, for fewer sites than restore the secret, uniformly random: the digest reveals
+    nothing that could be found by search.
+    """
+    return hashlib.sha256(f"fedblend share {dealer} {receiver} {secret}\0".encode() + share).digest()
 
 
 def bytes_to_tensor(content: bytes) -> torch.Tensor:

@@ -8,26 +8,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, islice
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, listed
 from fedblend.core.sharing import Payload
 from fedblend.core.upload import bytes_of, fault_of
 from fedblend.flower.messages import Tensors, to_record
 from fedblend.flower.secure_aggregation.masks import (
     CRYPTO_ERRORS,
+    DIGEST_BYTES,
     KEY_BYTES,
     MEANS,
     MODELS,
+    SECRETS,
     bytes_to_tensor,
     commitment,
     is_public_key,
     join_shares,
     mask_from_key,
     public_key_of,
+    share_digest,
     shared_mask,
     sum_digest,
     tensor_to_bytes,
@@ -38,8 +42,29 @@ from fedblend.methods.sharing.secure_means import SecureMeans
 log = logging.getLogger("flwr")
 
 
-class TooFewSites(FedblendError):
+TRIES = 200
+"""Sets of shares of one secret that are tried, where the first set does not restore it."""
+
+
+LONGEST_SHARE = 1024
+"""Most bytes of a share; one of a private key has 324. The time to restore a secret is proportional to it."""
+
+
+class NoSum(FedblendError):
+    """A sum that cannot be computed."""
+
+
+class TooFewSites(NoSum):
     """Fewer sites than a sum must cover."""
+
+
+@dataclass
+class Received:
+    """The shares of one secret that sites have sent."""
+
+    committed: list[bytes] = field(default_factory=list)
+    """Shares that the dealer committed to."""
+    others: list[bytes] = field(default_factory=list)
 
 
 @dataclass
@@ -55,13 +80,17 @@ class MaskedSum:
     threshold: int
     """Fewest sites in the sum."""
     public: dict[int, dict[str, bytes]] = field(default_factory=dict)
-    """Public keys "mask" and "box" of each site."""
+    """Public keys "mask" and "box" of each site, and its signature "sign" if it signs them."""
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """Sealed shares of each sender, by receiver."""
     commitments: dict[int, bytes] = field(default_factory=dict)
     """Commitment of each site to its own secret."""
+    digests: dict[int, dict[tuple[int, str], bytes]] = field(default_factory=dict)
+    """Digests of the shares that each site dealt, by receiver and secret ("own", "pair")."""
     faults: dict[int, str] = field(default_factory=dict)
     """Why sites are not in the sum."""
+    mismatches: set[tuple[int, int]] = field(default_factory=set)
+    """Sites that dealt a share, with the sites that sent another one to unmask the sum."""
     up: int = 0
     """Bytes of keys and shares that the server received."""
     down: int = 0
@@ -76,7 +105,7 @@ class MaskedSum:
         replies = self._exchange("query.keys", dict.fromkeys(clients, ClientRequest({"quantity": self.quantity})))
         for client, reply in replies.items():
             keys = {name: tensor_to_bytes(tensor) for name, tensor in reply.tensors.items()}
-            if set(keys) == {"mask", "box"} and all(map(is_public_key, keys.values())):
+            if set(keys) - {"sign"} == {"mask", "box"} and all(is_public_key(keys[name]) for name in ("mask", "box")):
                 self.public[client] = keys
             else:
                 self.faults[client] = "it sent no keys"
@@ -86,10 +115,13 @@ class MaskedSum:
         self.down += bytes_of(table) * len(self.public)
         for client, reply in self._exchange("query.shares", dict.fromkeys(self.public, request)).items():
             peers = {str(peer) for peer in self.public if peer != client}
-            if set(reply.tensors) != peers | {"commit"}:
+            of = [(receiver, secret) for receiver in sorted(self.public) for secret in SECRETS]
+            digests = tensor_to_bytes(reply.tensors.get("digests", torch.empty(0)))
+            if set(reply.tensors) != peers | {"commit", "digests"} or len(digests) != DIGEST_BYTES * len(of):
                 self.faults[client] = "it sent no shares"
                 continue
             self.commitments[client] = tensor_to_bytes(reply.tensors["commit"])
+            self.digests[client] = {key: digests[DIGEST_BYTES * i :][:DIGEST_BYTES] for i, key in enumerate(of)}
             self.sealed[client] = {int(peer): tensor_to_bytes(reply.tensors[peer]) for peer in peers}
         self._require(self.sealed, "sent shares")
         return sorted(self.sealed)
@@ -103,56 +135,111 @@ class MaskedSum:
     def sum(self, vectors: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """Run stage 4: return the sum behind the masked vectors, int32 [n], given by site.
 
-        Raises :class:`TooFewSites` if too few sites send shares, :class:`FedblendError` on a wrong share.
+        Secrets are restored from the shares that their dealers committed to, as far as these suffice. A site that has
+        sent, or dealt, wrong shares is excluded from the run. Raises :class:`NoSum` if a secret cannot be restored.
         """
         self._require(vectors, f"sent {self.quantity}")
         dropped = [client for client in self.sealed if client not in vectors]
         request = ClientRequest({"quantity": self.quantity, "present": sorted(vectors), "dropped": sorted(dropped)})
-        shares: dict[str, list[bytes]] = {}
+        wanted = {f"own/{client}": client for client in vectors} | {f"pair/{client}": client for client in dropped}
+        shares: dict[str, Received] = {name: Received() for name in wanted}
         replies = self._exchange("query.unmask", dict.fromkeys(sorted(vectors), request))
         for client in vectors.keys() - replies.keys():
             log.warning("fedblend: round %s: client %s sent no shares to unmask the sum", self.round + 1, client)
-        for reply in replies.values():
-            for name, tensor in reply.tensors.items():
-                shares.setdefault(name, []).append(tensor_to_bytes(tensor))
+        for client, reply in replies.items():
+            for name in wanted.keys() & reply.tensors.keys():
+                share, dealer, secret = tensor_to_bytes(reply.tensors[name]), wanted[name], name.partition("/")[0]
+                fits = len(share) <= LONGEST_SHARE
+                if fits and share_digest(dealer, client, secret, share) == self.digests[dealer][client, secret]:
+                    shares[name].committed.append(share)
+                    continue
+                self.mismatches.add((dealer, client))
+                if fits:
+                    shares[name].others.append(share)
+        self._exclude_by_mismatches()
         total = np.zeros(len(next(iter(vectors.values()))), np.uint32)
         for client, vector in vectors.items():
-            secret = self._join(f"own/{client}", shares)
-            if len(secret) != KEY_BYTES or commitment(secret) != self.commitments[client]:
-                raise self._wrong_share(f"own/{client}")
-            total += vector.numpy().view(np.uint32) - mask_from_key(secret, len(total))
+            secret_bytes = self._join(f"own/{client}", client, shares)
+            total += vector.numpy().view(np.uint32) - mask_from_key(secret_bytes, len(total))
         for client in dropped:
-            self._remove_masks(client, self._join(f"pair/{client}", shares), vectors, total)
+            self._remove_masks(client, self._join(f"pair/{client}", client, shares), vectors, total)
         return torch.from_numpy(total.view(np.int32))
 
     def _remove_masks(self, client: int, private: bytes, present: Collection[int], total: np.ndarray) -> None:
         """Remove from ``total``, in place, the masks that present sites share with a dropped site."""
-        try:
-            if public_key_of(private) != self.public[client]["mask"]:
-                raise self._wrong_share(f"pair/{client}")
-        except CRYPTO_ERRORS:
-            raise self._wrong_share(f"pair/{client}") from None
         for peer in present:
             mask = shared_mask(private, self.public[peer]["mask"], self.context, len(total))
             total += mask if client < peer else np.uint32(0) - mask
 
-    def _join(self, name: str, shares: Mapping[str, list[bytes]]) -> bytes:
-        """Restore a secret from its shares."""
-        received = shares.get(name, [])
-        if len(received) < self.threshold:
-            raise TooFewSites(
-                f"round {self.round + 1}: the sum cannot be unmasked: {len(received)} shares of {name!r}, and "
-                f"{self.threshold} are needed ({summarize_faults(self.faults)}); run the same command again"
-            )
-        try:
-            return join_shares(received[: self.threshold])
-        except CRYPTO_ERRORS:
-            raise self._wrong_share(name) from None
+    def _exclude_by_mismatches(self) -> None:
+        """Exclude the sites that certainly sent, or dealt, a share other than the one committed to.
 
-    def _wrong_share(self, name: str) -> FedblendError:
-        return FedblendError(
-            f"round {self.round + 1}: the sum cannot be unmasked: a site has sent a wrong share of {name!r}"
+        Of one such pair either site may be the dishonest one. At most n - threshold sites are (at least one), so a site
+        with more counterparts than that has an honest counterpart, and is dishonest itself.
+        """
+        counterparts: dict[int, set[int]] = {}
+        for dealer, receiver in self.mismatches:
+            counterparts.setdefault(dealer, set()).add(receiver)
+            counterparts.setdefault(receiver, set()).add(dealer)
+        tolerated = max(1, len(self.sealed) - self.threshold)
+        for client in sorted(counterparts):
+            others = counterparts[client] - {client}
+            if client in counterparts[client] or len(others) > tolerated:
+                about = f"clients {listed(sorted(others))}" if others else "its own secret"
+                self._exclude(client, f"its shares with {about} are not those that were committed to")
+        for dealer, receiver in sorted(self.mismatches):
+            if not {dealer, receiver} & self.sites.excluded.keys():
+                log.warning(
+                    "fedblend: round %s: client %s has sent a share of client %s's secret that client %s did not "
+                    "commit to; one of the two is dishonest. The other shares are used first",
+                    *(self.round + 1, receiver, dealer, dealer),
+                )
+
+    def _exclude(self, client: int, why: str) -> None:
+        self.sites.exclude(client, f"excluded since round {self.round + 1}: {why}")
+
+    def _join(self, name: str, dealer: int, shares: Mapping[str, Received]) -> bytes:
+        """Restore a site's secret; the site has committed to the secret, too, so that a wrong one is detected."""
+        committed, others = shares[name].committed, shares[name].others
+        if len(committed) + len(others) < self.threshold:
+            raise TooFewSites(
+                f"round {self.round + 1}: the sum cannot be unmasked: {len(committed) + len(others)} shares of "
+                f"{name!r}, and {self.threshold} are needed ({summarize_faults(self.faults)}); run the same command "
+                "again"
+            )
+        # First those that were committed to: if they do not fit together, the dealer is dishonest.
+        inconsistent = False
+        for some in islice(combinations([*committed, *others], self.threshold), TRIES):
+            secret = self._restored(name, dealer, list(some))
+            if secret is not None:
+                if inconsistent:
+                    self._exclude(dealer, "the shares of its secret do not fit together")
+                return secret
+            inconsistent |= all(share in committed for share in some)
+        if inconsistent:
+            self._exclude(dealer, "the shares of its secret do not restore it")
+            raise NoSum(
+                f"round {self.round + 1}: the sum cannot be unmasked: client {dealer} has split a secret into shares "
+                "that do not restore it. Remove its site (flwr supernode unregister), and run the same command again"
+            )
+        pairs = [f"client {receiver}" for of, receiver in sorted(self.mismatches) if of == dealer]
+        raise NoSum(
+            f"round {self.round + 1}: the sum cannot be unmasked: of {name!r} {len(committed)} shares are valid, and "
+            f"{self.threshold} are needed. Client {dealer}, or those whose shares differ ({listed(pairs)}), are "
+            "dishonest; remove their sites (flwr supernode unregister), and run the same command again"
         )
+
+    def _restored(self, name: str, dealer: int, shares: list[bytes]) -> bytes | None:
+        """Return the secret that shares restore; ``None`` if it is not the one that its site committed to."""
+        try:
+            secret = join_shares(shares)
+            if name.startswith("own/"):
+                valid = len(secret) == KEY_BYTES and commitment(secret) == self.commitments[dealer]
+            else:
+                valid = public_key_of(secret) == self.public[dealer]["mask"]
+        except CRYPTO_ERRORS:
+            return None
+        return secret if valid else None
 
     def _exchange(self, kind: str, requests: Mapping[int, ClientRequest]) -> dict[int, Reply]:
         """Return the replies without a fault; faults are kept in ``faults``."""
@@ -192,7 +279,7 @@ def sum_shared_means(
 ) -> GroupSums:
     """Let clients share their means under masks, group after group; ``like`` has the form of one client's payload.
 
-    A group of which too few sites remain has no sum. Raises :class:`FedblendError` on a wrong share of a secret.
+    A group of which too few sites remain, or whose secrets cannot be restored, has no sum.
     """
     sums, asked = GroupSums(), np.sort(np.array(clients, np.int64))
     group = sharing.groups(asked, rng)
@@ -204,7 +291,7 @@ def sum_shared_means(
             total, present = _sum_means(masks, members, like)
             zeros = {client: {name: torch.zeros_like(t) for name, t in like.items()} for client in present}
             sums.payloads |= zeros | {present[0]: _unflatten(total, like)}
-        except TooFewSites as error:
+        except NoSum as error:
             sums.faults |= dict.fromkeys(members, f"its group has no sum: {error}")
         sums.faults |= masks.faults
         sums.up, sums.down = sums.up + masks.up, sums.down + masks.down

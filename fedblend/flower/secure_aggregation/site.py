@@ -23,19 +23,24 @@ import torch
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.trees import strip_prefix
+from fedblend.experiment.tables import read_toml
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.messages import MessageContent, Tensors
 from fedblend.flower.secure_aggregation.masks import (
     CRYPTO_ERRORS,
     MEANS,
     MODELS,
+    SECRETS,
     bytes_to_tensor,
     commitment,
+    is_signed,
     mask_from_key,
     new_key_pair,
     public_key_of,
     seal,
+    share_digest,
     shared_mask,
+    sign_keys,
     split_secret,
     sum_digest,
     tensor_to_bytes,
@@ -44,6 +49,9 @@ from fedblend.flower.secure_aggregation.masks import (
 from fedblend.flower.site import RefusedByPolicy
 from fedblend.methods.aggregators.secure import SecureMean
 from fedblend.methods.sharing.secure_means import SecureMeans
+
+SIGNATURE = "sign"
+"""Name of a site's signature among its public keys."""
 
 STATE = "secure"
 """Name of the protocol's state in a client's memory."""
@@ -75,25 +83,37 @@ def make_keys(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Mes
     summing_part(task, quantity)
     pairs = {name: new_key_pair() for name in ("mask", "box")}
     _keep(task, quantity, "keys", {f"private/{name}": private for name, (private, _) in pairs.items()})
-    return {}, {name: bytes_to_tensor(public) for name, (_, public) in pairs.items()}
+    keys = {name: public for name, (_, public) in pairs.items()}
+    if task.site.key is not None:
+        keys[SIGNATURE] = sign_keys(task.site.key, task.client, quantity, sum_digest(fields, task.round), keys)
+    return {}, {name: bytes_to_tensor(content) for name, content in keys.items()}
 
 
 def make_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
-    """Stage 2: split this site's two secrets among all sites with keys; return the shares, sealed for each site."""
+    """Stage 2: split this site's two secrets among all sites with keys; return the shares, sealed for each site.
+
+    With them go the digests of all shares, by which the server detects a wrong share and whose it is.
+    """
     quantity, threshold = fields["quantity"], int(fields["threshold"])
     state, public = _state(task, quantity, "keys"), _public_keys(tensors)
+    if task.site.peers is not None:
+        _check_signatures(task, quantity, sum_digest(fields, task.round), public)
+    public = {site: {n: k for n, k in keys.items() if n != SIGNATURE} for site, keys in public.items()}
     _check(task, summing_part(task, quantity), public, state, threshold)
     own = os.urandom(32)
     shares = [split_secret(secret, threshold, len(public)) for secret in (own, state["private/mask"])]
-    sealed = {}
+    sealed, digests = {}, b""
     for peer, *pair in zip(sorted(public), *shares, strict=True):
+        for secret, share in zip(SECRETS, pair, strict=True):
+            digests += share_digest(task.client, peer, secret, share)
         if peer == task.client:
             state |= {"own-share": pair[0]}
         else:
             sealed[str(peer)] = seal(state["private/box"], public[peer]["box"], task.client, peer, pair[0], pair[1])
     keys = {f"public/{peer}/{name}": key for peer, table in public.items() for name, key in table.items()}
     _keep(task, quantity, "shares", state | keys | {"own": own, "threshold": threshold.to_bytes(4, "little")})
-    return {}, {name: bytes_to_tensor(content) for name, content in {**sealed, "commit": commitment(own)}.items()}
+    committed = {"commit": commitment(own), "digests": digests}
+    return {}, {name: bytes_to_tensor(content) for name, content in {**sealed, **committed}.items()}
 
 
 def masked_update(
@@ -191,6 +211,20 @@ def _check(
     different = {key for keys in public.values() for key in keys.values()}
     if public.get(task.client) != own or len(different) != 2 * len(public):
         raise RefusedByPolicy("the server's public keys are not those that the sites sent")
+
+
+def _check_signatures(task: ClientTask, quantity: str, context: bytes, public: dict[int, dict[str, bytes]]) -> None:
+    """Refuse a sum with keys that are not signed by the sites of the site file's ``peers``."""
+    peers = read_toml(str(task.site.peers))
+    for site, keys in public.items():
+        line, signed = peers.get(str(site)), keys.get(SIGNATURE, b"")
+        if not isinstance(line, str):
+            raise RefusedByPolicy(f"site {site} would be in the sum, and is not among this site's peers (peers)")
+        if not {"mask", "box"} <= set(keys) or not is_signed(line, site, quantity, context, keys, signed):
+            raise RefusedByPolicy(
+                f"the keys of site {site} are not signed with its own key (peers in the site file); another took its "
+                "place, or its site file has no key"
+            )
 
 
 def _state(task: ClientTask, quantity: str, stage: str) -> SumState:

@@ -8,13 +8,16 @@ from typing import Annotated, Any
 
 import pydantic
 import torch
-from pydantic import Field
+from pydantic import Field, Strict
 
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Float, part
 from fedblend.methods.aggregators.kernels import mean_of_order, mean_within
 from fedblend.methods.aggregators.mean import WeightedMean, as_stored
+
+Bound = Annotated[float, Strict()]
+"""End of an interval; it may be infinite."""
 
 
 @part("aggregator", "median")
@@ -90,9 +93,9 @@ class IntervalMean(Aggregator):
     no parameters and get the plain weighted mean. The trimmed mean by rank is the aggregator `trimmed-mean`.
     """
 
-    low: float = -0.5
+    low: Bound = -0.5
     """Smallest update that is averaged."""
-    high: float = 0.5
+    high: Bound = 0.5
     """Largest update that is averaged."""
 
     @pydantic.model_validator(mode="after")

@@ -54,8 +54,7 @@ class SecureMean(WeightedMean):
     A client's change w_k - w times its share p_k of the cohort's samples is encoded in integer steps of ``range`` /
     2^31, modulo 2^32. Over Flower clients mask these integers, so that the server learns their sum and no summand. The
     rounding error of a number is at most half a step for each client: 4e-9 with ``range`` 16. Other engines compute the
-    same sum without masks. The server still learns of each client its number of samples, its loss, and that it took
-    part.
+    same sum without masks. The server still learns of each client its number of samples, and that it took part.
     """
 
     secure_aggregated = True

@@ -37,11 +37,11 @@ class FedDyn(Term):
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """h = 0."""
-        return {name: torch.zeros_like(weights[name]) for name in spec.trained}
+        return spec.zeros(weights)
 
     def init_client_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """g_k = 0."""
-        return {name: torch.zeros_like(weights[name]) for name in spec.trained}
+        return spec.zeros(weights)
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """-<g_k, w> + alpha / 2 ||w - w_t||^2, summed over all trained weights."""

@@ -46,11 +46,11 @@ class Scaffold(Term):
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """c = 0."""
-        return {name: torch.zeros_like(weights[name]) for name in spec.trained}
+        return spec.zeros(weights)
 
     def init_client_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """c_k = 0."""
-        return {name: torch.zeros_like(weights[name]) for name in spec.trained}
+        return spec.zeros(weights)
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """<c - c_k, y>, summed over all trained weights."""

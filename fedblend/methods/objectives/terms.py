@@ -17,7 +17,7 @@ class Proximal(Term):
     """Weight of the term."""
 
     @property
-    def pull(self) -> float:
+    def proximal_mu(self) -> float:
         """``mu``, unless a subclass has another loss."""
         return self.mu if type(self).loss is Proximal.loss else 0.0
 

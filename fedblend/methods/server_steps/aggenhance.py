@@ -61,13 +61,13 @@ class AggEnhance(Tuning):
         """The round's points [C, ...], searched from ``begin`` [C, ...]; ``None`` without any client's points."""
         # Responses may come from clients, which are not trusted: shapes are checked, points and votes are clipped to
         # [0, 1].
-        made = [a["points"].clamp(0, 1) for a in server.query({"begin": begin}) if _like(a.get("points"), begin)]
-        if not made:
+        points = [a["points"].clamp(0, 1) for a in server.query({"begin": begin}) if _like(a.get("points"), begin)]
+        if not points:
             return None
-        found = torch.stack(made)
-        empty = torch.zeros(found.shape[:2])
-        said = [a["scores"].clamp(0, 1) for a in server.query({"points": found}) if _like(a.get("scores"), empty)]
-        return elect(found, sum(said, empty))
+        candidates = torch.stack(points)
+        empty = torch.zeros(candidates.shape[:2])
+        votes = [a["scores"].clamp(0, 1) for a in server.query({"points": candidates}) if _like(a.get("scores"), empty)]
+        return elect(candidates, sum(votes, empty))
 
     def respond(self, uploads: Mapping[int, Tensors], question: Tensors, known: ModelSpec) -> dict[int, Response]:
         """The points [C, ...] of each model, or its votes [K, C] for the points of all models [K, C, ...]."""

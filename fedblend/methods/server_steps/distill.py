@@ -53,16 +53,16 @@ class DistillToModel(ServerStep):
         self, weights: Tensors, x: torch.Tensor, targets: torch.Tensor, server: ServerContext
     ) -> dict[str, torch.Tensor]:
         lr = server.lr if self.lr is None else self.lr
-        made = {name: tensor.clone() for name, tensor in weights.items()}
-        trained = [name for name in server.trained if made[name].is_floating_point()]
-        params = [made[name] for name in trained]
+        distilled = {name: tensor.clone() for name, tensor in weights.items()}
+        trained = [name for name in server.trained if distilled[name].is_floating_point()]
+        params = [distilled[name] for name in trained]
         drawn = torch.from_numpy(server.rng.integers(len(x), size=(self.steps, self.batch_size)))
 
         def loss(weights: Tensors, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             outputs = functional_call(server.model, dict(weights), (x,))
             return -(targets * F.log_softmax(outputs, -1)).sum(-1).mean()
 
-        slopes = slopes_of(loss, list(made), trained)
+        slopes = slopes_of(loss, list(distilled), trained)
         for rows in drawn:
-            torch._foreach_add_(params, slopes(*made.values(), x[rows], targets[rows]), alpha=-lr)
-        return made
+            torch._foreach_add_(params, slopes(*distilled.values(), x[rows], targets[rows]), alpha=-lr)
+        return distilled

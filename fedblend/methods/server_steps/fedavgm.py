@@ -27,7 +27,7 @@ class FedAvgM(ServerStep):
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """m = 0."""
-        return add_prefix("m/", {name: torch.zeros_like(weights[name]) for name in spec.trained})
+        return add_prefix("m/", spec.zeros(weights))
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The moved weights, and m."""

@@ -34,7 +34,7 @@ class Adaptive(ServerStep):
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """m = 0, v = tau^2."""
-        zeros = {name: torch.zeros_like(weights[name]) for name in spec.trained}
+        zeros = spec.zeros(weights)
         return add_prefix("m/", zeros) | add_prefix("v/", {name: z + self.tau**2 for name, z in zeros.items()})
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:

@@ -85,10 +85,10 @@ def ballots(models: Sequence[Tensors], points: torch.Tensor, known: ModelSpec) -
     labels = torch.arange(classes).repeat(count)
     names = list(models[0])
 
-    def said(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    def class_chances(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         return logits(known, dict(zip(names, weights, strict=True)), points).softmax(1)
 
-    chances_of, votes = TracedFunction(said), []
+    chances_of, votes = TracedFunction(class_chances), []
     for one in models:
         weights = [one[name] for name in names]
         chances = torch.cat([chances_of(some, *weights) for some in points.flatten(0, 1).split(POINTS_AT_ONCE)])
@@ -112,8 +112,8 @@ def slopes_of(loss: Callable[..., torch.Tensor], names: Sequence[str], trained: 
         weights = {name: t.detach() for name, t in zip(names, tensors, strict=False)}
         params = [weights[name].requires_grad_() for name in trained]
         with torch.enable_grad():
-            made = loss(weights, *tensors[len(names) :])
+            total = loss(weights, *tensors[len(names) :])
             # Zeros for a weight that the loss does not depend on.
-            return list(torch.autograd.grad(made, params, materialize_grads=True))
+            return list(torch.autograd.grad(total, params, materialize_grads=True))
 
     return TracedFunction(slopes)

@@ -48,14 +48,14 @@ class TrainOnSeeds(ServerStep):
     def _trained(
         self, weights: Tensors, x: torch.Tensor, y: torch.Tensor, server: ServerContext
     ) -> dict[str, torch.Tensor]:
-        made = {name: tensor.clone() for name, tensor in weights.items()}
-        leaves = [made[name].requires_grad_() for name in server.trained if made[name].is_floating_point()]
+        tuned = {name: tensor.clone() for name, tensor in weights.items()}
+        leaves = [tuned[name].requires_grad_() for name in server.trained if tuned[name].is_floating_point()]
         adam = torch.optim.Adam(leaves, lr=self.lr)
         for _ in range(self.epochs):
             order = torch.from_numpy(server.rng.permutation(len(y)))
             for rows in order.split(self.batch_size):
-                loss = server.task.loss(functional_call(server.model, made, (server.scale(x[rows]),)), y[rows])
+                loss = server.task.loss(functional_call(server.model, tuned, (server.scale(x[rows]),)), y[rows])
                 adam.zero_grad()
                 loss.backward(inputs=leaves)
                 adam.step()
-        return {name: tensor.detach() for name, tensor in made.items()}
+        return {name: tensor.detach() for name, tensor in tuned.items()}

@@ -34,18 +34,18 @@ class Tuning(ServerStep):
     ) -> Stacked:
         """The weights trained on points [n, ...] in [0, 1] with labels [n] and sample weights ``worth`` [n]."""
         lr = server.lr if self.lr is None else self.lr
-        made = {name: tensor.clone() for name, tensor in weights.items()}
-        trained = [name for name in server.trained if made[name].is_floating_point()]
-        params = [made[name] for name in trained]
+        tuned = {name: tensor.clone() for name, tensor in weights.items()}
+        trained = [name for name in server.trained if tuned[name].is_floating_point()]
+        params = [tuned[name] for name in trained]
 
         def loss(weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor) -> torch.Tensor:
             each = F.cross_entropy(logits(server, weights, points), labels, reduction="none")
             return (each * worth).sum() / worth.sum()
 
-        slopes = slopes_of(loss, list(made), trained)
+        slopes = slopes_of(loss, list(tuned), trained)
         for _ in range(self.epochs):
             order = torch.from_numpy(server.rng.permutation(len(labels)))
             for rows in order.split(self.batch_size):
                 batch = self.seen(points[rows], server), labels[rows], worth[rows]
-                torch._foreach_add_(params, slopes(*made.values(), *batch), alpha=-lr)
-        return made
+                torch._foreach_add_(params, slopes(*tuned.values(), *batch), alpha=-lr)
+        return tuned

@@ -13,7 +13,7 @@ import torch
 from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Fraction, NonNegative, part
-from fedblend.core.sharing import ClientData, Payload, Pool, Sharing, rows_of
+from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing, rows_of
 
 CHUNK = 1024
 """Samples that are scaled at a time, because scaled one-hot text is 300 times larger than stored text."""
@@ -208,6 +208,10 @@ class Noise(Sharing):
 
     sigma: NonNegative = 1.0
     """Standard deviation of the noise, on the model's input scale."""
+
+    def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
+        """One entry of a client with samples."""
+        return min(samples, 1)
 
     def share(self, local: ClientData) -> Payload | None:
         """One entry of noise, shaped like an input."""

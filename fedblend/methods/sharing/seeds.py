@@ -52,6 +52,10 @@ class RawSeeds(Seeds):
     samples: Count = 10
     """Samples that each device sends, N_S; a device with fewer samples sends all."""
 
+    def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
+        """``samples`` of the option, or all that the client has."""
+        return min(samples, self.samples)
+
     def share(self, local: ClientData) -> Payload | None:
         """Samples as stored, drawn without replacement, and their labels int64 [n]."""
         if not len(local.y):
@@ -85,6 +89,10 @@ class MixedSeeds(Seeds):
     """Samples that the server makes for each device, N_I (default: as many as the device sent)."""
     coordinated: bool = False
     """Let the server request matching label pairs; if false, each device draws its own."""
+
+    def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
+        """The option's number of mixtures, of a client with two samples or more."""
+        return self.samples if samples > 1 else 0
 
     @pydantic.model_validator(mode="after")
     def _has_inverse(self) -> MixedSeeds:

@@ -52,7 +52,7 @@ def xor_of_blends(
     [count, ...] is added to the second blends; sums are clipped at 255. Raises :class:`IndexError` for rows that do not
     exist.
     """
-    made = torch.empty((len(first), *x.shape[1:]), dtype=torch.uint8)
+    mixed = torch.empty((len(first), *x.shape[1:]), dtype=torch.uint8)
     for places in (first, second):
         if isinstance(places, np.ndarray) and places.size and not -1 <= places.min() <= places.max() < len(x):
             raise IndexError(f"rows from {places.min()} to {places.max()} of {len(x)} samples")
@@ -60,10 +60,10 @@ def xor_of_blends(
             raise IndexError("a blend of no samples")
     weight = _share_of(alpha, BITS)
     if build.library(SOURCE) is None:
-        _in_chunks(x, first, second, weight, noise, made)
+        _in_chunks(x, first, second, weight, noise, mixed)
     else:
-        _call(x, first, second, (weight, coarse_weight(alpha)), noise, made)
-    return made
+        _call(x, first, second, (weight, coarse_weight(alpha)), noise, mixed)
+    return mixed
 
 
 def coarse_weight(alpha: float) -> int:
@@ -86,14 +86,14 @@ def _call(
     second: np.ndarray | None,
     weights: tuple[int, int],
     noise: torch.Tensor | None,
-    made: torch.Tensor,
+    mixed: torch.Tensor,
 ) -> None:
     given = first.contiguous() if isinstance(first, torch.Tensor) else None
     rows = [None if given is not None else _rows(first), None if second is None else _rows(second)]
     lifted = None if noise is None else noise.contiguous()
     build.function(SOURCE, "xor_of_blends", "PqqqPPqPPiiP")(
-        x.contiguous(), math.prod(x.shape[1:]), len(made), _width(rows[0]), rows[0], given, _width(rows[1]), rows[1],
-        lifted, *weights, made,
+        x.contiguous(), math.prod(x.shape[1:]), len(mixed), _width(rows[0]), rows[0], given, _width(rows[1]), rows[1],
+        lifted, *weights, mixed,
     )  # fmt: skip
 
 
@@ -114,9 +114,9 @@ def _in_chunks(
     second: np.ndarray | None,
     weight: int,
     noise: torch.Tensor | None,
-    made: torch.Tensor,
+    mixed: torch.Tensor,
 ) -> None:
-    flat, out = x.flatten(1), made.flatten(1)
+    flat, out = x.flatten(1), mixed.flatten(1)
     step = min(max(1, CHUNK // max(1, flat.shape[1])), max(1, len(out)))
     space, dummies = torch.empty(2, step, flat.shape[1], dtype=torch.int32), torch.empty_like(out[:step])
     for start in range(0, len(out), step):

@@ -102,6 +102,10 @@ class _TargetSeeds(Seeds):
             for place, client in enumerate(clients)
         }
 
+    def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
+        """As many as the server requested."""
+        return 0 if request is None else int(request.wanted.sum())
+
     def _targets(self, counts: np.ndarray) -> np.ndarray:
         """The target labels, int64."""
         if self.targets is None:

@@ -15,8 +15,8 @@ from fedblend.runs.summary import costs
 
 def _smoothed(outcome: Outcome, last: int) -> list[tuple[int, float]]:
     """(round, mean accuracy of the ``last`` evaluations up to it), without the untrained model's."""
-    evaluated = [(r["round"], r["accuracy"]) for r in outcome.evaluated if "accuracy" in r and r["round"]]
-    evaluated = evaluated or [(r["round"], r["accuracy"]) for r in outcome.evaluated if "accuracy" in r]
+    with_accuracy = [(r.round, r.accuracy) for r in outcome.evaluated if r.accuracy is not None]
+    evaluated = [(round, accuracy) for round, accuracy in with_accuracy if round] or with_accuracy
     values = [accuracy for _, accuracy in evaluated]
     windows = [values[max(0, i + 1 - last) : i + 1] for i in range(len(values))]
     return [(round, math.fsum(w) / len(w)) for (round, _), w in zip(evaluated, windows, strict=True)]
@@ -91,7 +91,7 @@ class LabelAccuracy(Measure):
     def measured(self, cell: CellRun) -> float:
         """In per cent."""
         labels = cell.experiment.partition.targets if self.labels == "targets" else self.labels
-        by_label = cell.outcome.evaluated[-1]["per_class"]
+        by_label: Any = cell.outcome.evaluated[-1].per_class
         return 100 * math.fsum(by_label[label] for label in labels) / len(labels)
 
 
@@ -106,7 +106,7 @@ class Clients(Measure):
 
     def measured(self, cell: CellRun) -> float | None:
         """In per cent; ``None`` where there are no such clients."""
-        found: dict[str, Any] | None = cell.outcome.evaluated[-1].get("clients")
+        found = cell.outcome.evaluated[-1].clients
         if found is None:
             raise FedblendError("clients hold no tests of their own; give the experiment a holdout")
         group = found if self.size == "all" else found["by_size"].get(self.size)
@@ -135,9 +135,9 @@ class Costs(Measure):
         for record in cell.outcome.records:
             for name, number in costs(record).items():
                 total[name] += number
-            total["uploads"] += record.get("uploads", 0)
-            total["peak_memory"] = max(total["peak_memory"], record["machine"].get("peak_memory", 0))
-            if target is not None and record.get("accuracy", -1.0) >= target:
+            total["uploads"] += record.uploads or 0
+            total["peak_memory"] = max(total["peak_memory"], record.machine.get("peak_memory", 0))
+            if target is not None and record.accuracy is not None and record.accuracy >= target:
                 reached = True
                 break
         if not reached:

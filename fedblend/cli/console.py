@@ -1,0 +1,35 @@
+"""The terminal of all commands: texts are printed as they are, and control characters of foreign texts are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich import console
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+
+class Console(console.Console):
+    """Rich's console without markup: ``s[/x]`` in a path is text.
+
+    Control characters in texts, such as the escape sequences in the name of a run or a class, become blanks.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text without control characters, before its width is measured."""
+        return super().render_str(_printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of a renderable, without control characters."""
+        for segment in super().render(renderable, options):
+            # Segments with ``control`` are those of the console itself, such as the cursor's moves of a progress bar.
+            yield segment if segment.control else Segment(_printable(segment.text), segment.style)
+
+
+def _printable(text: str) -> str:
+    return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)

@@ -1,0 +1,63 @@
+"""Privacy of an experiment's parts as plain data, which a run directory keeps: raw samples, and noise.
+
+Commands that read a run need these facts, and neither import nor build the run's parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fedblend.core.protection import Mechanism
+from fedblend.experiment.checks import sends_raw_samples
+from fedblend.experiment.config import Experiment
+
+
+def privacy_facts(experiment: Experiment) -> dict[str, Any]:
+    """The facts of a run about privacy.
+
+    ``raw_samples``: whether raw samples leave clients. ``noise``: :func:`noise_facts`, where noise is added.
+    """
+    method = experiment.method
+    parts = (method.sharing, method.objective, method.server_step)
+    single = method.sharing.leaves_client and getattr(method.sharing, "samples_per_mean", None) == 1
+    facts: dict[str, Any] = {"raw_samples": single or any(map(sends_raw_samples, parts))}
+    added = (experiment.protection.mechanism(), method.sharing.mechanism())
+    return facts | ({"noise": noise_facts(experiment)} if any(isinstance(one, Mechanism) for one in added) else {})
+
+
+def noise_facts(experiment: Experiment) -> dict[str, dict[str, Any] | str]:
+    """The noise on each kind of payload, "weights" and "means", or why it gives no (epsilon, delta).
+
+    The noise is a table of the fields of :class:`Mechanism`. "means" is missing where nothing is shared.
+    """
+    noises = {"weights": _weights_noise(experiment), "means": _means_noise(experiment)}
+    return {kind: asdict(noise) if isinstance(noise, Mechanism) else noise for kind, noise in noises.items() if noise}
+
+
+def _weights_noise(experiment: Experiment) -> Mechanism | str:
+    """The noise on uploads, or why it gives no (epsilon, delta)."""
+    noise, method = experiment.protection.mechanism(), experiment.method
+    if isinstance(noise, str):
+        return noise
+    if method.server_step.breaks_privacy:
+        return f"the server step '{method.server_step.name}' uses raw samples"
+    if method.sharing.server is not None:
+        return f"the server trains on the samples of client {method.sharing.server} without noise (method.sharing)"
+    shared = _means_noise(experiment)
+    if isinstance(shared, str) and shared:
+        return f"clients train on shared data, and {shared}"
+    if noise.at_server and not method.aggregator.is_plain_mean:
+        return (
+            "noise at the server is sized for a plain mean of uploads; "
+            'method.aggregator = {name = "mean", by = "clients"} is one'
+        )
+    if noise.at_server and method.server_step.looks_at_uploads:
+        return f"the server step '{method.server_step.name}' uses uploads before noise is added to them"
+    return noise
+
+
+def _means_noise(experiment: Experiment) -> Mechanism | str:
+    """The noise on shared data, or why it gives no (epsilon, delta); "" where nothing is shared."""
+    sharing = experiment.method.sharing
+    return sharing.mechanism() if sharing.active and sharing.leaves_client else ""

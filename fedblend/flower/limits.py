@@ -1,0 +1,146 @@
+"""What a site refuses of a server's requests: simulated conduct, kinds of payload, rounds, unscheduled sharing, noise.
+
+A server sends the experiment with every message. So a site checks the experiment, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from fedblend.core.protection import Mechanism
+from fedblend.experiment.config import Experiment
+from fedblend.flower.audit import AuditLog
+from fedblend.flower.site import RefusedByPolicy, Site
+
+SIMULATION_ONLY = {
+    "adversary": "a site that sends a corrupted upload can leave another site's model alone in a sum",
+    "channel": "a real network loses messages by itself, and a simulated loss makes sites share again",
+    "arrival": "a site's data change when the site changes them",
+    "fraction": "a server that chooses a few of a site's samples can rebuild them",
+}
+"""Fields of an experiment that sites with a site file refuse unless they have their default, and why."""
+
+OWN_DATA_ONLY = ("arrival", "fraction")
+"""Fields of these that a site without data of its own accepts: it trains on the experiment's data, for trials."""
+
+MOST_HELD_OUT = 0.5
+"""Largest ``holdout`` that sites with data of their own accept: a server that leaves few samples can rebuild them."""
+
+AT_SITES = (
+    *("name", "seed", "rounds", "unsafe", "data", "scale", "partition", "holdout", "model", "precision", "protection"),
+    *("evaluate_model", "policy.min_mean", "method.name", "method.label", "method.sharing", "method.objective"),
+    *("method.terms", "method.personal", "method.upload", "method.stateful_clients", "method.aggregator"),
+    *("method.server_step", "train.cohort", "train.epochs", "train.steps", "train.batch_size", "train.lr"),
+    *("train.lr_decay", "train.momentum", "train.weight_decay", "train.clip_norm"),
+)
+"""Fields that sites follow, within what their site files allow."""
+
+AT_SERVER = (
+    *("eval_every", "convergence_tol", "compute_seconds", "target", "start", "delta", "min_uploads"),
+    *("checkpoint_every", "callbacks", "engine", "stack", "ranks", "memory_format", "device", "cuda_graphs"),
+)
+"""Fields that sites do not read: the server's own work, and how a simulation computes."""
+
+
+def simulated_fields(experiment: Experiment, own_data: bool = True) -> dict[str, str]:
+    """Return the fields of :data:`SIMULATION_ONLY` that an experiment sets, and why sites refuse them.
+
+    ``own_data`` is true for sites with data of their own.
+    """
+    default = _default_experiment()
+    return {
+        field: reason
+        for field, reason in SIMULATION_ONLY.items()
+        if (own_data or field not in OWN_DATA_ONLY) and getattr(experiment, field) != getattr(default, field)
+    }
+
+
+@functools.cache
+def _default_experiment() -> Experiment:
+    return Experiment(data="digits", partition={"name": "iid", "clients": 1})
+
+
+def check_experiment(site: Site, experiment: Experiment) -> None:
+    """Raise :class:`RefusedByPolicy` if a site with a site file refuses an experiment, whatever is requested."""
+    if not site.has_file:
+        return
+    for field, reason in simulated_fields(experiment, site.data is not None).items():
+        raise RefusedByPolicy(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
+    if site.data is not None and experiment.holdout > MOST_HELD_OUT:
+        raise RefusedByPolicy(
+            f"holdout: {experiment.holdout:g}: real sites train on half of their samples or more; valid: 0 to "
+            f"{MOST_HELD_OUT:g}"
+        )
+
+
+def check_kind(site: Site, kind: str, record: AuditLog | None) -> None:
+    """Raise :class:`RefusedByPolicy` if the site's policy forbids to send this. ``record`` is given for training."""
+    if kind not in site.allow:
+        raise RefusedByPolicy(
+            f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})"
+        )
+    if record is not None and site.rounds is not None:
+        rounds = record.rounds_trained()
+        if len(rounds) >= site.rounds:
+            raise RefusedByPolicy(
+                f"this site has trained in {len(rounds)} rounds, and takes part in no more (rounds in its site file)"
+            )
+
+
+def check_schedule(experiment: Experiment, round: int) -> None:
+    """Raise :class:`RefusedByPolicy` if an experiment's clients do not share in this round, counted from 0.
+
+    They share before the first round. They share again where the method shares in each round, where data arrive
+    (``refresh``), or where a channel loses what they share.
+    """
+    sharing = experiment.method.sharing
+    refreshes = sharing.refresh is not None and experiment.arrival is not None
+    again = sharing.each_round or refreshes or experiment.channel.loses
+    if not sharing.active:
+        raise RefusedByPolicy("this experiment's clients share nothing (method.sharing)")
+    if not 0 <= round < max(1, experiment.rounds) or (round and not again):
+        when = f"rounds 1 to {experiment.rounds}" if again else "round 1 only"
+        raise RefusedByPolicy(f"this experiment's clients share in {when}, not in round {round + 1} (method.sharing)")
+
+
+def check_noise(site: Site, what: str, experiment: Experiment) -> None:
+    """Raise :class:`RefusedByPolicy` if a payload leaves with less noise than ``min_noise`` of the site file.
+
+    ``what`` is "upload", "sharing" or "extras"; others are not checked.
+    """
+    method = experiment.method
+    mechanisms: dict[str, Any] = {}
+    if what == "sharing":
+        mechanisms = {"method.sharing": method.sharing.mechanism()}
+    elif what == "upload" and method.upload.is_model:
+        mechanisms = {"protection": experiment.protection.mechanism()}
+        mechanisms |= {} if site.protection is None else {"protection in its site file": site.protection.mechanism()}
+    elif what not in ("upload", "extras"):
+        return
+    check_mechanisms(site, mechanisms)
+
+
+def check_mechanisms(site: Site, mechanisms: Mapping[str, Any]) -> None:
+    """Raise :class:`RefusedByPolicy` if none of the noises on a payload, by field, reaches the site's ``min_noise``.
+
+    Each is a :class:`Mechanism`, or the reason why there is none.
+    """
+    if site.min_noise is None:
+        return
+    at_site = {name: m for name, m in mechanisms.items() if isinstance(m, Mechanism) and not m.at_server}
+    if max((m.multiplier for m in at_site.values()), default=0.0) >= site.min_noise:
+        return
+    found = "; ".join(
+        f"{name}: {at_site[name].multiplier:g}" if name in at_site else f"{name}: {_why_none(mechanism)}"
+        for name, mechanism in mechanisms.items()
+    )
+    raise RefusedByPolicy(
+        f"this site sends only what has noise of {site.min_noise:g} or more times the largest change that it hides "
+        f"(min_noise in its site file); here: {found or 'nothing adds noise to it'}"
+    )
+
+
+def _why_none(mechanism: Any) -> str:
+    return "its noise is added at the server" if isinstance(mechanism, Mechanism) else str(mechanism)

@@ -1,0 +1,64 @@
+"""What commands print: texts as they are, without markup and without control characters of foreign texts."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import here, succeeded, write
+from rich.table import Table
+from rich.text import Text
+
+from fedblend.cli.console import Console
+
+ODD = "s[/x] [bold]b[/bold] :smile: \x1b[31mred\x9b\x07"
+
+
+@pytest.mark.parametrize("what", ["str", "Text", "table", "rule"])
+def test_a_text_is_printed_without_markup_and_control_characters(what: str) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=False)
+    if what == "rule":
+        console.rule(Text(ODD))
+    elif what == "table":
+        table = Table("heading [x]")
+        table.add_row(ODD)
+        console.print(table)
+    else:
+        console.print(ODD if what == "str" else Text(ODD))
+    printed = out.getvalue()
+    assert "s[/x] [bold]b[/bold] :smile:" in printed
+    assert "[31mred" in printed
+    assert all(sign.isprintable() or sign == "\n" for sign in printed)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_folders_whose_names_look_like_markup() -> None:
+    odd: dict[str, Any] = {"name": "s[x]", "rounds": 1}
+    succeeded(here("run", write(Path("a.toml"), odd), "--out", "o[/x]"))
+    assert "Report: o[/x]/report.html" in succeeded(here("report", "o[/x]", "--out", "o[/x]/report.html")).out
+    (run,) = Path("o[/x]").glob("*-seed0")
+    hidden = Path("o[red]\x1b[31m")
+    shutil.copytree(run, hidden / "r[/y]-seed0")
+    status = hidden / "r[/y]-seed0" / "status.json"
+    status.write_text(json.dumps({"state": "failed", "round": 1, "reason": "[/z]\x1b[2J"}))
+    for command in ("inspect", "compare"):
+        outcome = succeeded(here(command, hidden))
+        assert "\x1b" not in outcome.out + outcome.err
+    assert "r[/y]-seed0" in succeeded(here("inspect", hidden)).out
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_site_file_and_an_audit_log_in_an_odd_folder() -> None:
+    pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+    assert "Site file: s[/x]/site.toml" in succeeded(here("site", "init", "s[/x]/site.toml")).out
+    line = {"time": "now", "run": "r[/x]\x1b[2J", "round": 0, "client": 0, "kind": "weights", "refused": "[/no]"}
+    Path("s[/x]/audit.jsonl").write_text(json.dumps(line) + "\n")
+    outcome = succeeded(here("site", "audit", "s[/x]/site.toml"))
+    assert "r[/x]" in outcome.out
+    assert "refused: [/no]" in outcome.out
+    assert "\x1b" not in outcome.out

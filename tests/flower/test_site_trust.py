@@ -1,0 +1,242 @@
+"""A site runs only code, and reads only files, that are fedblend's own or named in its site file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from test_flower import experiment
+from torch import nn
+
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.config import as_table
+from fedblend.experiment.setup import make_setup
+from fedblend.experiment.tables import write_toml
+from fedblend.flower import blended_loss
+from fedblend.flower.app.client import policy_of
+from fedblend.flower.messages import APP_FIELDS, pack, unpack
+from fedblend.flower.site import Site, describe_setup, files_of, read_site, reply_text, site_text, trust_of
+from fedblend.runs.files import read_lines
+
+TRACE = """
+from pathlib import Path
+from torch import nn
+from fedblend import part
+from fedblend.methods.objectives import Plain
+
+Path(__file__).with_suffix(".ran").touch()
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+@part("objective", "{name}-loss")
+class Loss(Plain):
+    pass
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A module that anyone may import, and that leaves a file when it is: its name is new in each test."""
+    name = f"foreign_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(TRACE.replace("{name}", name))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def ran(name: str, folder: Path) -> bool:
+    return (folder / f"{name}.ran").exists() or name in sys.modules
+
+
+def asked_of_a_site(folder: Path, site: dict[str, Any] | None, changes: dict[str, Any], kind: str = "train") -> str:
+    """What a site answers a server whose experiment is changed: the fault, or nothing."""
+    asked = experiment("fedavg")
+    fields = {"experiment": as_table(asked) | changes, "setup": describe_setup(make_setup(asked))}
+    fields |= {"client": 0, "round": 0, "held": True, "own": None}
+    config: dict[str, Any] = {"partition-id": 0}
+    if site is not None:
+        # A site file is read once in a process.
+        path = folder / f"site-{len(list(folder.glob('site-*')))}.toml"
+        path.write_text(write_toml({"audit": "audit.jsonl", **site}))
+        config["site"] = str(path)
+    grid = Nodes([config])
+    (node,) = grid.contexts
+    (ident,) = grid.push_messages([Message(pack(fields), node, kind)])
+    (reply,) = grid.pull_messages([ident])
+    return str(unpack(reply.content)[0].get("fault", ""))
+
+
+@pytest.mark.parametrize("site", [None, {}, {"allow": []}, {"trusted": ["os:popen", "os.path:system"]}])
+def test_a_server_that_names_os_system_as_the_model_runs_nothing(
+    site: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "ran"
+    model = {"name": "module", "path": "os:system", "arguments": {"command": f"touch {mark}"}}
+    fault = asked_of_a_site(tmp_path, site, {"model": model})
+    assert fault == (
+        "model.path: 'os:system' is not code of fedblend's own and is not trusted; the site's file must name it in "
+        "trusted"
+    )
+    assert not mark.exists()
+    if site is not None:
+        (line,) = read_lines(tmp_path / "audit.jsonl")
+        assert "'os:system'" in line["refused"]
+
+
+def test_a_refusal_at_the_first_query_is_in_the_audit_log_in_one_line(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=rng.random((40, 8, 8), np.float32), y=np.arange(40) % 10)
+    site = {"data": {"name": "npz", "path": str(tmp_path / "own.npz")}}
+    model = {"name": "module", "path": "os:system\n" + "x" * 5000}
+    fault = asked_of_a_site(tmp_path, site, {"model": model}, "query.hello")
+    assert "model.path: 'os:system xxx" in fault
+    assert len(fault) < 500
+    (line,) = read_lines(tmp_path / "audit.jsonl")
+    assert (line["kind"], "is not trusted" in line["refused"], len(line["refused"]) < 500) == ("hello", True, True)
+
+
+def test_a_trusted_path_that_is_no_module_class_is_not_called(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    model = {"name": "module", "path": "os:system", "arguments": {"command": f"touch {mark}"}}
+    fault = asked_of_a_site(tmp_path, {"trusted": ["os:system"]}, {"model": model})
+    assert "'os:system' is a builtin_function_or_method; it must be a subclass of torch's nn.Module" in fault
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"name": "module", "path": "{}:Net"}},
+        {"model": {"name": "{}:Net"}},
+        {"data": {"name": "{}:Data"}},
+        {"scale": {"name": "{}:Scale"}},
+        {"partition": {"name": "{}:Partition"}},
+        {"channel": {"name": "{}:Channel"}},
+        {"protection": {"name": "{}:Protection"}},
+        {"adversary": {"name": "{}:Adversary"}},
+        {"callbacks": [{"name": "{}:Callback"}]},
+        *({"method": {kind: {"name": "{}:Loss"}}} for kind in ("sharing", "objective", "personal", "upload")),
+        *({"method": {kind: {"name": "{}:Loss"}}} for kind in ("aggregator", "server_step")),
+        {"method": {"terms": [{"name": "{}:Loss"}]}},
+    ],
+    ids=lambda changes: "-".join([*changes, *(changes.get("method", ()))]),
+)
+def test_no_field_of_an_experiment_makes_a_site_import_code(
+    changes: dict[str, Any], foreign: str, tmp_path: Path
+) -> None:
+    named = json.loads(json.dumps(changes).replace("{}", foreign))
+    fault = asked_of_a_site(tmp_path, {}, named)
+    assert f"'{foreign}:" in fault
+    assert "is not trusted; the site's file must name it in trusted" in fault
+    assert not ran(foreign, tmp_path)
+
+
+def test_a_site_that_trusts_a_name_trusts_no_other_of_the_same_module(foreign: str, tmp_path: Path) -> None:
+    trusted = {"trusted": [f"{foreign}:Net"]}
+    model = {"model": {"name": "module", "path": f"{foreign}:Net"}}
+    assert "trusted" not in asked_of_a_site(tmp_path, trusted, model)
+    assert ran(foreign, tmp_path)
+    # The import has declared another part under a name without a path.
+    for name in (f"{foreign}:Loss", f"{foreign}-loss"):
+        fault = asked_of_a_site(tmp_path, trusted, {**model, "method": {"objective": name}})
+        assert f"'{foreign}:Loss' is not code of fedblend's own and is not trusted" in fault
+    with trust_of(Site(trusted=(f"{foreign}:Net", f"{foreign}:Loss"))):
+        experiment({"objective": f"{foreign}-loss"})
+
+
+@pytest.mark.parametrize("field", ["objective", "terms"])
+def test_a_users_own_app_imports_no_code_that_the_server_names(field: str, foreign: str, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"pool": None, "objective": "plain", "terms": [], "own": [0, 0], "round": 0, "seed": 0}
+    fields[field] = {"name": f"{foreign}:Loss"} if field == "objective" else [{"name": f"{foreign}:Loss"}]
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+    context.state[APP_FIELDS] = ConfigRecord({APP_FIELDS: json.dumps(fields)})
+    inputs: Any = None
+    with pytest.raises(FedblendError, match=f"'{foreign}:Loss' is not code of fedblend's own and is not trusted"):
+        blended_loss(context, nn.Linear(2, 2), inputs)
+    assert not ran(foreign, tmp_path)
+
+
+def test_a_server_chooses_no_file_of_a_site(tmp_path: Path) -> None:
+    path = tmp_path / "patients.npz"
+    rng = np.random.default_rng(0)
+    np.savez(path, x=rng.random((40, 8, 8), np.float32), y=np.arange(40) % 10)
+    changes = {"data": {"name": "npz", "path": str(path)}}
+    for site in (None, {}, {"trusted": [str(tmp_path)]}):
+        fault = asked_of_a_site(tmp_path, site, changes)
+        assert fault == (
+            "data.path: a server chooses no file of a site; the site's file must give data, or name the file in trusted"
+        )
+    assert "chooses no file" not in asked_of_a_site(tmp_path, {"trusted": [str(path)]}, changes)
+
+
+def test_the_files_of_every_loader_are_known() -> None:
+    options = {
+        (name, option)
+        for name, cls in registry.known("dataset").items()
+        for option in registry.fields_of(cls)
+        if option in ("path", "folder", "dataset")
+    }
+    assert len(options) > 8
+    for name, option in options:
+        made = registry.build("dataset", {"name": name, option: "/srv"})
+        assert files_of(made) == {option: "/srv"}, name
+
+
+def test_a_server_chooses_no_data_set_of_the_hub_for_a_site(tmp_path: Path) -> None:
+    changes = {"data": {"name": "hub", "dataset": "somebody/anything"}}
+    assert "data.dataset: a server chooses no file of a site" in asked_of_a_site(tmp_path, {}, changes)
+
+
+def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "ward 7"
+    home.mkdir()
+    rng = np.random.default_rng(0)
+    np.savez(home / "own.npz", x=rng.random((40, 8, 8), np.float32), y=np.array(["hiv", "none"])[np.arange(40) % 2])
+    fault = asked_of_a_site(tmp_path, {"data": {"name": "npz", "path": str(home / "own.npz")}}, {})
+    assert "differs from the federation's; the site's log states both" in fault
+    assert "hiv" not in fault
+    missing = asked_of_a_site(tmp_path, {"data": {"name": "npz", "path": str(home / "no.npz")}}, {})
+    assert missing == "data: this site's samples cannot be loaded; the site's log states why"
+    unreadable = Nodes([{"partition-id": 0, "site": str(home / "no.toml")}])
+    fields = {"experiment": {"name": "x"}, "setup": {}, "client": 0, "round": 0}
+    unreadable.push_messages([Message(pack(fields), next(iter(unreadable.contexts)), "train")])
+    (reply,) = unreadable.pull_messages(list(unreadable.ready))
+    assert unpack(reply.content)[0]["fault"].startswith("(a path)")
+    with pytest.raises(FedblendError, match=r"^\(a path\)") as caught:
+        policy_of(Context(1, 1, {"site": str(home / "no.toml")}, RecordDict(), {}))
+    assert "ward" not in str(caught.value)
+    assert "ward 7" in caplog.text  # the site's own log has the path
+    for text in (f"{home}: is damaged", f"cannot read '{home}'", f"open {home} first", "data: ~/ward 7, x"):
+        assert "ward" not in reply_text(FedblendError(text)), text
+    assert reply_text(FedblendError("a/b: 3 of 4")) == "a/b: 3 of 4"
+    told = reply_text(ValueError("secret"))
+    assert told == "its app failed; the log of its SuperNode states why"
+    assert "secret" in caplog.text
+
+
+def test_a_trusted_name_that_names_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('trusted = ["nets:Net", "my_net.Net"]')
+    with pytest.raises(FedblendError, match=r"trusted: .*'my_net\.Net' names nothing; valid: package\.module:Name"):
+        read_site(path)
+
+
+def test_a_new_site_file_trusts_what_its_text_names(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(site_text(path, None))
+    assert read_site(path).trusted == ()
+    path.write_text(site_text(path, None, trusted=["nets:Net", "/srv/a b.npz"]))
+    assert read_site(path).trusted == ("nets:Net", "/srv/a b.npz")

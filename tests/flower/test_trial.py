@@ -1,0 +1,71 @@
+"""A trial federation on one machine: who reaches it, and what its site files trust."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from cli_helpers import TINY, here, refused, write
+
+from fedblend.core.errors import FedblendError
+from fedblend.flower import trial
+from fedblend.flower.site import read_site
+from fedblend.flower.trial import LoopbackTrial
+
+NET = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+def test_all_processes_of_a_trial_listen_on_loopback_and_sites_have_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(LoopbackTrial, "_start", lambda self, name, command: started.append(command))
+    monkeypatch.setattr(LoopbackTrial, "_wait_for", lambda self, name, port: None)
+    monkeypatch.setattr(LoopbackTrial, "flwr", lambda self, *words: "")
+    with LoopbackTrial(tmp_path, 2) as made:
+        made.begin()
+        made.start_node(0, {})
+    assert [command[0] for command in started] == ["flower-superlink", "flower-supernode"]
+    for command in started:
+        assert command[command.index("--host") + 1] == "127.0.0.1"
+        assert "--insecure" not in command
+    assert "--enable-supernode-auth" in started[0]
+    assert "--auth-supernode-private-key" in started[1]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_trial_warns_who_can_run_code_and_its_sites_trust_what_the_experiment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("trial_net.py").write_text(NET)
+    begun: list[Any] = []
+
+    def start_node(self: LoopbackTrial, site: int, config: dict[str, Any]) -> None:
+        begun.append(read_site(config["site"]))
+        raise FedblendError("enough")
+
+    monkeypatch.setattr(trial.LoopbackTrial, "begin", lambda self: None)
+    monkeypatch.setattr(trial.LoopbackTrial, "start_node", start_node)
+    file = write(Path("own.toml"), {"model": {"name": "module", "path": "trial_net:Net"}}, TINY)
+    outcome = here("federation", "up", file, "--sites", 3, "--out", "out")
+    refused(outcome, "enough")
+    (warning,) = [line for line in outcome.err.splitlines() if "warning" in line]
+    assert re.fullmatch(
+        r"warning: until the trial ends, every user of this machine can run code as you, through port \d+ of "
+        r"127\.0\.0\.1; on a shared machine see docs/deployment\.md \(A trial on a shared machine\)",
+        warning,
+    )
+    assert [site.trusted for site in begun] == [("trial_net:Net",)]
+    guide = Path(__file__).parents[2] / "docs" / "deployment.md"
+    assert "A trial on a shared machine" in guide.read_text(encoding="utf-8")

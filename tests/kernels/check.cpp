@@ -1,0 +1,237 @@
+// The kernels of convolutions, pools and dense layers against plain loops in double precision, for any instruction set.
+//
+// Linked with kernels.cpp, dense.cpp and winograd.cpp. Exit code 0 if all results are as exact as float32 sums can be.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+extern "C" {
+void conv(int, int, int, int, int, int, int, int, int, const float*, const float*, float*, uint8_t*);
+void conv_input(int, int, int, int, int, int, int, int, int, const float*, const float*, float*, const uint8_t*);
+void conv_weight(int, int, int, int, int, int, int, int, int, const float*, const float*, float*, const uint8_t*);
+void pool(int64_t, int, int, const float*, float*, uint8_t*);
+void pool_pick(int64_t, int, int, const float*, const uint8_t*, float*);
+void pool_spread(int64_t, int, int, const float*, const uint8_t*, float*);
+void dense(int, int, int, int, const float*, const float*, float*);
+void dense_update(int, int, int, int, float, const float*, const float*, float*);
+void dense_make(int, int, int, int, int, const float*, const float*, const float*, float*);
+void winograd_input(int, int, int, int, int, const float*, float*);
+void winograd_gradient(int, int, int, int, int, const float*, float*);
+void winograd_output(int, int, int, int, int, const float*, float*);
+void winograd_weight(int, int, int, const float*, float*);
+void winograd_weight_gradient(int, int, const float*, float*);
+}
+
+typedef std::vector<float> Numbers;
+typedef std::vector<double> Exact;
+
+// Error of a sum, as a share of the largest number.
+constexpr double ALLOWED = 2e-6;
+
+std::mt19937 generator(1);
+int failures = 0;
+
+Numbers draw(size_t n) {
+    std::normal_distribution<float> normal;
+    Numbers made(n);
+    for (float& number : made) number = normal(generator);
+    return made;
+}
+
+void compare(const char* what, const Numbers& made, const Exact& wanted, double allowed = ALLOWED) {
+    double largest = 0, error = 0;
+    for (const double number : wanted) largest = std::max(largest, std::abs(number));
+    for (size_t i = 0; i < wanted.size(); i++) {
+        const double difference = std::abs(made[i] - wanted[i]);
+        error = std::max(error, std::isnan(difference) ? HUGE_VAL : difference);
+    }
+    if (error > allowed * largest) {
+        std::printf("%s: error %g of %g\n", what, error, largest);
+        failures++;
+    }
+}
+
+// The 2x2 max pool of planes: values, and which of the four numbers is the first maximum.
+void plain_pool(int64_t planes, int H, int W, const Numbers& x, Exact& y, std::vector<uint8_t>& which) {
+    for (int64_t n = 0; n < planes; n++)
+        for (int i = 0; i < H / 2; i++)
+            for (int j = 0; j < W / 2; j++) {
+                int best = 0;
+                const auto at = [&](int corner) { return x[(n * H + 2 * i + corner / 2) * W + 2 * j + corner % 2]; };
+                for (int corner = 1; corner < 4; corner++)
+                    if (at(corner) > at(best)) best = corner;
+                y.push_back(at(best));
+                which.push_back(best);
+            }
+}
+
+Numbers plain_spread(int64_t planes, int H, int W, const Numbers& g, const std::vector<uint8_t>& which) {
+    Numbers x(planes * H * W);
+    for (int64_t n = 0, place = 0; n < planes; n++)
+        for (int i = 0; i < H / 2; i++)
+            for (int j = 0; j < W / 2; j++, place++)
+                x[(n * H + 2 * i + which[place] / 2) * W + 2 * j + which[place] % 2] = g[place];
+    return x;
+}
+
+void check_convolution(int K, int B, int C, int H, int W, int O, int kh, int kw, int p) {
+    const int h = H + 2 * p - kh + 1, w = W + 2 * p - kw + 1;
+    const Numbers x = draw(size_t(K) * B * C * H * W), weights = draw(size_t(K) * O * C * kh * kw);
+    Exact y(size_t(K) * B * O * h * w);
+    // Call `work(output, input, weight)` with the positions of the factors of every product.
+    const auto each_product = [&](auto work) {
+        for (int kb = 0; kb < K * B; kb++)
+            for (int o = 0; o < O; o++)
+                for (int c = 0; c < C; c++)
+                    for (int i = 0; i < h; i++)
+                        for (int j = 0; j < w; j++)
+                            for (int a = 0; a < kh; a++)
+                                for (int b = 0; b < kw; b++) {
+                                    const int row = i + a - p, column = j + b - p;
+                                    if (row < 0 || row >= H || column < 0 || column >= W) continue;
+                                    work(((size_t(kb) * O + o) * h + i) * w + j,
+                                         ((size_t(kb) * C + c) * H + row) * W + column,
+                                         ((size_t(kb / B) * O + o) * C + c) * kh * kw + a * kw + b);
+                                }
+    };
+    each_product([&](size_t to, size_t from, size_t tap) { y[to] += double(x[from]) * weights[tap]; });
+    Numbers made(y.size());
+    conv(K, B, C, H, W, O, kh, kw, p, x.data(), weights.data(), made.data(), nullptr);
+    compare("conv", made, y);
+
+    const int64_t planes = int64_t(K) * B * O, pooled = planes * (h / 2) * (w / 2);
+    Exact largest;
+    std::vector<uint8_t> which, places(pooled);
+    plain_pool(planes, h, w, made, largest, which);
+    Numbers values(pooled);
+    if (pooled) conv(K, B, C, H, W, O, kh, kw, p, x.data(), weights.data(), values.data(), places.data());
+    compare("conv with pool", values, largest, 0);
+    if (places != which) failures++, std::printf("conv with pool: other maxima\n");
+
+    const Numbers few = draw(pooled), spread = plain_spread(planes, h, w, few, which);
+    for (const bool inside : {false, true}) {
+        if (inside && !pooled) continue;
+        const Numbers g = inside ? spread : draw(y.size());
+        const float* given = inside ? few.data() : g.data();
+        const uint8_t* at = inside ? which.data() : nullptr;
+        Exact by_input(x.size()), by_weight(weights.size());
+        each_product([&](size_t to, size_t from, size_t tap) {
+            by_input[from] += double(g[to]) * weights[tap];
+            by_weight[tap] += double(g[to]) * x[from];
+        });
+        Numbers input(x.size()), weight(weights.size());
+        conv_input(K, B, C, H, W, O, kh, kw, p, given, weights.data(), input.data(), at);
+        conv_weight(K, B, C, H, W, O, kh, kw, p, x.data(), given, weight.data(), at);
+        compare(inside ? "conv_input with pool" : "conv_input", input, by_input);
+        compare(inside ? "conv_weight with pool" : "conv_weight", weight, by_weight);
+    }
+}
+
+// The three forms by Winograd's transforms, for one client, against the direct kernels.
+void check_winograd(int B, int C, int H, int W, int O, int p) {
+    const int h = H + 2 * p - 2, w = W + 2 * p - 2, GAP = 16;
+    const Numbers x = draw(size_t(B) * C * H * W), weights = draw(size_t(O) * C * 9), g = draw(size_t(B) * O * h * w);
+    Numbers y(g.size()), input(x.size()), weight(weights.size());
+    conv(1, B, C, H, W, O, 3, 3, p, x.data(), weights.data(), y.data(), nullptr);
+    conv_input(1, B, C, H, W, O, 3, 3, p, g.data(), weights.data(), input.data(), nullptr);
+    conv_weight(1, B, C, H, W, O, 3, 3, p, x.data(), g.data(), weight.data(), nullptr);
+
+    const auto convolve = [&](int from, int to, int H, int W, int p, const Numbers& x, bool rotated) {
+        const int h = H + 2 * p - 2, w = W + 2 * p - 2, P = B * ((h + 1) / 2) * ((w + 1) / 2);
+        Numbers U(16 * (size_t(O) * C + GAP)), V(16 * (size_t(from) * P + GAP)), M(16 * (size_t(to) * P + GAP));
+        Numbers made(size_t(B) * to * h * w);
+        winograd_weight(O, C, rotated, weights.data(), U.data());
+        winograd_input(B, from, H, W, p, x.data(), V.data());
+        for (size_t t = 0; t < 16; t++)
+            for (int m = 0; m < to; m++)
+                for (int k = 0; k < from; k++)
+                    for (int q = 0; q < P; q++)
+                        M[t * (size_t(to) * P + GAP) + size_t(m) * P + q] +=
+                            U[t * (size_t(O) * C + GAP) + (rotated ? size_t(k) * C + m : size_t(m) * C + k)] *
+                            V[t * (size_t(from) * P + GAP) + size_t(k) * P + q];
+        winograd_output(B, to, H, W, p, M.data(), made.data());
+        return made;
+    };
+    compare("winograd forward", convolve(C, O, H, W, p, x, false), Exact(y.begin(), y.end()));
+    compare("winograd by input", convolve(O, C, h, w, 2 - p, g, true), Exact(input.begin(), input.end()));
+
+    const int P = B * ((h + 1) / 2) * ((w + 1) / 2);
+    Numbers U(16 * (size_t(O) * C + GAP)), V(16 * (size_t(C) * P + GAP)), M(16 * (size_t(O) * P + GAP));
+    Numbers made(weight.size());
+    winograd_input(B, C, H, W, p, x.data(), V.data());
+    winograd_gradient(B, O, H, W, p, g.data(), M.data());
+    for (size_t t = 0; t < 16; t++)
+        for (int o = 0; o < O; o++)
+            for (int c = 0; c < C; c++)
+                for (int q = 0; q < P; q++)
+                    U[t * (size_t(O) * C + GAP) + size_t(o) * C + c] += M[t * (size_t(O) * P + GAP) + size_t(o) * P + q] *
+                                                                       V[t * (size_t(C) * P + GAP) + size_t(c) * P + q];
+    winograd_weight_gradient(O, C, U.data(), made.data());
+    compare("winograd by weights", made, Exact(weight.begin(), weight.end()));
+}
+
+void check_pool(int64_t planes, int H, int W, bool ties) {
+    Numbers x = draw(planes * H * W);
+    if (ties)
+        for (float& number : x) number = std::round(number);
+    Exact largest;
+    std::vector<uint8_t> which, places(planes * (H / 2) * (W / 2));
+    plain_pool(planes, H, W, x, largest, which);
+    Numbers values(places.size()), picked(places.size()), spread(x.size());
+    pool(planes, H, W, x.data(), values.data(), places.data());
+    compare("pool", values, largest, 0);
+    if (places != which) failures++, std::printf("pool: other maxima\n");
+    pool_pick(planes, H, W, x.data(), which.data(), picked.data());
+    compare("pool_pick", picked, largest, 0);
+    const Numbers g = draw(places.size()), wanted = plain_spread(planes, H, W, g, which);
+    pool_spread(planes, H, W, g.data(), which.data(), spread.data());
+    compare("pool_spread", spread, Exact(wanted.begin(), wanted.end()), 0);
+}
+
+void check_dense(int K, int B, int I, int O) {
+    const Numbers x = draw(size_t(K) * B * I), w = draw(size_t(K) * O * I), g = draw(size_t(K) * B * O);
+    const Numbers first = draw(size_t(O) * I);
+    Exact y(size_t(K) * B * O), stepped(w.begin(), w.end()), sums(w.size());
+    for (int k = 0; k < K; k++)
+        for (int o = 0; o < O; o++)
+            for (int i = 0; i < I; i++) {
+                const size_t at = (size_t(k) * O + o) * I + i;
+                sums[at] = first[size_t(o) * I + i];
+                for (int b = 0; b < B; b++) {
+                    const size_t row = size_t(k) * B + b;
+                    y[row * O + o] += double(x[row * I + i]) * w[at];
+                    stepped[at] += -0.5 * g[row * O + o] * x[row * I + i];
+                    sums[at] += double(g[row * O + o]) * x[row * I + i];
+                }
+            }
+    Numbers outputs(y.size()), updated = w, made(w.size());
+    dense(K, B, I, O, x.data(), w.data(), outputs.data());
+    dense_update(K, B, I, O, -0.5f, g.data(), x.data(), updated.data());
+    dense_make(K, B, I, O, B, g.data(), x.data(), first.data(), made.data());
+    compare("dense", outputs, y);
+    compare("dense_update", updated, stepped);
+    compare("dense_make", made, sums);
+}
+
+int main() {
+    // Sizes at and beside the widths and heights of tiles for vectors of 4, 8 and 16 numbers.
+    const int kernels[][3] = {{5, 5, 2}, {5, 5, 0}, {3, 3, 1}, {1, 1, 0}, {2, 4, 1}, {6, 1, 0}, {1, 7, 2}};
+    for (const auto& [kh, kw, p] : kernels)
+        for (const int side : {6, 11, 17}) {
+            check_convolution(2, 3, 1, side, side + 2, 6, kh, kw, p);
+            check_convolution(1, 2, 6, side, side, 17, kh, kw, p);
+            check_convolution(1, 2, 11, side, side + 5, 5, kh, kw, p);
+        }
+    check_convolution(1, 40, 2, 40, 40, 3, 3, 3, 1);
+    for (const int side : {3, 8, 13, 16, 34})
+        for (const int p : {0, 1, 2}) check_winograd(2, 3, side, side + 1, 5, p), check_winograd(1, 17, side, side, 9, p);
+    for (const int width : {2, 7, 8, 15, 16, 17, 31, 32, 33, 66})
+        for (const bool ties : {false, true}) check_pool(3, 5, width, ties), check_pool(2, 8, width, ties);
+    for (const int inputs : {1, 7, 16, 48, 100, 700, 1100})
+        for (const int samples : {1, 3, 10, 16}) check_dense(2, samples, inputs, 23);
+    return failures > 0;
+}

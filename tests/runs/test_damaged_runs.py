@@ -1,0 +1,141 @@
+"""Files of a run that hold something else than fedblend wrote: each ends in one message that names file and field."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import TINY, here, refused, succeeded, write
+
+from fedblend.core.errors import FedblendError
+from fedblend.runs.directory import RunDirectory, read_study
+
+RUN = "fedavg-seed0"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study of one run."""
+    folder = tmp_path_factory.mktemp("study")
+    succeeded(here("run", write(folder / "tiny.toml", {"rounds": 1}), "--out", folder / "out", "--jobs", 1))
+    return folder / "out"
+
+
+@pytest.fixture
+def study(finished: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return shutil.copytree(finished, tmp_path / "out")
+
+
+def set_in(path: Path, *keys: Any, value: Any) -> None:
+    """Set a value in a JSON file, or in the last line of JSON lines."""
+    *before, last = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    table = inside = json.loads(last)
+    for key in keys[:-1]:
+        inside = inside[key]
+    inside[keys[-1]] = value
+    path.write_text("\n".join([*before, json.dumps(table)]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value", "words"),
+    [
+        ("status.json", ["state"], 3, "state: 3 is not valid: input should be 'running'"),
+        ("status.json", ["round"], "many", "round: 'many' is not valid"),
+        ("status.json", ["reason"], ["a"], "reason: ['a'] is not valid"),
+        ("facts.json", ["import_from"], "/", "import_from: '/' is not valid"),
+        ("facts.json", ["versions"], [], "versions: [] is not valid"),
+        ("facts.json", ["data"], 3, "data: 3 is not valid"),
+        ("facts.json", ["data", "classes"], [1], "data.classes.0: 1 is not valid"),
+        ("facts.json", ["clients"], None, "clients: None is not valid"),
+        ("facts.json", ["clients", "holding"], -1, "clients.holding: -1 is not valid"),
+        ("facts.json", ["engine"], {"engine": "loop"}, "engine.stack: is missing"),
+        ("facts.json", ["scale", "factor"], "0.1", "scale.factor: '0.1' is not valid"),
+        ("split.json", ["counts"], [["a"]], "counts.0.0: 'a' is not valid"),
+        ("split.json", ["counts"], [[1]], "counts: a row has not one number for each of the 10 classes"),
+        ("split.json", ["measures"], {"divergence": []}, "measures.divergence: [] is not valid"),
+        ("metrics.jsonl", ["round"], "1", "line 2: round: '1' is not valid"),
+        ("metrics.jsonl", ["round"], 10**400, "line 2: round: "),
+        ("metrics.jsonl", ["loss"], "low", "line 2: loss: 'low' is not valid"),
+        ("metrics.jsonl", ["accuracy"], 2, "line 2: accuracy: 2 is not valid"),
+        ("metrics.jsonl", ["bytes_up"], [1], "line 2: bytes_up: [1] is not valid"),
+        ("metrics.jsonl", ["bytes_up", "weights"], {}, "line 2: bytes_up.weights: {} is not valid"),
+        ("metrics.jsonl", ["bytes_down", "weights"], 10**400, "line 2: bytes_down.weights: "),
+        ("metrics.jsonl", ["machine"], 0, "line 2: machine: 0 is not valid"),
+        (
+            "metrics.jsonl",
+            ["machine", "seconds"],
+            {"train": "long"},
+            "line 2: machine.seconds.train: 'long' is not valid",
+        ),
+        ("metrics.jsonl", ["channel"], {"up": None}, "line 2: channel.up: None is not valid"),
+        ("metrics.jsonl", ["cohort"], [[0]], "line 2: cohort.0: [0] is not valid"),
+        ("metrics.jsonl", ["refused"], [{"client": 1}], "line 2: refused.0.reason: is missing"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_file(study: Path, file: str, keys: list[Any], value: Any, words: str) -> None:
+    set_in(study / RUN / file, *keys, value=value)
+    for command in (["report", study, "--out", study / "new.html"], ["inspect", study]):
+        if (file, command[0]) != ("split.json", "inspect"):
+            refused(here(*command), f"{study / RUN / file}: {words}", "restore it")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ('name = "iid"', "name = 3", "partition.name: 3 is not valid"),
+        ("rounds = 1", "rounds = -1", "rounds: -1 is not valid"),
+        ("seed = 0", 'seed = "a"', "seed: 'a' is not valid"),
+        ('label = ""', "label = []", "method.label: [] is not valid"),
+        ("seed = 0", "x = [" + "[" * 5_000, "is not valid TOML"),
+        ("seed = 0", f"seed = {'9' * 5_000}", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_configuration_is_named(study: Path, before: str, after: str, words: str) -> None:
+    path = study / RUN / "config.toml"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after, 1))
+    refused(here("compare", study), f"{path}: ", words)
+
+
+@pytest.mark.parametrize("name", ["..", "../out2", "/tmp/x", "a/b", ""])
+def test_a_study_names_no_folder_outside_of_its_own(study: Path, name: str) -> None:
+    set_in(study / "study.json", "experiments", value={name: TINY})
+    with pytest.raises(FedblendError, match=r"study.json: experiments"):
+        read_study(study)
+    refused(here("resume", study), f"{study / 'study.json'}: experiments")
+
+
+REPLACED: dict[str, Callable[[Path], object]] = {
+    "a folder": lambda path: path.mkdir(),
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a pipe": os.mkfifo,
+    "a device without end": lambda path: path.symlink_to("/dev/zero"),
+    "deep brackets": lambda path: path.write_text("[" * 100_000),
+    "a number of 5,000 digits": lambda path: path.write_text('{"round": ' + "9" * 5_000 + "}\n{}\n"),
+    "a list": lambda path: path.write_text("[]\n[]\n"),
+    "other bytes": lambda path: path.write_bytes(b"\xff\xfe\x00{}\n{}\n"),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+@pytest.mark.parametrize("file", ["status.json", "facts.json", "metrics.jsonl", "study.json"])
+def test_something_else_in_place_of_a_file(study: Path, file: str, what: str) -> None:
+    path = study / file if file == "study.json" else study / RUN / file
+    path.unlink()
+    REPLACED[what](path)
+    refused(here("compare", study), f"{path}: ")
+
+
+def test_a_record_may_hold_further_fields_and_numbers_that_diverged(study: Path) -> None:
+    path = study / RUN / "metrics.jsonl"
+    set_in(path, "loss", value=float("inf"))
+    set_in(path, "of_a_later_version", value=[1])
+    assert RunDirectory(study / RUN).metrics()[-1]["of_a_later_version"] == [1]
+    succeeded(here("compare", study))

@@ -1,0 +1,144 @@
+"""Files of runs and audit logs are written whole, or the writer hears of it; also by several writers at once."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedblend.core.errors import FedblendError
+from fedblend.runs.files import append_line, read_lines, remove_temporaries, write_atomically
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let files grow to ``size`` bytes: the write that crosses it takes less, and the next one fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def log_line(path: Path, round: int) -> None:
+    pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+    from fedblend.flower.audit import AuditLog
+
+    AuditLog(str(path)).record_sent("run/1", round, 0, "weights", {"w": torch.zeros(2)}, True)
+
+
+def test_an_audit_line_that_does_not_fit_on_the_disk_is_an_error_and_leaves_no_part(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log_line(path, 0)
+    whole = path.read_bytes()
+    for room in (0, 1, 40, len(whole) - 1):  # the last: all but the end of the line
+        with largest_file(len(whole) + room), pytest.raises(FedblendError, match=r"audit\.jsonl: could not be written"):
+            log_line(path, 1)
+        assert path.read_bytes() == whole, room
+    with largest_file(2 * len(whole)):
+        log_line(path, 1)
+    assert [line["round"] for line in read_lines(path)] == [0, 1]
+
+
+def test_a_line_is_written_by_as_many_writes_as_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(io.FileIO):
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            return super().write(bytes(data)[:7])
+
+    def slow(path: Path, mode: str, **more: int) -> io.FileIO:
+        return Slow(path, mode.replace("b", ""))
+
+    monkeypatch.setattr("fedblend.runs.files.open", slow, raising=False)
+    for number in range(3):
+        append_line(tmp_path / "log.jsonl", {"number": number, "text": "x" * 50})
+    write_atomically(tmp_path / "whole.txt", "y" * 50)
+    monkeypatch.undo()
+    assert [line["number"] for line in read_lines(tmp_path / "log.jsonl")] == [0, 1, 2]
+    assert (tmp_path / "whole.txt").read_text() == "y" * 50
+
+
+def test_a_system_that_takes_no_bytes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf(io.FileIO):
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            return 0
+
+    monkeypatch.setattr("fedblend.runs.files.open", lambda path, mode, **_: Deaf(path, mode[0]), raising=False)
+    with pytest.raises(FedblendError, match="could not be written"):
+        append_line(tmp_path / "log.jsonl", {})
+
+
+def test_a_failed_write_keeps_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    write_atomically(path, "before")
+    with largest_file(100), pytest.raises(FedblendError, match=r"could not be written.*the previous file is unchanged"):
+        write_atomically(path, "x" * 101)
+    assert (path.read_text(), [p.name for p in tmp_path.iterdir()]) == ("before", ["status.json"])
+
+
+def test_files_that_a_killed_writer_left_are_removed(tmp_path: Path) -> None:
+    for name in (".a[1].json.7-aa.tmp", ".b.json.7-bb.tmp", ".a[1].json", "a[1].json"):
+        (tmp_path / name).touch()
+    remove_temporaries(tmp_path, ["a[1].json", "c.json"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".a[1].json", ".b.json.7-bb.tmp", "a[1].json"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from fedblend.runs.files import write_atomically
+
+path, letter, times = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(times):
+    write_atomically(path, letter * 50_000)
+"""
+
+
+@pytest.mark.slow
+def test_a_reader_sees_the_whole_content_of_one_of_two_writers(tmp_path: Path) -> None:
+    path = tmp_path / "shared.txt"
+    write_atomically(path, "a" * 50_000)
+    command = [sys.executable, "-c", WRITER, str(path)]
+    writers = [
+        subprocess.Popen([*command, letter, "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for letter in "ab"
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("go\n")
+            writer.stdin.close()
+        seen, faults = 0, []
+        while any(writer.poll() is None for writer in writers):
+            content = path.read_text()
+            seen += 1
+            if content not in ("a" * 50_000, "b" * 50_000):
+                faults.append((len(content), content[:1], content[-1:]))
+        assert [writer.returncode for writer in writers] == [0, 0]
+        assert (seen > 0, faults) == (True, [])
+        assert [p.name for p in tmp_path.iterdir()] == ["shared.txt"]
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+            for pipe in (writer.stdin, writer.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def test_lines_are_json_one_a_line(tmp_path: Path) -> None:
+    append_line(tmp_path / "log.jsonl", {"text": "two\nlines"})
+    assert json.loads((tmp_path / "log.jsonl").read_text()) == {"text": "two\nlines"}

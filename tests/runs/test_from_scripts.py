@@ -1,0 +1,139 @@
+"""``fedblend.run`` with ranks and ``fedblend.run_study`` with jobs, from scripts without ``if __name__ == "__main__"``.
+
+The processes that they start must not run the script again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_helpers import PATIENCE_S
+
+SCRIPT = """
+import fedblend
+print("the script begins")
+table = {
+    "name": "tiny", "rounds": 1, "data": "digits", "partition": {"name": "iid", "clients": 4}, "engine": "loop",
+    "model": {"name": "mlp", "hidden": [8]}, "train": {"cohort": 2, "epochs": 1, "batch_size": 40},
+}
+"""
+
+RANKS = """
+result = fedblend.run(fedblend.Experiment(**table, ranks=2), out="two")
+print("rounds", result.metrics["round"].tolist())
+"""
+
+STUDY = """
+frame = fedblend.run_study({**table, "seeds": [0, 1, 2]}, out="study", jobs=2)
+print("rows", len(frame))
+"""
+
+OWN_PART = """
+from fedblend.methods.objectives import Objective
+
+@fedblend.part("objective", "own")
+class Own(Objective):
+    def loss(self, net, batch, drawn, context):
+        return context.task.loss(net(batch.x), batch.y)
+
+table["method"] = {"objective": Own()}
+"""
+
+
+def run_python(folder: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *words]
+    return subprocess.run(
+        command, input=stdin, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+def states(study: Path) -> list[str]:
+    return [json.loads(path.read_text(encoding="utf-8"))["state"] for path in sorted(study.glob("*/status.json"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["file", "standard input", "-c", "interactive"])
+def test_ranks_and_jobs_run_without_a_guard_in_the_script(way: str, tmp_path: Path) -> None:
+    code = SCRIPT + (RANKS + STUDY if way == "file" else RANKS if way == "-c" else STUDY)
+    (tmp_path / "script.py").write_text(code, encoding="utf-8")
+    words = {"file": ["script.py"], "standard input": ["-"], "-c": ["-c", code], "interactive": ["-i"]}[way]
+
+    done = run_python(tmp_path, *words, stdin="" if way in ("file", "-c") else code)
+
+    assert done.returncode == 0, done.stderr
+    expected = ["the script begins"]
+    expected += ["rounds [0, 1]"] if "two" in code else []
+    expected += ["rows 6"] if "study" in code else []
+    assert done.stdout.splitlines() == expected, done.stderr
+    assert "Traceback" not in done.stderr
+    assert states(tmp_path / "study") == (["done"] * 3 if "study" in code else [])
+
+
+@pytest.mark.slow
+def test_ranks_and_jobs_run_in_a_notebook(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="Jupyter (nbclient, ipykernel) is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="Jupyter (nbclient, ipykernel) is not installed")
+    pytest.importorskip("ipykernel", reason="Jupyter (nbclient, ipykernel) is not installed")
+    cells = [nbformat.v4.new_code_cell(code) for code in (SCRIPT, RANKS, STUDY)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+
+    nbclient.NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    printed = [output.text for cell in notebook.cells for output in cell.outputs if output.get("name") == "stdout"]
+    assert printed == ["the script begins\n", "rounds [0, 1]\n", "rows 6\n"]
+
+
+@pytest.mark.slow
+def test_a_part_of_the_script_itself_runs_in_one_process_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT + OWN_PART + STUDY + RANKS, encoding="utf-8")
+
+    done = run_python(tmp_path, "script.py")
+
+    assert done.stdout.splitlines() == ["the script begins", "rows 6"], done.stderr
+    assert done.stderr.count("no other process can import '__main__:Own'") == 1
+    assert states(tmp_path / "study") == ["done"] * 3
+    last = done.stderr.splitlines()[-1]
+    assert "FedblendError: ranks: 2 processes cannot all import '__main__:Own', which this script" in last
+
+
+PRINTING_PART = """
+import warnings
+from fedblend.core.registry import part
+from fedblend.methods.objectives import Objective
+
+
+@part("objective", "printing")
+class Printing(Objective):
+    def loss(self, net, batch, drawn, context):
+        print("a printed line")
+        warnings.warn("a warning of the part")
+        try:
+            input()
+        except EOFError:
+            pass
+        return context.task.loss(net(batch.x), batch.y)
+"""
+
+
+@pytest.mark.slow
+def test_what_user_code_prints_reads_and_warns_of_does_not_disturb_the_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "printing.py").write_text(PRINTING_PART, encoding="utf-8")
+    (tmp_path / "site" / "sitecustomize.py").parent.mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('Python starts')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
+    own = 'table["method"] = {"objective": "printing:Printing"}\n'
+    (tmp_path / "script.py").write_text(SCRIPT + own + STUDY, encoding="utf-8")
+
+    done = run_python(tmp_path, "script.py")
+
+    assert done.stdout.splitlines() == ["Python starts", "the script begins", "rows 6"], done.stderr
+    assert "a printed line" in done.stderr
+    assert done.stderr.count("Python starts") == 2, "of each worker process"
+    assert done.stderr.count("UserWarning: a warning of the part") == 1, "one warning of all processes is enough"
