@@ -23,6 +23,7 @@ from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.tables import read_toml
 from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
 from fedblend.flower.engine import FlowerEngine
+from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import MessageGrid, Sites
 from fedblend.runs.runner import FinishedRun, execute
@@ -38,6 +39,7 @@ def main(grid: Grid, context: Context) -> None:
     The run configuration has ``experiment`` (the path of a resolved experiment file on the server), ``folder`` (the
     run directory), ``min-sites`` and ``deadline``.
     """
+    end_with_parent()
     config = context.run_config
     experiment = resolve(from_file(read_toml(str(config["experiment"])), str(config["experiment"])))
     limits = FederationLimits(int(config.get("min-sites", 0)), float(config.get("deadline", DEFAULT_DEADLINE)))

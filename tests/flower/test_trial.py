@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 from cli_helpers import TINY, here, refused, write
 
 from fedblend.core.errors import FedblendError
-from fedblend.flower import trial
+from fedblend.flower import process_guard, trial
 from fedblend.flower.site import read_site
 from fedblend.flower.trial import LoopbackTrial
 
@@ -69,3 +73,34 @@ def test_a_trial_warns_who_can_run_code_and_its_sites_trust_what_the_experiment_
     assert [site.trusted for site in begun] == [("trial_net:Net",)]
     guide = Path(__file__).parents[2] / "docs" / "deployment.md"
     assert "A trial on a shared machine" in guide.read_text(encoding="utf-8")
+
+
+APP = """
+import os, sys, time
+sys.argv[1:], sys.path[:0] = ["--parent-pid", str(os.getppid())], sys.argv[1:]
+from process_guard import end_with_parent
+end_with_parent()
+print("started", flush=True)
+try:
+    while True:
+        time.sleep(0.01)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="orphans have another parent on Linux and macOS only")
+def test_an_app_ends_with_its_parent_even_where_nothing_collects_the_dead_parent() -> None:
+    folder = str(Path(process_guard.__file__).parent)
+    command = [sys.executable, "-c", PARENT, APP, folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        try:
+            assert parent.stdout.readline() == "started\n"
+            parent.kill()
+            # Not waited for: the parent is a zombie, and its number still that of a process, until the app has ended.
+            assert parent.stdout.read() == "interrupted\n"
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
