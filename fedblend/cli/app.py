@@ -50,6 +50,9 @@ Data = Annotated[
 ]
 Ranks = Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a processor).")]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run directory, or the folder of a study with one run.")
+]
 RunName = Annotated[str | None, typer.Option("--run", help="Folder name of one run, where the file has several.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Import and run code that the runs name (own parts, models).")]
 MinSites = Annotated[int, typer.Option(min=0, help="Sites without which no exchange begins (0: all).")]
@@ -142,6 +145,47 @@ def inspect(runs: Runs) -> None:
     from fedblend.cli.compare import inspect
 
     inspect(runs)
+
+
+@app.command(
+    short_help="Predict for pictures, an .npz file or a CSV with a run's model.",
+    epilog="Example: fedblend predict runs/quickstart/fedavg-seed0 digits.npz --out predictions.csv",
+)
+def predict(
+    run: RunArgument,
+    files: Annotated[list[Path], typer.Argument(help="Pictures, folders of pictures, .npz files (x), or CSV files.")],
+    out: Annotated[Path | None, typer.Option(help="A CSV file for all predictions (default: none).")] = None,
+    trust: Trust = False,
+) -> None:
+    """Predict for samples with a run's final model: the class and its probability, or the numbers of a regression.
+
+    Samples are given as the run's data set has them: pixels from 0 to 255 with the same colours, features in the same
+    units and order. Pictures of another size are resized.
+    """
+    from fedblend.cli.predict import show_predictions
+
+    show_predictions(run, files, out, trust)
+
+
+@app.command(
+    short_help="Write a run's model for use without fedblend.",
+    epilog="Example: fedblend export runs/quickstart/fedavg-seed0 --out model.pt2",
+)
+def export(
+    run: RunArgument,
+    out: Annotated[
+        Path, typer.Option(help="The file: .safetensors (weights), .pt2 (program for PyTorch) or .onnx.")
+    ] = Path("model.safetensors"),
+    trust: Trust = False,
+) -> None:
+    """Write a run's final model, and beside it a JSON file with the scale of its inputs and the names of its classes.
+
+    Programs take samples as stored, scale them, and return probabilities (in regression, numbers). They need no
+    fedblend: torch.export.load("model.pt2").module() in PyTorch, or any runtime of ONNX.
+    """
+    from fedblend.cli.predict import export_model
+
+    export_model(run, out, trust)
 
 
 # Experiment files -----------------------------------------------------------------------------------------------
@@ -252,7 +296,7 @@ def boundaries(
     epilog="Example: fedblend attack runs/quickstart/fedavg-seed0 --round 0 --client 3 --images 4 --steps 5",
 )
 def attack(
-    run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study with one run.")],
+    run: RunArgument,
     round: Annotated[int, typer.Option(min=0, help="Rounds made before; 0 is the untrained model.")],
     client: Annotated[int, typer.Option(min=0, help="The client that is attacked.")],
     attack: Annotated[str, typer.Option(help="invgrad, dlg or idlg.")] = "invgrad",

@@ -30,14 +30,14 @@ def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     task = Task(data.task, data.outputs)
     experiment.method.upload.require_possible(task)
     sample = scale(data.train.x[:1])
-    _require_memory(experiment, tuple(sample.shape[1:]), task)
+    require_model_memory(experiment, tuple(sample.shape[1:]), task.outputs)
     with lent_generator(experiment.seed, "model"):
         model = experiment.model.build(tuple(sample.shape[1:]), task.outputs)
     _require_fit(model, sample, task, experiment)
     return Setup(experiment, data, population, scale, model, task)
 
 
-def _require_memory(experiment: Experiment, shape: tuple[int, ...], task: Task) -> None:
+def require_model_memory(experiment: Experiment, shape: tuple[int, ...], outputs: int) -> None:
     """Raise :class:`FedblendError` for a model that is larger than the memory, before it is built.
 
     A network on PyTorch's device "meta" has shapes and no numbers. A network of the user's own may not be buildable
@@ -45,7 +45,7 @@ def _require_memory(experiment: Experiment, shape: tuple[int, ...], task: Task) 
     """
     try:
         with lent_generator(experiment.seed, "model"), torch.device("meta"):
-            model = experiment.model.build(shape, task.outputs)
+            model = experiment.model.build(shape, outputs)
             needed = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     except FedblendError:
         raise

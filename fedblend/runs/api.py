@@ -24,9 +24,11 @@ from fedblend.experiment.study import Study, expand, slugify
 from fedblend.experiment.tables import read_toml, set_field, unset_field
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.parallel import join_failures, run_all
+from fedblend.runs.predictor import Predictor
 from fedblend.runs.runner import execute
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 RUNS = Path("runs")
@@ -45,6 +47,12 @@ class Result:
     """One row for each trained or evaluated round."""
     model: nn.Module
     """The final model, in evaluation mode."""
+    predictor: Predictor
+    """The same model for samples as they are stored; it can be exported (:meth:`Predictor.export`)."""
+
+    def predict(self, x: Any) -> np.ndarray:
+        """The class of each sample as stored, or the predicted numbers (:meth:`Predictor.predict`)."""
+        return self.predictor.predict(x)
 
 
 def run(
@@ -64,9 +72,9 @@ def run(
     path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
     listener = None if on_round is None else lambda record: on_round(record.as_dict())
     finished = execute(experiment, path, resume, listener, callbacks=callbacks)
-    model = finished.setup.model
-    model.load_state_dict(finished.state.weights)
-    return Result(path, finished.setup.experiment, metrics_table(finished.directory), model.eval())
+    predictor = Predictor.of_setup(finished.setup, finished.state.weights, finished.state.round)
+    metrics = metrics_table(finished.directory)
+    return Result(path, finished.setup.experiment, metrics, predictor.module.net, predictor)
 
 
 def run_study(

@@ -113,6 +113,7 @@ class _DataFacts(_Table):
     test: Whole = 0
     shape: list[Whole] = []
     classes: list[str] = []
+    outputs: Whole = 0
     files: dict[str, str] = {}
 
 

@@ -247,6 +247,7 @@ def collect_facts(setup: Setup) -> dict[str, Any]:
             "test": len(setup.data.test),
             "shape": list(setup.data.train.x.shape[1:]),
             "classes": list(setup.data.classes),
+            "outputs": setup.data.outputs,
             **setup.data.facts,
         },
         "scale": setup.scale.describe(),

@@ -72,8 +72,8 @@ class Npz:
         return dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of an ``.npz`` file. Raises :class:`FedblendError` for damaged, pickled or other files."""
+def read_arrays(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, np.ndarray]:
+    """Read the arrays of an ``.npz`` file, which must have those ``needed``. Raises :class:`FedblendError` for damaged, pickled or other files."""
     if path.is_dir():
         raise FedblendError(f"data.path: '{path}' is a folder; it must name an .npz file")
     if not zipfile.is_zipfile(regular_file(path)):
@@ -87,7 +87,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 _require_clear_names(archive.files, (*HALVES, "client_names", "writer_names", "classes"), path)
                 return _join_halves(archive, path)
             _require_clear_names(archive.files, ARRAYS, path)
-            _require_x_and_y(archive.files, path)
+            _require_names(archive.files, needed, path)
             return {name: _array(archive, name) for name in archive.files if name in ARRAYS}
     except DAMAGED as error:
         pickled = str(error).startswith("Object arrays")
@@ -131,13 +131,15 @@ def _join_halves(archive: Any, path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _require_x_and_y(names: Sequence[str], path: Path) -> None:
-    """Raise :class:`FedblendError` unless a file has the arrays x and y."""
-    for needed in ("x", "y"):
-        if needed not in names:
+def _require_names(names: Sequence[str], needed: Sequence[str], path: Path) -> None:
+    """Raise :class:`FedblendError` unless a file has the arrays ``needed``."""
+    for name in needed:
+        if name not in names:
+            required = " and ".join(f"'{one}'" for one in needed)
             raise FedblendError(
-                f"{path}: holds no array '{needed}' (but {listed(names) or 'nothing'}); 'x' and 'y' are needed, "
-                f"{', '.join(ARRAYS[2:])} are optional"
+                f"{path}: holds no array '{name}' (but {listed(names) or 'nothing'}); {required} "
+                f"{'are' if len(needed) > 1 else 'is'} needed, "
+                f"{', '.join(one for one in ARRAYS if one not in needed)} are optional"
             )
 
 
@@ -153,7 +155,7 @@ def dataset_of(
     :class:`FedblendError` with the source and the invalid array.
     """
     _require_lengths(arrays, source)
-    kind, x = _inputs(arrays["x"], source)
+    kind, x = as_inputs(arrays["x"], source)
     y, classes = _targets(arrays["y"], arrays.get("classes"), source)
     client, names = _clients(arrays, source)
     if "split" in arrays:
@@ -190,7 +192,7 @@ def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
             )
 
 
-def _inputs(x: np.ndarray, path: Path) -> tuple[Literal["image", "features"], np.ndarray]:
+def as_inputs(x: np.ndarray, path: Path) -> tuple[Literal["image", "features"], np.ndarray]:
     """Images as uint8 [n, C, H, W], or features as float32 in their shape."""
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         if x.ndim == 3:

@@ -1,0 +1,120 @@
+"""``fedblend predict`` and ``fedblend export``: a run's model in use, and outside of fedblend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from rich.table import Table
+
+from fedblend.cli.console import Console
+from fedblend.cli.progress import steps_shown
+from fedblend.core.errors import FedblendError, legible
+from fedblend.data.loaders.files import read_image, regular_file
+from fedblend.data.loaders.image_folder import FORMATS, SUFFIXES
+from fedblend.data.loaders.npz import as_inputs, read_arrays
+from fedblend.runs.directory import only_run
+from fedblend.runs.files import write_atomically
+from fedblend.runs.predictor import Predictor
+
+SHOWN = 20
+"""Predictions that the terminal shows."""
+
+
+def export_model(run: Path, out: Path, trust: bool) -> None:
+    """Write a run's model, and say what was written."""
+    predictor = Predictor.of_run(only_run(run), trust)
+    written = predictor.export(out)
+    console = Console()
+    about = predictor.description
+    console.print(f"{about['model']} of {about['method']}, round {about['round']}, trained on {about['data']}")
+    for path in written:
+        console.print(f"{path}  {path.stat().st_size:,} bytes", highlight=False, soft_wrap=True)
+
+
+def show_predictions(run: Path, files: Sequence[Path], out: Path | None, trust: bool) -> None:
+    """Print the predictions for the samples in files, and write all of them as a CSV file if one is given."""
+    predictor = Predictor.of_run(only_run(run), trust)
+    frames = []
+    with steps_shown() as steps:
+        for number, path in enumerate(files, 1):
+            names, samples = read_samples(path, predictor)
+            frames.append(_predictions(names, predictor.predict_proba(samples), predictor.classes))
+            steps("files", number, len(files))
+    predictions = pd.concat(frames, ignore_index=True)
+    console = Console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    # The probabilities of all classes are in the CSV file only.
+    shown = predictions.iloc[:SHOWN, : 3 if predictor.classes else None]
+    for name in shown.columns:
+        table.add_column(str(name), justify="left" if name in ("sample", "class") else "right", overflow="fold")
+    for row in shown.itertuples(index=False):
+        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row))
+    console.print(table)
+    if len(predictions) > SHOWN:
+        console.print(f"... and {len(predictions) - SHOWN:,} more", style="dim")
+    if out is not None:
+        write_atomically(out, predictions.to_csv(index=False))
+        console.print(f"Predictions: {out}", highlight=False, soft_wrap=True)
+
+
+def _predictions(names: Sequence[str], outputs: np.ndarray, classes: Sequence[str]) -> pd.DataFrame:
+    """One row for each sample: the class with its probability and those of all classes, or the predicted numbers."""
+    first = {"sample": names}
+    if not classes:
+        return pd.DataFrame(first | {f"output {i}": column for i, column in enumerate(outputs.T.astype(float))})
+    best = outputs.argmax(1)
+    columns = {f"p({name})": column for name, column in zip(classes, outputs.T.astype(float), strict=True)}
+    found = {"class": np.array(classes)[best], "probability": outputs.max(1, initial=0).astype(float)}
+    return pd.DataFrame(first | found | columns)
+
+
+def read_samples(path: Path, predictor: Predictor) -> tuple[list[str], np.ndarray]:
+    """Read the samples of a file or a folder of pictures: their names, and an array [n, ...] as stored.
+
+    Raises :class:`FedblendError` for other and damaged files.
+    """
+    kind, shape = predictor.description["kind"], predictor.description["shape"]
+    if not path.exists():
+        raise FedblendError(f"{path}: there is no such file; valid: pictures, folders of pictures, .npz or CSV files")
+    if path.suffix == ".npz":
+        x = as_inputs(read_arrays(path, needed=("x",))["x"], path)[1]
+        return [f"{path.name}[{i}]" for i in range(len(x))], x
+    if path.suffix == ".csv" and len(shape) == 1:
+        return _read_csv(path, shape[0])
+    if kind == "image":
+        pictures = [path]
+        if path.is_dir():
+            pictures = sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES)
+            if not pictures:
+                raise FedblendError(f"{path}: holds no pictures; valid: {', '.join(SUFFIXES)}")
+        stacked = np.stack([_read_picture(one, *shape) for one in pictures])
+        return [str(one) for one in pictures], stacked
+    also = ", or a CSV file with a column for each feature" if len(shape) == 1 else ""
+    raise FedblendError(f"{path}: is no file of {kind} samples; valid: an .npz file with the array x{also}")
+
+
+def _read_picture(path: Path, channels: int, height: int, width: int) -> np.ndarray:
+    """A picture as uint8 [C, H, W], resized if it has another size."""
+    from PIL import Image
+
+    image = read_image(path, FORMATS, "L" if channels == 1 else "RGB", "give another picture")
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image, np.uint8)
+    return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _read_csv(path: Path, features: int) -> tuple[list[str], np.ndarray]:
+    """The rows of a CSV file with a header, float32 [n, d]."""
+    try:
+        frame = pd.read_csv(regular_file(path))
+        x = frame.to_numpy(np.float32)
+    except (ValueError, OSError, pd.errors.ParserError) as error:
+        raise FedblendError(f"{path}: is no CSV file of numbers with a header ({legible(error)})") from None
+    if x.shape[1] != features or not np.isfinite(x).all():
+        what = "a cell is empty or not finite" if x.shape[1] == features else f"it has {x.shape[1]} columns"
+        raise FedblendError(f"{path}: {what}; valid: a number in each of {features} columns")
+    return [f"{path.name}[{i}]" for i in range(len(x))], x

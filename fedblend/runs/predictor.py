@@ -1,0 +1,241 @@
+"""A run's model for use: it takes samples as they are stored, predicts, and is exported as a program without fedblend."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from fedblend.core.errors import FedblendError, legible, missing_package
+from fedblend.core.setup import Setup
+from fedblend.core.trees import Tensors, differing
+from fedblend.experiment.config import Experiment
+from fedblend.experiment.setup import require_model_memory
+from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory, reading
+from fedblend.runs.files import write_atomically
+
+CHUNK = 256
+"""Samples that are predicted at a time."""
+
+FORMATS = {
+    ".safetensors": "the weights, with a .json file for scale and classes",
+    ".pt2": "a program of torch.export, which needs only PyTorch",
+    ".onnx": "a program for any runtime of ONNX (extra 'onnx')",
+}
+"""Formats of :meth:`Predictor.export` by the file's suffix."""
+
+
+class Deployed(nn.Module):
+    """The scale, the network, and the softmax of a classifier as one module.
+
+    It takes samples as stored (:class:`fedblend.core.dataset.Samples`) and returns probabilities [n, C], or the
+    predicted numbers [n, q] of a regression.
+    """
+
+    def __init__(
+        self, net: nn.Module, factor: torch.Tensor | None, offset: torch.Tensor | None, codes: int, classifies: bool
+    ) -> None:
+        super().__init__()
+        self.net, self.codes, self.classifies = net, codes, classifies
+        self.register_buffer("factor", factor)
+        self.register_buffer("offset", offset)
+
+    def forward(self, stored: torch.Tensor) -> torch.Tensor:
+        """Predict for stored samples [n, ...]."""
+        if self.codes:
+            inputs = (stored.unsqueeze(-1) == torch.arange(self.codes, device=stored.device)).to(torch.float32)
+        else:
+            inputs = stored.to(torch.float32) * self.factor + self.offset
+        outputs: torch.Tensor = self.net(inputs)
+        return outputs.softmax(1) if self.classifies else outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """The final model of a run, with what its inputs and outputs mean."""
+
+    module: Deployed
+    """From stored samples to probabilities or numbers, in evaluation mode."""
+    description: dict[str, Any]
+    """Name, kind (image, text, features), shape and type of a stored sample, classes, scale, versions."""
+
+    @staticmethod
+    def of_setup(setup: Setup, weights: Tensors, round: int) -> Predictor:
+        """The predictor of a finished run."""
+        data, scale = setup.data, setup.scale.describe()
+        facts = {"name": data.name, "kind": data.kind, "shape": data.train.x.shape[1:], "classes": data.classes}
+        net = setup.model
+        net.load_state_dict(dict(weights))
+        return _predictor(setup.experiment, facts, scale, net, round)
+
+    @staticmethod
+    def of_run(directory: RunDirectory, trust: bool = False) -> Predictor:
+        """The predictor of a run's last checkpoint; the run's data are not read.
+
+        Raises :class:`FedblendError` for a run without a checkpoint, one whose clients keep their own models, or one
+        that names code of its own, unless ``trust``.
+        """
+        with reading([directory], trust):
+            experiment, facts = directory.experiment(), directory.facts()
+            state = checkpoint.read(directory.path)
+            if state is None:
+                raise FedblendError(f"{directory.path}: has no checkpoint yet; run it first")
+            if experiment.method.stateful_clients:
+                raise FedblendError(
+                    f"{directory.path}: its clients keep models of their own, so that there is no one model"
+                )
+            data, scale = facts["data"], facts["scale"]
+            inputs = (*data["shape"], scale["vocabulary"]) if "vocabulary" in scale else tuple(data["shape"])
+            # Runs of fedblend 0.1 do not tell the width of a regression.
+            outputs = data.get("outputs") or len(data["classes"]) or experiment.data.load().outputs
+            require_model_memory(experiment, inputs, outputs)
+            net = experiment.model.build(inputs, outputs)
+        if different := differing(net.state_dict(), state.weights):
+            raise FedblendError(f"{directory.path}: its checkpoint is of another model ('{different[0]}' differs)")
+        net.load_state_dict(state.weights)
+        return _predictor(experiment, data, scale, net, state.round)
+
+    def predict_proba(self, x: Any) -> np.ndarray:
+        """Probabilities float32 [n, C] of samples as stored (array or tensor [n, ...]); of a regression, numbers [n, q].
+
+        Raises :class:`FedblendError` for samples of another shape.
+        """
+        samples = self._samples(x)
+        with torch.no_grad():
+            parts = [self.module(samples[i : i + CHUNK]) for i in range(0, len(samples), CHUNK)]
+        return torch.cat(parts).numpy() if parts else np.empty((0, len(self.classes)), np.float32)
+
+    def predict(self, x: Any) -> np.ndarray:
+        """The most probable class's name for each sample as stored; of a regression, numbers float32 [n, q]."""
+        outputs = self.predict_proba(x)
+        return np.array(self.classes)[outputs.argmax(1)] if self.classes else outputs
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; empty for a regression."""
+        return tuple(self.description["classes"])
+
+    def _samples(self, x: Any) -> torch.Tensor:
+        """Samples as the module takes them."""
+        shape, kind = tuple(self.description["shape"]), self.description["kind"]
+        array = np.asarray(x)
+        if kind == "image" and array.ndim == len(shape) and shape[0] == 1:
+            array = array[:, None]
+        if array.dtype.kind not in "biuf" or array.shape[1:] != shape:
+            raise FedblendError(
+                f"samples: {array.dtype} of shape {list(array.shape)}; valid: {_number_type(kind)} of shape "
+                f"{['n', *shape]}, as the data set '{self.description['data']}' has them"
+            )
+        if kind == "image" and array.dtype != np.uint8:
+            raise FedblendError(f"samples: {array.dtype}; valid: pixels as uint8, 0 to 255")
+        return torch.from_numpy(np.ascontiguousarray(array, np.dtype(_number_type(kind))))
+
+    # Export -----------------------------------------------------------------------------------------------------
+
+    def export(self, path: Path) -> list[Path]:
+        """Write the model in the format of the path's suffix (:data:`FORMATS`); return the written files.
+
+        Raises :class:`FedblendError` for another suffix, a missing package or a folder that cannot be written.
+        """
+        if path.suffix not in FORMATS:
+            valid = "; ".join(f"{suffix} ({what})" for suffix, what in FORMATS.items())
+            raise FedblendError(f"{path}: '{path.suffix}' is not a format of models; valid: {valid}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FedblendError(f"{path}: cannot be written ({error.strerror})") from None
+        description = path.with_suffix(".json")
+        if path.suffix == ".safetensors":
+            # Without the prefix "net.", so that the user's own copy of the network loads them.
+            weights = {name: tensor.contiguous() for name, tensor in self.module.net.state_dict().items()}
+            write_atomically(path, save(weights, {"fedblend": json.dumps(self.description)}))
+        else:
+            write_atomically(path, self._program(path.suffix))
+        write_atomically(description, json.dumps(self.description, indent=1) + "\n")
+        return [path, description]
+
+    def _program(self, suffix: str) -> bytes:
+        """The module as the bytes of a program that takes any number of samples."""
+        # Two, since a batch of one would be traced as constant.
+        example = torch.zeros(2, *self.description["shape"], dtype=getattr(torch, self.description["type"]))
+        batch = {"stored": {0: torch.export.Dim("n", min=1)}}
+        buffer = io.BytesIO()
+        try:
+            with torch.no_grad(), _quiet():
+                program = torch.export.export(self.module, (example,), dynamic_shapes=batch)
+                if suffix == ".pt2":
+                    torch.export.save(program, buffer, extra_files={"fedblend.json": json.dumps(self.description)})
+                else:
+                    names = {"input_names": ["stored"], "output_names": ["outputs"]}
+                    onnx = torch.onnx.export(program, (example,), dynamo=True, **names)
+                    assert onnx is not None
+                    onnx.model.metadata_props["fedblend"] = json.dumps(self.description)
+                    buffer.write(onnx.model_proto.SerializeToString())
+        except ImportError as error:
+            raise missing_package("a model in the format .onnx", str(error.name), "onnx") from None
+        except Exception as error:  # of the many kinds that tracing a network of one's own may raise
+            raise FedblendError(
+                f"model: {self.description['model']} cannot be traced as a program ({legible(error)}); valid: the "
+                "weights alone, as .safetensors"
+            ) from None
+        return buffer.getvalue()
+
+
+def _predictor(
+    experiment: Experiment, data: dict[str, Any], scale: dict[str, Any], net: nn.Module, round: int
+) -> Predictor:
+    shape, classes = list(data["shape"]), list(data["classes"])
+    factor = offset = None
+    if "vocabulary" not in scale and not len(scale["factor"]) == len(scale["offset"]) == shape[0]:
+        raise FedblendError(f"scale: {len(scale['factor'])} factors for samples of shape {shape}; the run is damaged")
+    if "vocabulary" not in scale:
+        column = (-1, *[1] * (len(shape) - 1))
+        factor, offset = (
+            torch.tensor(scale[name], dtype=torch.float32).reshape(column) for name in ("factor", "offset")
+        )
+    module = Deployed(net, factor, offset, scale.get("vocabulary", 0), bool(classes))
+    description = {
+        "name": experiment.name,
+        "data": data["name"],
+        "kind": data["kind"],
+        "shape": shape,
+        "type": _number_type(data["kind"]),
+        "classes": classes,
+        "scale": scale,
+        "model": experiment.model.name,
+        "method": experiment.method.label or experiment.method.name,
+        "round": round,
+        "fedblend": version("fedblend"),
+        "torch": torch.__version__,
+    }
+    return Predictor(module.eval(), description)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep notes of the exporters from the terminal."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _number_type(kind: str) -> str:
+    return {"image": "uint8", "text": "int64"}.get(kind, "float32")

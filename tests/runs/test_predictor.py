@@ -1,0 +1,189 @@
+"""A run's model for use: predictions from Python and the command line, and programs without fedblend."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import TINY, finish, here, refused, start_process, write
+from PIL import Image
+from safetensors.torch import load_file
+
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
+from fedblend.runs.api import Result, run
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.predictor import Predictor
+
+SCALED = """
+import sys, numpy, torch
+program = torch.export.load(sys.argv[1]).module()
+x = torch.from_numpy(numpy.load(sys.argv[2])["x"])
+numpy.save(sys.argv[3], program(x).detach().numpy())
+assert not any(name.startswith("fedblend") for name in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run on digits whose accuracy is far from chance."""
+    table = {**TINY, "rounds": 4, "train": {**TINY["train"], "cohort": 4, "batch_size": 10, "epochs": 2}}
+    return run(resolve(table), tmp_path_factory.mktemp("predictor") / "run")
+
+
+@pytest.fixture(scope="module")
+def data(finished: Result) -> Dataset:
+    return finished.experiment.data.load()
+
+
+def test_predictions_are_those_of_the_evaluated_model(finished: Result, data: Dataset) -> None:
+    x, labels = data.test.x, np.array(data.classes)[data.test.y]
+    assert (finished.predict(x) == labels).mean() == pytest.approx(finished.metrics["accuracy"].iloc[-1], abs=1e-12)
+    probabilities = finished.predictor.predict_proba(x)
+    inputs = data.test.x.float() * finished.predictor.module.factor + finished.predictor.module.offset
+    assert torch.equal(torch.from_numpy(probabilities), finished.model(inputs).softmax(1).detach())
+    # A number array in another layout: one channel may be left out.
+    assert np.array_equal(finished.predictor.predict_proba(x[:, 0].numpy()), probabilities)
+
+
+def test_a_run_on_disk_predicts_the_same_without_its_data(
+    finished: Result, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(finished.experiment.data), "load", lambda self: pytest.fail("reads the data"))
+    again = Predictor.of_run(RunDirectory(finished.path))
+    assert np.array_equal(again.predict_proba(data.test.x), finished.predictor.predict_proba(data.test.x))
+    assert again.description == finished.predictor.description
+
+
+def test_regression_and_text_are_predicted_too(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3))
+    np.savez(tmp_path / "plane.npz", x=x, y=np.stack([x.sum(1), x[:, 0]], 1))
+    table = {**TINY, "data": {"name": "npz", "path": str(tmp_path / "plane.npz")}}
+    done = run(resolve(table), tmp_path / "run")
+    assert done.predict(x).shape == (60, 2)
+    assert done.predictor.classes == ()
+    assert np.array_equal(Predictor.of_run(RunDirectory(done.path)).predict(x), done.predict(x))
+
+    codes = torch.arange(60).reshape(12, 5) % 7
+    half = Samples(codes, codes[:, 0])
+    words = Dataset("words", "text", half, half, tuple("abcdefg"), vocabulary=7)
+    experiment = resolve({**TINY, "model": {"name": "lstm", "hidden": 4, "embedding": 3}})
+    setup = make_setup(experiment, words)
+    predictor = Predictor.of_setup(setup, setup.weights(), 0)
+    expected = setup.model(setup.scale(words.test.x)).softmax(1).detach()
+    assert torch.equal(torch.from_numpy(predictor.predict_proba(words.test.x)), expected)
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (
+            np.zeros((2, 1, 8, 9), np.uint8),
+            "samples: uint8 of shape [2, 1, 8, 9]; valid: uint8 of shape ['n', 1, 8, 8]",
+        ),
+        (np.zeros((2, 1, 8, 8), np.float32), "samples: float32; valid: pixels as uint8, 0 to 255"),
+        (np.array(["a"]), "samples: <U1 of shape [1]"),
+    ],
+)
+def test_samples_of_another_form_are_refused(finished: Result, samples: np.ndarray, said: str) -> None:
+    with pytest.raises(FedblendError) as error:
+        finished.predict(samples)
+    assert said in str(error.value)
+
+
+# Export ----------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_exported_with_the_scale_and_the_classes(finished: Result, data: Dataset, tmp_path: Path) -> None:
+    model, description = finished.predictor.export(tmp_path / "new" / "model.safetensors")
+    about = json.loads(description.read_text())
+    weights = load_file(model)
+    x = data.test.x.numpy() * np.array(about["scale"]["factor"]) + np.array(about["scale"]["offset"])
+    # Two layers, in the order of their names.
+    bias, matrix, last_bias, last_matrix = (weights[name].numpy() for name in sorted(weights))
+    outputs = np.maximum(x.reshape(len(x), -1) @ matrix.T + bias, 0) @ last_matrix.T + last_bias
+    assert np.array_equal(np.array(about["classes"])[outputs.argmax(1)], finished.predict(data.test.x))
+
+
+@pytest.mark.slow
+def test_a_program_runs_where_fedblend_is_not(finished: Result, data: Dataset, tmp_path: Path) -> None:
+    program, _ = finished.predictor.export(tmp_path / "model.pt2")
+    np.savez(tmp_path / "x.npz", x=data.test.x.numpy())
+    words = ["-I", "-c", SCALED, program, tmp_path / "x.npz", tmp_path / "out.npy"]
+    done = finish(start_process([sys.executable, *map(str, words)]))
+    assert done.code == 0, done.err
+    expected = finished.predictor.predict_proba(data.test.x)
+    # One product of matrices of 64 and of 8 numbers, in another order at most.
+    assert np.abs(np.load(tmp_path / "out.npy") - expected).max() <= 64 * np.finfo(np.float32).eps
+
+
+@pytest.mark.slow
+def test_a_program_of_onnx_runs(finished: Result, data: Dataset, tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package, reason="the extra 'onnx' is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    program, _ = finished.predictor.export(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(program)
+    expected = finished.predictor.predict_proba(data.test.x)
+    (outputs,) = session.run(None, {"stored": data.test.x.numpy()})
+    assert np.abs(outputs - expected).max() <= 64 * np.finfo(np.float32).eps
+    assert json.loads(session.get_modelmeta().custom_metadata_map["fedblend"]) == finished.predictor.description
+
+
+def test_a_run_without_one_model_or_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    experiment = write(tmp_path / "fd.toml", {"method": "fd", "rounds": 1})
+    assert here("run", experiment, "--out", tmp_path / "fd", "--jobs", 1).code == 0
+    refused(
+        here("export", tmp_path / "fd", "--out", tmp_path / "m.safetensors"), "its clients keep models of their own"
+    )
+
+
+# Commands --------------------------------------------------------------------------------------------------
+
+
+def test_pictures_archives_and_folders_are_predicted(finished: Result, data: Dataset, tmp_path: Path) -> None:
+    x = data.test.x[:30].numpy()
+    np.savez(tmp_path / "x.npz", x=x)
+    (tmp_path / "pictures").mkdir()
+    for number, picture in enumerate(x[:3]):
+        Image.fromarray(picture[0]).save(tmp_path / "pictures" / f"{number}.png")
+    done = here("predict", finished.path, tmp_path / "x.npz", tmp_path / "pictures", "--out", tmp_path / "out.csv")
+    assert done.code == 0, done.err
+    assert "... and 13 more" in done.out
+    lines = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()]
+    assert lines[0][:4] == ["sample", "class", "probability", "p(0)"]
+    classes = [line[1] for line in lines[1:]]
+    assert classes == [*finished.predict(x), *finished.predict(x[:3])]
+    assert lines[31][0].endswith("0.png")
+
+
+def test_a_table_of_features_is_predicted(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    np.savez(tmp_path / "two.npz", x=x, y=np.where(x[:, 0] > 0, "right", "left"))
+    table = {**TINY, "data": {"name": "npz", "path": str(tmp_path / "two.npz")}}
+    done = run(resolve(table), tmp_path / "run")
+    np.savetxt(tmp_path / "x.csv", x, delimiter=",", header="a,b", comments="", fmt="%.9g")
+    told = here("predict", tmp_path / "run", tmp_path / "x.csv", "--out", tmp_path / "out.csv")
+    assert told.code == 0, told.err
+    assert [line.split(",")[1] for line in (tmp_path / "out.csv").read_text().splitlines()[1:]] == [*done.predict(x)]
+    (tmp_path / "wrong.csv").write_text("a\n1\n")
+    refused(here("predict", tmp_path / "run", tmp_path / "wrong.csv"), "it has 1 columns; valid: a number in each of 2")
+    (tmp_path / "text.csv").write_text("a,b\n1,x\n")
+    refused(here("predict", tmp_path / "run", tmp_path / "text.csv"), "is no CSV file of numbers with a header")
+
+
+def test_messages_of_predict_and_export(finished: Result, tmp_path: Path) -> None:
+    refused(here("predict", finished.path, tmp_path / "none.png"), "there is no such file; valid: pictures")
+    refused(here("predict", finished.path, tmp_path), "holds no pictures")
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    refused(here("predict", finished.path, tmp_path / "bad.png"), "is damaged or no image")
+    refused(here("export", finished.path, "--out", tmp_path / "model.pkl"), "'.pkl' is not a format of models")
+    refused(here("export", finished.path, "--out", "/proc/none/model.safetensors"), "cannot be written")
+    refused(here("export", tmp_path), "holds no run ")
