@@ -1,4 +1,4 @@
-"""A run's model for use: it takes samples as they are stored, predicts, and is exported as a program without fedblend."""
+"""A run's model for use: it predicts for samples as they are stored, and is exported as a program without fedblend."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ class Deployed(nn.Module):
     It takes samples as stored (:class:`fedblend.core.dataset.Samples`) and returns probabilities [n, C], or the
     predicted numbers [n, q] of a regression.
     """
+
+    factor: torch.Tensor
+    offset: torch.Tensor
 
     def __init__(
         self, net: nn.Module, factor: torch.Tensor | None, offset: torch.Tensor | None, codes: int, classifies: bool
@@ -109,7 +112,7 @@ class Predictor:
         return _predictor(experiment, data, scale, net, state.round)
 
     def predict_proba(self, x: Any) -> np.ndarray:
-        """Probabilities float32 [n, C] of samples as stored (array or tensor [n, ...]); of a regression, numbers [n, q].
+        """Probabilities float32 [n, C] of samples as stored (array or tensor [n, ...]); in regression, numbers [n, q].
 
         Raises :class:`FedblendError` for samples of another shape.
         """
@@ -179,8 +182,9 @@ class Predictor:
                 if suffix == ".pt2":
                     torch.export.save(program, buffer, extra_files={"fedblend.json": json.dumps(self.description)})
                 else:
-                    names = {"input_names": ["stored"], "output_names": ["outputs"]}
-                    onnx = torch.onnx.export(program, (example,), dynamo=True, **names)
+                    onnx = torch.onnx.export(
+                        program, (example,), input_names=["stored"], output_names=["outputs"], dynamo=True
+                    )
                     assert onnx is not None
                     onnx.model.metadata_props["fedblend"] = json.dumps(self.description)
                     buffer.write(onnx.model_proto.SerializeToString())
