@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def test_ctrl_c_at_rank_0_within_a_round_ends_all_ranks(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
 
 
+@pytest.fixture
+def default_interrupts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the tests are a shell's background job, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_interrupts")
 def test_an_interrupt_while_processes_start_is_deferred_and_not_lost() -> None:
     printed: list[str] = []
 
