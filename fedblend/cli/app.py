@@ -53,6 +53,7 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at once (default: on
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run directory, or the folder of a study with one run.")
 ]
+Best = Annotated[bool, typer.Option("--best", help="The best model that the callback keep-best kept, not the last.")]
 RunName = Annotated[str | None, typer.Option("--run", help="Folder name of one run, where the file has several.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Import and run code that the runs name (own parts, models).")]
 MinSites = Annotated[int, typer.Option(min=0, help="Sites without which no exchange begins (0: all).")]
@@ -155,6 +156,7 @@ def predict(
     run: RunArgument,
     files: Annotated[list[Path], typer.Argument(help="Pictures, folders of pictures, .npz files (x), or CSV files.")],
     out: Annotated[Path | None, typer.Option(help="A CSV file for all predictions (default: none).")] = None,
+    best: Best = False,
     trust: Trust = False,
 ) -> None:
     """Predict for samples with a run's final model: the class and its probability, or the numbers of a regression.
@@ -164,7 +166,7 @@ def predict(
     """
     from fedblend.cli.predict import show_predictions
 
-    show_predictions(run, files, out, trust)
+    show_predictions(run, files, out, best, trust)
 
 
 @app.command(
@@ -176,6 +178,7 @@ def export(
     out: Annotated[
         Path, typer.Option(help="The file: .safetensors (weights), .pt2 (program for PyTorch) or .onnx.")
     ] = Path("model.safetensors"),
+    best: Best = False,
     trust: Trust = False,
 ) -> None:
     """Write a run's final model, and beside it a JSON file with the scale of its inputs and the names of its classes.
@@ -185,7 +188,7 @@ def export(
     """
     from fedblend.cli.predict import export_model
 
-    export_model(run, out, trust)
+    export_model(run, out, best, trust)
 
 
 # Experiment files -----------------------------------------------------------------------------------------------

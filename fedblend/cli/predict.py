@@ -23,9 +23,9 @@ SHOWN = 20
 """Predictions that the terminal shows."""
 
 
-def export_model(run: Path, out: Path, trust: bool) -> None:
+def export_model(run: Path, out: Path, best: bool, trust: bool) -> None:
     """Write a run's model, and say what was written."""
-    predictor = Predictor.of_run(only_run(run), trust)
+    predictor = Predictor.of_run(only_run(run), trust, best)
     written = predictor.export(out)
     console = Console()
     about = predictor.description
@@ -34,9 +34,9 @@ def export_model(run: Path, out: Path, trust: bool) -> None:
         console.print(f"{path}  {path.stat().st_size:,} bytes", highlight=False, soft_wrap=True)
 
 
-def show_predictions(run: Path, files: Sequence[Path], out: Path | None, trust: bool) -> None:
+def show_predictions(run: Path, files: Sequence[Path], out: Path | None, best: bool, trust: bool) -> None:
     """Print the predictions for the samples in files, and write all of them as a CSV file if one is given."""
-    predictor = Predictor.of_run(only_run(run), trust)
+    predictor = Predictor.of_run(only_run(run), trust, best)
     frames = []
     with steps_shown() as steps:
         for number, path in enumerate(files, 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class Setup:
     """What is predicted, with its loss."""
     own: tuple[torch.Tensor, torch.Tensor] | None = None
     """Samples (x, y) of a server with data of its own, if the clients' samples lie at real sites."""
+    folder: Path | None = None
+    """The run's folder, for callbacks that write files; ``None`` where no run is kept."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         """A copy of the model's weights and buffers, by name."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from fedblend.core.callbacks import Callback
+from fedblend.core.errors import FedblendError, listed
 from fedblend.core.record import RoundRecord
-from fedblend.core.registry import Fraction, part
+from fedblend.core.registry import Count, Fraction, NonNegative, Positive, part
+from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
+from fedblend.runs.trackers import CSVTable, MLflow, TensorBoard, WandB, numbers_of
+
+__all__ = ["CSVTable", "Checkpoints", "Listener", "MLflow", "MetricsLog", "RecordListener", "TensorBoard", "WandB"]
 
 Listener = Callable[[RoundRecord], Any]
 """A function of a round's record; ``True`` as its result ends the run."""
@@ -80,6 +88,116 @@ class StopAtAccuracy(Callback):
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
         """Return whether the accuracy is reached."""
         return record.accuracy is not None and record.accuracy >= self.accuracy
+
+
+Mode = Literal["max", "min"]
+"""Whether the highest or the lowest value of a monitored number is the best."""
+
+
+class Monitor(Callback):
+    """Base of callbacks that follow one number of the record; a resumed run counts on from its earlier records."""
+
+    monitor: str
+    mode: Mode
+
+    @functools.cached_property
+    def seen(self) -> list[tuple[int, float]]:
+        """The number in each evaluated round after round 0, with its round; parts are frozen."""
+        return []
+
+    def on_run_begin(self, setup: Setup, state: RunState) -> None:
+        """Read the earlier rounds."""
+        self.seen.clear()
+        if setup.folder is not None and state.round:
+            for record in RunDirectory(setup.folder).records():
+                if 0 < record.round <= state.round:
+                    self.follow(record)
+
+    def follow(self, record: RoundRecord) -> bool:
+        """Add a record's number; return whether it has one. Raises :class:`FedblendError` if no record has it."""
+        numbers = numbers_of(record)
+        if self.monitor in numbers:
+            self.seen.append((record.round, numbers[self.monitor]))
+        elif record.loss is not None:
+            valid = listed([name for name in numbers if not name.startswith(("machine.", "bytes_"))])
+            raise FedblendError(f"callbacks: monitor: '{self.monitor}' is not measured in this run; valid: {valid}")
+        return self.monitor in numbers
+
+    def best(self, least: float = 0.0) -> tuple[int, float]:
+        """The best round so far with its number; a later one must be better by more than ``least``."""
+        sign = 1 if self.mode == "max" else -1
+        best = self.seen[0]
+        for round, number in self.seen[1:]:
+            best = (round, number) if sign * (number - best[1]) > least else best
+        return best
+
+
+@part("callback", "early-stopping")
+class EarlyStopping(Monitor):
+    """End the run once a number of the record has not become better in ``patience`` evaluated rounds."""
+
+    monitor: str = "accuracy"
+    """The number: `accuracy`, `loss`, `clients.mean`, or any other of the record, with its place (`train_loss`)."""
+    mode: Mode = "max"
+    """`max` where high is good, `min` where low is good (losses)."""
+    patience: Count = 10
+    """Evaluated rounds without a better number after which the run ends."""
+    min_delta: NonNegative = 0.0
+    """A number counts as better if it is better by more than this."""
+
+    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+        """Return whether the patience is over."""
+        if not self.follow(record):
+            return None
+        best = self.best(self.min_delta)[0]
+        return sum(round > best for round, _ in self.seen) >= self.patience
+
+
+@part("callback", "keep-best")
+class KeepBest(Monitor):
+    """Keep the model of the best round as `best.safetensors` in the run's folder; `fedblend export --best` reads it."""
+
+    monitor: str = "accuracy"
+    """The number that tells the best round, as in `early-stopping`."""
+    mode: Mode = "max"
+    """`max` where high is good, `min` where low is good (losses)."""
+
+    def on_run_begin(self, setup: Setup, state: RunState) -> None:
+        """Read the earlier rounds, and note the folder."""
+        super().on_run_begin(setup, state)
+        if setup.folder is None:
+            raise FedblendError("callbacks: keep-best needs a run with a folder")
+        self._folder.append(setup.folder)
+
+    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+        """Write the model if this round is the best."""
+        if self.follow(record) and self.best() == self.seen[-1]:
+            checkpoint.write_best(self._folder[-1], state, {"monitor": self.monitor, "value": self.seen[-1][1]})
+        return None
+
+    @functools.cached_property
+    def _folder(self) -> list[Path]:
+        return []
+
+
+@part("callback", "time-limit")
+class TimeLimit(Callback):
+    """End the run after the first round that ends later than ``minutes`` after its start, or after it was resumed."""
+
+    minutes: Positive = 60.0
+    """Minutes on the clock, with everything that a round takes."""
+
+    def on_run_begin(self, setup: Setup, state: RunState) -> None:
+        """Note the time."""
+        self._started.append(time.monotonic())
+
+    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+        """Return whether the time is over."""
+        return time.monotonic() - self._started[-1] >= 60 * self.minutes
+
+    @functools.cached_property
+    def _started(self) -> list[float]:
+        return []
 
 
 def peak_memory() -> int | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedblend.core.state import RunState
 
 NAME = "checkpoint.safetensors"
+BEST = "best.safetensors"
 
 DAMAGED = (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError)
 """Errors of reading a file that is no checkpoint, or truncated."""
@@ -102,6 +103,30 @@ def read(folder: Path) -> RunState | None:
             f"{path}: is not a checkpoint of fedblend or is damaged: {legible(error)}; the run cannot resume from it: "
             "restore the file, or begin again in another folder"
         ) from None
+
+
+def write_best(folder: Path, state: RunState, why: Mapping[str, Any]) -> None:
+    """Replace the folder's best model: the weights of a state; ``why`` says what it is the best in."""
+    from safetensors.torch import save
+
+    tensors = {name: tensor.contiguous() for name, tensor in state.weights.items()}
+    write_atomically(folder / BEST, save(tensors, {"best": json.dumps({"round": state.round, **why})}))
+
+
+def read_best(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
+    """Return the round and the weights of the folder's best model.
+
+    Raises :class:`FedblendError` if the run keeps none (callback ``keep-best``), or for a damaged file.
+    """
+    path = folder / BEST
+    if not path.exists():
+        raise FedblendError(f"{folder}: keeps no best model; add the callback keep-best to the experiment")
+    try:
+        with safe_open(path, "pt") as file:
+            round = json.loads(file.metadata()["best"])["round"]
+            return int(round), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except DAMAGED as error:
+        raise FedblendError(f"{path}: is no best model of fedblend or is damaged: {legible(error)}") from None
 
 
 def _checksum(scalars: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> str:

@@ -85,17 +85,17 @@ class Predictor:
         return _predictor(setup.experiment, facts, scale, net, round)
 
     @staticmethod
-    def of_run(directory: RunDirectory, trust: bool = False) -> Predictor:
-        """The predictor of a run's last checkpoint; the run's data are not read.
+    def of_run(directory: RunDirectory, trust: bool = False, best: bool = False) -> Predictor:
+        """The predictor of a run's last checkpoint, or of its best model (callback ``keep-best``).
+
+        The run's data are not read.
 
         Raises :class:`FedblendError` for a run without a checkpoint, one whose clients keep their own models, or one
         that names code of its own, unless ``trust``.
         """
         with reading([directory], trust):
             experiment, facts = directory.experiment(), directory.facts()
-            state = checkpoint.read(directory.path)
-            if state is None:
-                raise FedblendError(f"{directory.path}: has no checkpoint yet; run it first")
+            round, weights = _weights_of(directory.path, best)
             if experiment.method.stateful_clients:
                 raise FedblendError(
                     f"{directory.path}: its clients keep models of their own, so that there is no one model"
@@ -106,10 +106,10 @@ class Predictor:
             outputs = data.get("outputs") or len(data["classes"]) or experiment.data.load().outputs
             require_model_memory(experiment, inputs, outputs)
             net = experiment.model.build(inputs, outputs)
-        if different := differing(net.state_dict(), state.weights):
-            raise FedblendError(f"{directory.path}: its checkpoint is of another model ('{different[0]}' differs)")
-        net.load_state_dict(state.weights)
-        return _predictor(experiment, data, scale, net, state.round)
+        if different := differing(net.state_dict(), weights):
+            raise FedblendError(f"{directory.path}: its weights are of another model ('{different[0]}' differs)")
+        net.load_state_dict(weights)
+        return _predictor(experiment, data, scale, net, round)
 
     def predict_proba(self, x: Any) -> np.ndarray:
         """Probabilities float32 [n, C] of samples as stored (array or tensor [n, ...]); in regression, numbers [n, q].
@@ -196,6 +196,16 @@ class Predictor:
                 "weights alone, as .safetensors"
             ) from None
         return buffer.getvalue()
+
+
+def _weights_of(folder: Path, best: bool) -> tuple[int, dict[str, torch.Tensor]]:
+    """The round and the weights of a run's best model, or of its last checkpoint."""
+    if best:
+        return checkpoint.read_best(folder)
+    state = checkpoint.read(folder)
+    if state is None:
+        raise FedblendError(f"{folder}: has no checkpoint yet; run it first")
+    return state.round, state.weights
 
 
 def _predictor(

@@ -96,7 +96,7 @@ def execute(
     # A resumed run keeps its finished rounds, even if fewer are configured.
     experiment = experiment.model_copy(update={"rounds": max(experiment.rounds, checkpoint.round_of(path) or 0)})
     # Built before the folder is created, so that an invalid experiment leaves no empty run.
-    setup = make_setup(experiment)
+    setup = replace(make_setup(experiment), folder=path)
     engines.require_device(experiment.device)
     with one_thread():
         if federate is not None:

@@ -1,0 +1,203 @@
+"""Callbacks of experiment files: early stopping, the best model, a time limit, and trackers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_helpers import TINY, here, refused, write
+
+from fedblend.core.errors import FedblendError, Stopped
+from fedblend.core.record import RoundRecord
+from fedblend.core.state import RunState
+from fedblend.experiment.config import resolve
+from fedblend.runs import api, checkpoint
+from fedblend.runs.callbacks import EarlyStopping, KeepBest, TimeLimit
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.predictor import Predictor
+from fedblend.runs.trackers import numbers_of
+
+
+def run(folder: Path, *callbacks: Any, stop_after: int | None = None, **changes: Any) -> api.Result:
+    """A run with callbacks of the file; ``stop_after`` interrupts it after so many rounds."""
+
+    def interrupt(record: dict[str, Any]) -> None:
+        if record["round"] == stop_after:
+            raise KeyboardInterrupt
+
+    table = {**TINY, "rounds": 4, "callbacks": list(callbacks), **changes}
+    return api.run(resolve(table), folder, resume=True, on_round=interrupt)
+
+
+def interrupted(folder: Path, *callbacks: Any, after: int, **changes: Any) -> api.Result:
+    """The same run, interrupted after so many rounds and resumed."""
+    with pytest.raises(Stopped):
+        run(folder, *callbacks, stop_after=after, **changes)
+    return run(folder, *callbacks, **changes)
+
+
+def feed(callback: Any, losses: list[float]) -> int:
+    """The round after which a callback ends a run with these losses; 0 if it does not."""
+    state = [RunState(i, {}, torch.zeros(1).numpy(), torch.zeros(1).numpy()) for i in range(len(losses) + 1)]
+    return next(
+        (i for i, loss in enumerate(losses, 1) if callback.on_round_end(state[i], RoundRecord(i, loss=loss))), 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("patience", "min_delta", "losses", "ends"),
+    [
+        (2, 0.0, [3.0, 2.0, 2.5, 2.0, 1.0], 4),  # an equal loss is not better
+        (2, 0.0, [3.0, 2.0, 2.5, 1.9, 2.0, 2.0], 6),  # a better one begins the count again
+        (2, 0.5, [3.0, 2.6, 2.4, 2.3, 2.2], 5),  # 2.4 is better than 3.0 by more than 0.5; 2.6 is not
+        (3, 0.0, [3.0, 2.0, 2.5], 0),
+    ],
+)
+def test_early_stopping_counts_evaluated_rounds(
+    patience: int, min_delta: float, losses: list[float], ends: int
+) -> None:
+    assert feed(EarlyStopping("loss", "min", patience, min_delta), losses) == ends
+
+
+def test_early_stopping_ends_a_run_and_a_resumed_run_at_the_same_round(tmp_path: Path) -> None:
+    stop = {"name": "early-stopping", "monitor": "train_loss", "mode": "max", "patience": 2}
+    whole = run(tmp_path / "whole", stop, rounds=9)
+    again = interrupted(tmp_path / "again", stop, after=2, rounds=9)
+    rounds = [RunDirectory(one.path).records()[-1].round for one in (whole, again)]
+    values = [record.train_loss for record in RunDirectory(whole.path).records()][1:]
+    best = max(range(len(values)), key=lambda i: values[i])
+    assert rounds == [best + 1 + 2] * 2
+    assert RunDirectory(whole.path).status()["reason"] == "ended by early-stopping"
+
+
+def test_an_unknown_number_is_named_with_those_that_are_measured(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.toml", {"callbacks": [{"name": "early-stopping", "monitor": "f1"}]})
+    told = refused(here("run", file, "--out", tmp_path / "x", "--jobs", 1), "monitor: 'f1' is not measured in this run")
+    assert "accuracy" in told.err
+
+
+def test_the_best_model_is_kept_through_interruptions(tmp_path: Path) -> None:
+    # The lowest accuracy: the model of an early round, which later rounds must not replace.
+    best = {"name": "keep-best", "mode": "min"}
+    models: dict[int, dict[str, torch.Tensor]] = {}
+
+    class Watch(KeepBest):
+        def on_round_end(self, state: RunState, record: RoundRecord) -> None:
+            models[state.round] = state.weights
+
+    api.run(resolve({**TINY, "rounds": 4}), tmp_path / "watch", callbacks=[Watch()])
+    whole, again = run(tmp_path / "whole", best), interrupted(tmp_path / "again", best, after=3)
+    scores = [record.accuracy for record in RunDirectory(whole.path).records()][1:]
+    expected = scores.index(min(scores)) + 1
+    for one in (whole, again):
+        round, weights = checkpoint.read_best(one.path)
+        assert round == expected
+        assert all(torch.equal(weights[name], models[expected][name]) for name in weights)
+    predictor = Predictor.of_run(RunDirectory(whole.path), best=True)
+    assert predictor.description["round"] == expected
+    assert here("export", whole.path, "--best", "--out", tmp_path / "m.safetensors").code == 0
+    with pytest.raises(FedblendError, match="keeps no best model; add the callback keep-best"):
+        checkpoint.read_best(tmp_path / "watch")
+
+
+def test_a_time_limit_ends_after_the_round_that_passes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 59.9, 60.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    limit = TimeLimit(1.0)
+    limit.on_run_begin(None, None)  # type: ignore[arg-type]
+    assert [limit.on_round_end(None, None) for _ in range(2)] == [False, True]  # type: ignore[arg-type]
+
+
+# Trackers --------------------------------------------------------------------------------------------------
+
+
+def expected(folder: Path) -> dict[int, dict[str, float]]:
+    """All numbers that a run measured, by round."""
+    return {record.round: numbers_of(record) for record in RunDirectory(folder).records()}
+
+
+@pytest.mark.parametrize("after", [None, 2])
+def test_the_table_has_each_round_once(after: int | None, tmp_path: Path) -> None:
+    if after is None:
+        run(tmp_path / "run", "csv")
+    else:
+        interrupted(tmp_path / "run", "csv", after=after)
+    with open(tmp_path / "run" / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = {int(row.pop("round")): {k: float(v) for k, v in row.items() if v} for row in rows}
+    assert len(rows) == 5
+    assert found == expected(tmp_path / "run")
+
+
+def test_tensorboard_shows_each_round_once(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra 'tracking' is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    interrupted(tmp_path / "run", "tensorboard", after=2, checkpoint_every=3)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    for name in ("loss", "accuracy", "bytes_up/weights"):
+        wanted = {
+            i: numbers[name.replace("/", ".")]
+            for i, numbers in expected(tmp_path / "run").items()
+            if name.replace("/", ".") in numbers
+        }
+        assert {e.step: e.value for e in events.Scalars(name)} == pytest.approx(wanted, rel=1e-6)
+        assert len(events.Scalars(name)) == len(wanted)
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_the_configuration_and_each_round(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="the extra 'tracking' is not installed")
+    interrupted(tmp_path / "study" / "run", {"name": "mlflow"}, after=2)
+    client = mlflow.MlflowClient((tmp_path / "study" / "mlruns").as_uri())
+    (kept,) = client.search_runs([client.get_experiment_by_name("study").experiment_id])
+    assert kept.info.status == "FINISHED"
+    assert kept.data.params["train.lr"] == str(TINY["train"]["lr"])
+    history = {m.step: m.value for m in client.get_metric_history(kept.info.run_id, "accuracy")}
+    assert history == {i: numbers["accuracy"] for i, numbers in expected(tmp_path / "study" / "run").items()}
+
+
+def logged(file: bytes) -> Iterator[bytes]:
+    """The entries of a log in LevelDB's form: blocks of 32 KiB, and parts with a checksum, a length and a type."""
+    place, entry = 7, b""
+    while place + 7 <= len(file):
+        if (left := -place % 32768) and left < 7:
+            place += left
+            continue
+        length, form = struct.unpack_from("<HB", file, place + 4)
+        entry += file[place + 7 : place + 7 + length]
+        place += 7 + length
+        if form in (1, 4):  # whole, or the last part
+            yield entry
+            entry = b""
+
+
+@pytest.mark.slow
+def test_wandb_works_offline(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="the extra 'tracking' is not installed")
+    from wandb.proto import wandb_internal_pb2
+
+    interrupted(tmp_path / "run", "wandb", after=2)
+    history: dict[int, float] = {}
+    for file in sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")):
+        for data in logged(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            items = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            if "accuracy" in items:
+                history[items["_step"]] = items["accuracy"]
+    assert history == {i: numbers["accuracy"] for i, numbers in expected(tmp_path / "run").items()}
+
+
+def test_bad_fields_of_trackers_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.toml", {"callbacks": [{"name": "mlflow", "uri": "gopher://x"}]})
+    refused(here("run", file, "--out", tmp_path / "x"), "'gopher://x' is no store of MLflow")
+    file = write(tmp_path / "y.toml", {"callbacks": [{"name": "wandb", "mode": "on"}]})
+    refused(here("run", file, "--out", tmp_path / "y"), "mode")
