@@ -139,7 +139,7 @@ class EarlyStopping(Monitor):
     monitor: str = "accuracy"
     """The number: `accuracy`, `loss`, `clients.mean`, or any other of the record, with its place (`train_loss`)."""
     mode: Mode = "max"
-    """`max` where high is good, `min` where low is good (losses)."""
+    """Whether high (`max`) or low (`min`, for losses) is good."""
     patience: Count = 10
     """Evaluated rounds without a better number after which the run ends."""
     min_delta: NonNegative = 0.0
@@ -160,7 +160,7 @@ class KeepBest(Monitor):
     monitor: str = "accuracy"
     """The number that tells the best round, as in `early-stopping`."""
     mode: Mode = "max"
-    """`max` where high is good, `min` where low is good (losses)."""
+    """Whether high (`max`) or low (`min`, for losses) is good."""
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
         """Read the earlier rounds, and note the folder."""

@@ -123,12 +123,12 @@ class TensorBoard(Tracker):
 
 @part("callback", "wandb")
 class WandB(Tracker):
-    """Weights & Biases. Nothing leaves this machine unless `mode` says so; ``wandb sync`` sends an offline run later."""
+    """Weights & Biases. Nothing leaves this machine unless `mode` says so; ``wandb sync`` sends offline runs later."""
 
     project: str = "fedblend"
     """Project that runs belong to."""
     mode: Literal["offline", "online"] = "offline"
-    """`offline` writes into the run's folder `wandb`; `online` sends each round to the service."""
+    """Where rounds go: to the run's folder `wandb` (`offline`), or to the service (`online`)."""
 
     def begin(self, folder: Path, setup: Setup, round: int) -> bool:
         """Start a run of W&B, or go on with the one of this folder."""
