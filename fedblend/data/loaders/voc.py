@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
-from xml.parsers.expat import ExpatError, ParserCreate
+from xml.parsers.expat import ParserCreate
 
 import numpy as np
 import torch
@@ -161,8 +161,10 @@ def read_objects(path: Path, difficult: bool) -> list[AnnotatedObject]:
                 f"{path}: holds a declaration (<!DOCTYPE), which no annotation of VOC has; it is not read"
             )
         root = ElementTree.fromstring(raw)
-    # LookupError and ValueError: an unknown encoding, or one without a table.
-    except (ExpatError, ElementTree.ParseError, LookupError, ValueError) as error:
+    except FedblendError:
+        raise
+    # The file may name an unknown encoding, or the codec of any installed package, which raises what it likes.
+    except Exception as error:
         raise FedblendError(f"{path}: is truncated or no XML ({legible(error)}); download it again") from None
     if root.findtext("filename", "").strip() != f"{path.stem}.jpg":
         raise FedblendError(f"{path}: describes the image '{root.findtext('filename', '')}', not {path.stem}.jpg")
