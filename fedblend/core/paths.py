@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedblend.core.errors import FedblendError
+
+Content = TypeVar("Content", str, bytes)
 
 
 def import_from(folders: Iterable[str]) -> None:
@@ -27,10 +29,19 @@ def read_text(path: str | Path, remedy: str, errors: str = "strict") -> str:
 
     Pipes and devices are not read: they may have no end. Raises :class:`FedblendError` that ends in ``remedy``.
     """
+    return _read(path, remedy, lambda file: file.read_text(encoding="utf-8", errors=errors))
+
+
+def read_bytes(path: str | Path, remedy: str) -> bytes:
+    """The bytes of a regular file, as :func:`read_text` reads a text."""
+    return _read(path, remedy, Path.read_bytes)
+
+
+def _read(path: str | Path, remedy: str, read: Callable[[Path], Content]) -> Content:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
-            return Path(path).read_text(encoding="utf-8", errors=errors)
+            return read(Path(path))
         reason = "is a folder" if stat.S_ISDIR(mode) else "is no regular file"
     except FileNotFoundError:
         reason = "no such file"

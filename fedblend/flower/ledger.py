@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.paths import read_bytes
 from fedblend.core.registry import dump
 from fedblend.core.sharing import ClientData, Payload, Sharing
 from fedblend.core.trees import add_prefix, strip_prefix
@@ -95,9 +96,10 @@ class SharingLedger:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             if not path.exists():
                 _create_once(path, secrets.token_bytes(KEY_BYTES))
-            mode, secret = path.stat().st_mode, path.read_bytes()
+            mode = path.stat().st_mode
         except OSError as error:
             raise FedblendError(f"{path}: cannot be used as this site's secret: {error.strerror}") from None
+        secret = read_bytes(path, "it is this site's secret; restore it from a copy")
         if mode & 0o077:
             raise FedblendError(f"{path}: other users can read this site's secret; run: chmod 600 {path}")
         if len(secret) != KEY_BYTES:
@@ -112,10 +114,11 @@ class SharingLedger:
         path = self.folder / f"{name}.safetensors"
         if not path.exists():
             return [], {}
+        content = read_bytes(path, "restore it from a copy, or remove it")
         try:
-            table = safetensors.torch.load(path.read_bytes())
+            table = safetensors.torch.load(content)
             known = table["tags"].numpy()
-        except (SafetensorError, KeyError, OSError) as error:
+        except (SafetensorError, KeyError) as error:
             raise FedblendError(f"{path}: is damaged: {error}; restore it from a copy, or remove it") from None
         return [row.tobytes() for row in known], strip_prefix("payload/", table)
 

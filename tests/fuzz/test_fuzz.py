@@ -13,6 +13,7 @@ import fuzz
 import mutations
 import numpy as np
 import pytest
+import worker
 from surfaces import CLEAN, MESSAGE, SURFACES, TINY, Outcome
 
 from fedblend.cli import FAULT
@@ -32,7 +33,7 @@ from fedblend.cli import FAULT
     ],
 )
 def test_each_kind_of_fault_is_told_apart(outcome: Outcome, kind: str, tmp_path: Path) -> None:
-    assert fuzz.judge(outcome, tmp_path)[0] == kind
+    assert worker.judge(outcome, tmp_path)[0] == kind
 
 
 def test_an_input_depends_on_its_number_alone() -> None:
@@ -46,8 +47,8 @@ def test_an_input_depends_on_its_number_alone() -> None:
         ):
             assert repr(change(Random(number), given)) == repr(change(Random(number), given))
         np.testing.assert_equal(mutations.of_array(Random(number), array), mutations.of_array(Random(number), array))
-        assert fuzz.surface_of(number) == fuzz.surface_of(number)
-    assert list(SURFACES) == list(fuzz.SHARES)
+        assert worker.surface_of(number) == worker.surface_of(number)
+    assert list(SURFACES) == list(worker.SHARES)
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,7 @@ from flwr.supercore.primitives.asymmetric import (
 )
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.paths import read_bytes
 from fedblend.core.trees import digest_of
 from fedblend.flower.messages import Tensors
 
@@ -112,12 +112,13 @@ def sign_keys(path: str, client: int, quantity: str, context: bytes, keys: Mappi
 
     Raises :class:`FedblendError` if there is no such key at ``path``.
     """
+    content = read_bytes(path, "key: give this site's private key in OpenSSH's format")
     try:
-        private = load_ssh_private_key(Path(path).read_bytes(), None)
+        private = load_ssh_private_key(content, None)
         if not isinstance(private, EllipticCurvePrivateKey):
             raise ValueError("it is no elliptic-curve key")
         return private.sign(_signed_text(client, quantity, context, keys), ECDSA(SHA384()))
-    except (OSError, *CRYPTO_ERRORS) as error:
+    except CRYPTO_ERRORS as error:
         raise FedblendError(f"key: {path}: cannot sign with it: {error}; valid: ssh-keygen -t ecdsa -b 384") from None
 
 

@@ -1,0 +1,151 @@
+"""Messages of a federation: a server's to the app of a site, and a site's replies to the app of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import io
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import mutations
+import numpy as np
+import torch
+
+from surfaces.base import CLEAN, MESSAGE, TINY, Case, Outcome, call
+
+ASKED = ("fedavg", "fedmix", "fd", "aggenhance-secure", "mix2fld", "masked", "scaffold")
+"""Methods whose messages are changed; ``masked`` is FedMix with secure sums."""
+
+
+def _asked(name: str) -> Any:
+    from fedblend.experiment.config import resolve
+
+    method: Any = {"name": "fedmix", "aggregator": "secure-mean"} if name == "masked" else {"name": name}
+    if name == "mix2fld":
+        method |= {"sharing": {"samples": 40}, "server_step": {"steps": 1}}
+    # A site reads no file that a server names.
+    table = {**TINY, "data": "digits", "fraction": 0.1, "method": method}
+    table["train"] = {**TINY["train"], "cohort": 3}
+    return resolve(table)
+
+
+@functools.cache
+def _messages(name: str, folder: Path) -> list[tuple[str, int, Any, dict[str, Any], dict[str, torch.Tensor]]]:
+    """What the server sends in a run of this method: kind, client, state of the client before, fields and tensors."""
+    from flower_helpers import Nodes, through
+
+    from fedblend.flower.app_folder import FederationLimits
+    from fedblend.flower.messages import unpack
+    from fedblend.flower.server import run
+
+    folder.mkdir(parents=True, exist_ok=True)
+    grid = Nodes({"partition-id": client} for client in range(3))
+    kept: list[Any] = []
+    answer = grid.app
+
+    def listening(message: Any, context: Any) -> Any:
+        state = copy.deepcopy(context.state)
+        kept.append((message.metadata.message_type, grid.client(context.node_id), state, *unpack(message.content)))
+        return answer(message, context)
+
+    grid.app = listening  # type: ignore[assignment]
+    assert through
+    run(grid, _asked(name), folder / "run", FederationLimits(min_sites=3, deadline=20))
+    return kept
+
+
+def _changed_content(rng: Random, fields: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
+    """A message's content with changed fields, tensors or records."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    from fedblend.flower.messages import pack, to_record
+
+    kind = rng.randrange(8)
+    if kind <= 3 or not tensors:
+        changed = mutations.plain(mutations.of_table(rng, fields), toml=False)
+        try:
+            text = json.dumps(changed)
+        except (ValueError, RecursionError):
+            text = "[" * 100_000
+        if rng.random() < 0.1:
+            text = mutations.of_bytes(rng, text.encode()).decode("utf-8", "replace")
+        content = RecordDict({"fields": ConfigRecord({"fields": text})})
+        if tensors:
+            content["tensors0"] = to_record(tensors)
+        return content
+    if kind <= 5:
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        changed_arrays = mutations.of_arrays(rng, arrays)
+        made = {}
+        for name, array in changed_arrays.items():
+            with contextlib.suppress(TypeError, ValueError):
+                made[name] = Array(np.ascontiguousarray(array).reshape(array.shape))
+        content = pack(fields)
+        content["tensors0"] = ArrayRecord(made)
+        return content
+    content = pack(fields)
+    name = rng.choice(list(tensors))
+    stored = io.BytesIO()
+    np.save(stored, tensors[name].numpy())
+    bad = Array("float32", tuple(tensors[name].shape), "numpy.ndarray", mutations.of_bytes(rng, stored.getvalue()))
+    others = {n: Array(t.numpy()) for n, t in tensors.items() if n != name}
+    content["tensors0"] = ArrayRecord({**others, name: bad})
+    return content
+
+
+def site_messages(rng: Random, folder: Path, real: Path) -> Case:
+    """A changed message of a server to the app of a site."""
+    from flwr.app import Context, Message
+
+    from fedblend.flower.client import app
+    from fedblend.flower.messages import unpack
+
+    name = rng.choice(ASKED)
+    kind, client, state, fields, tensors = rng.choice(_messages(name, real.parent / "messages" / name))
+    content = _changed_content(rng, fields, tensors)
+    config = {"partition-id": client}
+    if rng.random() < 0.2:
+        config[rng.choice(("partition-id", "site"))] = rng.choice((*mutations.TEXTS[:8], 10**12, -1, 1.5))
+
+    def run() -> Outcome:
+        message = Message(content, 1, kind, group_id="0")
+        message.metadata.__dict__["_message_id"] = "1"
+        reply = app(message, Context(1, 1, config, copy.deepcopy(state), {}))
+        if not reply.has_content():
+            raise RuntimeError(f"the site's app replied with an error: {reply.error.reason}")
+        said, _ = unpack(reply.content)
+        return Outcome(MESSAGE, f"fedblend: error: {said['fault']}", 2) if "fault" in said else Outcome(CLEAN)
+
+    return Case(f"a site is sent a changed {kind} of {name}", run)
+
+
+def server_messages(rng: Random, folder: Path, real: Path) -> Case:
+    """A changed reply of a site to the app of the server."""
+    from flower_helpers import Nodes
+    from flwr.app import Message
+
+    from fedblend.flower.app_folder import FederationLimits
+    from fedblend.flower.messages import unpack
+    from fedblend.flower.server import run
+
+    name = rng.choice(ASKED)
+    grid = Nodes({"partition-id": client} for client in range(3))
+    victim, number = rng.randrange(3), rng.randrange(6)
+    seen = [0]
+
+    def spoil(who: int, message: Any, reply: Any) -> Any:
+        if who != victim or not reply.has_content():
+            return reply
+        seen[0] += 1
+        if seen[0] - 1 != number % 3 and rng.random() < 0.7:
+            return reply
+        return Message(_changed_content(rng, *unpack(reply.content)), reply_to=message)
+
+    grid.spoil = spoil
+    asked = _asked(name)
+    limits = FederationLimits(min_sites=2, deadline=2)
+    return call(f"a server is sent changed replies in {name}", lambda: run(grid, asked, folder / "run", limits))
