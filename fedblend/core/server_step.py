@@ -76,6 +76,13 @@ class ServerStep(Part):
         """Return the next global weights, made from the aggregate ``weights``, and what the step keeps."""
         raise TypeError(f"{type(self).__name__} defines no refine")
 
+    def fault_of_question(self, question: Tensors, clients: int, spec: ModelSpec) -> str | None:
+        """Why a site does not respond to a question in a federation with cohorts of ``clients``, or ``None``.
+
+        A site responds in a round once to the questions whose tensors have the same names.
+        """
+        return f"the server step '{type(self).name}' sends no questions to clients"
+
     def respond(self, uploads: Mapping[int, Tensors], question: Tensors, spec: ModelSpec) -> dict[int, Response]:
         """The response of each client to a question, by client; each depends on that client's upload only."""
         raise TypeError(f"{type(self).__name__} defines no respond")

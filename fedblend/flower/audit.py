@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, printable
 from fedblend.core.registry import LARGEST_INT, explain
 from fedblend.core.trees import digest_of
 from fedblend.core.upload import bytes_of
@@ -50,6 +50,7 @@ class _Sent(_Line):
     bytes: Annotated[int, Field(ge=0, le=LARGEST_INT)]
     sha256: str
     trained: bool = False
+    part: str = ""
 
 
 _LINES = TypeAdapter(
@@ -68,32 +69,49 @@ class AuditLog:
     def __init__(self, path: str | None) -> None:
         self.path = Path(path) if path else None
 
-    def record_sent(self, run: str, round: int, client: int, kind: str, tensors: Tensors, trained: bool) -> None:
+    def record_sent(
+        self, run: str, round: int, client: int, kind: str, tensors: Tensors, trained: bool, part: str = ""
+    ) -> None:
         """Record a payload that is about to leave; ``trained`` states whether training made it.
 
-        Raises :class:`FedblendError` if the line cannot be written; the payload must not leave then.
+        ``part`` states which one it is where several payloads of a kind leave in a round. Raises :class:`FedblendError`
+        if the line cannot be written; the payload must not leave then.
         """
         payload = {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors.items()}
         facts: dict[str, Any] = {"tensors": payload, "bytes": bytes_of(tensors), "sha256": digest_of(tensors)}
-        facts |= {"trained": True} if trained else {}
+        facts |= ({"trained": True} if trained else {}) | ({"part": part} if part else {})
         self._write(run, round, client, kind, facts)
 
     def record_refused(self, run: str, round: int, client: int, kind: str, reason: str) -> None:
         """Record a payload that the server requested and the site refused."""
-        self._write(run, round, client, kind, {"refused": reason})
+        self._write(run, round, client, kind, {"refused": printable(reason)})
 
     def rounds_trained(self) -> set[tuple[str, int]]:
         """Return the runs and rounds in which a payload made by training has left."""
         return {(line["run"], line["round"]) for line in self.lines() if line.get("trained")}
 
-    def has_sent(self, run: str, round: int, client: int, kind: str, trained: bool) -> bool:
-        """Whether such a payload of this client has left in this round of this run."""
-        payload = (run, round, client, kind, trained)
+    def has_sent(self, run: str, round: int, client: int, kind: str, trained: bool, part: str = "") -> bool:
+        """Whether such a payload of this client has left in this round of this run.
+
+        Payloads that training made are one payload, of whichever kind: a server may change the experiment.
+        """
+        payload = (run, round, client, trained, "" if trained else kind, part)
         return any(
-            payload == (line["run"], line["round"], line["client"], line["kind"], line.get("trained", False))
-            for line in self.lines()
-            if "refused" not in line
+            payload
+            == (
+                *(line["run"], line["round"], line["client"], line.get("trained", False)),
+                *("" if line.get("trained") else line["kind"], line.get("part", "")),
+            )
+            for line in self._sent()
         )
+
+    def times_sent(self, kind: str) -> int:
+        """Return how many payloads of a kind have left, in all runs."""
+        return sum(line["kind"] == kind for line in self._sent())
+
+    def parts_sent(self, kind: str) -> set[str]:
+        """Return which payloads of a kind have left, in all runs."""
+        return {line["part"] for line in self._sent() if line["kind"] == kind and line.get("part")}
 
     def check_sharings(self, payload: Tensors, most: int) -> None:
         """Raise :class:`RefusedByPolicy` if a shared payload is a new one, and ``most`` others have left, in all runs.
@@ -103,8 +121,8 @@ class AuditLog:
         """
         left = {
             line["sha256"]
-            for line in self.lines()
-            if "refused" not in line and not line.get("trained") and line["kind"] in SHARED_KINDS and line.get("bytes")
+            for line in self._sent()
+            if not line.get("trained") and line["kind"] in SHARED_KINDS and line.get("bytes")
         }
         if self.path and digest_of(payload) not in left and len(left) >= most:
             raise RefusedByPolicy(
@@ -144,6 +162,9 @@ class AuditLog:
             ) from None
         return lines
 
+    def _sent(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if "refused" not in line]
+
     def _write(self, run: str, round: int, client: int, kind: str, facts: dict[str, Any]) -> None:
         if self.path:
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -180,17 +201,20 @@ class ReplayGuard:
     round: int
     client: int
     kind: str
+    part: str = ""
+    """Which of several payloads of the kind in a round."""
 
     def check(self, payload: str, trained: bool) -> None:
         """Raise :class:`RefusedByPolicy` if the client has sent the payload in this round or a later one."""
-        last = self.memory.mark(f"sent-{payload}")
+        last = self.memory.mark(f"sent-{payload}{self.part}")
         if (last is not None and self.round <= int(last)) or self.audit.has_sent(
-            self.run, self.round, self.client, self.kind, trained
+            self.run, self.round, self.client, self.kind, trained, self.part
         ):
+            about = f" ({self.part})" if self.part else ""
             raise RefusedByPolicy(
-                f"it has given its {self.kind} of round {self.round + 1} in this run, and gives them once"
+                f"it has given its {self.kind}{about} of round {self.round + 1} in this run, and gives them once"
             )
 
     def mark_sent(self, payload: str) -> None:
         """Note that the payload is about to leave."""
-        self.memory.keep(f"sent-{payload}", str(self.round), {})
+        self.memory.keep(f"sent-{payload}{self.part}", str(self.round), {})

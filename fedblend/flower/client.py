@@ -13,16 +13,17 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from fedblend.core.errors import FedblendError, brief
+from fedblend.core.errors import FedblendError, brief, legible
 from fedblend.core.registry import UntrustedCode
+from fedblend.core.trees import digest_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.experiment.config import resolve
 from fedblend.flower import work
 from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import ClientTask, Memory, Work
-from fedblend.flower.limits import check_experiment, check_kind, check_noise, check_schedule
-from fedblend.flower.messages import Tensors, pack, to_record, unpack
+from fedblend.flower.limits import check_experiment, check_held, check_kind, check_noise, check_schedule, check_training
+from fedblend.flower.messages import Tensors, pack, round_of, to_record, unpack
 from fedblend.flower.secure_aggregation import site as masked_site
 from fedblend.flower.site import RefusedByPolicy, Site, reply_text, setup_at_site, site_of_node, trust_of
 from fedblend.runs.runner import one_thread
@@ -32,8 +33,8 @@ app = ClientApp()
 
 HELLO, UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "hello", "upload", "sharing", "answers", "scores", "keys"
 EXTRAS, LOSS = "extras", "loss"
-ONCE = (UPLOAD, SHARING)
-"""What a site gives once in a round of a run."""
+ONCE = (UPLOAD, SHARING, ANSWERS, KEYS)
+"""What a site gives once in a round of a run; of answers and keys, once for each question and stage."""
 
 
 @app.query("hello")
@@ -44,7 +45,7 @@ def hello(message: Message, context: Context) -> Message:
         client, site = client_of(context), site_of_node(context.node_config)
         reply_fields: dict[str, Any] = {"client": client, "samples": None}
         if site.data is not None:
-            engine = engine_for(site, client, fields, context, HELLO)
+            engine = engine_for(site, client, {**fields, "round": 0}, context, HELLO)
             check_experiment(site, engine.setup.experiment)
             reply_fields |= {"samples": int(engine.setup.population.sizes[client]), "holds_out": _held(engine, client)}
     except Exception as error:
@@ -60,21 +61,23 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
         if fields["client"] != client:
             raise FedblendError(f"this is client {client}, not {fields['client']}")
         engine = engine_for(site, client, fields, context, what)
-        task = ClientTask(engine, site, client, int(fields["round"]), Memory(context))
+        task = ClientTask(engine, site, client, round_of(fields), Memory(context))
         record = AuditLog(site.audit)
         run, kind = run_of(fields, context), kind_of(engine, what)
-        once = ReplayGuard(task.memory, record, run, task.round, client, kind)
+        once = ReplayGuard(task.memory, record, run, task.round, client, kind, part_of(task, what, do, fields, tensors))
         try:
             check_experiment(site, engine.setup.experiment)
             if what == SHARING:
                 check_schedule(engine.setup.experiment, task.round)
-            _check(task, record, once, what, kind)
+            if what == UPLOAD:
+                check_training(engine.setup.experiment, task.round)
+            _check(task, once, what)
             with one_thread():
                 reply_fields, leaving = do(task, fields, tensors)
             with record.lock():
                 # Again, since other messages may have been answered meanwhile.
-                _check(task, record, once, what, kind)
-                _record(task, record, run, what, kind, reply_fields, leaving)
+                _check(task, once, what)
+                _record(task, once, what, reply_fields, leaving)
                 if leaving and what in ONCE:
                     once.mark_sent(what)
         except RefusedByPolicy as refusal:
@@ -86,31 +89,57 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
     return Message(reply, reply_to=message)
 
 
-def _check(task: ClientTask, record: AuditLog, once: ReplayGuard, what: str, kind: str) -> None:
+def _check(task: ClientTask, once: ReplayGuard, what: str) -> None:
     """Raise :class:`RefusedByPolicy` if this payload may not leave now."""
-    check_kind(task.site, kind, record if what == UPLOAD else None)
+    check_kind(task.site, once.kind, once.audit, what == UPLOAD)
     check_noise(task.site, what, task.setup.experiment)
+    if what == SCORES and once.part:
+        held, _, samples = once.part.partition(" ")
+        check_held(task.site, once.audit, int(held), samples)
     if what in ONCE:
         once.check(what, what == UPLOAD)
 
 
-def _record(
-    task: ClientTask, record: AuditLog, run: str, what: str, kind: str, reply_fields: dict[str, Any], leaving: Tensors
-) -> None:
+def _record(task: ClientTask, once: ReplayGuard, what: str, reply_fields: dict[str, Any], leaving: Tensors) -> None:
     """Write all that leaves in a reply to the audit log. Raises :class:`RefusedByPolicy` if some of it may not."""
-    extras = {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
+    record, extras = once.audit, {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
+    payload = {name: tensor for name, tensor in leaving.items() if name not in extras}
     if extras:
-        check_kind(task.site, EXTRAS, None)
+        check_kind(task.site, EXTRAS, record)
         check_noise(task.site, EXTRAS, task.setup.experiment)
-        record.record_sent(run, task.round, task.client, EXTRAS, extras, False)
+    if leaving and what == SHARING:
+        record.check_sharings(payload, task.site.sharings)
+
+    def sent(kind: str, tensors: Tensors, trained: bool = False, part: str = "") -> None:
+        record.record_sent(once.run, task.round, task.client, kind, tensors, trained, part)
+
+    if extras:
+        sent(EXTRAS, extras)
     if LOSS in reply_fields:
-        loss = {LOSS: torch.tensor(reply_fields[LOSS], dtype=torch.float64)}
-        record.record_sent(run, task.round, task.client, LOSS, loss, False)
+        sent(LOSS, {LOSS: torch.tensor(reply_fields[LOSS], dtype=torch.float64)})
     if leaving or reply_fields.get("right") is not None:
-        payload = {name: tensor for name, tensor in leaving.items() if name not in extras}
-        if what == SHARING:
-            record.check_sharings(payload, task.site.sharings)
-        record.record_sent(run, task.round, task.client, kind, payload, what == UPLOAD)
+        sent(once.kind, payload, what == UPLOAD, once.part)
+
+
+def part_of(task: ClientTask, what: str, do: Work, fields: dict[str, Any], tensors: Tensors) -> str:
+    """Return which one of several payloads of a kind is requested: of answers the question, of keys the stage.
+
+    Of scores it is the number of held-out samples, and a digest of all samples of a site with data of its own.
+    """
+    if what == ANSWERS:
+        return brief(sorted(tensors))
+    if what == KEYS:
+        return f"{do.__name__} of {brief(fields.get('quantity'))}"
+    if what == SCORES and task.site.data is not None and fields.get("held"):
+        return f"{_held(task.engine, task.client)} {samples_digest(task.engine)}"
+    return ""
+
+
+@functools.lru_cache(maxsize=8)
+def samples_digest(engine: LoopEngine) -> str:
+    """Return a digest of a site's samples."""
+    train = engine.setup.data.train
+    return digest_of({"x": train.x, "y": train.y})
 
 
 def kind_of(engine: LoopEngine, what: str) -> str:
@@ -134,7 +163,7 @@ def client_of(context: Context) -> int:
 
 def run_of(fields: dict[str, Any], context: Context) -> str:
     """Return a run's name in the audit log: the experiment's name and Flower's run number."""
-    return f"{fields['experiment']['name']}/{context.run_id}"
+    return f"{legible(fields['experiment']['name'])}/{context.run_id}"
 
 
 def engine_for(site: Site, client: int, fields: dict[str, Any], context: Context, what: str) -> LoopEngine:
@@ -142,8 +171,7 @@ def engine_for(site: Site, client: int, fields: dict[str, Any], context: Context
     try:
         return engine_of(site, client, json.dumps(fields["experiment"]), json.dumps(fields["setup"]))
     except (UntrustedCode, RefusedByPolicy) as refusal:
-        round = int(fields.get("round", 0))
-        AuditLog(site.audit).record_refused(run_of(fields, context), round, client, what, str(refusal))
+        AuditLog(site.audit).record_refused(run_of(fields, context), round_of(fields), client, what, str(refusal))
         raise
 
 

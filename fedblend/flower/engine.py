@@ -18,12 +18,12 @@ from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, Tr
 from fedblend.core.errors import FedblendError, by_reason, legible, listed
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec, reference_device
-from fedblend.core.sharing import Payload, Pool, Request
+from fedblend.core.sharing import Payload, Pool
 from fedblend.core.trees import add_prefix, digest_of, strip_prefix
 from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop import LoopEngine
-from fedblend.flower.messages import fault_of_shared, find_mismatched, to_record
+from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mismatched, to_record
 from fedblend.flower.scoring import score_held, score_own
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masks import sum_digest
@@ -86,7 +86,11 @@ class FlowerEngine:
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
         classes = self.setup.task.outputs
         faults |= {c: fault for c, payload in payloads.items() if (fault := fault_of_shared(payload, classes))}
-        faults |= {c: f for c, p in payloads.items() if (f := self._fault_of_number(p, int(sizes[c]), requests.get(c)))}
+        minimum = 1 if self.setup.experiment.unsafe else self.setup.experiment.policy.min_mean
+        for client, payload in payloads.items():
+            most = sharing.most_entries(int(sizes[client]), minimum, requests.get(client))
+            if fault := fault_of_number(payload, int(sizes[client]), most):
+                faults[client] = fault
         payloads = {client: payload for client, payload in payloads.items() if client not in faults}
         faults |= find_mismatched(payloads, rows=True)
         good = {client: payload for client, payload in payloads.items() if client not in faults}
@@ -94,15 +98,6 @@ class FlowerEngine:
         if sharing.each_round:
             self._sent_model = (round, frozenset(c for c in asked if replies[c].fault is None))
         yield from good.items()
-
-    def _fault_of_number(self, payload: Payload, samples: int, request: Request | None) -> str | None:
-        """Return why a client cannot have so many entries, or ``None``."""
-        experiment, entries = self.setup.experiment, max((len(t) for t in payload.values() if t.dim()), default=0)
-        minimum = 1 if experiment.unsafe else experiment.policy.min_mean
-        most = experiment.method.sharing.most_entries(samples, minimum, request)
-        if entries <= most:
-            return None
-        return f"it sent {entries:,} entries, and its {samples:,} samples make {most:,} at most"
 
     def _share_sums(self, round: int, sharing: SecureMeans, asked: Sequence[int]) -> dict[int, Payload]:
         """Request masked shared data; keys and shares are counted with the round's training."""

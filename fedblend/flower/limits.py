@@ -75,13 +75,21 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
         )
 
 
-def check_kind(site: Site, kind: str, record: AuditLog | None) -> None:
-    """Raise :class:`RefusedByPolicy` if the site's policy forbids to send this. ``record`` is given for training."""
+BOUNDED = {"answers": "max_answers", "scores": "max_scores"}
+"""Kinds of payload whose number over all runs a site file bounds, and the field that does."""
+
+
+def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -> None:
+    """Raise :class:`RefusedByPolicy` if the site's policy forbids to send this; ``trained`` for what training made."""
     if kind not in site.allow:
         raise RefusedByPolicy(
             f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})"
         )
-    if record is not None and site.rounds is not None:
+    field = BOUNDED.get(kind)
+    most = getattr(site, field) if field else None
+    if most is not None and record.times_sent(kind) >= most:
+        raise RefusedByPolicy(f"this site has sent {most} {kind} in all runs, and sends no more ({field} in its file)")
+    if trained and site.rounds is not None:
         rounds = record.rounds_trained()
         if len(rounds) >= site.rounds:
             raise RefusedByPolicy(
@@ -103,6 +111,26 @@ def check_schedule(experiment: Experiment, round: int) -> None:
     if not 0 <= round < max(1, experiment.rounds) or (round and not again):
         when = f"rounds 1 to {experiment.rounds}" if again else "round 1 only"
         raise RefusedByPolicy(f"this experiment's clients share in {when}, not in round {round + 1} (method.sharing)")
+
+
+def check_training(experiment: Experiment, round: int) -> None:
+    """Raise :class:`RefusedByPolicy` if an experiment's clients do not train in this round, counted from 0."""
+    if not (0 <= round < max(1, experiment.rounds) and experiment.method.upload.trains_in(round)):
+        raise RefusedByPolicy(f"this experiment's clients do not train in round {round + 1} of {experiment.rounds}")
+
+
+def check_held(site: Site, record: AuditLog, held: int, samples: str) -> None:
+    """Raise :class:`RefusedByPolicy` if scores of other held-out samples than before reveal single ones.
+
+    Of two sets of held-out samples the smaller is part of the larger. The difference of their scores is the score of
+    the samples that are in one of them only. ``samples`` is a digest of all samples of the site.
+    """
+    for before in (int(part.partition(" ")[0]) for part in record.parts_sent("scores") if part.endswith(samples)):
+        if 0 < abs(before - held) < site.min_mean:
+            raise RefusedByPolicy(
+                f"holdout: it holds out {held} samples, and {before} earlier: the difference would tell of "
+                f"{abs(before - held)}, and it tells of {site.min_mean} or more together (min_mean in its file)"
+            )
 
 
 def check_noise(site: Site, what: str, experiment: Experiment) -> None:

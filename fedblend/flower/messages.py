@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedblend.core.errors import FedblendError, legible
+from fedblend.core.errors import FedblendError, brief, legible
 from fedblend.core.trees import Tensors
 from fedblend.core.upload import is_finite
 
@@ -29,6 +29,9 @@ SHARE_QUERY = "fedblend_share"
 
 LABEL_TENSORS = ("y", "dummies")
 """Names of shared tensors that hold class labels where their type is an integer type."""
+
+MOST_ROUNDS = 2**31
+"""Bound of the rounds of a message."""
 
 MessageContent = tuple[dict[str, Any], dict[str, torch.Tensor]]
 """Fields and tensors."""
@@ -67,6 +70,14 @@ def unpack(content: RecordDict) -> MessageContent:
     if not isinstance(fields, dict):
         raise FedblendError("a message that is not fedblend's: its fields are no JSON object")
     return fields, tensors
+
+
+def round_of(fields: dict[str, Any]) -> int:
+    """Return the round of a message, counted from 0. Raises :class:`FedblendError` for what is none."""
+    round = fields.get("round")
+    if type(round) is not int or not 0 <= round < MOST_ROUNDS:
+        raise FedblendError(f"round: {brief(round)}; valid: a whole number from 0 up")
+    return round
 
 
 def attach(content: RecordDict, fields: Mapping[str, Any], tensors: ArrayRecord | None = None) -> RecordDict:
@@ -140,3 +151,11 @@ def fault_of_shared(payload: Tensors, classes: int) -> str | None:
         elif name in LABEL_TENSORS and tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < classes:
             return f"'{name}' holds labels from {int(tensor.min())} to {int(tensor.max())}; valid: 0 to {classes - 1}"
     return None
+
+
+def fault_of_number(payload: Tensors, samples: int, most: int) -> str | None:
+    """Return why a site with so many samples cannot share so many entries, or ``None``; ``most`` it can."""
+    entries = max((len(tensor) for tensor in payload.values() if tensor.dim()), default=0)
+    if entries <= most:
+        return None
+    return f"it sent {entries:,} entries, and its {samples:,} samples make {most:,} at most"

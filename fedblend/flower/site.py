@@ -22,10 +22,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend.core import registry
 from fedblend.core.dataset import Population
-from fedblend.core.errors import FedblendError, did_you_mean, legible, printable
+from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, printable
 from fedblend.core.paths import absolute, absolute_folder, from_file
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
 from fedblend.core.setup import Setup
+from fedblend.data.partitions import prepare
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import field_of_part
@@ -46,6 +47,9 @@ beside a model. ``loss`` is the mean loss in training; it leaves only beside mod
 SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores", "extras", "loss")
 """Kinds that a site allows by default: none that holds single samples."""
 
+
+MOST_CLIENTS = 10**7
+"""Largest number of clients of an experiment that a site accepts: it keeps one number for each."""
 
 log = logging.getLogger("flwr")
 
@@ -72,7 +76,9 @@ class Site(BaseModel):
     extras, loss.
     """
     min_mean: Count = 2
-    """Fewest samples that a shared mean may cover; the experiment's own minimum holds as well."""
+    """Fewest samples that a shared mean, a label's mean output or a score may cover; for means the experiment's own
+    minimum holds as well.
+    """
     min_sum: Annotated[Int, Field(ge=2)] = 3
     """Fewest sites whose masked models, or means, the server may sum; the experiment's minimum holds as well."""
     sharings: Count = 1
@@ -89,6 +95,13 @@ class Site(BaseModel):
     """Most seeds that this site sends for one request (XorMixFL); default: no limit."""
     rounds: Count | None = None
     """Rounds that this site trains in, over all runs in its audit log; default: no limit."""
+    max_answers: Count | None = None
+    """Answers to server steps that this site sends, over all runs in its audit log; default: no limit. An experiment
+    with `aggenhance-secure` requests two a round.
+    """
+    max_scores: Count | None = None
+    """Times that this site scores a model on its held-out samples, over all runs in its audit log; default: no limit.
+    """
     protection: field_of_part("protection") | None = None  # type: ignore[valid-type]
     """Protection of models before they leave, after the experiment's own protection."""
     trusted: tuple[str, ...] = ()
@@ -197,8 +210,14 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
             raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states both")
     one_client = experiment.model_copy(update={"partition": registry.build("partition", {"name": "iid", "clients": 1})})
     setup = make_setup(one_client, data)
-    before, mine = np.zeros(client + 1, np.int64), setup.population
-    after = server_setup["clients"] - client - 1
+    # Not by the experiment's seed: scores of sets that differ in a few samples would tell of these.
+    mine = prepare(one_client.partition, data, 0, holdout=experiment.holdout)
+    clients = server_setup["clients"]
+    if type(clients) is not int or not client < clients <= MOST_CLIENTS:
+        raise FedblendError(
+            f"the server's number of clients: {brief(clients)}; valid: {client + 1} to {MOST_CLIENTS:,}"
+        )
+    before, after = np.zeros(client + 1, np.int64), clients - client - 1
     offsets = np.concatenate([before, np.full(1 + after, len(mine.order))])
     held = np.concatenate([before, np.full(1 + after, len(mine.held_order))]) if mine.held_offsets is not None else None
     # Samples stay in the order of the site's file, not in the order of the partition into one client.
@@ -245,7 +264,8 @@ SITE_FILE = """# What may leave this site, for every request of every server. fe
 # Without "weights" this site's model leaves masked, or not at all.
 allow = {allow}
 
-# Fewest samples that a shared mean may cover; the experiment's own minimum holds as well.
+# Fewest samples that a shared mean, a label's mean output or a score may cover; for means the experiment's own minimum
+# holds as well.
 min_mean = {min_mean}
 
 # Fewest sites whose masked models (or means) the server may sum; the experiment's minimum holds as well.
@@ -268,6 +288,10 @@ sharings = {sharings}
 
 # Rounds in which this site trains, over all runs in its audit log; without this line: no limit.
 # rounds = 200
+
+# Scores of models on held-out samples, and answers to server steps, over all runs; without these lines: no limit.
+# max_scores = 100
+# max_answers = 400
 
 # Least noise on models and shared data: its standard deviation over the largest change that it hides. Without this
 # line: none. A model's multiplier is twice this number.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from flwr.app import ArrayRecord, Message
 
-from fedblend.core.errors import FedblendError, by_reason, legible, listed
+from fedblend.core.errors import FedblendError, brief, by_reason, legible, listed
 from fedblend.flower.messages import pack, unpack
 
 POLL_S = (0.05, 1.0)
@@ -193,10 +193,10 @@ class Sites:
                 self._failed_hellos[node] += 1
                 self._queried.discard(node)
             log.warning("fedblend: node %s takes no part: %s", node, reply.fault)
-        elif not (_is_sample_count(reply.fields.get("samples")) and _is_sample_count(reply.fields.get("holds_out"))):
+        elif not (is_sample_count(reply.fields.get("samples")) and is_sample_count(reply.fields.get("holds_out"))):
             log.warning("fedblend: node %s takes no part: its number of samples is not valid", node)
         elif type(client) is not int or not 0 <= client < self.clients:
-            log.warning("fedblend: node %s has partition-id %r; valid: 0 to %s", node, client, self.clients - 1)
+            log.warning("fedblend: node %s has partition-id %s; valid: 0 to %s", node, brief(client), self.clients - 1)
         else:
             if client in self.nodes:
                 before = self.nodes[client]
@@ -237,7 +237,7 @@ class Sites:
         return replies
 
 
-def _is_sample_count(samples: Any) -> bool:
+def is_sample_count(samples: Any) -> bool:
     """Whether a stated number of samples is valid; ``None`` is, for a site without data of its own."""
     return samples is None or (type(samples) is int and 0 <= samples <= MAX_SAMPLES)
 

@@ -144,7 +144,10 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
         task.memory.keep("own", str(task.round), trained.weights)
     if fields["begins"] == "own" and protects(task):
         raise FedblendError("it did not hear the round's model, from which its protection clips how far its own moves")
-    upload = leaving(task, experiment.method.upload.payload(trained.weights, trained.outputs), start)
+    outputs = trained.outputs
+    if outputs is not None and task.site.has_file:
+        outputs = _without_few(task, train_task, outputs)
+    upload = leaving(task, experiment.method.upload.payload(trained.weights, outputs), start)
     if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
         task.memory.keep("upload", str(task.round), upload)
     if aggregator := secure_aggregator(task):
@@ -157,9 +160,25 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     return reply_fields, upload | add_prefix("extras/", trained.extras)
 
 
+def _without_few(task: ClientTask, train_task: TrainTask, outputs: torch.Tensor) -> torch.Tensor:
+    """Return mean outputs by label [C, C], with zeros for labels of fewer samples in training than ``min_mean``.
+
+    The server chooses the model, and how many samples it is trained on: the mean of one sample's outputs would tell any
+    number of it.
+    """
+    rows = np.unique(task.engine.assign(train_task, task.client).order)
+    labels = task.setup.samples(task.client, task.size)[1][torch.from_numpy(rows)]
+    few = torch.bincount(labels, minlength=len(outputs)) < task.site.min_mean
+    return outputs.masked_fill(few[:, None], 0.0)
+
+
 def sends_loss(task: ClientTask) -> bool:
-    """Whether the training loss leaves. It leaves only beside an upload in clear: it reveals samples and noise."""
-    return "loss" in task.site.allow and secure_aggregator(task) is None and not protects(task)
+    """Whether the training loss leaves. It leaves only beside an upload in clear: it reveals samples and noise.
+
+    A site with a site file sends it only beside a model: mean outputs tell less of samples than their loss.
+    """
+    beside = task.setup.experiment.method.upload.is_model or not task.site.has_file
+    return beside and "loss" in task.site.allow and secure_aggregator(task) is None and not protects(task)
 
 
 def _train_task(
@@ -229,7 +248,10 @@ def respond(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Messa
     if upload is None:
         raise FedblendError("it no longer has its upload (its SuperNode was restarted)")
     known = model_spec(task.setup, task.engine.server_model())
-    responses = task.setup.experiment.method.server_step.respond({task.client: upload}, tensors, known)
+    step, cohort = task.setup.experiment.method.server_step, task.setup.experiment.train.cohort
+    if fault := step.fault_of_question(tensors, min(cohort, len(task.setup.population)), known):
+        raise RefusedByPolicy(fault)
+    responses = step.respond({task.client: upload}, tensors, known)
     return {}, responses[task.client]
 
 

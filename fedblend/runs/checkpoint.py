@@ -89,7 +89,7 @@ def read(folder: Path) -> RunState | None:
     if not path.exists():
         return None
     try:
-        with safe_open(path, "pt") as file:
+        with _open(path, "pt") as file:
             scalars = _read_header(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             checksum = json.loads(file.metadata()["state"]).get(CHECKSUM)
@@ -122,11 +122,18 @@ def read_best(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
     if not path.exists():
         raise FedblendError(f"{folder}: keeps no best model; add the callback keep-best to the experiment")
     try:
-        with safe_open(path, "pt") as file:
+        with _open(path, "pt") as file:
             round = json.loads(file.metadata()["best"])["round"]
             return int(round), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except DAMAGED as error:
         raise FedblendError(f"{path}: is no best model of fedblend or is damaged: {legible(error)}") from None
+
+
+def _open(path: Path, framework: str) -> Any:
+    """Open a checkpoint. Raises :class:`OSError` for a pipe or a device, which may have no end."""
+    if not path.is_file():
+        raise OSError("it is no regular file")
+    return safe_open(path, framework)
 
 
 def _checksum(scalars: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> str:
@@ -158,7 +165,7 @@ def match_model(state: RunState, model: Mapping[str, torch.Tensor], clients: int
 def round_of(folder: Path) -> int | None:
     """Return the round of the folder's checkpoint, or ``None`` if it is missing or damaged. Reads no tensors."""
     try:
-        with safe_open(folder / NAME, "np") as file:
+        with _open(folder / NAME, "np") as file:
             return _read_header(file)["round"]
     except DAMAGED:
         return None

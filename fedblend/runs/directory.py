@@ -126,6 +126,7 @@ class _ScaleFacts(_Table):
 class _ClientFacts(_Table):
     number: Whole = 0
     holding: Whole = 0
+    samples: Whole = 0
 
 
 class _NoiseFacts(_Table):

@@ -319,6 +319,34 @@ def test_shared_payloads_are_checked_and_none_at_all_is_an_error() -> None:
         start("fedmix", grid_of(), min_mean=100)
 
 
+@pytest.mark.parametrize(
+    ("x", "stated", "why"),
+    [
+        (torch.zeros(1, 4).expand(300_000, 4), 9, "it sent 300,000 entries, and its 9 samples make 4 at most"),
+        (torch.tensor(0.0), 9, "it sent no entries"),
+        (torch.zeros(1, 4), None, "it states no valid number of its samples"),
+        (torch.zeros(1, 4), True, "it states no valid number of its samples"),
+        (torch.zeros(1, 4), 10**9, "it states no valid number of its samples"),
+    ],
+)
+def test_a_strategy_refuses_more_entries_than_a_sites_samples_make(
+    x: torch.Tensor, stated: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = grid_of()
+
+    def spoil(client: int, message: Message, reply: Message) -> Message:
+        if client == 1 and message.metadata.message_type.startswith("query"):
+            bad = {"x": x.contiguous(), "y": torch.zeros(len(x) if x.dim() else 1, 3)}
+            return Message(attach(RecordDict(), {"samples": stated}, ArrayRecord(bad)), reply_to=message)
+        return reply
+
+    grid.spoil = spoil
+    strategy = Strategy(FedAvg(fraction_evaluate=0.0), "fedmix", INPUTS)
+    strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
+    assert strategy.pool.owner.tolist() == [0, 1]
+    assert why in caplog.text
+
+
 # At the server ------------------------------------------------------------------------------------------------
 
 

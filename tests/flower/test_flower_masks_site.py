@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -311,6 +312,11 @@ def test_a_server_cannot_take_the_place_of_sites_that_sign_their_keys(tmp_path: 
 
 def test_a_key_that_cannot_sign_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("none")
-    for path in ("key", "missing"):
-        with pytest.raises(FedblendError, match=r"key: .*: cannot sign with it: .*; valid: ssh-keygen -t ecdsa -b 384"):
+    os.mkfifo(tmp_path / "pipe")
+    for path, why in (
+        ("key", "cannot sign with it: .*; valid: ssh-keygen -t ecdsa -b 384"),
+        ("missing", "no such file; key: give this site's private key in OpenSSH's format"),
+        ("pipe", "is no regular file; key: give"),
+    ):
+        with pytest.raises(FedblendError, match=why):
             masks.sign_keys(str(tmp_path / path), 0, "models", b"", {"mask": b"", "box": b""})

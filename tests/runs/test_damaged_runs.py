@@ -54,6 +54,7 @@ def set_in(path: Path, *keys: Any, value: Any) -> None:
         ("facts.json", ["data", "classes"], [1], "data.classes.0: 1 is not valid"),
         ("facts.json", ["clients"], None, "clients: None is not valid"),
         ("facts.json", ["clients", "holding"], -1, "clients.holding: -1 is not valid"),
+        ("facts.json", ["clients", "samples"], {"x": 1}, "clients.samples: {'x': 1} is not valid"),
         ("facts.json", ["engine"], {"engine": "loop"}, "engine.stack: is missing"),
         ("facts.json", ["scale", "factor"], "0.1", "scale.factor: '0.1' is not valid"),
         ("split.json", ["counts"], [["a"]], "counts.0.0: 'a' is not valid"),
@@ -131,6 +132,14 @@ def test_something_else_in_place_of_a_file(study: Path, file: str, what: str) ->
     path.unlink()
     REPLACED[what](path)
     refused(here("compare", study), f"{path}: ")
+
+
+@pytest.mark.parametrize("what", ["a folder", "a pipe", "a device without end"])
+def test_something_else_in_place_of_a_checkpoint(study: Path, what: str) -> None:
+    path = study / RUN / "checkpoint.safetensors"
+    path.unlink(missing_ok=True)
+    REPLACED[what](path)
+    refused(here("resume", study), f"{path}: is not a checkpoint of fedblend or is damaged")
 
 
 def test_a_record_may_hold_further_fields_and_numbers_that_diverged(study: Path) -> None:

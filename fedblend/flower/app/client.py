@@ -25,7 +25,7 @@ from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import Memory
 from fedblend.flower.ledger import ledger_of
 from fedblend.flower.limits import check_kind, check_mechanisms
-from fedblend.flower.messages import APP_FIELDS, SHARE_QUERY, attach, detach, from_record, to_record
+from fedblend.flower.messages import APP_FIELDS, SHARE_QUERY, attach, detach, from_record, round_of, to_record
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.site import RefusedByPolicy, Site, reply_text, site_of_node, trust_of
 from fedblend.flower.work import hides
@@ -43,7 +43,8 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
 
     The training function receives the message of the wrapped strategy, without fedblend's records. Where the SuperNode
     was started with ``site="..."``, the site file's `allow`, `rounds`, `protection` and `audit` apply to the model in
-    the reply. A round's model leaves once. Messages without fedblend's fields pass unchanged.
+    the reply. A round's model leaves once. Messages without fedblend's fields pass unchanged, but a site with a site
+    file does not train on them.
 
     Raises :class:`FedblendError`; Flower then replies with an error.
     """
@@ -52,6 +53,8 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
         return call_next(message, context)
     fields, tensors = detach(message.content)
     if fields is None:
+        if policy_of(context).has_file:
+            raise FedblendError("this site trains on requests of a fedblend.flower.Strategy only: it has a site file")
         return call_next(message, context)
     memory = Memory(context)
     if tensors:
@@ -59,12 +62,12 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     elif fields["pool"] is not None and memory.recall(POOL, fields["pool"]) is None:
         raise FedblendError("this client no longer has the other clients' shared data; the strategy sends them again")
     context.state[APP_FIELDS] = ConfigRecord({APP_FIELDS: json.dumps(fields)})
-    site, run, round, client = policy_of(context), str(context.run_id), int(fields["round"]), client_number(context)
+    site, run, round, client = policy_of(context), str(context.run_id), round_of(fields), client_number(context)
     audit = AuditLog(site.audit)
     guard = ReplayGuard(memory, audit, run, round, client, "weights")
 
     def check() -> None:
-        check_kind(site, "weights", audit)
+        check_kind(site, "weights", audit, trained=True)
         check_mechanisms(site, {} if site.protection is None else {"protection": site.protection.mechanism()})
         guard.check("upload", True)
 
@@ -185,9 +188,10 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
             # The site does not rely on the server's own check.
             if why := fault_of_sharing(sharing):
                 raise RefusedByPolicy(f"this app does not share such data: {why}")
-            check_kind(site, sharing.bytes_kind, None)
+            check_kind(site, sharing.bytes_kind, audit)
             check_mechanisms(site, {"sharing": sharing.mechanism()})
-            payload = _shared(sharing, fields or {}, inputs, samples(context), site, client)
+            x, y = samples(context)
+            payload = _shared(sharing, fields or {}, inputs, (x, y), site, client)
             with audit.lock():
                 guard.check("sharing", False)
                 if payload:
@@ -197,7 +201,9 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
         except RefusedByPolicy as refusal:
             audit.record_refused(run, 0, client, sharing.bytes_kind, str(refusal))
             raise
-        return Message(attach(RecordDict(), {}, to_record(payload) if payload else None), reply_to=message)
+        # By its number of samples the server bounds what a site can share.
+        content = attach(RecordDict(), {"samples": len(y)}, to_record(payload) if payload else None)
+        return Message(content, reply_to=message)
 
 
 def _shared(

@@ -22,8 +22,8 @@ from fedblend.core.trees import digest_of
 from fedblend.core.upload import fault_of
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.supported import supported_method
-from fedblend.flower.messages import SHARE_QUERY, attach, detach, from_record, to_record
-from fedblend.flower.sites import error_text
+from fedblend.flower.messages import SHARE_QUERY, attach, detach, fault_of_number, from_record, to_record
+from fedblend.flower.sites import error_text, is_sample_count
 from fedblend.methods.aggregators.mean import as_stored
 
 log = logging.getLogger("flwr")
@@ -153,12 +153,16 @@ class Strategy(FlowerStrategy):
         if reply.has_error():
             return {}, error_text(reply)
         try:
-            _, payload = detach(reply.content)
+            fields, payload = detach(reply.content)
         except FedblendError as error:
             return {}, str(error)
         if not payload:
             return {}, ""
-        rows = len(payload.get("x", ()))
+        samples, rows = (fields or {}).get("samples"), len(payload["x"]) if _has_rows(payload.get("x")) else 0
+        if not is_sample_count(samples) or samples is None:
+            return {}, "it states no valid number of its samples"
+        if fault := fault_of_number(payload, samples, self.method.sharing.most_entries(samples, self.min_mean)):
+            return {}, fault
         like = {"x": torch.zeros(rows, *self.inputs.shape), "y": torch.zeros(rows, self.inputs.outputs)}
         return payload, (fault_of(payload, like) or "") if rows else "it sent no entries"
 
@@ -217,3 +221,7 @@ class Strategy(FlowerStrategy):
             "scale": self.inputs.scale,
             "task": self.inputs.task,
         }
+
+
+def _has_rows(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and tensor.dim() > 0

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import Count, Float, Positive, part
 from fedblend.core.server_step import ModelSpec, Refined, Response, ServerContext, Tensors
 from fedblend.methods.server_steps.points import Stacked, ballots, beginning, elect, require_classes, search
@@ -103,6 +103,21 @@ class SecureAggEnhance(AggEnhance):
     """
 
     queries_clients = True
+
+    def fault_of_question(self, question: Tensors, clients: int, spec: ModelSpec) -> str | None:
+        """The questions are a starting point for each class, and a point of each client for each class, in [0, 1]."""
+        shape = (spec.task.outputs, *spec.shape)
+        shapes = {name: tuple(tensor.shape) for name, tensor in question.items()}
+        points = shapes.get("points", ())
+        most = set(shapes) == {"points"} and points[1:] == shape and 1 <= points[0] <= clients
+        if not (most or shapes == {"begin": shape}):
+            return (
+                f"the server step '{type(self).name}' asks for the points of its classes, and for votes on {clients} "
+                f"points of each class at most, not with {brief(shapes)}"
+            )
+        if not all(bool(((tensor >= 0) & (tensor <= 1)).all()) for tensor in question.values()):
+            return f"the server step '{type(self).name}' has points in [0, 1] only"
+        return None
 
 
 def _like(tensor: torch.Tensor | None, like: torch.Tensor) -> bool:

@@ -147,8 +147,8 @@ def _arrays() -> dict[str, np.ndarray]:
 
 
 def changed_json(rng: Random, raw: bytes) -> bytes:
-    table = mutations.plain(mutations.of_table(rng, json.loads(raw)), toml=False)
     try:
+        table = mutations.plain(mutations.of_table(rng, json.loads(raw)), toml=False)
         return json.dumps(table).encode("utf-8", "surrogatepass")
     except (ValueError, RecursionError):
         return mutations.of_bytes(rng, raw)

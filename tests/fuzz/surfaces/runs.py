@@ -45,8 +45,9 @@ def run_directories(rng: Random, folder: Path, real: Path) -> Case:
         text = (run / "config.toml").read_text().replace(str(real / "runs"), str(folder))
         (run / "config.toml").write_text(text)
     files = [run / file for run in runs for file in RUN_FILES] + [folder / "out" / "study.json"]
-    for _ in range(rng.choice((1, 1, 1, 2))):
-        _change_run_file(rng, rng.choice([path for path in files if path.is_file()] or files))
+    present = [path for path in files if path.is_file()]
+    for path in rng.sample(present, rng.choice((1, 1, 1, 2))):
+        _change_run_file(rng, path)
     run = rng.choice([folder / "out", *runs]).relative_to(folder)
     return command(folder, *rng.choice(_RUN_COMMANDS)(run), report=rng.random() < 0.1)
 
@@ -70,8 +71,6 @@ _RUN_COMMANDS: tuple[Callable[[Path], tuple[object, ...]], ...] = (
 
 
 def _change_run_file(rng: Random, path: Path) -> None:
-    if not path.is_file():
-        return
     if rng.random() < 0.08:
         spoil_path(rng, path)
         return
