@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +30,12 @@ class Console(console.Console):
         for segment in super().render(renderable, options):
             # Segments with ``control`` are those of the console itself, such as the cursor's moves of a progress bar.
             yield segment if segment.control else Segment(_printable(segment.text), segment.style)
+
+
+def write_line(text: str) -> None:
+    """Write one line to standard error, for output that is no terminal."""
+    sys.stderr.write(f"{_printable(text)}\n")
+    sys.stderr.flush()
 
 
 def _printable(text: str) -> str:

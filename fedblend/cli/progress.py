@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, write_line
 from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.experiment.config import Experiment
 
@@ -121,8 +120,7 @@ class RunProgress:
         if round < total and now - self.printed.get(slug, -LINE_EVERY) < LINE_EVERY:
             return
         self.printed[slug] = now
-        sys.stderr.write(f"{slug}: round {round}/{total}  {facts}{left}\n")
-        sys.stderr.flush()
+        write_line(f"{slug}: round {round}/{total}  {facts}{left}")
 
 
 class Steps:
@@ -154,8 +152,7 @@ class Steps:
         left = self.remaining.left(task, done, total)
         if time.monotonic() - self.printed > LINE_EVERY:
             self.printed = time.monotonic()
-            sys.stderr.write(f"{task}: {done}/{total}  {note}".rstrip() + f"{left}\n")
-            sys.stderr.flush()
+            write_line(f"{task}: {done}/{total}  {note}".rstrip() + left)
 
 
 @contextmanager

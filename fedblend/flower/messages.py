@@ -66,7 +66,7 @@ def unpack(content: RecordDict) -> MessageContent:
         tensors = {name: t for record in content.array_records.values() for name, t in from_record(record).items()}
     except Exception as error:
         # The sender chooses which error is raised: a header of a terabyte, brackets nested a hundred thousand deep.
-        raise FedblendError(f"a message that is not fedblend's: {type(error).__name__}: {error}") from None
+        raise FedblendError(f"a message that is not fedblend's: {type(error).__name__}: {legible(error)}") from None
     if not isinstance(fields, dict):
         raise FedblendError("a message that is not fedblend's: its fields are no JSON object")
     return fields, tensors
@@ -101,9 +101,9 @@ def detach(content: RecordDict) -> tuple[dict[str, Any] | None, dict[str, torch.
         fields = json.loads(str(content.config_records[APP_FIELDS][APP_FIELDS]))
         tensors = from_record(content.array_records[APP_TENSORS]) if APP_TENSORS in content else {}
     except (KeyError, ValueError, TypeError, EOFError) as error:
-        raise FedblendError(f"a message whose fields are not fedblend's: {error}") from None
+        raise FedblendError(f"a message whose fields are not fedblend's: {legible(error)}") from None
     if not isinstance(fields, dict):
-        raise FedblendError(f"a message whose fields are not fedblend's: {fields!r}")
+        raise FedblendError(f"a message whose fields are not fedblend's: {brief(fields)}")
     for name in (APP_FIELDS, APP_TENSORS):
         if name in content:
             del content[name]

@@ -206,7 +206,8 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
     own = {"shape": list(data.train.x.shape[1:]), "classes": list(data.classes), "outputs": data.outputs}
     for field, value in own.items():
         if value != server_setup[field]:
-            log.error("fedblend: data: this site's %s is %s, the federation's %s", field, value, server_setup[field])
+            theirs = brief(server_setup[field])
+            log.error("fedblend: data: this site's %s is %s, the federation's %s", field, value, theirs)
             raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states both")
     one_client = experiment.model_copy(update={"partition": registry.build("partition", {"name": "iid", "clients": 1})})
     setup = make_setup(one_client, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import shutil
@@ -13,7 +14,8 @@ from cli_helpers import here, succeeded, write
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.cli.console import Console
+import fedblend
+from fedblend.cli.console import Console, write_line
 
 ODD = "s[/x] [bold]b[/bold] :smile: \x1b[31mred\x9b\x07"
 
@@ -62,3 +64,35 @@ def test_a_site_file_and_an_audit_log_in_an_odd_folder() -> None:
     assert "r[/x]" in outcome.out
     assert "refused: [/no]" in outcome.out
     assert "\x1b" not in outcome.out
+
+
+def test_a_line_of_progress_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    write_line(ODD)
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "[31mred" in printed
+    assert printed.rstrip("\n").isprintable()
+
+
+WRITERS = {
+    "cli/__init__.py": "messages, all of which are printable",
+    "cli/console.py": "the console itself",
+    "cli/app.py": "an experiment file with checked names, and the version",
+    "_kernels/build.py": "a line of fedblend's own",
+    "engines/distributed/processes.py": "printable lines of other processes",
+    "experiment/reference.py": "fedblend's own documentation",
+}
+"""The modules that write to standard output or error by themselves, and what they write."""
+
+
+def test_all_other_output_goes_through_the_console() -> None:
+    root = Path(fedblend.__file__).parent
+    writers = set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            plain = isinstance(node, ast.ImportFrom) and node.module == "rich.console" and "cli/" in path.as_posix()
+            taken = plain and any(name.name == "Console" for name in node.names)
+            if taken or called in ("print", "typer.echo", "click.echo", "sys.stdout.write", "sys.stderr.write"):
+                writers.add(path.relative_to(root).as_posix())
+    assert writers == set(WRITERS)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, printable
 from fedblend.engines.distributed.ranks import Ranks
 
 POLL_SECONDS = 0.2
@@ -77,7 +77,7 @@ class WorkerProcess:
                 self.inbox.put((self, message))
             else:
                 # Printed while Python starts, by a sitecustomize.
-                sys.stderr.write(f"{line.decode(errors='replace')}\n")
+                sys.stderr.write(f"{printable(line.decode(errors='replace'))}\n")
         self.inbox.put((self, None))
 
     def wait(self, seconds: float | None = None) -> int | None:

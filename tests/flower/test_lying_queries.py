@@ -1,0 +1,287 @@
+"""A server that lies to a site: questions about models, mean outputs, scores, and messages that it sends twice."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedblend.experiment.setup import make_setup
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes
+from flwr.app import Context, Message
+from test_flower import experiment, site_files
+from test_flower_faults import QUICK
+from test_lying_server import ALL, OwnSite
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.trees import add_prefix
+from fedblend.experiment.config import Experiment, as_table
+from fedblend.flower.audit import AuditLog
+from fedblend.flower.messages import pack, to_record, unpack
+from fedblend.flower.server import run
+from fedblend.flower.site import describe_setup
+
+LINEAR = {"name": "mlp", "hidden": []}
+
+
+class KeptSite(OwnSite):
+    """A site whose app keeps its memory from message to message, as in one run of a SuperNode."""
+
+    def connect(self, run_id: int = 1) -> None:
+        self.grid = Nodes([{"partition-id": 0, "site": str(self.folder / "site.toml")}], run_id)
+
+    def reply(self, kind: str, asked: Experiment, round: Any = 0, run_id: int = 1, tensors: Any = None, **fields: Any):
+        told = {"experiment": as_table(asked), "setup": describe_setup(make_setup(asked)), "client": 0}
+        message = Message(pack({**told, "round": round, **fields}, to_record(tensors or {})), 1000, kind)
+        (reply,) = self.grid.send_and_receive([message])
+        return unpack(reply.content)
+
+    def ask(self, asked: Experiment, question: dict[str, torch.Tensor]) -> Any:
+        """The tensors of an answer, or why there is none."""
+        fields, tensors = self.reply("query.ask", asked, tensors=question)
+        return tensors or fields["fault"]
+
+    def at_once(self) -> KeptSite:
+        """A second process of the site, with the memory of now."""
+        other = copy.copy(self)
+        other.connect(self.grid.contexts[1000].run_id)
+        other.grid.contexts[1000].state = copy.deepcopy(self.grid.contexts[1000].state)
+        return other
+
+
+def asking(site: OwnSite, **changes: Any) -> Experiment:
+    method = {"name": "aggenhance-secure", "server_step": {"epochs": 1, "steps": 1, "step_size": 0.5}}
+    return site.experiment(**{"method": method, "model": LINEAR, "scale": {"name": "unit"}, **changes})
+
+
+BEGIN = {"begin": torch.full((10, 1, 16, 16), 0.5)}
+POINTS = {"points": torch.full((3, 10, 1, 16, 16), 0.5)}
+
+
+# Answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_site_answers_each_question_once_for_each_model_that_it_sent(tmp_path: Path) -> None:
+    site = KeptSite(tmp_path)
+    site.connect()
+    asked = asking(site)
+    assert "no longer has its upload" in site.ask(asked, BEGIN)
+    site.trained(asked)
+    other = site.at_once()
+    for question, answer in ((BEGIN, "points"), (POINTS, "scores")):
+        assert set(site.ask(asked, question)) == {answer}
+        # The same question again, or one with other numbers, also to another process of the site.
+        for again in (site, other):
+            changed = {name: 0.9 * tensor for name, tensor in question.items()}
+            assert f"it has given its answers (['{next(iter(question))}']) of round 1" in again.ask(asked, changed)
+    assert [line["part"] for line in site.log() if line["kind"] == "answers" and "part" in line] == [
+        "['begin']",
+        "['points']",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        ({"points": torch.zeros(4, 10, 1, 16, 16)}, "votes on 3 points of each class at most"),
+        ({"points": torch.zeros(1_000, 10, 1, 16, 16)}, "votes on 3 points of each class at most"),
+        ({"begin": torch.zeros(11, 1, 16, 16)}, "asks for the points of its classes"),
+        ({**BEGIN, **POINTS}, "asks for the points of its classes"),
+        ({"begins": torch.zeros(10, 1, 16, 16)}, "asks for the points of its classes"),
+        ({"begin": torch.full((10, 1, 16, 16), 1.5)}, "has points in [0, 1] only"),
+        ({"points": torch.full((3, 10, 1, 16, 16), torch.nan)}, "has points in [0, 1] only"),
+        ({}, "asks for the points of its classes"),
+    ],
+)
+def test_a_site_answers_the_questions_of_the_server_step_only(question: Any, why: str, tmp_path: Path) -> None:
+    site = KeptSite(tmp_path)
+    site.connect()
+    asked = asking(site)
+    site.trained(asked)
+    assert why in site.ask(asked, question)
+    assert [line for line in site.log() if line["kind"] == "answers" and "refused" not in line] == []
+
+
+def test_a_site_file_bounds_answers_and_scores_over_all_runs(tmp_path: Path) -> None:
+    site = KeptSite(tmp_path, max_answers=3, max_scores=2)
+    asked = asking(site, holdout=0.3)
+    weights = add_prefix("weights/", make_setup(asked).weights())
+    answers, scores = [], []
+    for run_id in (1, 2, 3):
+        site.connect(run_id)
+        site.trained(asked)
+        answers += [site.ask(asked, BEGIN), site.ask(asked, POINTS)]
+        scores.append(site.reply("evaluate", asked, tensors=weights, own=None, held=True)[0])
+    assert [isinstance(answer, dict) for answer in answers] == [True, True, True, False, False, False]
+    assert "this site has sent 3 answers in all runs, and sends no more (max_answers in its file)" in answers[3]
+    assert ["right" in score for score in scores] == [True, True, False]
+    assert "this site has sent 2 scores in all runs, and sends no more (max_scores in its file)" in scores[2]["fault"]
+
+
+def test_answers_tell_of_the_model_of_a_linear_model_all(tmp_path: Path) -> None:
+    site = KeptSite(tmp_path)
+    site.connect()
+    asked = asking(site)
+    _, upload = site.trained(asked)
+    answer = site.ask(asked, BEGIN)["points"]
+    (weight,) = (tensor.double() for tensor in upload.values() if tensor.dim() == 2)
+    # Each point moved by -0.5 times the gradient of its class's loss: W^T (p - e_c), from one point with chances p.
+    moved = ((BEGIN["begin"] - answer) / 0.5).flatten(1).double()
+    differences = moved - moved[:1]
+    torch.testing.assert_close(differences, weight[:1] - weight, rtol=0, atol=1e-5)
+
+
+# Mean outputs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("min_mean", "train", "rows"),
+    [
+        (8, {"epochs": 1}, 10),
+        (9, {"epochs": 1}, 0),
+        (2, {"steps": 1, "batch_size": 1}, 0),
+        (2, {"steps": 20, "batch_size": 1}, None),
+    ],
+)
+def test_mean_outputs_of_few_samples_are_zeros(min_mean: int, train: Any, rows: int | None, tmp_path: Path) -> None:
+    site = OwnSite(tmp_path, min_mean=min_mean)
+    asked = site.experiment(method="fd", train=ALL | {"epochs": 1} | train)
+    told, tensors = site.trained(asked)
+    left = (tensors["outputs"].sum(1) > 0).sum()
+    assert left == rows if rows is not None else 0 < left < 10
+    assert set(told) == {"samples"}
+    assert [line["kind"] for line in site.log()] == ["outputs"]
+
+
+# Scores ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_sets_of_held_out_samples_do_not_tell_of_a_few(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path)
+
+    def score(holdout: float, seed: int = 0) -> Any:
+        asked = site.experiment(method="fedavg", holdout=holdout, seed=seed, model=LINEAR)
+        weights = {name: 0 * tensor for name, tensor in make_setup(asked).weights().items()}
+        # Of every sample this model says class 3: the number of right ones depends on which samples are held out.
+        next(tensor for tensor in weights.values() if tensor.dim() == 1)[3] = 1.0
+        told = {"own": None, "held": True}
+        return site.reply("evaluate", asked, run_id=seed, tensors=add_prefix("weights/", weights), **told)[0]
+
+    first = score(0.3)
+    assert first["samples"] == 24
+    assert [score(0.3, seed) for seed in range(1, 4)] == [first] * 3
+    for holdout in (0.29, 0.3125, 0.5):
+        assert "the difference would tell of" in score(holdout)["fault"]
+    # 24 and 44 samples differ in as many as a score may cover.
+    site.write(min_mean=16)
+    assert score(0.5)["samples"] == 40
+    assert "it holds out 24 samples, and 40 earlier" not in str(score(0.3))
+
+
+# Messages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["train", "query.share", "evaluate", "query.ask", "query.keys"])
+def test_a_round_that_is_none_is_refused_and_does_not_damage_the_audit_log(kind: str, tmp_path: Path) -> None:
+    site = KeptSite(tmp_path)
+    site.connect()
+    asked = asking(site, holdout=0.3)
+    told = {"begins": "round", "mark": None, "state": None, "pool": None, "own": None, "held": True}
+    weights = add_prefix("weights/", make_setup(asked).weights())
+    for round in (-1, True, 0.0, float("nan"), "0", "\u0663", None, 10**30, [0], 2**31):
+        fields, tensors = site.reply(kind, asked, round, tensors=weights, **told)
+        assert "valid: a whole number from 0 up" in fields["fault"]
+        assert (tensors, AuditLog(str(tmp_path / "audit.jsonl")).lines()) == ({}, [])
+
+
+def test_texts_of_a_server_do_not_damage_the_audit_log(tmp_path: Path) -> None:
+    site = KeptSite(tmp_path)
+    site.connect()
+    table = as_table(site.experiment(method="fedavg"))
+    setup = describe_setup(make_setup(site.experiment(method="fedavg")))
+    for changes in (
+        {"name": "\ud800\x1b[31m", "model": {"name": "module", "path": "\ud800\x1b:x"}},
+        {"name": "a" * 100_000, "model": {"name": "module", "path": "os:system"}},
+        {"name": "\u202ex\u2028y"},
+    ):
+        fields = {"experiment": table | changes, "setup": setup, "client": 0, "round": 0, "begins": "round"}
+        content = pack({**fields, "mark": None, "state": None, "pool": None})
+        (reply,) = site.grid.send_and_receive([Message(content, 1000, "train")])
+        assert "fault" in unpack(reply.content)[0]
+    lines = AuditLog(str(tmp_path / "audit.jsonl")).lines()
+    assert all(len(line["run"]) < 400 and line["run"].isprintable() for line in lines)
+    assert all(line.get("refused", "").isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("clients", [0, True, 4.0, 10**7 + 1, 10**12, "4", None])
+def test_a_number_of_clients_that_is_none_is_refused(clients: Any, tmp_path: Path) -> None:
+    site = KeptSite(tmp_path)
+    site.connect()
+    asked = site.experiment(method="fedavg")
+    fields = {"experiment": as_table(asked), "setup": describe_setup(make_setup(asked)) | {"clients": clients}}
+    message = Message(pack({**fields, "client": 0, "round": 0}), 1000, "query.hello")
+    (reply,) = site.grid.send_and_receive([message])
+    assert "valid: 1 to 10,000,000" in unpack(reply.content)[0]["fault"]
+
+
+def test_a_site_trains_in_the_rounds_of_the_experiment(tmp_path: Path) -> None:
+    site = KeptSite(tmp_path)
+    site.connect()
+    asked = site.experiment(method="fedavg", rounds=2)
+    told = {"begins": "round", "mark": None, "state": None, "pool": None}
+    weights = add_prefix("weights/", make_setup(asked).weights())
+    fields, _ = site.reply("train", asked, 2, tensors=weights, **told)
+    assert fields["fault"] == "this experiment's clients do not train in round 3 of 2"
+    assert "samples" in site.reply("train", asked, 1, tensors=weights, **told)[0]
+
+
+def test_a_changed_experiment_gets_no_second_payload_of_a_round(tmp_path: Path) -> None:
+    # Its app keeps nothing here: another process of the site answers.
+    site = OwnSite(tmp_path, rounds=1)
+    assert site.trained(site.experiment(method="fd"))[1]
+    told, tensors = site.trained(site.experiment(method="fedavg"))
+    assert "this site has trained in 1 rounds" in told["fault"]
+    site.write(rounds=5)
+    told, tensors = site.trained(site.experiment(method="fedavg"))
+    assert "of round 1 in this run, and gives them once" in told["fault"]
+    assert not tensors
+
+
+# Masked sums -----------------------------------------------------------------------------------------------------
+
+
+def test_a_site_takes_part_in_each_stage_of_a_masked_sum_once(tmp_path: Path) -> None:
+    configs = site_files(tmp_path, 4, allow=["masked", "keys"])
+    grid = Nodes(configs)
+    kept: list[tuple[Message, Context]] = []
+    answer = grid.app
+
+    def listen(message: Message, context: Context) -> Message:
+        if message.metadata.message_type != "query.hello" and context.node_config["partition-id"] == 0:
+            kept.append((copy.deepcopy(message), copy.deepcopy(context)))
+        return answer(message, context)
+
+    grid.app = listen  # type: ignore[assignment]
+    asked = experiment({"name": "fedavg", "aggregator": "secure-mean"}, train=ALL, rounds=1)
+    run(grid, asked, tmp_path / "run", QUICK)
+    kinds = ["query.keys", "query.shares", "train", "query.unmask"]
+    assert [message.metadata.message_type for message, _ in kept] == kinds
+    # Another process of the site, which has the memory of before, gets each message again. With both answers to
+    # query.unmask the server would have both secrets of a site.
+    for message, context in kept:
+        told, tensors = unpack(answer(message, context).content)
+        assert "of round 1 in this run, and gives them once" in told["fault"]
+        assert not tensors
+
+
+def test_where_each_sum_is_of_all_sites_no_two_sums_differ_by_one(tmp_path: Path) -> None:
+    asked = experiment({"name": "fedavg", "aggregator": "secure-mean"}, train=ALL, rounds=1)
+    configs = site_files(tmp_path, 4, allow=["masked", "keys"], min_sum=4)
+    with pytest.raises(FedblendError, match="a sum of 3 of 4 sites: the experiment and this site's policy want 4"):
+        run(Nodes(configs), asked, tmp_path / "whole", QUICK)
