@@ -14,7 +14,8 @@ from fedblend.experiment.setup import make_setup
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from test_flower import experiment, site_files
 from test_flower_faults import QUICK
 from test_lying_server import ALL, OwnSite
@@ -22,6 +23,7 @@ from test_lying_server import ALL, OwnSite
 from fedblend.core.errors import FedblendError
 from fedblend.core.trees import add_prefix
 from fedblend.experiment.config import Experiment, as_table
+from fedblend.flower.app.client import blend_mod
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.server import run
@@ -281,7 +283,35 @@ def test_a_site_takes_part_in_each_stage_of_a_masked_sum_once(tmp_path: Path) ->
 
 
 def test_where_each_sum_is_of_all_sites_no_two_sums_differ_by_one(tmp_path: Path) -> None:
-    asked = experiment({"name": "fedavg", "aggregator": "secure-mean"}, train=ALL, rounds=1)
     configs = site_files(tmp_path, 4, allow=["masked", "keys"], min_sum=4)
-    with pytest.raises(FedblendError, match="a sum of 3 of 4 sites: the experiment and this site's policy want 4"):
-        run(Nodes(configs), asked, tmp_path / "whole", QUICK)
+    for fewest in (3, 4):
+        method = {"name": "fedavg", "aggregator": {"name": "secure-mean", "fewest": fewest}}
+        asked = experiment(method, train=ALL, rounds=1)
+        grid, without = (Nodes(configs, run_id) for run_id in (2 * fewest, 2 * fewest + 1))
+        without.down = {3}
+        if fewest == 4:
+            assert run(grid, asked, tmp_path / "whole", QUICK).state.round == 1
+        else:
+            with pytest.raises(FedblendError, match="a sum of 3 of 4 sites: the experiment and this site's policy"):
+                run(grid, asked, tmp_path / "few", QUICK)
+        with pytest.raises(FedblendError):
+            run(without, asked, tmp_path / f"without-{fewest}", QUICK)
+
+
+# Apps of your own ------------------------------------------------------------------------------------------------
+
+
+def test_a_site_with_a_file_trains_on_no_message_that_leaves_its_policy_out(tmp_path: Path) -> None:
+    app = ClientApp(mods=[blend_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": to_record({"w": torch.ones(2)})}), reply_to=message)
+
+    (tmp_path / "site.toml").write_text('allow = []\naudit = "audit.jsonl"\n')
+    for config, refused in (({}, False), ({"site": str(tmp_path / "site.toml")}, True)):
+        grid = Nodes([{"partition-id": 0, **config}], app=app)
+        content = RecordDict({"arrays": to_record({"w": torch.zeros(2)})})
+        (reply,) = grid.send_and_receive([Message(content, 1000, "train")])
+        assert reply.has_error() == refused
+    assert "trains on requests of a fedblend.flower.Strategy only" in reply.error.reason
