@@ -83,8 +83,12 @@ class AuditLog:
         self._write(run, round, client, kind, facts)
 
     def record_refused(self, run: str, round: int, client: int, kind: str, reason: str) -> None:
-        """Record a payload that the server requested and the site refused."""
-        self._write(run, round, client, kind, {"refused": printable(reason)})
+        """Record a payload that the server requested and the site refused.
+
+        Under the lock: a line that another process has half written would be removed as one that a kill cut off.
+        """
+        with self.lock():
+            self._write(run, round, client, kind, {"refused": printable(reason)})
 
     def rounds_trained(self) -> set[tuple[str, int]]:
         """Return the runs and rounds in which a payload made by training has left."""

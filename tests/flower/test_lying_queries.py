@@ -23,9 +23,11 @@ from test_lying_server import ALL, OwnSite
 from fedblend.core.errors import FedblendError
 from fedblend.core.trees import add_prefix
 from fedblend.experiment.config import Experiment, as_table
-from fedblend.flower.app.client import blend_mod
+from fedblend.flower import site as at_site
+from fedblend.flower.app.client import add_sharing, blend_mod
+from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.audit import AuditLog
-from fedblend.flower.messages import pack, to_record, unpack
+from fedblend.flower.messages import SHARE_QUERY, attach, pack, to_record, unpack
 from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup
 
@@ -315,3 +317,25 @@ def test_a_site_with_a_file_trains_on_no_message_that_leaves_its_policy_out(tmp_
         (reply,) = grid.send_and_receive([Message(content, 1000, "train")])
         assert reply.has_error() == refused
     assert "trains on requests of a fedblend.flower.Strategy only" in reply.error.reason
+
+
+def test_an_app_of_your_own_tells_the_server_no_path_of_the_site(tmp_path: Path) -> None:
+    app = ClientApp(mods=[blend_mod])
+    inputs = Inputs(shape=(2,), outputs=2)
+    add_sharing(app, inputs, lambda context: (torch.zeros(4, 2), torch.arange(4) % 2))
+    path = tmp_path / "site.toml"
+    path.write_text('audit = "audit.jsonl"\n')
+    grid = Nodes([{"partition-id": 0, "site": str(path)}], app=app)
+    fields = {"sharing": {"name": "means", "samples_per_mean": 2}, "min_mean": 2, "seed": 0}
+
+    def reply() -> Message:
+        (found,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
+        return found
+
+    (tmp_path / "audit.shared").write_text("no folder")
+    for why in ("cannot be used as this site's secret", "is not valid TOML"):
+        reason = reply().error.reason
+        assert why in reason
+        assert str(tmp_path) not in reason
+        path.write_text("=")
+        at_site._read_cached.cache_clear()

@@ -554,6 +554,9 @@ def test_a_site_checks_and_records_under_a_lock(tmp_path: Path, monkeypatch: pyt
     site.trained(site.experiment(method="fedavg"))
     site.shared(site.experiment())
     assert free == [False, False, False]
+    # A refusal, too: beside a line that is half written it would remove that line.
+    assert "gives them once" in site.shared(site.experiment())
+    assert free == [False, False, False, False]
 
 
 def test_nothing_leaves_where_the_audit_line_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

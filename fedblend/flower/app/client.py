@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,20 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     # A mod of the whole app is called for its queries and evaluations, too.
     if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
         return call_next(message, context)
+    with _told_without_paths():
+        return _blended(message, context, call_next)
+
+
+@contextmanager
+def _told_without_paths() -> Iterator[None]:
+    """Inside, an error that Flower sends to the server has no path of this machine."""
+    try:
+        yield
+    except FedblendError as error:
+        raise FedblendError(reply_text(error)) from None
+
+
+def _blended(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     fields, tensors = detach(message.content)
     if fields is None:
         if policy_of(context).has_file:
@@ -178,6 +193,10 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
 
     @app.query(SHARE_QUERY)
     def share(message: Message, context: Context) -> Message:
+        with _told_without_paths():
+            return shared(message, context)
+
+    def shared(message: Message, context: Context) -> Message:
         fields, _ = detach(message.content)
         site = policy_of(context)
         audit, run, client = AuditLog(site.audit), str(context.run_id), client_number(context)
@@ -234,13 +253,7 @@ def _no_hidden_states(x: torch.Tensor, layer: int) -> torch.Tensor:
 
 def policy_of(context: Context) -> Site:
     """Return the site of a SuperNode; without a site file the default policy holds: no single samples leave."""
-    if "site" not in context.node_config:
-        return Site()
-    try:
-        return site_of_node(context.node_config)
-    except FedblendError as error:
-        # Flower sends the message to the server.
-        raise FedblendError(reply_text(error)) from None
+    return site_of_node(context.node_config) if "site" in context.node_config else Site()
 
 
 def client_number(context: Context) -> int:
