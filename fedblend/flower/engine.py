@@ -26,7 +26,7 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mismatched, to_record
 from fedblend.flower.scoring import score_held, score_own
 from fedblend.flower.secrets import secret_generator
-from fedblend.flower.secure_aggregation.masks import sum_digest
+from fedblend.flower.secure_aggregation.masks import sent_beside, sum_digest
 from fedblend.flower.secure_aggregation.server import MaskedSum, sum_shared_means
 from fedblend.flower.sites import ClientRequest, Reply, Sites
 from fedblend.flower.work import LACKS, asked_of, runs_of
@@ -170,7 +170,10 @@ class FlowerEngine:
         cohort = [int(task.sizes[client]) for client in clients]
         share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
         total = sum(map(aggregator.weight_of, cohort))
-        about = sum_digest(self.sites.setup_fields, task.round, task.weights, total)
+        sharing, pool = self.setup.experiment.method.sharing, task.pool
+        sent = None if pool is None else pool.tensors if sharing.leaves_client else {}
+        beside = sent_beside(sent, pool.owner if pool is not None else np.empty(0, np.int64), task.server_state)
+        about = sum_digest(self.sites.setup_fields, task.round, task.weights, total, beside)
         masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), context=about)
         part = masks.begin(clients)
         extra = {client: ClientRequest({"total": total}, (masks.sealed_shares(client),)) for client in part}

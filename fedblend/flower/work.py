@@ -21,6 +21,7 @@ from fedblend.flower.client_task import ClientTask
 from fedblend.flower.ledger import ledger_of
 from fedblend.flower.messages import MessageContent, Tensors
 from fedblend.flower.secrets import secret_generator
+from fedblend.flower.secure_aggregation.masks import sent_beside
 from fedblend.flower.secure_aggregation.site import masked_mean, masked_update, secure_aggregator
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 
@@ -153,7 +154,10 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     if aggregator := secure_aggregator(task):
         if fields["begins"] == "own":
             raise FedblendError("it did not hear the round's model, and cannot tell how far its own has moved from it")
-        upload = masked_update(task, aggregator, upload, start, fields, tensors)
+        owner = _owners(fields["owners"]) if pool is not None else np.empty(0, np.int64)
+        sent = None if pool is None else pool.tensors if experiment.method.sharing.leaves_client else {}
+        beside = sent_beside(sent, owner, train_task.server_state)
+        upload = masked_update(task, aggregator, upload, start, fields, tensors, beside)
     if trained.extras and task.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
     reply_fields = {"samples": trained.samples} | ({"loss": trained.loss} if sends_loss(task) else {})

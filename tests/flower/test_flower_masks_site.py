@@ -65,9 +65,10 @@ class Round:
         return {f"sealed/{c}": table[str(client)] for c, table in shares.items() if c != client}
 
     def masked(self, client: int, sealed: dict[str, torch.Tensor], **otherwise: Any) -> torch.Tensor:
+        beside = otherwise.pop("beside", {})
         here, told = self.here[client], {**self.told, **otherwise}
         return at_site.masked_update(
-            here, here.setup.experiment.method.aggregator, self.upload, self.start, told, sealed
+            here, here.setup.experiment.method.aggregator, self.upload, self.start, told, sealed, beside
         )["masked"]
 
     def sum(self, **otherwise: Any) -> torch.Tensor:
@@ -184,7 +185,15 @@ def test_the_server_removes_the_masks_of_dropped_sites() -> None:
     assert torch.equal(one.sum(), sum(encoded[1:], encoded[0]))
 
 
-@pytest.mark.parametrize("told", [{"total": 10**9}, {"experiment": {"train": {"lr": 9.0}}}, {"setup": {"scale": 2}}])
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"total": 10**9},
+        {"experiment": {"train": {"lr": 9.0}}},
+        {"setup": {"scale": 2}},
+        {"beside": {"x": torch.ones(1)}},
+    ],
+)
 def test_a_server_that_sends_sites_different_contexts_gets_noise(told: dict[str, Any]) -> None:
     one = Round()
     numbers = one.sum(**told)

@@ -284,20 +284,45 @@ def test_a_site_takes_part_in_each_stage_of_a_masked_sum_once(tmp_path: Path) ->
         assert not tensors
 
 
+def test_data_to_mix_with_that_one_site_lacks_leave_its_model_not_alone_in_the_sum(tmp_path: Path) -> None:
+    # With lambda = 1 a model is made of the server's data to mix with alone: the server can compute it. A site without
+    # such data would train on its own samples, and its model would be the sum without the others'.
+    grid = Nodes(site_files(tmp_path, 4))
+    answer = grid.app
+
+    def leave_out(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 0:
+            fields, tensors = unpack(message.content)
+            message.content = pack({**fields, "pool": None}, to_record(tensors))
+        return answer(message, context)
+
+    method = {"name": "fedmix", "objective": {"lambda": 1.0}, "aggregator": "secure-mean"}
+    asked = experiment(method, train=ALL, rounds=1)
+    start, honest = make_setup(asked).weights(), run(Nodes(site_files(tmp_path, 4)), asked, tmp_path / "a", QUICK)
+    grid.app = leave_out  # type: ignore[assignment]
+    (tmp_path / "b").mkdir()
+    grid.contexts = Nodes(site_files(tmp_path / "b", 4), run_id=2).contexts
+    liar = run(grid, asked, tmp_path / "c", QUICK)
+
+    def largest(state: Any) -> float:
+        return max(float((state.weights[name] - tensor).abs().max()) for name, tensor in start.items())
+
+    assert largest(honest.state) < 1 < 8 < largest(liar.state)
+
+
 def test_where_each_sum_is_of_all_sites_no_two_sums_differ_by_one(tmp_path: Path) -> None:
     configs = site_files(tmp_path, 4, allow=["masked", "keys"], min_sum=4)
-    for fewest in (3, 4):
+
+    def begin(fewest: int, run_id: int, down: set[int]) -> Any:
         method = {"name": "fedavg", "aggregator": {"name": "secure-mean", "fewest": fewest}}
-        asked = experiment(method, train=ALL, rounds=1)
-        grid, without = (Nodes(configs, run_id) for run_id in (2 * fewest, 2 * fewest + 1))
-        without.down = {3}
-        if fewest == 4:
-            assert run(grid, asked, tmp_path / "whole", QUICK).state.round == 1
-        else:
-            with pytest.raises(FedblendError, match="a sum of 3 of 4 sites: the experiment and this site's policy"):
-                run(grid, asked, tmp_path / "few", QUICK)
+        grid = Nodes(configs, run_id)
+        grid.down = down
+        return run(grid, experiment(method, train=ALL, rounds=1), tmp_path / str(run_id), QUICK)
+
+    assert begin(4, 1, set()).state.round == 1
+    for fewest, run_id, down in ((3, 2, set()), (4, 3, {3})):
         with pytest.raises(FedblendError):
-            run(without, asked, tmp_path / f"without-{fewest}", QUICK)
+            begin(fewest, run_id, down)
 
 
 # Apps of your own ------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ from flwr.supercore.primitives.asymmetric import (
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.paths import read_bytes
-from fedblend.core.trees import digest_of
+from fedblend.core.trees import add_prefix, digest_of
 from fedblend.flower.messages import Tensors
 
 MODELS, MEANS = "models", "means"
@@ -55,6 +56,9 @@ KEY_BYTES = 32
 
 DIGEST_BYTES = 32
 """Length of a SHA-256."""
+
+NOTHING: Tensors = MappingProxyType({})
+"""An empty table."""
 
 SECRETS = ("own", "pair")
 """A site's two secrets: that of its own mask, and the private key of the masks that it shares with others."""
@@ -95,16 +99,26 @@ def shared_mask(private: bytes, public: bytes, context: bytes, length: int) -> n
     return mask_from_key(hmac.digest(base64.urlsafe_b64decode(shared_key(private, public)), context, "sha256"), length)
 
 
-def sum_digest(setup_fields: Mapping[str, Any], round: int, start: Tensors | None = None, total: int = 0) -> bytes:
+def sum_digest(
+    setup_fields: Mapping[str, Any], round: int, start: Tensors | None = None, total: int = 0, beside: Tensors = NOTHING
+) -> bytes:
     """Return the digest of a sum's context: experiment, setup, round, the clients' start model, their total weight.
 
-    The digest is part of each mask that two sites share. So masks do not cancel for a server that sends sites
-    different contexts, such as another learning rate, or weights that leave one site's model alone in the sum.
+    ``beside`` is what the server sends with the model (:func:`sent_beside`). The digest is part of each mask that two
+    sites share. So masks do not cancel for a server that sends sites different contexts: another learning rate, weights
+    that leave one site's model alone in the sum, or data to mix with that fix the models of all sites but one.
     """
     # In the form that a site receives: JSON keys are strings.
     fields = json.loads(json.dumps([setup_fields["experiment"], setup_fields["setup"], round, total]))
     text = json.dumps(fields, sort_keys=True)
-    return hashlib.sha256(f"{text}\0{digest_of(start) if start else ''}".encode()).digest()
+    tables = (digest_of(table) if table else "" for table in (start, beside))
+    return hashlib.sha256("\0".join([text, *tables]).encode()).digest()
+
+
+def sent_beside(pool: Tensors | None, owner: np.ndarray, server_state: Tensors) -> dict[str, torch.Tensor]:
+    """Return what the server sends all sites of a sum beside the model: data to mix with, their owners, its state."""
+    mixed = {} if pool is None else {**add_prefix("pool/", pool), "owner": torch.from_numpy(owner)}
+    return mixed | add_prefix("server/", server_state)
 
 
 def sign_keys(path: str, client: int, quantity: str, context: bytes, keys: Mapping[str, bytes]) -> bytes:

@@ -30,6 +30,7 @@ from fedblend.flower.secure_aggregation.masks import (
     CRYPTO_ERRORS,
     MEANS,
     MODELS,
+    NOTHING,
     SECRETS,
     bytes_to_tensor,
     commitment,
@@ -117,14 +118,23 @@ def make_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> M
 
 
 def masked_update(
-    task: ClientTask, aggregator: SecureMean, upload: Tensors, start: Tensors, fields: dict[str, Any], tensors: Tensors
+    task: ClientTask,
+    aggregator: SecureMean,
+    upload: Tensors,
+    start: Tensors,
+    fields: dict[str, Any],
+    tensors: Tensors,
+    beside: Tensors = NOTHING,
 ) -> dict[str, torch.Tensor]:
-    """Stage 3 for models: return the masked upload, {"masked": int32 [numbers]}."""
+    """Stage 3 for models: return the masked upload, {"masked": int32 [numbers]}.
+
+    ``beside`` is what the server sent with the model (:func:`~fedblend.flower.secure_aggregation.masks.sent_beside`).
+    """
     total = fields["total"]
     if type(total) is not int or not total >= max(1, aggregator.weight_of(task.size)):
         raise FedblendError(f"the total weight {total!r} of the sum is not valid")
     values = aggregator.encoded(upload, start, aggregator.weight_of(task.size) / total)
-    return _masked(task, MODELS, values, sum_digest(fields, task.round, start, total), tensors)
+    return _masked(task, MODELS, values, sum_digest(fields, task.round, start, total, beside), tensors)
 
 
 def masked_mean(
