@@ -99,6 +99,14 @@ def check_sharing(method: Method, channel: Any) -> None:
             f"method.sharing: samples of '{sharing.name}' stay at the server, but the objective '{objective.name}' "
             "mixes with shared data at the clients; valid: means, local-means, noise, hidden-means or raw"
         )
+    # An objective with views may have one that mixes as its base.
+    reads_raw = getattr(objective, "base", objective).breaks_privacy
+    if objective.needs and sharing.unsafe != reads_raw:
+        form, valid = ("as they are stored", "raw") if reads_raw else ("as the model takes them", "means")
+        raise ValueError(
+            f"method.sharing: the objective '{objective.name}' mixes with data {form}, which '{sharing.name}' does not "
+            f"share; valid: {valid}"
+        )
     if sharing.active and not (objective.needs or step.reads_pool):
         raise ValueError(
             f"method.sharing: '{sharing.name}' shares data that neither the objective '{objective.name}' nor the "
@@ -129,6 +137,11 @@ def check_sums(method: Method) -> None:
         raise ValueError(
             f"method.sharing.server_average: {sharing.server_average}: means of '{sharing.name}' never reach "
             "the server, which could not average them; valid: 1"
+        )
+    if step.looks_at_uploads and not method.upload.is_model:
+        raise ValueError(
+            f"method.server_step: '{step.name}' works with the clients' models, but method.upload "
+            f"'{method.upload.name}' sends none; valid: model"
         )
     if method.aggregator.secure_aggregated and step.looks_at_uploads and not step.queries_clients:
         raise ValueError(

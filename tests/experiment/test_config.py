@@ -307,12 +307,12 @@ def test_terms_of_a_wrong_type_are_told(terms: Any) -> None:
         (
             {"method": {"sharing": "raw", "objective": "naivemix"}},
             "unsafe: false does not allow 'raw'",
-            {"unsafe": True},
+            {"unsafe": True, "method": "global-mixup"},
         ),
         (
             {"method": {"sharing": "means", "objective": "global-mixup"}},
             "unsafe: false does not allow 'global-mixup'",
-            {"unsafe": True},
+            {"unsafe": True, "method": "global-mixup"},
         ),
         (
             {"method": {"name": "fedmix", "sharing": {"samples_per_mean": 1}}},
@@ -323,6 +323,21 @@ def test_terms_of_a_wrong_type_are_told(terms: Any) -> None:
             {"method": {"objective": "fedmix"}},
             "method.sharing: 'none' shares nothing, but the objective 'fedmix' needs x, y",
             {"method": {"objective": "fedmix", "sharing": "noise"}},
+        ),
+        (
+            {"method": {"name": "fedmix+fed-augmix", "sharing": "raw"}, "unsafe": True},
+            "method.sharing: the objective 'augmix' mixes with data as the model takes them, which 'raw' does not",
+            {"method": "fedmix+fed-augmix", "unsafe": True},
+        ),
+        (
+            {"method": {"name": "global-mixup", "sharing": "means"}, "unsafe": True},
+            "method.sharing: the objective 'global-mixup' mixes with data as they are stored, which 'means' does not",
+            {"method": "global-mixup", "unsafe": True},
+        ),
+        (
+            {"method": {"name": "fedprox+aggenhance-secure", "upload": "silent"}},
+            "method.server_step: 'aggenhance-secure' works with the clients' models, but method.upload 'silent' sends",
+            {"method": "fedprox+aggenhance-secure"},
         ),
         (
             {"method": {"name": "fedavg", "sharing": "means"}},
