@@ -30,7 +30,7 @@ HANG_S = 20
 """Seconds of the processor after which an input hangs. Elapsed seconds would count how busy the machine is."""
 
 BLOCKED_S = 100
-"""Elapsed seconds after which an input hangs, as one that waits for something uses no processor."""
+"""Elapsed seconds after which an input hangs that has used the processor for less than one: it waits for something."""
 
 TRAINING_S = 2
 """Seconds of the processor after which a run that trains is stopped as by Ctrl-C: its length is what its file asks."""
@@ -242,7 +242,7 @@ class Watchdog:
         self.begin, self.used = time.monotonic(), time.process_time()
         signal.signal(signal.SIGALRM, self._look)
         signal.setitimer(signal.ITIMER_REAL, 1, 0.5)
-        faulthandler.dump_traceback_later(2 * BLOCKED_S, exit=True)
+        faulthandler.dump_traceback_later(2 * BLOCKED_S, exit=True, file=sys.__stderr__)
 
     def __exit__(self, *about: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -250,7 +250,9 @@ class Watchdog:
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         used = time.process_time() - self.used
-        if used > HANG_S or time.monotonic() - self.begin > BLOCKED_S:
+        # Python does come to it.
+        faulthandler.dump_traceback_later(2 * BLOCKED_S, exit=True, file=sys.__stderr__)
+        if used > HANG_S or (used < 1 and time.monotonic() - self.begin > BLOCKED_S):
             self.where = place_of(traceback.extract_stack(frame))
             raise Hang
         if used > TRAINING_S and any(at in self._stack(frame) for at in TRAINING):
