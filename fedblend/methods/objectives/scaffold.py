@@ -24,11 +24,14 @@ class Scaffold(Term):
     and sends y_k and c_k+ - c_k, so that an upload is twice as large. The server sets c <- c + (1/N) sum (c_k+ - c_k)
     over the round's good uploads, N clients in all. The term's loss is <c - c_k, y>, whose gradient is the correction.
 
-    Three mistakes are common elsewhere. The sum is divided by N, not by the size of the cohort. Clients count alike in
-    the paper, in the models' mean (``aggregator.by = "clients"``, the preset's) and in c. The steps K are those that
-    the client made, not epochs. Momentum makes y_k move by more than eta times gradients, so that option II would not
-    measure gradients: it is refused there. Option II measures clipped gradients where ``train.clip_norm`` is set, and
-    gradients of the penalised loss with ``train.weight_decay``.
+    The models' mean is the next global model (the paper's server learning rate eta_g = 1; ``server_step = {name =
+    "fedavgm", beta = 0, lr = ...}`` sets another).
+
+    Often wrong elsewhere: the sum is divided by N, not by the size of the cohort. Clients count alike, in c and in the
+    models' mean (``aggregator.by = "clients"``, the preset's), not by their samples. K counts the steps that the client
+    made, not epochs, and eta is the round's learning rate, not the first. Momentum moves y_k by more than eta times
+    gradients, so that option II would not measure gradients: it is refused there. Option II measures clipped gradients
+    where ``train.clip_norm`` is set, and gradients of the penalised loss with ``train.weight_decay``.
     """
 
     broadcasts = sends = True
