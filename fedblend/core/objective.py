@@ -234,7 +234,8 @@ class StepPlan(NamedTuple):
     """A client's steps of one round, known before any is made: what the random half is drawn for.
 
     ``sizes`` int64 [steps] are the batch sizes, ``width`` the largest; ``own`` marks the entries of
-    the pool that came from this client, bool [entries].
+    the pool that came from this client, bool [entries]. ``label_counts`` int64 [C] are the client's samples by class,
+    ``None`` where the data have no classes.
     """
 
     sizes: np.ndarray
@@ -242,6 +243,7 @@ class StepPlan(NamedTuple):
     round: int
     own: np.ndarray | None = None
     entries: int = 0
+    label_counts: np.ndarray | None = None
 
 
 class Objective(ClientPart):
@@ -251,6 +253,8 @@ class Objective(ClientPart):
     """
 
     breaks_privacy: bool = False
+    counts_labels: bool = False
+    """Whether :meth:`draw` reads the client's samples by class (:attr:`StepPlan.label_counts`)."""
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -125,6 +125,13 @@ class Setup:
         rows = torch.from_numpy(self.population.indices(client)[:size])
         return self.data.train.x[rows], self.data.train.y[rows]
 
+    def label_counts(self, client: int, size: int) -> np.ndarray | None:
+        """Samples of each class among a client's first ``size``, int64 [C]; ``None`` where there are no classes."""
+        if self.task.kind != "classification":
+            return None
+        labels = self.data.train.y.numpy()[self.population.indices(client)[:size]]
+        return np.bincount(labels, minlength=self.task.outputs)
+
 
 def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
     """Return what server and clients both know of the model; ``model`` is a module for functional calls."""

@@ -201,7 +201,8 @@ class LoopEngine:
         # A client has nothing to mix with where it may use only its own means, and holds too few samples for one.
         plain = bool(method.objective.needs) and not len(pool)
         sizes = np.diff(bounds)
-        plan = StepPlan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
+        counts = self.setup.label_counts(client, samples)
+        plan = StepPlan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool), counts)
         objective = method.objective.fallback() if plain else method.objective
         drawn = objective.draw(stream(seed, task.purpose("objective"), task.round, client), plan)
         return Assignment(client, samples, order, bounds, plain, pool, drawn)

@@ -70,6 +70,8 @@ def _fault_of_objective(method: Method) -> str:
     objective = method.objective
     if objective.breaks_privacy:
         return f"the objective '{objective.name}' needs raw samples"
+    if objective.counts_labels:
+        return f"the objective '{objective.name}' needs a client's samples by class, and your loop gives single batches"
     if len(objective.phases()) > 1:
         return f"the objective '{objective.name}' makes two steps a batch, and your loop makes one"
     if objective.needs and not method.sharing.active:
