@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedblend.core.aggregator import Aggregator, LocalWork
 from fedblend.core.objective import ClientPart, ModelSpec, Term
 from fedblend.core.random import stream
-from fedblend.core.setup import Setup
+from fedblend.core.setup import Setup, trained_names
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
 from fedblend.core.upload import bytes_of, fault_of
@@ -249,11 +250,22 @@ def collect(
                 result.uploads[update.client] = upload
             yield upload, float(update.samples)
 
-    result.partial = kind.aggregator(method.aggregator).partial(uploads())
+    result.partial = aggregator_of(setup, task.round).partial(uploads())
     if method.personal.active:
         for update in _timed(engine.train(replace(task, personal=True), clients), result):
             result.client_states.setdefault(update.client, {}).update(add_prefix("personal/", update.weights))
     return result
+
+
+def aggregator_of(setup: Setup, round: int, samples: Sequence[int] = ()) -> Aggregator:
+    """The aggregator of a round's uploads; ``samples`` are those of the clients with a good one, once known."""
+    experiment = setup.experiment
+    method, train = experiment.method, experiment.train
+    mu = sum(term.proximal_mu for term in method.terms)
+    trained = trained_names(setup)
+    work = LocalWork(train.steps_of, train.lr_in(round), train.momentum, mu, trained, samples)
+    aggregator: Aggregator = method.upload.aggregator(method.aggregator)
+    return aggregator.for_round(work)
 
 
 def extras_like(method: Any, task: TrainTask) -> dict[str, torch.Tensor]:

@@ -21,6 +21,7 @@ from fedblend.core.engine import (
     CohortResult,
     Engine,
     TrainTask,
+    aggregator_of,
     client_parts,
     extras_like,
     first_client_state,
@@ -351,7 +352,7 @@ class RoundLoop:
         weights, outputs, kind = dict(task.weights), dict(task.global_outputs), self.method.upload
         if not result.good:
             return weights, outputs
-        aggregator = kind.aggregator(self.method.aggregator)
+        aggregator = aggregator_of(self.setup, task.round, [samples for _, samples, _ in result.good])
         if not kind.is_model:
             return weights, aggregator.finish(result.partial, task.weights)
         # Rounded after the server's noise, which is sized for the exact sum.

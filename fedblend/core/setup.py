@@ -133,11 +133,16 @@ class Setup:
         return np.bincount(labels, minlength=self.task.outputs)
 
 
+def trained_names(setup: Setup) -> list[str]:
+    """Names of the tensors that clients train."""
+    return [name for name, p in setup.model.named_parameters() if p.requires_grad]
+
+
 def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
     """Return what server and clients both know of the model; ``model`` is a module for functional calls."""
     return ModelSpec(
         model=model,
-        trained=[name for name, p in setup.model.named_parameters() if p.requires_grad],
+        trained=trained_names(setup),
         shape=tuple(setup.data.train.x.shape[1:]),
         scale=setup.scale,
         task=setup.task,

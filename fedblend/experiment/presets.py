@@ -61,6 +61,7 @@ FAMILIES: dict[str, Presets] = {
             {"terms": [{"name": "feddyn"}], "aggregator": BY_CLIENTS},
         ),
         "moon": ("model-contrastive term (Li, He and Song 2021)", {"terms": [{"name": "moon"}]}),
+        "fednova": ("updates divided by local steps (Wang et al. 2020)", {"aggregator": {"name": "fednova"}}),
         "fedntd": ("distillation of the not-true classes (Lee et al. 2022)", {"terms": [{"name": "fedntd"}]}),
         "fedlc": ("logits calibrated by label counts (Zhang et al. 2022)", {"objective": {"name": "fedlc"}}),
         "fedrs": ("restricted softmax for missing classes (Li, Zhan 2021)", {"objective": {"name": "fedrs"}}),

@@ -14,7 +14,15 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from fedblend.core.aggregator import WeightedUpload
-from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, extras_like
+from fedblend.core.engine import (
+    ClientUpdate,
+    CohortResult,
+    Scores,
+    Tensors,
+    TrainTask,
+    aggregator_of,
+    extras_like,
+)
 from fedblend.core.errors import FedblendError, by_reason, legible, listed
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec, reference_device
@@ -127,7 +135,7 @@ class FlowerEngine:
 
     def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         kind = self.setup.experiment.method.upload
-        aggregator = kind.aggregator(self.setup.experiment.method.aggregator)
+        aggregator = aggregator_of(self.setup, task.round)
         if isinstance(aggregator, SecureMean):
             return self._collect_sum(task, clients, lost, aggregator)
         result = CohortResult()

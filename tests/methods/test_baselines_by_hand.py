@@ -5,17 +5,21 @@ The reference is NumPy in float64 (:mod:`baselines_helpers`), written from the p
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from baselines_helpers import Reference, descend, far, near
-from helpers import run, setup
+from baselines_helpers import GROUPS, Reference, descend, far, near
+from helpers import images, run, setup
 from torch.nn import functional as F
 
+from fedblend.core.aggregator import LocalWork
+from fedblend.core.callbacks import Callback
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
+from fedblend.methods.aggregators.fednova import NormalisedMean
 
 STEPS, LR, CLIENTS = 3, 0.1, 4
 
@@ -62,6 +66,99 @@ def test_the_usual_mistakes_of_scaffold_would_be_seen(mistake: str) -> None:
     of = Reference(method="scaffold")
 
     far(of.flat(of.trained().weights), scaffold(of, "II", mistake)[0])
+
+
+SOLVERS: dict[str, tuple[float, float]] = {
+    "sgd": (0.0, 0.0),
+    "momentum": (0.7, 0.0),
+    "proximal": (0.0, 2.0),
+    "both": (0.7, 2.0),
+}
+NOVA_MISTAKES = ("no tau_eff", "steps in place of |a|", "shares of all clients", "first learning rate", "clients alike")
+
+
+def vectors(steps: int, eta: float, rho: float, mu: float) -> np.ndarray:
+    """a_k: how often each gradient of SGD with momentum on a proximal loss is in w_0 - w_tau, over eta.
+
+    By linearity: the derivative of the steps by each gradient, one after another.
+    """
+    weights = []
+    for step in range(steps):
+        v = w = 0.0
+        for i in range(steps):
+            v = rho * v + (i == step) + mu * w
+            w = w - eta * v
+        weights.append(-w / eta)
+    return np.array(weights)
+
+
+def fednova(of: Reference, rho: float, mu: float, mistake: str = "") -> np.ndarray:
+    """Wang et al. 2020, equation 7, with tau_eff = sum_k p_k |a_k|_1; or with a mistake in it."""
+    x = of.first
+    for number, lr, cohort in of.cohorts():
+        p = of.shares(cohort)
+        if mistake == "shares of all clients":
+            p = of.sizes[cohort] / of.sizes.sum()
+        if mistake == "clients alike":
+            p = np.full(len(cohort), 1 / len(cohort))
+        norms, directions = [], []
+        for k in cohort:
+            steps, v, w = of.steps(k, number), np.zeros_like(x), x
+            for gradient in steps:
+                v = rho * v + gradient(w) + mu * (w - x)
+                w = w - lr * v
+            norm = vectors(len(steps), LR if mistake == "first learning rate" else lr, rho, mu).sum()
+            norms.append(len(steps) if mistake == "steps in place of |a|" else norm)
+            directions.append((x - w) / lr / norms[-1])
+        tau = 1.0 if mistake == "no tau_eff" else p @ norms
+        x = x - tau * lr * np.tensordot(p, directions, 1)
+    return x
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_fednova(solver: str) -> None:
+    rho, mu = SOLVERS[solver]
+
+    of = nova_federation(rho, mu)
+
+    near(of.flat(of.trained().weights), fednova(of, rho, mu))
+
+
+def nova_federation(rho: float, mu: float) -> Reference:
+    terms = [{"name": "proximal", "mu": mu}] if mu else []
+    return Reference(method={"name": "fednova", "terms": terms}, train={"momentum": rho})
+
+
+@pytest.mark.parametrize("mistake", NOVA_MISTAKES)
+def test_the_usual_mistakes_of_fednova_would_be_seen(mistake: str) -> None:
+    of = nova_federation(0.7, 2.0)
+
+    far(of.flat(of.trained().weights), fednova(of, 0.7, 2.0, mistake))
+
+
+def test_the_norms_of_fednova_are_the_papers_closed_forms() -> None:
+    tau, rho, alpha = 7, 0.8, 0.03
+    work = LocalWork(lambda samples: tau, 0.1, 0.0, 0.0, ())
+
+    assert NormalisedMean(work).norm(9) == tau
+    momentum = NormalisedMean(replace(work, momentum=rho)).norm(9)
+    assert momentum == pytest.approx((tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho))
+    assert NormalisedMean(replace(work, mu=alpha / 0.1)).norm(9) == pytest.approx((1 - (1 - alpha) ** tau) / alpha)
+
+
+def test_fednova_does_not_extrapolate_running_statistics() -> None:
+    made = setup(images(), GROUPS, model={"name": "module", "path": "helpers:BatchNormNet"}, method="fednova")
+    loop = RoundLoop(made, LoopEngine(made))
+    updates: dict[int, Any] = {}
+
+    class Keep(Callback):
+        def on_updates(self, task: Any, result: Any) -> None:
+            updates[task.round] = result.partial.mean()
+
+    state, _ = run(RoundLoop(made, LoopEngine(made), [Keep()]), 1)
+
+    near(state.weights["norm.running_var"].numpy(), updates[0]["norm.running_var"].numpy())
+    assert loop.spec.trained == ["norm.weight", "norm.bias", "last.weight", "last.bias"]
 
 
 def test_feddyn() -> None:

@@ -35,6 +35,15 @@ NEUTRAL: dict[str, tuple[Any, Any]] = {
 """By name: a method with the setting that takes its effect away, and the method that it then is."""
 
 
+@pytest.mark.parametrize("base", ["fedavg", "fedmix"])
+def test_fednova_with_clients_of_equal_steps_is_the_base_method(base: str) -> None:
+    equal = {"groups": [list(range(i, i + 9)) for i in (0, 10, 20, 30)], "train": {"cohort": 3, "momentum": 0.5}}
+
+    made, wanted = (weights_after({"name": base, **part}, **equal) for part in ({"aggregator": "fednova"}, {}))
+
+    same_up_to_rounding(made, wanted, steps=1)
+
+
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_neutral_setting_is_the_base_method(name: str) -> None:
     method, base = NEUTRAL[name]
@@ -45,13 +54,15 @@ def test_a_neutral_setting_is_the_base_method(name: str) -> None:
 
 
 def weights_after(method: Any, rounds: int = 3, **changes: Any) -> dict[str, Any]:
-    made = setup(groups=skewed(), method=method, model=DEEP, **{"train": {"cohort": 3}, **changes})
+    made = setup(**{"groups": skewed(), "method": method, "model": DEEP, "train": {"cohort": 3}, **changes})
     return run(RoundLoop(made, LoopEngine(made)), rounds)[0].weights
 
 
 COMBINED: dict[str, Any] = {
     **{f"{name} on {mix}": with_objective(name, mix) for name in ("fedlc", "fedrs") for mix in MIXES},
     **{f"fedntd on {mix}": {"name": mix, "terms": ["fedntd"]} for mix in MIXES},
+    "fednova on scaffold": {"name": "scaffold", "aggregator": "fednova"},
+    "fednova on fedmix with terms": {"name": "fedmix", "aggregator": "fednova", "terms": ["fedntd", "proximal"]},
     "all terms": {"name": "fedmix", "terms": ["fedntd", "moon", "proximal"]},
 }
 
