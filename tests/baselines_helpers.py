@@ -29,12 +29,12 @@ class Reference:
     """The federation: the model w [C, D + 1], its last column the bias, and the gradients of each client's steps."""
 
     def __init__(self, groups: list[list[int]] = GROUPS, **changes: Any) -> None:
-        changes["train"] = {**TRAIN, **changes.get("train", {})}
-        self.setup = setup(images(), groups, model={"name": "mlp", "hidden": []}, **changes)
+        changes = {"model": {"name": "mlp", "hidden": []}, **changes, "train": {**TRAIN, **changes.get("train", {})}}
+        self.setup = setup(images(), groups, **changes)
         self.engine = LoopEngine(self.setup)
         self.loop = RoundLoop(self.setup, self.engine)
         self.names = list(self.setup.weights())
-        self.first = self.flat(self.setup.weights())
+        self.first = self.flat(self.setup.weights()) if len(self.names) == 2 else np.empty(0)
         self.sizes = self.setup.population.sizes
         self.clients = range(len(self.sizes))
 

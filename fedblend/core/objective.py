@@ -7,7 +7,7 @@ half (:meth:`Objective.loss`) is a function of parameters, batch and what was dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -145,7 +145,7 @@ class ModelSpec:
     model: nn.Module
     """A module for :func:`torch.func.functional_call`, in evaluation mode."""
     trained: Sequence[str]
-    """Names of the tensors that clients train."""
+    """Names of the tensors that clients train and send."""
     shape: tuple[int, ...]
     """Shape of one input as stored."""
     scale: Scale
@@ -293,14 +293,31 @@ class Objective(ClientPart):
 
 
 class Personal(Part):
-    """Base of what clients train for themselves beside the global model; the base trains nothing.
+    """Base of what clients keep for themselves: a second model, or layers of the one model.
 
     A client that has an ``active`` part of this kind trains a second model on its samples in each of its rounds. This
     personal model begins as the client's first global model, is kept at the client, and is never sent. It minimises the
     method's objective with the part's :meth:`terms`, in whose context ``start`` is the round's global model.
+
+    Where a part ``keeps_layers``, the tensors that :meth:`own_layers` names stay at the client: each client trains its
+    own, which begin as the run's first weights. Only the other tensors are sent, in both directions, and only they are
+    protected, aggregated and changed by the server.
     """
 
     active: bool = False
+    keeps_layers: bool = False
+
+    @property
+    def keeps(self) -> str:
+        """Prefix of what is tested as a client's own: ``personal/`` or ``own/``; empty where clients keep nothing."""
+        return "own/" if self.keeps_layers else "personal/" if self.active else ""
+
+    def own_layers(self, model: nn.Module) -> Collection[str]:
+        """Names of the tensors (weights and buffers) that stay at clients, where the part ``keeps_layers``.
+
+        Raises :class:`FedblendError` for a model that has no such layers.
+        """
+        return ()
 
     def terms(self) -> Sequence[Term]:
         """Terms that are added to the objective of the personal model."""

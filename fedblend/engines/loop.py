@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, client_parts, collect, terms_of
 from fedblend.core.errors import FedblendError
+from fedblend.core.evaluation import own_tests
 from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, Objective, StepPlan, Term
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
@@ -350,17 +351,19 @@ class LoopEngine:
 
     @torch.no_grad()
     @no_tf32()
-    def score(self, weights: Tensors, held: bool = False, share: tuple[int, int] = (0, 1)) -> Scores:
+    def score(
+        self, weights: Tensors, held: bool = False, share: tuple[int, int] = (0, 1), only: np.ndarray | None = None
+    ) -> Scores:
         """Score samples in batches on the device; results are copied to the host once.
 
-        ``held`` selects all samples that clients hold out, instead of the test half. ``share`` (i, n) selects the i-th
-        of n consecutive parts of the samples.
+        ``held`` selects all samples that clients hold out, instead of the test half; ``only``, bool [n], some of these.
+        ``share`` (i, n) selects the i-th of n consecutive parts of the samples.
         """
         outputs_of = self._scorer(weights)
         data, task = self.setup.data, self.setup.task
         samples = data.train if held else data.test
         indices = self.setup.population.held_order if held else np.arange(len(data.test))
-        selected = np.array_split(indices, share[1])[share[0]]
+        selected = np.array_split(indices if only is None else indices[only], share[1])[share[0]]
         losses, rights = [], []
         for rows in torch.from_numpy(selected).split(SCORE_BATCH):
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
@@ -372,6 +375,23 @@ class LoopEngine:
                 losses.append((outputs - y).square().sum(1))
         loss = torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
         return Scores(loss, torch.cat(rights).cpu().numpy() if rights else None, selected)
+
+    def score_each(self, weights: Tensors, models: Mapping[int, Tensors]) -> Scores:
+        """Score each client's own samples with its own model."""
+        owner, held = own_tests(self.setup), bool(len(self.setup.population.held_order))
+        tested = {client: models.get(client) for client in np.unique(owner).tolist()}
+        groups = [np.isin(owner, [client for client, model in tested.items() if not model])]
+        groups += [owner == client for client, model in tested.items() if model]
+        scored = [{}, *(model for model in tested.values() if model)]
+        samples = self.setup.population.held_order if held else np.arange(len(owner))
+        loss = np.zeros(len(owner), np.float32)
+        right = np.zeros(len(owner), bool) if self.setup.task.kind == "classification" else None
+        for rows, model in zip(groups, scored, strict=True):
+            scores = self.score({**weights, **model}, held, only=rows)
+            loss[rows] = scores.loss
+            if right is not None:
+                right[rows] = scores.right
+        return Scores(loss, right, samples)
 
 
 def batches(

@@ -91,6 +91,8 @@ FAMILIES: dict[str, Presets] = {
             "a second model of each client, near w (Li et al. 2021)",
             {"personal": {"name": "ditto"}},
         ),
+        "fedper": ("shared body, own head (Arivazhagan et al. 2019)", {"personal": {"name": "fedper"}}),
+        "fedbn": ("own normalisation layers (Li et al. 2021)", {"personal": {"name": "fedbn"}}),
     },
     "Outputs in place of models": {
         "fd": (

@@ -14,7 +14,7 @@ from fedblend.core.protection import Mechanism
 from fedblend.core.random import stream
 from fedblend.core.setup import model_spec
 from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather
-from fedblend.core.trees import add_prefix, differing, in_order, strip_prefix
+from fedblend.core.trees import add_prefix, differing, strip_prefix
 from fedblend.core.upload import fault_of
 from fedblend.flower.audit import digest_of
 from fedblend.flower.client_task import ClientTask
@@ -127,7 +127,7 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     state = _client_state(task, fields, start)
     train_task = _train_task(task, fields, tensors, start, pool, state)
     (trained,) = task.engine.train(train_task, [task.client])
-    kept = dict(trained.state)
+    kept = trained.state | add_prefix("own/", {name: trained.weights[name] for name in sorted(task.setup.own_layers)})
     if task.setup.experiment.method.personal.active:
         (personal,) = task.engine.train(replace(train_task, personal=True), [task.client])
         kept |= add_prefix("personal/", personal.weights)
@@ -144,13 +144,14 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
         task.memory.keep("own", str(task.round), trained.weights)
     if fields["begins"] == "own" and protects(task):
         raise FedblendError("it did not hear the round's model, from which its protection clips how far its own moves")
-    upload = leaving(task, experiment.method.upload.payload(trained.weights, trained.outputs), start)
+    begun, payload = task.setup.shared(start), task.setup.shared(trained.weights)
+    upload = leaving(task, experiment.method.upload.payload(payload, trained.outputs), begun)
     if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
         task.memory.keep("upload", str(task.round), upload)
     if aggregator := secure_aggregator(task):
         if fields["begins"] == "own":
             raise FedblendError("it did not hear the round's model, and cannot tell how far its own has moved from it")
-        upload = masked_update(task, aggregator, upload, start, fields, tensors)
+        upload = masked_update(task, aggregator, upload, begun, fields, tensors)
     if trained.extras and task.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
     reply_fields = {"samples": trained.samples} | ({"loss": trained.loss} if sends_loss(task) else {})
@@ -241,6 +242,11 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
             raise FedblendError(f"it no longer has its weights of round {fields['own']}; begin a new run")
     else:
         weights = _in_order(task, tensors)
+    if (mark := fields.get("personal")) is not None:
+        kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
+        if kept is None:
+            raise FedblendError(f"it no longer has its own model of round {mark}; begin a new run")
+        weights |= strip_prefix(task.setup.experiment.method.personal.keeps, kept)
     if task.site.data is not None and not fields["held"]:
         raise RefusedByPolicy(
             "its test samples are its own, and what each of them says of a model stays here; valid: holdout"
@@ -260,11 +266,11 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
 
 
 def _in_order(task: ClientTask, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return the model's tensors of a message, in the model's order."""
-    weights, own = strip_prefix("weights/", tensors), task.setup.weights()
-    if different := differing(own, weights):
+    """Return the model of a message, in the model's order; layers that stay at clients have their first weights."""
+    weights, first = strip_prefix("weights/", tensors), task.setup.weights()
+    if different := differing(task.setup.shared(first), weights):
         raise FedblendError(f"the server sent another model than the experiment's ('{different[0]}' differs)")
-    return in_order(weights, own)
+    return first | weights
 
 
 def _start(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor] | None:

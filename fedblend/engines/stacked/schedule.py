@@ -68,7 +68,8 @@ class Stack:
         terms = terms_of(self.engine.setup.experiment.method, task)
         own_models = task.has_own_model(clients[0].client)
         if terms:
-            add([add_prefix("start/", task.anchor_of(one.client)) for one in clients], not own_models)
+            apart = not task.personal and task.starts_apart(clients[0].client)
+            add([add_prefix("start/", task.anchor_of(one.client)) for one in clients], not apart)
         add([add_prefix("outputs/", task.outputs_of(one.client)) for one in clients], not own_models)
         add([add_prefix("client/", _part_state(task, one.client)) for one in clients], False)
         add([add_prefix("server/", task.server_state)], True)
@@ -85,7 +86,7 @@ class Stack:
     def _start_weights(self) -> list[torch.Tensor]:
         """Return the initial weights [K, ...] of the clients; expanded views where all begin with the global model."""
         names, clients = self.engine.names, self.clients
-        if self.task.personal or self.task.has_own_model(self.clients[0].client):
+        if self.task.personal or self.task.starts_apart(self.clients[0].client):
             starts = [self.task.start_of(one.client) for one in clients]
             return [to_device(torch.stack([start[name] for start in starts]), self.device) for name in names]
         weights = (self.task.weights[name] for name in names)
@@ -156,7 +157,7 @@ def _part_state(task: TrainTask, client: int) -> dict[str, torch.Tensor]:
     """Return the state of parts at a client, without the client's own models."""
     if task.personal:
         return {}
-    models = ("weights/", "outputs/", "personal/")
+    models = ("weights/", "outputs/", "personal/", "own/")
     return {name: t for name, t in task.client_states.get(client, {}).items() if not name.startswith(models)}
 
 

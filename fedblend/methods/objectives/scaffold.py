@@ -57,8 +57,8 @@ class Scaffold(Term):
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """<c - c_k, y>, summed over all trained weights."""
-        apart = (context.server_state[name] - context.client_state[name] for name in params)
-        return torch.stack([(c * y).sum() for c, y in zip(apart, params.values(), strict=True)]).sum()
+        apart = {name: c - context.client_state[name] for name, c in context.server_state.items()}
+        return torch.stack([(c * params[name]).sum() for name, c in apart.items()]).sum()
 
     def after_training(
         self, spec: ModelSpec, training: LocalTraining
@@ -66,7 +66,8 @@ class Scaffold(Term):
         """c_k+, and c_k+ - c_k."""
         before, server = training.client_state, training.server_state
         if self.option == "I":
-            renewed = {name: tensor.cpu() for name, tensor in training.gradient().items()}
+            gradient = training.gradient()
+            renewed = {name: gradient[name].cpu() for name in before}
         else:
             scale = 1.0 / (training.steps * training.lr) if training.steps else 0.0
             moved = {name: (training.start[name] - training.weights[name]).cpu() for name in before}
