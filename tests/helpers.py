@@ -105,7 +105,9 @@ def needs_of(method: str) -> dict[str, Any]:
     """Fields of an experiment that a preset cannot do without, on small images."""
     personal = presets.FAMILIES["Personal models"]
     norms = {"model": {"name": "cnn", "channels": [4], "norm": "group"}} if method == "fedbn" else {}
-    return norms | ({"holdout": 0.2} if method in personal else {})
+    # Otherwise that of one device, which real sites cannot test at others.
+    each = {"evaluate_model": "each"} if method == "fedproto" else {}
+    return norms | each | ({"holdout": 0.2} if method in personal else {})
 
 
 def federation(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> RoundLoop:

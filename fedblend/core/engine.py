@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedblend.core.aggregator import Aggregator, LocalWork
-from fedblend.core.objective import ClientPart, ModelSpec, Term
+from fedblend.core.objective import ClientPart, ModelSpec, Objective, Term
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, trained_names
 from fedblend.core.sharing import Payload, Pool
@@ -115,6 +115,12 @@ def terms_of(method: Any, task: TrainTask) -> list[tuple[str, Term]]:
     return [(f"terms.{i}", term) for i, term in enumerate(method.terms)]
 
 
+def objective_of(method: Any, task: TrainTask, plain: bool) -> Objective:
+    """What a client minimises in a task; ``plain`` where it has nothing to mix with."""
+    chosen: Objective = method.objective.fallback() if plain else method.objective
+    return chosen if task.personal else method.personal.objective(chosen)
+
+
 @dataclass(frozen=True)
 class ClientUpdate:
     """What training returns for one client."""
@@ -128,7 +134,7 @@ class ClientUpdate:
     loss: float
     """Mean loss over the steps, without terms."""
     outputs: torch.Tensor | None = None
-    """Mean softmax outputs by label, float32 [C, C], where the upload needs them."""
+    """Mean softmax outputs by label, float32 [C, C], or mean embeddings [C, features], where the upload needs them."""
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     """What parts keep at the client from now on, by ``SLOT/name``."""
     extras: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -438,7 +438,9 @@ class RoundLoop:
                 torch.cat([t.flatten().double() for t in one.values()])[None] for one in (before.weights, weights)
             )
         else:
-            old, new = (one.get("outputs", torch.zeros(1, 1)).double() for one in (before.global_outputs, outputs))
+            old, new = (
+                next(iter(one.values()), torch.zeros(1, 1)).double() for one in (before.global_outputs, outputs)
+            )
         change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())
         converged = change < bound and facts.get("uploads") != 0
         return {"change": change if np.isfinite(change) else None, "converged": converged}

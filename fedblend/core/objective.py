@@ -31,6 +31,8 @@ class Task:
 
     kind: Literal["classification", "regression"]
     outputs: int
+    features: int = 0
+    """Numbers of an embedding, where clients send mean embeddings; else 0."""
 
     def loss(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Mean loss of a batch; a target without batch dimension stands for every sample."""
@@ -73,7 +75,12 @@ class Net(Protocol):
         ...
 
     def with_weights(self, weights: Tensors) -> Net:
-        """The same model with other weights, by name; no gradient flows into them."""
+        """The same model with other weights, by name."""
+        ...
+
+    @property
+    def weights(self) -> Tensors:
+        """The weights that clients train, by name."""
         ...
 
     @property
@@ -174,8 +181,8 @@ class LocalTraining:
     """The learning rate of the round."""
     steps: int
     """Steps that the client made."""
-    gradient: Callable[[], Tensors]
-    """Computes the gradient of the task's mean loss over all of the client's samples at ``start``, by name."""
+    gradient: Callable[[Tensors], Tensors]
+    """Computes the gradient of the task's mean loss over all of the client's samples at given weights, by name."""
 
 
 @dataclass(frozen=True)
@@ -323,6 +330,14 @@ class Personal(Part):
         """Terms that are added to the objective of the personal model."""
         return ()
 
+    def objective(self, base: Objective) -> Objective:
+        """What clients minimise for the global model, given the method's objective or its fallback."""
+        return base
+
+    def after_training(self, spec: ModelSpec, training: LocalTraining) -> dict[str, torch.Tensor]:
+        """At a client after its training of the global model: its personal model, where the part makes one so."""
+        return {}
+
 
 @part("personal", "none")
 class NoPersonal(Personal):
@@ -336,6 +351,8 @@ class Term(ClientPart):
     """
 
     uses_outputs: bool = False
+    outputs_kind: str = "outputs"
+    """What these are, by the word under which an upload's bytes are counted."""
 
     @property
     def proximal_mu(self) -> float:

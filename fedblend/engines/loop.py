@@ -6,6 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,17 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, client_parts, collect, terms_of
+from fedblend.core.engine import (
+    ClientUpdate,
+    CohortResult,
+    Scores,
+    Tensors,
+    TrainTask,
+    client_parts,
+    collect,
+    objective_of,
+    terms_of,
+)
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import own_tests
 from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, Objective, StepPlan, Term
@@ -24,6 +35,7 @@ from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.engines.sgd import SGD, ProximalStep, computing_in, no_tf32, split_proximal
 from fedblend.experiment.fields import Train
 from fedblend.methods.objectives.output_cache import LabelMeans, OutputCache
+from fedblend.methods.uploads import embedding
 
 SCORE_BATCH = 500
 """Samples in one forward pass without training; a small model's activations then fit into a CPU's cache."""
@@ -36,8 +48,8 @@ class _ModuleNet:
         self.model = model
 
     def with_weights(self, weights: Tensors) -> FunctionalNet:
-        """Return the model with other weights, which receive no gradient."""
-        return FunctionalNet(self.model, {name: tensor.detach() for name, tensor in weights.items()})
+        """Return the model with other weights."""
+        return FunctionalNet(self.model, weights)
 
     @property
     def layers(self) -> int:
@@ -47,6 +59,11 @@ class _ModuleNet:
 
 class EagerNet(_ModuleNet):
     """A module as :class:`fedblend.core.objective.Net`, differentiated by autograd."""
+
+    @property
+    def weights(self) -> Tensors:
+        """The module's own trained parameters."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Return the model's outputs, or hidden states of a staged model."""
@@ -204,14 +221,14 @@ class LoopEngine:
         sizes = np.diff(bounds)
         counts = self.setup.label_counts(client, samples)
         plan = StepPlan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool), counts)
-        objective = method.objective.fallback() if plain else method.objective
+        objective = objective_of(method, task, plain)
         drawn = objective.draw(stream(seed, task.purpose("objective"), task.round, client), plan)
         return Assignment(client, samples, order, bounds, plain, pool, drawn)
 
     def _train_client(self, task: TrainTask, client: int) -> ClientUpdate:
         method, settings = self.setup.experiment.method, self.setup.experiment.train
         assignment = self.assign(task, client)
-        objective: Objective = method.objective.fallback() if assignment.plain else method.objective
+        objective = objective_of(method, task, assignment.plain)
         client_state, terms = self.to_device(task.client_states.get(client, {})), terms_of(method, task)
         notes: dict[str, list[torch.Tensor]] = defaultdict(list)
         context = Context(
@@ -264,38 +281,59 @@ class LoopEngine:
         client, setup = assignment.client, self.setup
         state: dict[str, torch.Tensor] = {}
         extras: dict[str, torch.Tensor] = {}
-        slots = {} if task.personal else client_parts(setup.experiment.method)
-        for slot, part in slots.items():
+        spec = model_spec(setup, self.model)
+
+        def training(kept: Tensors, received: Tensors) -> LocalTraining:
+            lr, gradient = (
+                setup.experiment.train.lr_in(task.round),
+                partial(self.full_gradient, task.round, client, assignment.samples),
+            )
+            return LocalTraining(task.start_of(client), weights, kept, received, lr, len(assignment.sizes), gradient)
+
+        if setup.experiment.method.upload.embeds and not task.personal:
+            outputs = self.prototypes(weights, client, assignment.samples)
+        for slot, part in ({} if task.personal else client_parts(setup.experiment.method)).items():
             prefix = f"{slot}/"
             client_state = strip_prefix(prefix, task.client_states.get(client, {}))
-            server_state = strip_prefix(prefix, task.server_state)
             if type(part).after_training is ClientPart.after_training and not client_state:
                 continue
-            training = LocalTraining(
-                task.start_of(client),
-                weights,
-                client_state,
-                server_state,
-                setup.experiment.train.lr_in(task.round),
-                len(assignment.sizes),
-                lambda: self.full_gradient(task.start_of(client), client, assignment.samples),
-            )
-            kept, sent = part.after_training(model_spec(setup, self.model), training)
+            kept, sent = part.after_training(spec, training(client_state, strip_prefix(prefix, task.server_state)))
             state |= add_prefix(prefix, kept)
             extras |= add_prefix(prefix, sent)
+        if not task.personal:
+            state |= add_prefix("personal/", setup.experiment.method.personal.after_training(spec, training({}, {})))
         return ClientUpdate(client, weights, assignment.samples, loss, outputs, state, extras, notes or {})
 
-    def full_gradient(self, weights: Tensors, client: int, samples: int) -> dict[str, torch.Tensor]:
+    def full_gradient(self, round: int, client: int, samples: int, weights: Tensors) -> dict[str, torch.Tensor]:
         """Return the gradient of the task's mean loss over a client's samples at ``weights``, by name."""
         self._load(weights)
         self.model.train()
         x, y = (half.to(self.device) for half in self.setup.samples(client, samples))
         total = [torch.zeros_like(param) for param in self.params]
-        for rows in torch.arange(samples, device=self.device).split(SCORE_BATCH):
-            loss = self.setup.task.loss(self.model(self.scale(x[rows])), y[rows]) * len(rows)
-            gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
-            total = [t if g is None else t + g for t, g in zip(total, gradients, strict=True)]
+        with lent_generator(self.setup.experiment.seed, "gradient", round, client):
+            for rows in torch.arange(samples, device=self.device).split(SCORE_BATCH):
+                loss = self.setup.task.loss(self.model(self.scale(x[rows])), y[rows]) * len(rows)
+                gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
+                total = [t if g is None else t + g for t, g in zip(total, gradients, strict=True)]
         return {name: t / samples for name, t in zip(self.names, total, strict=True)}
+
+    @torch.no_grad()
+    @no_tf32()
+    def prototypes(self, weights: Tensors, client: int, samples: int) -> torch.Tensor:
+        """Return the mean embeddings by class of a client's samples at ``weights``, float32 [C, features], on the CPU.
+
+        A class of fewer samples than the policy allows in a mean has a row of zeros.
+        """
+        task = self.setup.task
+        self.prepare(weights)
+        x, y = self.setup.samples(client, samples)
+        sums = torch.zeros(task.outputs, task.features, dtype=torch.float64, device=self.device)
+        for rows in torch.arange(samples).split(SCORE_BATCH):
+            embedded = embedding(self.net, self.scale(x[rows].to(self.device)))
+            sums.index_add_(0, y[rows].to(self.device), embedded.double())
+        counts = torch.bincount(y, minlength=task.outputs)
+        means = sums.cpu() / counts.clamp(min=1)[:, None]
+        return means.where(counts[:, None] >= self.setup.experiment.policy.min_mean, 0.0).float()
 
     def _step(
         self,

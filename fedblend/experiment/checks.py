@@ -37,10 +37,10 @@ def check_uploads(method: Method, protection: Any, adversary: Any) -> None:
             f"uploaded models (method.upload '{upload.name}'); valid: upload = \"outputs\""
         )
     for term in method.terms:
-        if term.uses_outputs and upload.bytes_kind != "outputs":
+        if term.uses_outputs and upload.bytes_kind != term.outputs_kind:
             raise ValueError(
                 f"method.terms: '{term.name}' needs mean outputs, which method.upload '{upload.name}' does not "
-                'send; valid: upload = "outputs"'
+                f'send; valid: upload = "{term.outputs_kind}"'
             )
 
 

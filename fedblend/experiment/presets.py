@@ -92,6 +92,14 @@ FAMILIES: dict[str, Presets] = {
             {"personal": {"name": "ditto"}},
         ),
         "fedper": ("shared body, own head (Arivazhagan et al. 2019)", {"personal": {"name": "fedper"}}),
+        "pfedme": (
+            "personal models by Moreau envelopes (Dinh et al. 2020)",
+            {"personal": {"name": "pfedme"}, "aggregator": BY_CLIENTS},
+        ),
+        "fedproto": (
+            "mean embeddings by class are shared (Tan et al. 2022)",
+            {"upload": "prototypes", "stateful_clients": True, "terms": [{"name": "prototypes"}]},
+        ),
         "fedbn": ("own normalisation layers (Li et al. 2021)", {"personal": {"name": "fedbn"}}),
     },
     "Outputs in place of models": {

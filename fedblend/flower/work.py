@@ -125,6 +125,12 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     if start is None or isinstance(pool, str):
         return {LACKS: "model" if start is None else pool}, {}
     state = _client_state(task, fields, start)
+    experiment = task.setup.experiment
+    if experiment.method.upload.embeds and experiment.policy.min_mean < task.site.min_mean:
+        raise RefusedByPolicy(
+            f"its mean embeddings would be of {experiment.policy.min_mean} samples or more (policy.min_mean), and this "
+            f"site sends means of {task.site.min_mean} or more (min_mean in its file)"
+        )
     train_task = _train_task(task, fields, tensors, start, pool, state)
     (trained,) = task.engine.train(train_task, [task.client])
     kept = trained.state | add_prefix("own/", {name: trained.weights[name] for name in sorted(task.setup.own_layers)})
@@ -136,7 +142,6 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
         if fields["state"] is not None:
             task.memory.keep("parts-before", fields["state"], state)
         task.memory.keep("parts", str(task.round), kept)
-    experiment = task.setup.experiment
     if experiment.keeps_client_weights:
         if fields["mark"] is not None:
             # The server may not receive this round's reply; the next round then begins with the same weights.

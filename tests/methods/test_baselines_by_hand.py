@@ -202,6 +202,49 @@ def test_ditto() -> None:
         near(of.flat(state.client_states[k], "personal/"), v)
 
 
+PFEDME_MISTAKES = ("theta is sent", "w does not move between steps", "clients by samples")
+
+
+def pfedme(of: Reference, options: dict[str, Any], mistake: str = "") -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Dinh et al. 2020, Algorithm 1 with beta = 1, and each client's theta at its last w_k."""
+    lam, w, personal = options["lambda"], of.first, {}
+
+    def nearest(gradient: Any, centre: np.ndarray) -> np.ndarray:
+        theta = centre
+        for _ in range(options["steps"]):
+            theta = theta - options["personal_lr"] * (gradient(theta) + lam * (theta - centre))
+        return theta
+
+    for number, lr, cohort in of.cohorts():
+        models = []
+        for k in cohort:
+            local = theta = w
+            for gradient in of.steps(k, number):
+                theta = nearest(gradient, w if mistake == "w does not move between steps" else local)
+                local = local - lr * lam * (local - theta)
+            models.append(theta if mistake == "theta is sent" else local)
+            personal[k] = nearest(of.gradient(k), local)
+        w = np.average(models, axis=0, weights=of.shares(cohort) if mistake == "clients by samples" else None)
+    return w, personal
+
+
+@pytest.mark.parametrize("mistake", ["", *PFEDME_MISTAKES])
+def test_pfedme(mistake: str) -> None:
+    options = {"lambda": 3.0, "steps": 4, "personal_lr": 0.05}
+    of = Reference(method={"name": "pfedme", "personal": options})
+    w, personal = pfedme(of, options, mistake)
+
+    state = of.trained()
+
+    if mistake:
+        far(of.flat(state.weights), w)
+        return
+    near(of.flat(state.weights), w)
+    assert state.client_states.keys() == personal.keys()
+    for k, theta in personal.items():
+        near(of.flat(state.client_states[k], "personal/"), theta)
+
+
 @pytest.mark.parametrize("name", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])
 def test_server_optimisers(name: str) -> None:
     options: dict[str, Any] = {"lr": 0.5, "beta": 0.8} if name == "fedavgm" else {"lr": 0.02, "beta_1": 0.8}

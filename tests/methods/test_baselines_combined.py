@@ -44,6 +44,15 @@ def test_fednova_with_clients_of_equal_steps_is_the_base_method(base: str) -> No
     same_up_to_rounding(made, wanted, steps=1)
 
 
+@pytest.mark.parametrize("base", ["fedavg", "fedmix"])
+def test_pfedme_with_one_step_to_the_gradient_is_the_base_method(base: str) -> None:
+    own = {"personal": {"name": "pfedme", "steps": 1, "lambda": 4.0, "personal_lr": 0.25}}
+
+    made, wanted = (weights_after({"name": base, **part}, 2) for part in (own, {}))
+
+    same_up_to_rounding(made, wanted, steps=100)
+
+
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_neutral_setting_is_the_base_method(name: str) -> None:
     method, base = NEUTRAL[name]
@@ -61,6 +70,7 @@ def weights_after(method: Any, rounds: int = 3, **changes: Any) -> dict[str, Any
 COMBINED: dict[str, Any] = {
     **{f"{name} on {mix}": with_objective(name, mix) for name in ("fedlc", "fedrs") for mix in MIXES},
     **{f"fedntd on {mix}": {"name": mix, "terms": ["fedntd"]} for mix in MIXES},
+    **{f"pfedme on {mix}": {"name": mix, "personal": {"name": "pfedme", "steps": 2}} for mix in MIXES},
     "fednova on scaffold": {"name": "scaffold", "aggregator": "fednova"},
     "fednova on fedmix with terms": {"name": "fedmix", "aggregator": "fednova", "terms": ["fedntd", "proximal"]},
     "all terms": {"name": "fedmix", "terms": ["fedntd", "moon", "proximal"]},

@@ -17,6 +17,7 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs import checkpoint
 
 MEAN = {"name": "mean", "by": "clients"}
+FEDPROTO = {"upload": "prototypes", "stateful_clients": True, "terms": ["prototypes"]}
 METHODS: dict[str, Any] = {
     name: name for name in ("scaffold", "feddyn", "moon", "ditto", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
 } | {
@@ -30,6 +31,10 @@ METHODS: dict[str, Any] = {
     "fedper on FedMix": {"name": "fedmix", "personal": "fedper", "terms": ["proximal"]},
     "fedper with scaffold": {"name": "scaffold", "personal": "fedper", "terms": ["scaffold", "moon"]},
     "fedper with feddyn and Adam": {"name": "feddyn", "personal": "fedper", "server_step": "fedadam"},
+    "pfedme": {"name": "pfedme", "personal": {"lambda": 3.0, "steps": 2, "personal_lr": 0.1}},
+    "pfedme on FedMix": {"name": "fedmix", "personal": {"name": "pfedme", "lambda": 3.0, "steps": 2}},
+    "fedproto": "fedproto",
+    "fedproto on LocalMix": {"name": "localmix", **FEDPROTO},
     "two terms": {"name": "fedavg", "terms": ["scaffold", "moon", "proximal"], "aggregator": MEAN},
 }
 TRAIN = {"cohort": 3}

@@ -80,10 +80,11 @@ def prepare(
     if not 0 <= client < len(snapshot.setup.population):
         last = len(snapshot.setup.population) - 1
         raise FedblendError(f"client: {client} is not valid: the run has clients 0 to {last}")
-    if snapshot.setup.own_layers:
+    method = snapshot.setup.experiment.method
+    if snapshot.setup.own_layers or method.personal.objective(method.objective) is not method.objective:
         raise FedblendError(
-            f"method.personal: '{snapshot.setup.experiment.method.personal.name}' keeps layers at clients, and attacks "
-            "are built for updates of whole models; valid: a run whose clients send their models"
+            f"method.personal: clients of '{method.personal.name}' keep layers or have a loss of their own; attacks "
+            "are built for updates of whole models by the method's objective; valid: another method"
         )
     setup, task = _limit_work(snapshot.setup, snapshot.task, client, images, steps)
     device = device or setup.experiment.device

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.core.engine import TrainTask, terms_of
+from fedblend.core.engine import TrainTask, objective_of, terms_of
 from fedblend.core.trees import add_prefix
 from fedblend.engines.loop import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
@@ -28,8 +28,7 @@ class Stack:
         self.device = engine.device
         experiment = engine.setup.experiment
         self.full = experiment.train.batch_size
-        objective = experiment.method.objective
-        self.objective = objective.fallback() if clients[0].plain else objective
+        self.objective = objective_of(experiment.method, task, clients[0].plain)
         self.masks = DropoutMasks(engine.shapes, experiment.seed, task, [one.client for one in clients], self.device)
         self.steps = max((len(one.sizes) for one in clients), default=0)
         self.sizes = _padded([one.sizes for one in clients], self.steps)

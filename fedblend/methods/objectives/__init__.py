@@ -6,6 +6,7 @@ from fedblend.methods.objectives.calibrated import FedLC, FedRS
 from fedblend.methods.objectives.feddyn import FedDyn
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.methods.objectives.fedntd import FedNTD
+from fedblend.methods.objectives.fedproto import ToPrototypes
 from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix
 from fedblend.methods.objectives.moon import Moon
 from fedblend.methods.objectives.scaffold import Scaffold
@@ -34,4 +35,5 @@ __all__ = [
     "StepPlan",
     "Task",
     "Term",
+    "ToPrototypes",
 ]

@@ -53,6 +53,11 @@ class CalibratedNet:
         return CalibratedNet(self.net.with_weights(weights), self.calibrate)
 
     @property
+    def weights(self) -> Tensors:
+        """The net's weights."""
+        return self.net.weights
+
+    @property
     def layers(self) -> int:
         """The net's layers."""
         return self.net.layers

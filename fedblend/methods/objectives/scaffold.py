@@ -66,7 +66,7 @@ class Scaffold(Term):
         """c_k+, and c_k+ - c_k."""
         before, server = training.client_state, training.server_state
         if self.option == "I":
-            gradient = training.gradient()
+            gradient = training.gradient(training.start)
             renewed = {name: gradient[name].cpu() for name in before}
         else:
             scale = 1.0 / (training.steps * training.lr) if training.steps else 0.0
