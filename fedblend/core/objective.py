@@ -326,6 +326,13 @@ class Personal(Part):
         """
         return ()
 
+    def own_steps(self, steps: int) -> int | None:
+        """How many of a client's first steps train its own layers alone; later ones train the others alone.
+
+        ``None`` where every step trains all layers.
+        """
+        return None
+
     def terms(self) -> Sequence[Term]:
         """Terms that are added to the objective of the personal model."""
         return ()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -253,7 +254,8 @@ class LoopEngine:
                 batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
                 row = {name: values[step] for name, values in drawn.items()}
                 try:
-                    total += self._step(loss, batch, row, optimizer, means) * (b - a)
+                    frozen = self._frozen(method, len(assignment.sizes), step)
+                    total += self._step(loss, batch, row, optimizer, means, frozen) * (b - a)
                 except Exception as error:
                     error.add_note(f"while training client {client} in round {task.round + 1}, batch {step + 1}")
                     raise
@@ -263,6 +265,14 @@ class LoopEngine:
         mean_loss = float(total) / max(1, len(assignment.order))
         step_notes = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}
         return self.update(task, assignment, weights, mean_loss, means.of() if means else None, step_notes)
+
+    def _frozen(self, method: Any, steps: int, step: int) -> Collection[int]:
+        """Return the positions of the parameters that do not change in a client's step (:meth:`Personal.own_steps`)."""
+        first = method.personal.own_steps(steps)
+        if first is None:
+            return ()
+        own = self.setup.own_layers
+        return [i for i, name in enumerate(self.names) if (name in own) != (step < first)]
 
     def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Return the tensors on the engine's device."""
@@ -342,6 +352,7 @@ class LoopEngine:
         drawn: dict[str, torch.Tensor],
         optimizer: SGD,
         means: LabelMeans | None = None,
+        frozen: Collection[int] = (),
     ) -> torch.Tensor:
         """Train on one batch; return the loss of the objective's last phase, without terms."""
         precision = self.setup.experiment.precision
@@ -349,7 +360,7 @@ class LoopEngine:
             # A phase may not use all layers (mixing of hidden states); unused parameters have no gradient.
             with computing_in(precision, self.device):
                 loss = phase(self.net, batch, drawn, local.context)
-            optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
+            optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), frozen=frozen)
         net = OutputCache(self.net, batch.x)
         with computing_in(precision, self.device):
             loss = value = local.last(net, batch, drawn, local.context)
@@ -358,7 +369,7 @@ class LoopEngine:
         if means is not None:
             means.add(net.distribution()[None], batch.y[None])
         proximal = ProximalStep(local.mu, [local.context.start[name] for name in self.names]) if local.mu else None
-        optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), proximal)
+        optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), proximal, frozen)
         return value.detach()
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:

@@ -92,6 +92,7 @@ FAMILIES: dict[str, Presets] = {
             {"personal": {"name": "ditto"}},
         ),
         "fedper": ("shared body, own head (Arivazhagan et al. 2019)", {"personal": {"name": "fedper"}}),
+        "fedrep": ("own head, trained before the body (Collins et al. 2021)", {"personal": {"name": "fedrep"}}),
         "pfedme": (
             "personal models by Moreau envelopes (Dinh et al. 2020)",
             {"personal": {"name": "pfedme"}, "aggregator": BY_CLIENTS},

@@ -31,6 +31,8 @@ METHODS: dict[str, Any] = {
     "fedper on FedMix": {"name": "fedmix", "personal": "fedper", "terms": ["proximal"]},
     "fedper with scaffold": {"name": "scaffold", "personal": "fedper", "terms": ["scaffold", "moon"]},
     "fedper with feddyn and Adam": {"name": "feddyn", "personal": "fedper", "server_step": "fedadam"},
+    "fedrep": {"name": "fedavg", "personal": "fedrep", "terms": ["proximal"]},
+    "fedrep on FedMix": {"name": "fedmix", "personal": {"name": "fedrep", "head_share": 0.7}},
     "pfedme": {"name": "pfedme", "personal": {"lambda": 3.0, "steps": 2, "personal_lr": 0.1}},
     "pfedme on FedMix": {"name": "fedmix", "personal": {"name": "pfedme", "lambda": 3.0, "steps": 2}},
     "fedproto": "fedproto",

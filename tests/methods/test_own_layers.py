@@ -16,6 +16,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.upload import bytes_of
 from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
 
 DEEP = {"name": "mlp", "hidden": [5]}
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
@@ -24,8 +25,13 @@ BODY = ("stages.0.1.0.weight", "stages.0.1.0.bias")
 Tensors = list[torch.Tensor]
 
 
-def shared_body(of: Reference, mistake: str = "") -> tuple[Tensors, dict[int, Tensors]]:
-    """The body and the heads after FedPer's rounds in float64 (Arivazhagan et al. 2019, Algorithm 1); or a mistake."""
+def shared_body(
+    of: Reference, mistake: str = "", head_share: float | None = None
+) -> tuple[Tensors, dict[int, Tensors]]:
+    """The body and the heads after FedPer's rounds in float64 (Arivazhagan et al. 2019, Algorithm 1), or a mistake.
+
+    With ``head_share`` FedRep's (Collins et al. 2021, Algorithm 1).
+    """
     first = [tensor.double() for tensor in of.setup.weights().values()]
     body, heads = first[:2], {}
     for number, lr, cohort in of.cohorts():
@@ -33,11 +39,15 @@ def shared_body(of: Reference, mistake: str = "") -> tuple[Tensors, dict[int, Te
         for k in cohort:
             x, y = (torch.from_numpy(half) for half in of.samples(k))
             w = [*body, *(heads.get(k, first[2:]) if mistake != "head begins anew" else first[2:])]
-            for rows in of.batches(k, number):
+            batches = of.batches(k, number)
+            for step, rows in enumerate(batches):
                 w = [p.detach().requires_grad_() for p in w]
                 logits = F.relu(x[rows, :-1] @ w[0].T + w[1]) @ w[2].T + w[3]
                 gradients = torch.autograd.grad(F.cross_entropy(logits, y[rows]), w)
-                w = [p.detach() - lr * g for p, g in zip(w, gradients, strict=True)]
+                rate = [lr] * 4
+                if head_share is not None:
+                    rate = [0, 0, lr, lr] if step < round(head_share * len(batches)) else [lr, lr, 0, 0]
+                w = [p.detach() - r * g for p, g, r in zip(w, gradients, rate, strict=True)]
             models.append(w)
             heads[k] = w[2:]
         mean = [sum(s * w[i] for s, w in zip(of.shares(cohort), models, strict=True)) for i in range(4)]
@@ -63,6 +73,29 @@ def test_fedper_is_the_papers(mistake: str) -> None:
             assert [*state.client_states[k]] == [f"own/{name}" for name in sorted(HEAD)]
             for name, wanted in zip(HEAD, head, strict=True):
                 near(state.client_states[k][f"own/{name}"].double().numpy(), wanted.numpy())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_fedrep_is_the_papers(share: float) -> None:
+    method = {"name": "fedrep", "personal": {"head_share": share}}
+    of = Reference(method=method, model=DEEP, holdout=0.2)
+    body, heads = shared_body(of, head_share=share)
+
+    state = of.trained()
+
+    near(state.weights[BODY[0]].double().numpy(), body[0].numpy())
+    for k, head in heads.items():
+        near(state.client_states[k][f"own/{HEAD[0]}"].double().numpy(), head[0].numpy())
+
+
+@pytest.mark.parametrize("train", [{"momentum": 0.9, "weight_decay": 0.1}, {"clip_norm": 0.1}])
+def test_layers_that_wait_for_their_turn_do_not_move(train: dict[str, Any]) -> None:
+    method = {"name": "fedrep", "personal": {"head_share": 1.0}, "terms": ["proximal"]}
+    made = setup(images(), method=method, model=DEEP, holdout=0.2, train=train)
+
+    for engine in (LoopEngine(made), StackedEngine(made, stack=2)):
+        state, _ = run(RoundLoop(made, engine), 2)
+        assert all(torch.equal(state.weights[name], made.weights()[name]) for name in BODY)
 
 
 def test_the_server_keeps_the_first_head_and_clients_that_have_not_trained_keep_nothing() -> None:

@@ -34,6 +34,8 @@ class Stack:
         self.sizes = _padded([one.sizes for one in clients], self.steps)
         firsts = _padded([one.bounds[:-1] for one in clients], self.steps)
         self.device_sizes, self.firsts = (to_device(torch.from_numpy(t), self.device) for t in (self.sizes, firsts))
+        own_steps = [experiment.method.personal.own_steps(len(one.sizes)) for one in clients]
+        self.own_firsts = None if None in own_steps else to_device(torch.tensor(own_steps), self.device)
         self._gather()
         self.trainer = self._load_trainer()
 
@@ -149,7 +151,8 @@ class Stack:
         masks = [
             self.masks.draw(rows.start, size * self.objective.views_per_sample, active) for _ in self.objective.phases()
         ]
-        self.trainer.step(StepBatch(x, y, drawn, masks, device_active), rows)
+        turn = None if self.own_firsts is None else step < self.own_firsts[rows]
+        self.trainer.step(StepBatch(x, y, drawn, masks, device_active, turn), rows)
 
 
 def _part_state(task: TrainTask, client: int) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Personal
-from fedblend.core.registry import Int, part
+from fedblend.core.registry import Fraction, Int, part
 
 NORMS = (
     nn.modules.batchnorm._BatchNorm,
@@ -55,6 +55,22 @@ class FedPer(OwnHead):
     the client. The body is averaged. Each client is tested with its own head; one that has not trained yet has the
     first one.
     """
+
+
+@part("personal", "fedrep")
+class FedRep(OwnHead):
+    """Keep the last layers at each client, and train them before the shared body, not with it (Collins et al. 2021).
+
+    In a round a client first trains its head with the round's body, and then the body with its new head (Algorithm 1).
+    All else is as in FedPer. The paper makes ten passes for the head, and one or five for the body.
+    """
+
+    head_share: Fraction = 0.5
+    """Share of a client's steps that train the head; the steps after these train the body."""
+
+    def own_steps(self, steps: int) -> int:
+        """So many of the steps, rounded."""
+        return round(self.head_share * steps)
 
 
 @part("personal", "fedbn")
