@@ -21,6 +21,7 @@ from fedblend.core.sharing import ClientData
 from fedblend.core.state import RunState
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.loop import EagerNet, LoopEngine
+from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.setup import make_setup
 from fedblend.models.lstm import LSTMLayer
@@ -87,11 +88,26 @@ def experiment(**changes: Any) -> Experiment:
 
 
 def setup(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> Setup:
-    """A world on data in memory; ``groups`` says which training samples each client holds."""
+    """A world on data in memory; ``groups`` says which training samples each client holds.
+
+    With groups and ``holdout`` clients are tested on what they train on.
+    """
     made = make_setup(experiment(**changes), data=data or images())
     if groups is not None:
-        made = replace(made, population=Population.of([np.asarray(g, np.int64) for g in groups]))
+        population = Population.of([np.asarray(g, np.int64) for g in groups])
+        if made.experiment.holdout:
+            population = replace(population, held_order=population.order, held_offsets=population.offsets)
+        made = replace(made, population=population)
     return made
+
+
+def needs_of(method: str) -> dict[str, Any]:
+    """Fields of an experiment that a preset cannot do without, on small images."""
+    personal = presets.FAMILIES["Personal models"]
+    norms = {"model": {"name": "cnn", "channels": [4], "norm": "group"}} if method == "fedbn" else {}
+    # Otherwise that of one device, which real sites cannot test at others.
+    each = {"evaluate_model": "each"} if method == "fedproto" else {}
+    return norms | each | ({"holdout": 0.2} if method in personal else {})
 
 
 def federation(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> RoundLoop:

@@ -55,14 +55,26 @@ def _contents() -> RenderableType:
     )
 
 
-def _overview(word: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    if word == "methods":
-        table.add_column("method", no_wrap=True)
-        table.add_column("what it is")
-        for name, (text, _) in presets.presets().items():
+def _methods() -> RenderableType:
+    """The named methods by family, one line each; those with FedProx's term by their names alone."""
+    families = presets.families()
+    *described, named = families
+    width = max(len(name) for family in described for name in families[family])
+    sections: list[RenderableType] = []
+    for family in described:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(no_wrap=True, min_width=width)
+        table.add_column()
+        for name, (text, _) in families[family].items():
             table.add_row(name, text)
-        return table
+        sections += [Text(family, "bold"), table, Text()]
+    return Group(*sections, Text(named, "bold"), *map(Text, families[named]))
+
+
+def _overview(word: str) -> RenderableType:
+    if word == "methods":
+        return _methods()
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("kind", "name", "options"):
         table.add_column(column, no_wrap=column != "options")
     table.add_column("what it is")

@@ -49,6 +49,8 @@ MODELS = {
     "digits": 'name = "mlp"',
     "toy": 'name = "mlp"\nhidden = []           # a linear model: its boundary is a line',
 }
+NORMED = {"har": 'name = "cnn1d"\nnorm = "batch"'}
+"""Models with normalisation layers, for methods that keep these at clients; for other data sets a cnn."""
 COHORTS = {"toy": 3, "heart": 4}
 TEXT_LEARNING_RATE = "lr = 4.0             # text needs large steps, with clipped gradients\nclip_norm = 1.0"
 LEARNING_RATES = {"shakespeare": TEXT_LEARNING_RATE, "leaf-shakespeare": TEXT_LEARNING_RATE}
@@ -72,6 +74,13 @@ def new_file(method: str, dataset: str) -> str:
     elif dataset not in known:
         raise registry.unknown("dataset", dataset, known, "dataset")
     unsafe = "unsafe = true   # this method shares raw samples: an upper bound, not for real data\n"
+    own_tests = (
+        'evaluate_model = "each"   # each client is tested with its own model, on the samples that it holds out\n'
+    )
+    own_tests += "holdout = 0.2\n"
+    model = MODELS.get(dataset, 'name = "lenet5"')
+    if parts.get("personal") == {"name": "fedbn"}:
+        model = NORMED.get(dataset, 'name = "cnn"\nnorm = "batch"    # engine: one client after another')
     partition = PARTITIONS.get(
         dataset,
         'name = "classes"   # each client holds few classes: far from IID\nclients = 20\nclasses_per_client = 2',
@@ -84,7 +93,7 @@ rounds = 20
 seed = 0             # or several: seeds = [0, 1, 2]
 eval_every = 1
 target = 0.7         # "rounds to reach" in tables
-{unsafe if _is_unsafe(parts) else ""}
+{unsafe if _is_unsafe(parts) else ""}{own_tests if method in presets.FAMILIES["Personal models"] else ""}
 [data]               # fedblend list datasets
 name = "{dataset}"
 {options}
@@ -92,7 +101,7 @@ name = "{dataset}"
 {partition}
 
 [model]              # fedblend list models
-{MODELS.get(dataset, 'name = "lenet5"')}
+{model}
 
 [train]              # local SGD at lr * lr_decay^round
 cohort = {COHORTS.get(dataset, 5)}           # clients a round

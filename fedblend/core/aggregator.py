@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,24 @@ from fedblend.core.registry import Part
 from fedblend.core.trees import Tensors
 
 WeightedUpload = tuple[Tensors, float]
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What the server knows of the clients' training in a round, from the experiment and the numbers of samples."""
+
+    steps_of: Callable[[int], int]
+    """Steps of a client with so many samples."""
+    lr: float
+    """The learning rate of the round."""
+    momentum: float
+    """The momentum of the clients' SGD."""
+    mu: float
+    """The sum of mu of the proximal terms."""
+    trained: Sequence[str]
+    """Names of the tensors that clients train and send."""
+    samples: Sequence[int] = ()
+    """Samples of each client with a good upload; empty before these are known."""
 
 
 class Aggregator(Part):
@@ -31,6 +50,10 @@ class Aggregator(Part):
 
     def require_possible(self, cohort: int) -> None:
         """Raise :class:`FedblendError` if ``cohort`` uploads cannot be aggregated."""
+
+    def for_round(self, work: LocalWork) -> Aggregator:
+        """The aggregator of a round; itself, unless it depends on how clients trained."""
+        return self
 
     def partial(self, uploads: Iterable[WeightedUpload]) -> Any:
         """Reduce the uploads of one process, to sums that processes can add or to a list of all."""

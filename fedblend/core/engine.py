@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.core.objective import ClientPart, ModelSpec, Term
+from fedblend.core.aggregator import Aggregator, LocalWork
+from fedblend.core.objective import ClientPart, ModelSpec, Objective, Term
 from fedblend.core.random import stream
-from fedblend.core.setup import Setup
+from fedblend.core.setup import Setup, trained_names
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
 from fedblend.core.upload import bytes_of, fault_of
@@ -51,11 +52,18 @@ class TrainTask:
         """Whether a client goes on from a model of its own, not from the global one."""
         return any(name.startswith("weights/") for name in self.client_states.get(client, ()))
 
+    def starts_apart(self, client: int) -> bool:
+        """Whether a client begins with weights that others do not have: a model, or layers, of its own."""
+        return any(name.startswith(("weights/", "own/")) for name in self.client_states.get(client, ()))
+
     def start_of(self, client: int) -> Tensors:
         """The weights that a client begins with."""
+        kept = self.client_states.get(client, {})
         if self.personal:
-            return strip_prefix("personal/", self.client_states[client])
-        return strip_prefix("weights/", self.client_states[client]) if self.has_own_model(client) else self.weights
+            return strip_prefix("personal/", kept)
+        start = strip_prefix("weights/", kept) if self.has_own_model(client) else self.weights
+        own = strip_prefix("own/", kept)
+        return {**start, **own} if own else start
 
     def anchor_of(self, client: int) -> Tensors:
         """The weights that terms measure distances from: the client's first of the round, or the global model."""
@@ -78,8 +86,10 @@ def client_parts(method: Any) -> dict[str, ClientPart]:
 
 
 def first_client_state(method: Any, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
-    """What a client keeps before its first round: its parts' tables, and its personal model if the method has one."""
+    """What a client keeps before its first round: its parts' tables, and what is personal in the method."""
     state = add_prefix("personal/", weights) if method.personal.active else {}
+    if method.personal.keeps_layers:
+        state |= add_prefix("own/", {name: weights[name] for name in method.personal.own_layers(spec.model)})
     for slot, part in client_parts(method).items():
         state |= add_prefix(f"{slot}/", part.init_client_state(spec, weights))
     return state
@@ -105,6 +115,12 @@ def terms_of(method: Any, task: TrainTask) -> list[tuple[str, Term]]:
     return [(f"terms.{i}", term) for i, term in enumerate(method.terms)]
 
 
+def objective_of(method: Any, task: TrainTask, plain: bool) -> Objective:
+    """What a client minimises in a task; ``plain`` where it has nothing to mix with."""
+    chosen: Objective = method.objective.fallback() if plain else method.objective
+    return chosen if task.personal else method.personal.objective(chosen)
+
+
 @dataclass(frozen=True)
 class ClientUpdate:
     """What training returns for one client."""
@@ -118,7 +134,7 @@ class ClientUpdate:
     loss: float
     """Mean loss over the steps, without terms."""
     outputs: torch.Tensor | None = None
-    """Mean softmax outputs by label, float32 [C, C], where the upload needs them."""
+    """Mean softmax outputs by label, float32 [C, C], or mean embeddings [C, features], where the upload needs them."""
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     """What parts keep at the client from now on, by ``SLOT/name``."""
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -206,6 +222,13 @@ class Engine(Protocol):
         """Score the test half of the data set, or all samples that clients hold out."""
         ...
 
+    def score_each(self, weights: Tensors, models: Mapping[int, Tensors]) -> Scores:
+        """Score the samples that clients hold out, or the test half, each with the model of its client.
+
+        ``models`` are by client what stands in place of tensors of ``weights``; other clients' samples have these.
+        """
+        ...
+
     def server_model(self) -> nn.Module:
         """Return a module for functional calls with any weights, in evaluation mode, for the server step."""
         ...
@@ -225,21 +248,23 @@ def collect(
     experiment = setup.experiment
     method, kind = experiment.method, experiment.method.upload
     result = CohortResult()
+    begun = setup.shared(task.weights)
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         for update in _timed(engine.train(task, clients), result):
             upload = protected(setup, task, update)
-            result.sent += experiment.protection.sent_bytes(upload, task.weights)
+            result.sent += experiment.protection.sent_bytes(upload, begun)
             if size := bytes_of(update.extras):
                 result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
             kept = add_prefix("weights/", update.weights) if experiment.keeps_client_weights else {}
+            kept |= add_prefix("own/", {name: update.weights[name] for name in sorted(setup.own_layers)})
             if state := kept | update.state:
                 result.client_states[update.client] = state
             if update.notes:
                 result.notes[update.client] = update.notes
             if update.client in lost:
                 continue
-            fault = kind.fault(upload, task.weights, setup.task) or fault_of(update.extras, extras_like(method, task))
+            fault = kind.fault(upload, begun, setup.task) or fault_of(update.extras, extras_like(method, task))
             if fault:
                 result.refused.append({"client": update.client, "reason": fault})
                 continue
@@ -249,11 +274,22 @@ def collect(
                 result.uploads[update.client] = upload
             yield upload, float(update.samples)
 
-    result.partial = kind.aggregator(method.aggregator).partial(uploads())
+    result.partial = aggregator_of(setup, task.round).partial(uploads())
     if method.personal.active:
         for update in _timed(engine.train(replace(task, personal=True), clients), result):
             result.client_states.setdefault(update.client, {}).update(add_prefix("personal/", update.weights))
     return result
+
+
+def aggregator_of(setup: Setup, round: int, samples: Sequence[int] = ()) -> Aggregator:
+    """The aggregator of a round's uploads; ``samples`` are those of the clients with a good one, once known."""
+    experiment = setup.experiment
+    method, train = experiment.method, experiment.train
+    mu = sum(term.proximal_mu for term in method.terms)
+    trained = trained_names(setup)
+    work = LocalWork(train.steps_of, train.lr_in(round), train.momentum, mu, trained, samples)
+    aggregator: Aggregator = method.upload.aggregator(method.aggregator)
+    return aggregator.for_round(work)
 
 
 def extras_like(method: Any, task: TrainTask) -> dict[str, torch.Tensor]:
@@ -264,13 +300,13 @@ def extras_like(method: Any, task: TrainTask) -> dict[str, torch.Tensor]:
 
 def protected(setup: Setup, task: TrainTask, update: ClientUpdate) -> dict[str, torch.Tensor]:
     """What a client sends: its upload with the protection on it, or what an adversary makes of it."""
-    experiment, client = setup.experiment, update.client
-    payload = experiment.method.upload.payload(update.weights, update.outputs)
+    experiment, client, begun = setup.experiment, update.client, setup.shared(task.weights)
+    payload = experiment.method.upload.payload(setup.shared(update.weights), update.outputs)
     if setup.adversaries[client]:
         rng = stream(experiment.seed, "adversary", task.round, client)
-        return experiment.adversary.corrupt(payload, task.weights, rng)
+        return experiment.adversary.corrupt(payload, begun, rng)
     rng = stream(experiment.seed, "protection", task.round, client)
-    return experiment.protection.protect(payload, task.weights, experiment.train.lr_in(task.round), rng)
+    return experiment.protection.protect(payload, begun, experiment.train.lr_in(task.round), rng)
 
 
 def _timed(updates: Iterable[ClientUpdate], result: CohortResult) -> Iterator[ClientUpdate]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedblend.core.engine import Engine, Scores, Tensors
 from fedblend.core.errors import FedblendError
@@ -24,9 +24,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Loss and accuracy on the test half; accuracy by class, by the data's own clients where these are few, and over
     clients that have tests of their own. With ``own`` weights of clients, each is tested with its own (or with
-    ``weights``, if it has none yet) on its own samples.
+    ``weights``, if it has none yet) on its own samples: those that it holds out, or its part of the test half.
     """
-    scores = engine.score(weights) if own is None else _each_its_own(engine, weights, own, setup)
+    if own is not None and len(setup.population.held_order):
+        return _on_held_out(engine.score_each(weights, own), setup)
+    scores = engine.score(weights) if own is None else engine.score_each(weights, own)
     result: dict[str, Any] = {"loss": float(scores.loss.mean())}
     if scores.right is not None:
         result["accuracy"] = float(scores.right.mean())
@@ -39,31 +41,36 @@ def evaluate(
     return result
 
 
-def require_own_tests(setup: Setup) -> np.ndarray:
-    """The client of each test sample, int64 [n], where every one belongs to a client of the run.
+def own_tests(setup: Setup) -> np.ndarray:
+    """The client of each sample that clients hold out or, where they hold none out, of each test sample, int64 [n].
 
-    Raises :class:`FedblendError` where it does not.
+    Raises :class:`FedblendError` where there are no such samples, or test samples belong to no client of the run.
     """
+    if len(setup.population.held_order):
+        return setup.population.owners(held=True)
     natural, of = setup.natural_clients(), setup.data.test.client
     if natural is None or of is None or not np.isin(of, natural).all():
         raise FedblendError(
-            "evaluate_model: 'each' needs test samples that all belong to a client of the run; valid with data that "
-            "have clients of their own, all of which the partition 'natural' takes"
+            "evaluate_model: 'each' needs test samples that all belong to a client of the run; valid with holdout "
+            "(such as 0.2), or with data that have clients of their own, all of which the partition 'natural' takes"
         )
     return np.searchsorted(natural, of)
 
 
-def _each_its_own(engine: Engine, weights: Tensors, own: Mapping[int, Tensors], setup: Setup) -> Scores:
-    """Scores of each test sample by the model of the client that it belongs to."""
-    owner = require_own_tests(setup)
-    first = engine.score(weights)
-    loss, right = first.loss.copy(), None if first.right is None else first.right.copy()
-    for client, its in own.items():
-        rows, scores = owner == client, engine.score(its)
-        loss[rows] = scores.loss[rows]
-        if right is not None and scores.right is not None:
-            right[rows] = scores.right[rows]
-    return replace(first, loss=loss, right=right)
+def _on_held_out(scores: Scores, setup: Setup) -> dict[str, Any]:
+    """Loss and accuracy of clients' own models on the samples that they hold out, and accuracy over clients.
+
+    Real sites state how many of their samples are right, and no losses.
+    """
+    result: dict[str, Any] = {} if np.isnan(scores.loss).any() else {"loss": float(scores.loss.mean())}
+    if scores.right is not None:
+        owner = setup.population.owners(held=True) if scores.owner is None else scores.owner
+        result["accuracy"] = float(scores.right.mean())
+        if scores.owner is None:
+            labels = setup.data.train.y[torch.from_numpy(scores.samples)].numpy()
+            result["per_class"] = _means_by(labels, scores.right, len(setup.data.classes))
+        result["clients"] = over_clients(owner, scores.right, setup.population.sizes)
+    return result
 
 
 def _by_site(setup: Setup, right: np.ndarray) -> dict[str, Any]:

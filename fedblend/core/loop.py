@@ -21,13 +21,14 @@ from fedblend.core.engine import (
     CohortResult,
     Engine,
     TrainTask,
+    aggregator_of,
     client_parts,
     extras_like,
     first_client_state,
     first_server_state,
 )
 from fedblend.core.errors import FedblendError, by_reason, listed
-from fedblend.core.evaluation import evaluate, require_own_tests
+from fedblend.core.evaluation import evaluate, own_tests
 from fedblend.core.objective import CohortSummary
 from fedblend.core.protection import ReleaseContext
 from fedblend.core.random import stream
@@ -87,8 +88,8 @@ class RoundLoop:
                 f"train.cohort: {cohort} clients a round, but only {holding} of {len(setup.population)} clients "
                 f"hold samples; valid: 1 to {holding}"
             )
-        if experiment.evaluate_model == "each":
-            require_own_tests(setup)
+        if experiment.evaluates_each:
+            own_tests(setup)
         method.aggregator.require_possible(cohort)
         self.spec = model_spec(setup, self.engine.server_model())
         method.server_step.require_possible(self.spec)
@@ -202,7 +203,7 @@ class RoundLoop:
                 else:
                     payloads[client] = payload
             if sharing.each_round:
-                costs.count("down", "weights", len(asked) * bytes_of(state.weights))
+                costs.count("down", "weights", len(asked) * bytes_of(self.setup.shared(state.weights)))
             kept = rows_of(state.entries, ~np.isin(state.entries.owner, asked))
             entries = joined(kept, gather(payloads))
         state = replace(
@@ -258,7 +259,7 @@ class RoundLoop:
         """Send what clients do not have yet: model, server state of parts, outputs, pool. Returns who received it."""
         with costs.time("download"):
             sharing, method = self.method.sharing, self.method
-            weights = 0 if method.stateful_clients else bytes_of(state.weights)
+            weights = 0 if method.stateful_clients else bytes_of(self.setup.shared(state.weights))
             outputs = bytes_of(state.global_outputs) if any(term.uses_outputs for term in method.terms) else 0
             extras = bytes_of(self._broadcast(state))
             leaves = sharing.active and sharing.leaves_client and not sharing.for_server
@@ -317,7 +318,7 @@ class RoundLoop:
     def _train(self, begun: BegunRound, facts: dict[str, Any]) -> CohortResult:
         """Train the cohort, and keep what aggregation needs of the uploads that arrive and are good."""
         task, clients, costs = begun.task, begun.cohort, begun.costs
-        size = bytes_of(self.method.upload.like(task.weights, self.setup.task))
+        size = bytes_of(self.method.upload.like(self.setup.shared(task.weights), self.setup.task))
         size += bytes_of(extras_like(self.method, task))
         sizes = np.full(len(clients), size)
         arrives = self._transmit("up", "uplink", sizes, np.array(clients, np.int64), task.round, costs)
@@ -349,19 +350,20 @@ class RoundLoop:
     def aggregate(self, task: TrainTask, result: CohortResult) -> tuple[Weights, Weights]:
         """The aggregate of a cohort's uploads: the next global model, and mean outputs where uploads are outputs."""
         weights, outputs, kind = dict(task.weights), dict(task.global_outputs), self.method.upload
+        begun = self.setup.shared(weights)
         if not result.good:
             return weights, outputs
-        aggregator = kind.aggregator(self.method.aggregator)
+        aggregator = aggregator_of(self.setup, task.round, [samples for _, samples, _ in result.good])
         if not kind.is_model:
-            return weights, aggregator.finish(result.partial, task.weights)
+            return weights, aggregator.finish(result.partial, begun)
         # Rounded after the server's noise, which is sized for the exact sum.
-        aggregate = aggregator.finish(aggregator.unrounded(result.partial), task.weights)
+        aggregate = aggregator.finish(aggregator.unrounded(result.partial), begun)
         # Keyed streams are known to all who know the experiment: real sites could take keyed noise off again.
         keyed = stream(self.experiment.seed, "release", task.round)
         rng = self.engine.secret_rng() or keyed
         context = ReleaseContext(len(result.cohort), len(result.good), self.experiment.train.lr_in(task.round), rng)
-        released = self.experiment.protection.release(aggregate, task.weights, context)
-        return {name: tensor.to(weights[name].dtype) for name, tensor in released.items()}, outputs
+        released = self.experiment.protection.release(aggregate, begun, context)
+        return weights | {name: tensor.to(weights[name].dtype) for name, tensor in released.items()}, outputs
 
     def _after_aggregation(
         self, task: TrainTask, weights: Weights, server_state: Tensors, result: CohortResult
@@ -436,7 +438,9 @@ class RoundLoop:
                 torch.cat([t.flatten().double() for t in one.values()])[None] for one in (before.weights, weights)
             )
         else:
-            old, new = (one.get("outputs", torch.zeros(1, 1)).double() for one in (before.global_outputs, outputs))
+            old, new = (
+                next(iter(one.values()), torch.zeros(1, 1)).double() for one in (before.global_outputs, outputs)
+            )
         change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())
         converged = change < bound and facts.get("uploads") != 0
         return {"change": change if np.isfinite(change) else None, "converged": converged}
@@ -473,9 +477,9 @@ class RoundLoop:
 
     def _models_of_clients(self, state: RunState) -> dict[int, Tensors] | None:
         """The models that clients have of their own, where each client is tested with its own."""
-        if self.experiment.evaluate_model != "each":
+        if not self.experiment.evaluates_each:
             return None
-        prefix = "personal/" if self.method.personal.active else "weights/"
+        prefix = self.method.personal.keeps or "weights/"
         models = {client: strip_prefix(prefix, table) for client, table in state.client_states.items()}
         return {client: model for client, model in models.items() if model}
 

@@ -7,7 +7,7 @@ half (:meth:`Objective.loss`) is a function of parameters, batch and what was dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -31,6 +31,8 @@ class Task:
 
     kind: Literal["classification", "regression"]
     outputs: int
+    features: int = 0
+    """Numbers of an embedding, where clients send mean embeddings; else 0."""
 
     def loss(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Mean loss of a batch; a target without batch dimension stands for every sample."""
@@ -73,7 +75,12 @@ class Net(Protocol):
         ...
 
     def with_weights(self, weights: Tensors) -> Net:
-        """The same model with other weights, by name; no gradient flows into them."""
+        """The same model with other weights, by name."""
+        ...
+
+    @property
+    def weights(self) -> Tensors:
+        """The weights that clients train, by name."""
         ...
 
     @property
@@ -145,7 +152,7 @@ class ModelSpec:
     model: nn.Module
     """A module for :func:`torch.func.functional_call`, in evaluation mode."""
     trained: Sequence[str]
-    """Names of the tensors that clients train."""
+    """Names of the tensors that clients train and send."""
     shape: tuple[int, ...]
     """Shape of one input as stored."""
     scale: Scale
@@ -174,8 +181,8 @@ class LocalTraining:
     """The learning rate of the round."""
     steps: int
     """Steps that the client made."""
-    gradient: Callable[[], Tensors]
-    """Computes the gradient of the task's mean loss over all of the client's samples at ``start``, by name."""
+    gradient: Callable[[Tensors], Tensors]
+    """Computes the gradient of the task's mean loss over all of the client's samples at given weights, by name."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +241,8 @@ class StepPlan(NamedTuple):
     """A client's steps of one round, known before any is made: what the random half is drawn for.
 
     ``sizes`` int64 [steps] are the batch sizes, ``width`` the largest; ``own`` marks the entries of
-    the pool that came from this client, bool [entries].
+    the pool that came from this client, bool [entries]. ``label_counts`` int64 [C] are the client's samples by class,
+    ``None`` where the data have no classes.
     """
 
     sizes: np.ndarray
@@ -242,6 +250,7 @@ class StepPlan(NamedTuple):
     round: int
     own: np.ndarray | None = None
     entries: int = 0
+    label_counts: np.ndarray | None = None
 
 
 class Objective(ClientPart):
@@ -251,6 +260,8 @@ class Objective(ClientPart):
     """
 
     breaks_privacy: bool = False
+    counts_labels: bool = False
+    """Whether :meth:`draw` reads the client's samples by class (:attr:`StepPlan.label_counts`)."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -289,18 +300,50 @@ class Objective(ClientPart):
 
 
 class Personal(Part):
-    """Base of what clients train for themselves beside the global model; the base trains nothing.
+    """Base of what clients keep for themselves: a second model, or layers of the one model.
 
     A client that has an ``active`` part of this kind trains a second model on its samples in each of its rounds. This
     personal model begins as the client's first global model, is kept at the client, and is never sent. It minimises the
     method's objective with the part's :meth:`terms`, in whose context ``start`` is the round's global model.
+
+    Where a part ``keeps_layers``, the tensors that :meth:`own_layers` names stay at the client: each client trains its
+    own, which begin as the run's first weights. Only the other tensors are sent, in both directions, and only they are
+    protected, aggregated and changed by the server.
     """
 
     active: bool = False
+    keeps_layers: bool = False
+
+    @property
+    def keeps(self) -> str:
+        """Prefix of what is tested as a client's own: ``personal/`` or ``own/``; empty where clients keep nothing."""
+        return "own/" if self.keeps_layers else "personal/" if self.active else ""
+
+    def own_layers(self, model: nn.Module) -> Collection[str]:
+        """Names of the tensors (weights and buffers) that stay at clients, where the part ``keeps_layers``.
+
+        Raises :class:`FedblendError` for a model that has no such layers.
+        """
+        return ()
+
+    def own_steps(self, steps: int) -> int | None:
+        """How many of a client's first steps train its own layers alone; later ones train the others alone.
+
+        ``None`` where every step trains all layers.
+        """
+        return None
 
     def terms(self) -> Sequence[Term]:
         """Terms that are added to the objective of the personal model."""
         return ()
+
+    def objective(self, base: Objective) -> Objective:
+        """What clients minimise for the global model, given the method's objective or its fallback."""
+        return base
+
+    def after_training(self, spec: ModelSpec, training: LocalTraining) -> dict[str, torch.Tensor]:
+        """At a client after its training of the global model: its personal model, where the part makes one so."""
+        return {}
 
 
 @part("personal", "none")
@@ -315,6 +358,8 @@ class Term(ClientPart):
     """
 
     uses_outputs: bool = False
+    outputs_kind: str = "outputs"
+    """What these are, by the word under which an upload's bytes are counted."""
 
     @property
     def proximal_mu(self) -> float:

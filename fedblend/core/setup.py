@@ -17,6 +17,7 @@ from fedblend.core.objective import Scale, Task
 from fedblend.core.random import stream
 from fedblend.core.server_step import ModelSpec
 from fedblend.core.sharing import Request
+from fedblend.core.trees import Tensors
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,44 @@ class Setup:
         rows = torch.from_numpy(self.population.indices(client)[:size])
         return self.data.train.x[rows], self.data.train.y[rows]
 
+    @functools.cached_property
+    def own_layers(self) -> frozenset[str]:
+        """Names of the tensors of the model that stay at clients (:attr:`Personal.keeps_layers`).
+
+        Raises :class:`FedblendError` where that is the whole model.
+        """
+        personal = self.experiment.method.personal
+        own = frozenset(personal.own_layers(self.model)) if personal.keeps_layers else frozenset()
+        if own >= {name for name, _ in self.model.named_parameters()}:
+            raise FedblendError(
+                f"method.personal: '{personal.name}' keeps all layers of the model '{self.experiment.model.name}' at "
+                "clients, so that nothing would be learned together; valid: fewer layers, or a larger model"
+            )
+        return own
+
+    def shared(self, weights: Tensors) -> dict[str, torch.Tensor]:
+        """The tensors of a model that clients and server send each other."""
+        return {name: tensor for name, tensor in weights.items() if name not in self.own_layers}
+
+    def label_counts(self, client: int, size: int) -> np.ndarray | None:
+        """Samples of each class among a client's first ``size``, int64 [C]; ``None`` where there are no classes."""
+        if self.task.kind != "classification":
+            return None
+        labels = self.data.train.y.numpy()[self.population.indices(client)[:size]]
+        return np.bincount(labels, minlength=self.task.outputs)
+
+
+def trained_names(setup: Setup) -> list[str]:
+    """Names of the tensors that clients train and send."""
+    own = setup.own_layers
+    return [name for name, p in setup.model.named_parameters() if p.requires_grad and name not in own]
+
 
 def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
     """Return what server and clients both know of the model; ``model`` is a module for functional calls."""
     return ModelSpec(
         model=model,
-        trained=[name for name, p in setup.model.named_parameters() if p.requires_grad],
+        trained=trained_names(setup),
         shape=tuple(setup.data.train.x.shape[1:]),
         scale=setup.scale,
         task=setup.task,

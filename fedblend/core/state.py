@@ -39,7 +39,8 @@ class RunState:
     """What clients keep, by client.
 
     ``SLOT/name`` is a part's. ``weights/...`` and ``outputs/...`` are the model and the mean outputs of a client that
-    goes on from its own (federated distillation, a lost downlink); ``personal/...`` is its personal model.
+    goes on from its own (federated distillation, a lost downlink); ``personal/...`` is its personal model, ``own/...``
+    are its own layers of the global model.
     """
 
     def server_part(self, slot: str) -> dict[str, torch.Tensor]:

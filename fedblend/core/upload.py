@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 from fedblend.core.aggregator import Aggregator
 from fedblend.core.errors import legible
@@ -63,6 +64,12 @@ class Upload(Part):
     is_model: bool = True
     trains: bool = True
     watches: bool = False
+    embeds: bool = False
+    """Whether clients send mean embeddings by class, which engines compute after training."""
+
+    def features(self, model: nn.Module, sample: torch.Tensor) -> int:
+        """Numbers of the embedding of one input, where clients send mean embeddings; else 0."""
+        return 0
 
     def require_possible(self, task: Task) -> None:
         """Raise :class:`FedblendError` if the upload cannot be made for this task."""
@@ -72,7 +79,10 @@ class Upload(Part):
         return self.trains
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """At a client: the payload, from its weights after training and its mean outputs by label [C, C]."""
+        """At a client: the payload, from its weights after training and its mean outputs by label [C, C].
+
+        Where clients send mean embeddings, these are the outputs, [C, features].
+        """
         raise TypeError(f"{type(self).__name__} defines no payload")
 
     def like(self, weights: Tensors, task: Task) -> Tensors:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, client_parts, collect, terms_of
+from fedblend.core.engine import (
+    ClientUpdate,
+    CohortResult,
+    Scores,
+    Tensors,
+    TrainTask,
+    client_parts,
+    collect,
+    objective_of,
+    terms_of,
+)
 from fedblend.core.errors import FedblendError
+from fedblend.core.evaluation import own_tests
 from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, Objective, StepPlan, Term
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
@@ -23,6 +36,7 @@ from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.engines.sgd import SGD, ProximalStep, computing_in, no_tf32, split_proximal
 from fedblend.experiment.fields import Train
 from fedblend.methods.objectives.output_cache import LabelMeans, OutputCache
+from fedblend.methods.uploads import embedding
 
 SCORE_BATCH = 500
 """Samples in one forward pass without training; a small model's activations then fit into a CPU's cache."""
@@ -35,8 +49,8 @@ class _ModuleNet:
         self.model = model
 
     def with_weights(self, weights: Tensors) -> FunctionalNet:
-        """Return the model with other weights, which receive no gradient."""
-        return FunctionalNet(self.model, {name: tensor.detach() for name, tensor in weights.items()})
+        """Return the model with other weights."""
+        return FunctionalNet(self.model, weights)
 
     @property
     def layers(self) -> int:
@@ -46,6 +60,11 @@ class _ModuleNet:
 
 class EagerNet(_ModuleNet):
     """A module as :class:`fedblend.core.objective.Net`, differentiated by autograd."""
+
+    @property
+    def weights(self) -> Tensors:
+        """The module's own trained parameters."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Return the model's outputs, or hidden states of a staged model."""
@@ -201,15 +220,16 @@ class LoopEngine:
         # A client has nothing to mix with where it may use only its own means, and holds too few samples for one.
         plain = bool(method.objective.needs) and not len(pool)
         sizes = np.diff(bounds)
-        plan = StepPlan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool))
-        objective = method.objective.fallback() if plain else method.objective
+        counts = self.setup.label_counts(client, samples)
+        plan = StepPlan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool), counts)
+        objective = objective_of(method, task, plain)
         drawn = objective.draw(stream(seed, task.purpose("objective"), task.round, client), plan)
         return Assignment(client, samples, order, bounds, plain, pool, drawn)
 
     def _train_client(self, task: TrainTask, client: int) -> ClientUpdate:
         method, settings = self.setup.experiment.method, self.setup.experiment.train
         assignment = self.assign(task, client)
-        objective: Objective = method.objective.fallback() if assignment.plain else method.objective
+        objective = objective_of(method, task, assignment.plain)
         client_state, terms = self.to_device(task.client_states.get(client, {})), terms_of(method, task)
         notes: dict[str, list[torch.Tensor]] = defaultdict(list)
         context = Context(
@@ -234,7 +254,8 @@ class LoopEngine:
                 batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
                 row = {name: values[step] for name, values in drawn.items()}
                 try:
-                    total += self._step(loss, batch, row, optimizer, means) * (b - a)
+                    frozen = self._frozen(method, len(assignment.sizes), step)
+                    total += self._step(loss, batch, row, optimizer, means, frozen) * (b - a)
                 except Exception as error:
                     error.add_note(f"while training client {client} in round {task.round + 1}, batch {step + 1}")
                     raise
@@ -244,6 +265,14 @@ class LoopEngine:
         mean_loss = float(total) / max(1, len(assignment.order))
         step_notes = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}
         return self.update(task, assignment, weights, mean_loss, means.of() if means else None, step_notes)
+
+    def _frozen(self, method: Any, steps: int, step: int) -> Collection[int]:
+        """Return the positions of the parameters that do not change in a client's step (:meth:`Personal.own_steps`)."""
+        first = method.personal.own_steps(steps)
+        if first is None:
+            return ()
+        own = self.setup.own_layers
+        return [i for i, name in enumerate(self.names) if (name in own) != (step < first)]
 
     def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Return the tensors on the engine's device."""
@@ -262,38 +291,59 @@ class LoopEngine:
         client, setup = assignment.client, self.setup
         state: dict[str, torch.Tensor] = {}
         extras: dict[str, torch.Tensor] = {}
-        slots = {} if task.personal else client_parts(setup.experiment.method)
-        for slot, part in slots.items():
+        spec = model_spec(setup, self.model)
+
+        def training(kept: Tensors, received: Tensors) -> LocalTraining:
+            lr, gradient = (
+                setup.experiment.train.lr_in(task.round),
+                partial(self.full_gradient, task.round, client, assignment.samples),
+            )
+            return LocalTraining(task.start_of(client), weights, kept, received, lr, len(assignment.sizes), gradient)
+
+        if setup.experiment.method.upload.embeds and not task.personal:
+            outputs = self.prototypes(weights, client, assignment.samples)
+        for slot, part in ({} if task.personal else client_parts(setup.experiment.method)).items():
             prefix = f"{slot}/"
             client_state = strip_prefix(prefix, task.client_states.get(client, {}))
-            server_state = strip_prefix(prefix, task.server_state)
             if type(part).after_training is ClientPart.after_training and not client_state:
                 continue
-            training = LocalTraining(
-                task.start_of(client),
-                weights,
-                client_state,
-                server_state,
-                setup.experiment.train.lr_in(task.round),
-                len(assignment.sizes),
-                lambda: self.full_gradient(task.start_of(client), client, assignment.samples),
-            )
-            kept, sent = part.after_training(model_spec(setup, self.model), training)
+            kept, sent = part.after_training(spec, training(client_state, strip_prefix(prefix, task.server_state)))
             state |= add_prefix(prefix, kept)
             extras |= add_prefix(prefix, sent)
+        if not task.personal:
+            state |= add_prefix("personal/", setup.experiment.method.personal.after_training(spec, training({}, {})))
         return ClientUpdate(client, weights, assignment.samples, loss, outputs, state, extras, notes or {})
 
-    def full_gradient(self, weights: Tensors, client: int, samples: int) -> dict[str, torch.Tensor]:
+    def full_gradient(self, round: int, client: int, samples: int, weights: Tensors) -> dict[str, torch.Tensor]:
         """Return the gradient of the task's mean loss over a client's samples at ``weights``, by name."""
         self._load(weights)
         self.model.train()
         x, y = (half.to(self.device) for half in self.setup.samples(client, samples))
         total = [torch.zeros_like(param) for param in self.params]
-        for rows in torch.arange(samples, device=self.device).split(SCORE_BATCH):
-            loss = self.setup.task.loss(self.model(self.scale(x[rows])), y[rows]) * len(rows)
-            gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
-            total = [t if g is None else t + g for t, g in zip(total, gradients, strict=True)]
+        with lent_generator(self.setup.experiment.seed, "gradient", round, client):
+            for rows in torch.arange(samples, device=self.device).split(SCORE_BATCH):
+                loss = self.setup.task.loss(self.model(self.scale(x[rows])), y[rows]) * len(rows)
+                gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
+                total = [t if g is None else t + g for t, g in zip(total, gradients, strict=True)]
         return {name: t / samples for name, t in zip(self.names, total, strict=True)}
+
+    @torch.no_grad()
+    @no_tf32()
+    def prototypes(self, weights: Tensors, client: int, samples: int) -> torch.Tensor:
+        """Return the mean embeddings by class of a client's samples at ``weights``, float32 [C, features], on the CPU.
+
+        A class of fewer samples than the policy allows in a mean has a row of zeros.
+        """
+        task = self.setup.task
+        self.prepare(weights)
+        x, y = self.setup.samples(client, samples)
+        sums = torch.zeros(task.outputs, task.features, dtype=torch.float64, device=self.device)
+        for rows in torch.arange(samples).split(SCORE_BATCH):
+            embedded = embedding(self.net, self.scale(x[rows].to(self.device)))
+            sums.index_add_(0, y[rows].to(self.device), embedded.double())
+        counts = torch.bincount(y, minlength=task.outputs)
+        means = sums.cpu() / counts.clamp(min=1)[:, None]
+        return means.where(counts[:, None] >= self.setup.experiment.policy.min_mean, 0.0).float()
 
     def _step(
         self,
@@ -302,6 +352,7 @@ class LoopEngine:
         drawn: dict[str, torch.Tensor],
         optimizer: SGD,
         means: LabelMeans | None = None,
+        frozen: Collection[int] = (),
     ) -> torch.Tensor:
         """Train on one batch; return the loss of the objective's last phase, without terms."""
         precision = self.setup.experiment.precision
@@ -309,7 +360,7 @@ class LoopEngine:
             # A phase may not use all layers (mixing of hidden states); unused parameters have no gradient.
             with computing_in(precision, self.device):
                 loss = phase(self.net, batch, drawn, local.context)
-            optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True))
+            optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), frozen=frozen)
         net = OutputCache(self.net, batch.x)
         with computing_in(precision, self.device):
             loss = value = local.last(net, batch, drawn, local.context)
@@ -318,7 +369,7 @@ class LoopEngine:
         if means is not None:
             means.add(net.distribution()[None], batch.y[None])
         proximal = ProximalStep(local.mu, [local.context.start[name] for name in self.names]) if local.mu else None
-        optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), proximal)
+        optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), proximal, frozen)
         return value.detach()
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
@@ -349,17 +400,19 @@ class LoopEngine:
 
     @torch.no_grad()
     @no_tf32()
-    def score(self, weights: Tensors, held: bool = False, share: tuple[int, int] = (0, 1)) -> Scores:
+    def score(
+        self, weights: Tensors, held: bool = False, share: tuple[int, int] = (0, 1), only: np.ndarray | None = None
+    ) -> Scores:
         """Score samples in batches on the device; results are copied to the host once.
 
-        ``held`` selects all samples that clients hold out, instead of the test half. ``share`` (i, n) selects the i-th
-        of n consecutive parts of the samples.
+        ``held`` selects all samples that clients hold out, instead of the test half; ``only``, bool [n], some of these.
+        ``share`` (i, n) selects the i-th of n consecutive parts of the samples.
         """
         outputs_of = self._scorer(weights)
         data, task = self.setup.data, self.setup.task
         samples = data.train if held else data.test
         indices = self.setup.population.held_order if held else np.arange(len(data.test))
-        selected = np.array_split(indices, share[1])[share[0]]
+        selected = np.array_split(indices if only is None else indices[only], share[1])[share[0]]
         losses, rights = [], []
         for rows in torch.from_numpy(selected).split(SCORE_BATCH):
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
@@ -371,6 +424,23 @@ class LoopEngine:
                 losses.append((outputs - y).square().sum(1))
         loss = torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
         return Scores(loss, torch.cat(rights).cpu().numpy() if rights else None, selected)
+
+    def score_each(self, weights: Tensors, models: Mapping[int, Tensors]) -> Scores:
+        """Score each client's own samples with its own model."""
+        owner, held = own_tests(self.setup), bool(len(self.setup.population.held_order))
+        tested = {client: models.get(client) for client in np.unique(owner).tolist()}
+        groups = [np.isin(owner, [client for client, model in tested.items() if not model])]
+        groups += [owner == client for client, model in tested.items() if model]
+        scored = [{}, *(model for model in tested.values() if model)]
+        samples = self.setup.population.held_order if held else np.arange(len(owner))
+        loss = np.zeros(len(owner), np.float32)
+        right = np.zeros(len(owner), bool) if self.setup.task.kind == "classification" else None
+        for rows, model in zip(groups, scored, strict=True):
+            scores = self.score({**weights, **model}, held, only=rows)
+            loss[rows] = scores.loss
+            if right is not None:
+                right[rows] = scores.right
+        return Scores(loss, right, samples)
 
 
 def batches(

@@ -10,7 +10,7 @@ SGD has three forms with one definition (:class:`torch.optim.SGD` with momentum,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -76,11 +76,23 @@ class SGD:
         self.velocity: list[torch.Tensor] | None = None
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[torch.Tensor | None], proximal: ProximalStep | None = None) -> None:
-        """Update the parameters in place; only plain SGD (:func:`is_plain`) takes a ``proximal`` step."""
+    def step(
+        self,
+        gradients: Sequence[torch.Tensor | None],
+        proximal: ProximalStep | None = None,
+        frozen: Collection[int] = (),
+    ) -> None:
+        """Update the parameters in place, except those at the positions ``frozen``.
+
+        Only plain SGD (:func:`is_plain`) takes a ``proximal`` step.
+        """
         train = self.train
+        if frozen:
+            gradients = [None if i in frozen else g for i, g in enumerate(gradients)]
         if proximal is not None:
-            torch._foreach_lerp_(self.params, list(proximal.toward), self.lr * proximal.mu)
+            moving = [i for i in range(len(self.params)) if i not in frozen]
+            toward = [proximal.toward[i] for i in moving]
+            torch._foreach_lerp_([self.params[i] for i in moving], toward, self.lr * proximal.mu)
         params = [p for p, g in zip(self.params, gradients, strict=True) if g is not None]
         grads = [g for g in gradients if g is not None]
         if train.clip_norm is not None:

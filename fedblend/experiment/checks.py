@@ -37,19 +37,24 @@ def check_uploads(method: Method, protection: Any, adversary: Any) -> None:
             f"uploaded models (method.upload '{upload.name}'); valid: upload = \"outputs\""
         )
     for term in method.terms:
-        if term.uses_outputs and upload.bytes_kind != "outputs":
+        if term.uses_outputs and upload.bytes_kind != term.outputs_kind:
             raise ValueError(
                 f"method.terms: '{term.name}' needs mean outputs, which method.upload '{upload.name}' does not "
-                'send; valid: upload = "outputs"'
+                f'send; valid: upload = "{term.outputs_kind}"'
             )
 
 
 def check_evaluate_model(method: Method, evaluate_model: str | None) -> None:
     """The model to evaluate must exist."""
-    if evaluate_model == "each" and not (method.stateful_clients or method.personal.active):
+    if evaluate_model == "each" and not (method.stateful_clients or method.personal.keeps):
         raise ValueError(
             "evaluate_model: 'each' needs clients that keep their own weights (method.stateful_clients) or have "
             "personal models (method.personal); valid: server, device"
+        )
+    if evaluate_model not in (None, "each") and method.personal.keeps_layers:
+        raise ValueError(
+            f"evaluate_model: '{evaluate_model}' has no whole model to evaluate, because '{method.personal.name}' "
+            "keeps layers at each client; valid: each"
         )
     if evaluate_model == "server" and method.stateful_clients:
         raise ValueError(
@@ -177,8 +182,14 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
                     f"{field}: '{rule.name}' changes models only, but '{part.name}' in {where} sends more beside them; "
                     "valid: none"
                 )
-    if method.personal.active and not (method.upload.is_model and method.upload.trains):
+    personal, step = method.personal, method.server_step
+    if personal.keeps and not (method.upload.is_model and method.upload.trains):
         raise ValueError(
-            f"method.personal: '{method.personal.name}' trains beside a global model, but method.upload "
+            f"method.personal: '{personal.name}' trains beside a global model, but method.upload "
             f"'{method.upload.name}' sends none; valid: upload = \"model\""
+        )
+    if personal.keeps_layers and (step.looks_at_uploads or step.reads_pool or step.breaks_privacy):
+        raise ValueError(
+            f"method.server_step: '{step.name}' trains a whole model at the server, but '{personal.name}' keeps layers "
+            "at each client; valid: none, or an optimiser such as fedadam"
         )

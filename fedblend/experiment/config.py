@@ -47,7 +47,8 @@ class Experiment(FrozenTable):
     """Rounds between evaluations on the test samples; the last round is always evaluated."""
     evaluate_model: Literal["server", "device", "each"] | None = None
     """Model that is evaluated: the server's, that of one device of the first cohort after training, or each client's on
-    its own tests (default: the server's; a device's where clients keep their own weights).
+    its own tests, the samples that it holds out or else its part of the test samples (default: the server's; a device's
+    where clients keep their own weights; each client's where clients keep layers of their own).
     """
     convergence_tol: Positive | None = None
     """Relative change of the model (or of the mean outputs of every label) below which a run ends early."""
@@ -122,6 +123,11 @@ class Experiment(FrozenTable):
     def evaluates_device(self) -> bool:
         """Whether the model of a device is evaluated instead of the server's."""
         return self.evaluate_model == "device" or (self.evaluate_model is None and self.method.stateful_clients)
+
+    @property
+    def evaluates_each(self) -> bool:
+        """Whether each client's own model is evaluated, on the client's own tests."""
+        return self.evaluate_model == "each" or (self.evaluate_model is None and self.method.personal.keeps_layers)
 
     @property
     def keeps_client_weights(self) -> bool:

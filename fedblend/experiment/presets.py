@@ -7,139 +7,183 @@ from typing import Any
 
 from fedblend.core.errors import FedblendError, brief, did_you_mean
 
-SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
-    "fedavg": ("weighted average of local training (McMahan et al. 2017)", {}),
-    "localmix": (
-        "mixup within each client's batches (FedMix, figure 1b)",
-        {"objective": {"name": "localmix"}},
-    ),
-    "global-mixup": (
-        "mixup with raw samples of all clients: an upper bound, breaks privacy (FedMix, figure 1a)",
-        {"sharing": {"name": "raw"}, "objective": {"name": "global-mixup"}},
-    ),
-    "naivemix": (
-        "mixup with other clients' means (FedMix, equation 1)",
-        {"sharing": {"name": "means"}, "objective": {"name": "naivemix"}},
-    ),
-    "fedmix": (
-        "Global Mixup approximated by a Taylor term on means (FedMix, equation 5)",
-        {"sharing": {"name": "means"}, "objective": {"name": "fedmix"}},
-    ),
-    "aggenhance": (
-        "FedAvg, tuned on class interior points of the clients' models (AggEnhance, Ou et al. 2022)",
-        {"server_step": {"name": "aggenhance"}},
-    ),
-    "aggenhance-secure": (
-        "AggEnhance where clients make the points, for secure aggregation (AggEnhance, Figure 12)",
-        {"server_step": {"name": "aggenhance-secure"}},
-    ),
-    "prior-samples": (
-        "FedAvg tuned on real samples at the server: a comparison, breaks privacy (AggEnhance, Figure 9)",
-        {"server_step": {"name": "prior-samples"}},
-    ),
-    "scaffold": (
-        "FedAvg with control variates against client drift (SCAFFOLD, Karimireddy et al. 2020)",
-        {"terms": [{"name": "scaffold"}], "aggregator": {"name": "mean", "by": "clients"}},
-    ),
-    "feddyn": (
-        "FedAvg with dynamic regularisation (FedDyn, Acar et al. 2021)",
-        {"terms": [{"name": "feddyn"}], "aggregator": {"name": "mean", "by": "clients"}},
-    ),
-    "moon": ("FedAvg with a model-contrastive term (MOON, Li et al. 2021)", {"terms": [{"name": "moon"}]}),
-    "ditto": (
-        "FedAvg, and a personal model for each client near the global one (Ditto, Li et al. 2021)",
-        {"personal": {"name": "ditto"}},
-    ),
-    "fedavgm": ("FedAvg with momentum at the server (Hsu et al. 2019)", {"server_step": {"name": "fedavgm"}}),
-    "fedadagrad": ("FedAvg with Adagrad at the server (Reddi et al. 2021)", {"server_step": {"name": "fedadagrad"}}),
-    "fedadam": ("FedAvg with Adam at the server (Reddi et al. 2021)", {"server_step": {"name": "fedadam"}}),
-    "fedyogi": ("FedAvg with Yogi at the server (Reddi et al. 2021)", {"server_step": {"name": "fedyogi"}}),
-    "fd": (
-        "federated distillation: mean outputs by label are exchanged, devices keep their models (Mix2FLD)",
-        {"upload": "outputs", "stateful_clients": True, "terms": [{"name": "distill"}]},
-    ),
-    "fld": (
-        "outputs up, a model down, distilled on raw seeds at the server: breaks privacy (Mix2FLD, section III-A)",
-        {"upload": "outputs", "sharing": {"name": "raw-seeds"}, "server_step": {"name": "distill-to-model"}},
-    ),
-    "mixfld": (
-        "outputs up, a model down, distilled on mixed seeds (Mix2FLD, section III-B)",
-        {
-            "upload": "outputs",
-            "sharing": {"name": "mixed-seeds", "inverse": False},
-            "server_step": {"name": "distill-to-model"},
-        },
-    ),
-    "mix2fld": (
-        "outputs up, a model down, distilled on inversely mixed seeds (Mix2FLD, section III-C)",
-        {"upload": "outputs", "sharing": {"name": "mixed-seeds"}, "server_step": {"name": "distill-to-model"}},
-    ),
-    "xormixfl": (
-        "one shot: the server balances its labels with decoded XOR-encoded samples, and trains (XorMixFL)",
-        {"upload": "nothing", "sharing": {"name": "xor-seeds"}, "server_step": {"name": "train-on-seeds"}},
-    ),
-    "mixfl": (
-        "one shot: the server balances its labels with mixed samples, and trains (XorMixFL, section 1)",
-        {"upload": "nothing", "sharing": {"name": "mixed-target-seeds"}, "server_step": {"name": "train-on-seeds"}},
-    ),
-    "vanilla-fl": (
-        "one shot: FedAvg, for one round of training until convergence (XorMixFL, section 4)",
-        {},
-    ),
-    "standalone": (
-        "the server trains on its own samples alone (XorMixFL, section 4)",
-        {"upload": "nothing", "sharing": {"name": "base-samples"}, "server_step": {"name": "train-on-seeds"}},
-    ),
-    "fed-augmix": (
-        "augmented views of each image, whose outputs are kept near the image's own (Fed-AugMix)",
-        {"objective": {"name": "augmix"}},
-    ),
-    "noise-mix": (
-        "control: NaiveMix with random noise in place of means (FedMix, Table 9)",
-        {"sharing": {"name": "noise"}, "objective": {"name": "naivemix"}},
-    ),
-    "local-means": (
-        "control: NaiveMix with the client's own means only (FedMix, Table 9)",
-        {"sharing": {"name": "local-means"}, "objective": {"name": "naivemix"}},
-    ),
-    "naivemix-hidden": (
-        "NaiveMix on hidden states (FedMix, appendix E)",
-        {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "naivemix"}},
-    ),
-    "fedmix-hidden": (
-        "FedMix on hidden states (FedMix, appendix E)",
-        {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "fedmix"}},
-    ),
+Presets = dict[str, tuple[str, dict[str, Any]]]
+"""Methods by name: a line of text, and the parts that differ from FedAvg's."""
+
+BY_CLIENTS = {"name": "mean", "by": "clients"}
+
+FAMILIES: dict[str, Presets] = {
+    "Averaging": {
+        "fedavg": ("weighted average of local training (McMahan et al. 2017)", {}),
+    },
+    "Mixed data": {
+        "localmix": ("mixup within a client's batches (FedMix, figure 1b)", {"objective": {"name": "localmix"}}),
+        "global-mixup": (
+            "mixup with all raw samples: breaks privacy (FedMix)",
+            {"sharing": {"name": "raw"}, "objective": {"name": "global-mixup"}},
+        ),
+        "naivemix": (
+            "mixup with other clients' means (FedMix, equation 1)",
+            {"sharing": {"name": "means"}, "objective": {"name": "naivemix"}},
+        ),
+        "fedmix": (
+            "Global Mixup by a Taylor term on means (FedMix, equation 5)",
+            {"sharing": {"name": "means"}, "objective": {"name": "fedmix"}},
+        ),
+        "fed-augmix": (
+            "augmented views, and outputs kept near (Fed-AugMix)",
+            {"objective": {"name": "augmix"}},
+        ),
+        "noise-mix": (
+            "control: NaiveMix with noise as means (FedMix, Table 9)",
+            {"sharing": {"name": "noise"}, "objective": {"name": "naivemix"}},
+        ),
+        "local-means": (
+            "control: NaiveMix with one's own means (FedMix, Table 9)",
+            {"sharing": {"name": "local-means"}, "objective": {"name": "naivemix"}},
+        ),
+        "naivemix-hidden": (
+            "NaiveMix on hidden states (FedMix, appendix E)",
+            {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "naivemix"}},
+        ),
+        "fedmix-hidden": (
+            "FedMix on hidden states (FedMix, appendix E)",
+            {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "fedmix"}},
+        ),
+    },
+    "Against client drift": {
+        "scaffold": (
+            "control variates at both ends (Karimireddy et al. 2020)",
+            {"terms": [{"name": "scaffold"}], "aggregator": BY_CLIENTS},
+        ),
+        "feddyn": (
+            "dynamic regularisation (Acar et al. 2021)",
+            {"terms": [{"name": "feddyn"}], "aggregator": BY_CLIENTS},
+        ),
+        "moon": ("model-contrastive term (Li, He and Song 2021)", {"terms": [{"name": "moon"}]}),
+        "fednova": ("updates divided by local steps (Wang et al. 2020)", {"aggregator": {"name": "fednova"}}),
+        "fedntd": ("distillation of the not-true classes (Lee et al. 2022)", {"terms": [{"name": "fedntd"}]}),
+        "fedlc": ("logits calibrated by label counts (Zhang et al. 2022)", {"objective": {"name": "fedlc"}}),
+        "fedrs": ("restricted softmax for missing classes (Li, Zhan 2021)", {"objective": {"name": "fedrs"}}),
+    },
+    "Optimisers at the server": {
+        "fedavgm": ("momentum at the server (Hsu et al. 2019)", {"server_step": {"name": "fedavgm"}}),
+        "fedadagrad": ("Adagrad at the server (Reddi et al. 2021)", {"server_step": {"name": "fedadagrad"}}),
+        "fedadam": ("Adam at the server (Reddi et al. 2021)", {"server_step": {"name": "fedadam"}}),
+        "fedyogi": ("Yogi at the server (Reddi et al. 2021)", {"server_step": {"name": "fedyogi"}}),
+    },
+    "Training at the server": {
+        "aggenhance": (
+            "tuned on class interior points (Ou et al. 2022)",
+            {"server_step": {"name": "aggenhance"}},
+        ),
+        "aggenhance-secure": (
+            "points made by clients, for secure sums (AggEnhance)",
+            {"server_step": {"name": "aggenhance-secure"}},
+        ),
+        "prior-samples": (
+            "tuned on real samples: breaks privacy (AggEnhance)",
+            {"server_step": {"name": "prior-samples"}},
+        ),
+    },
+    "Personal models": {
+        "ditto": (
+            "a second model of each client, near w (Li et al. 2021)",
+            {"personal": {"name": "ditto"}},
+        ),
+        "fedper": ("shared body, own head (Arivazhagan et al. 2019)", {"personal": {"name": "fedper"}}),
+        "fedrep": ("own head, trained before the body (Collins et al. 2021)", {"personal": {"name": "fedrep"}}),
+        "pfedme": (
+            "personal models by Moreau envelopes (Dinh et al. 2020)",
+            {"personal": {"name": "pfedme"}, "aggregator": BY_CLIENTS},
+        ),
+        "fedproto": (
+            "mean embeddings by class are shared (Tan et al. 2022)",
+            {"upload": "prototypes", "stateful_clients": True, "terms": [{"name": "prototypes"}]},
+        ),
+        "fedbn": ("own normalisation layers (Li et al. 2021)", {"personal": {"name": "fedbn"}}),
+    },
+    "Outputs in place of models": {
+        "fd": (
+            "mean outputs by label; devices keep their models (Mix2FLD)",
+            {"upload": "outputs", "stateful_clients": True, "terms": [{"name": "distill"}]},
+        ),
+        "fld": (
+            "outputs up, model down, raw seeds: breaks privacy (Mix2FLD)",
+            {"upload": "outputs", "sharing": {"name": "raw-seeds"}, "server_step": {"name": "distill-to-model"}},
+        ),
+        "mixfld": (
+            "outputs up, model down, mixed seeds (Mix2FLD)",
+            {
+                "upload": "outputs",
+                "sharing": {"name": "mixed-seeds", "inverse": False},
+                "server_step": {"name": "distill-to-model"},
+            },
+        ),
+        "mix2fld": (
+            "outputs up, model down, inversely mixed seeds (Mix2FLD)",
+            {"upload": "outputs", "sharing": {"name": "mixed-seeds"}, "server_step": {"name": "distill-to-model"}},
+        ),
+    },
+    "One shot": {
+        "xormixfl": (
+            "the server trains on decoded XOR-ed samples (XorMixFL)",
+            {"upload": "nothing", "sharing": {"name": "xor-seeds"}, "server_step": {"name": "train-on-seeds"}},
+        ),
+        "mixfl": (
+            "the server trains on mixed samples (XorMixFL, section 1)",
+            {"upload": "nothing", "sharing": {"name": "mixed-target-seeds"}, "server_step": {"name": "train-on-seeds"}},
+        ),
+        "vanilla-fl": ("FedAvg for one round, until convergence (XorMixFL)", {}),
+        "standalone": (
+            "the server trains on its own samples alone (XorMixFL)",
+            {"upload": "nothing", "sharing": {"name": "base-samples"}, "server_step": {"name": "train-on-seeds"}},
+        ),
+    },
 }
+"""Named methods by family, as lists show them."""
+
+SINGLE: Presets = {name: preset for family in FAMILIES.values() for name, preset in family.items()}
 
 PROXIMAL = {"name": "proximal"}
+
+WITH_PROXIMAL = ("Averaging", "Mixed data", "Training at the server", "Outputs in place of models", "One shot")
+"""Families whose methods also exist with FedProx's term, where clients train; any other method may have the term too,
+without a preset.
+"""
 
 AUGMENTED = ("naivemix", "fedmix")
 """Methods that also have a preset with Fed-AugMix; other objectives can be `augmix`'s base too, without a preset."""
 
 
-def presets() -> dict[str, tuple[str, dict[str, Any]]]:
-    """All named methods: name -> (description, parts).
+def presets() -> Presets:
+    """All named methods: name -> (description, parts)."""
+    return {name: preset for family in families().values() for name, preset in family.items()}
 
-    Some also exist with Fed-AugMix's divergence. Methods that train clients also exist with FedProx's term.
+
+def families() -> dict[str, Presets]:
+    """All named methods by family.
+
+    Some also exist with Fed-AugMix's divergence. Some that train clients also exist with FedProx's term; all these but
+    `fedprox` itself are a family of their own, the last.
     """
     with_views = {
         f"{name}+fed-augmix": (
-            f"Fed-AugMix on: {SINGLE[name][0]}",
+            f"Fed-AugMix on {name}",
             {**SINGLE[name][1], "objective": {"name": "augmix", "base": SINGLE[name][1]["objective"]}},
         )
         for name in AUGMENTED
     }
-    methods = SINGLE | with_views
+    result = {family: dict(methods) for family, methods in FAMILIES.items()}
+    result["Mixed data"] |= with_views
     with_prox = {
-        "fedprox" if name == "fedavg" else f"fedprox+{name}": (
-            "FedAvg with a proximal term (Li et al. 2020)" if name == "fedavg" else f"FedProx with: {text}",
-            {**spec, "terms": [*spec.get("terms", []), PROXIMAL]},
-        )
-        for name, (text, spec) in methods.items()
-        if spec.get("upload") != "nothing"
+        f"fedprox+{name}": (f"FedProx with {name}", {**spec, "terms": [*spec.get("terms", []), PROXIMAL]})
+        for family in WITH_PROXIMAL
+        for name, (_, spec) in result[family].items()
+        if spec.get("upload") != "nothing" and name != "fedavg"
     }
-    return methods | with_prox
+    result["Averaging"]["fedprox"] = ("FedAvg with a proximal term (Li et al. 2020)", {"terms": [PROXIMAL]})
+    return result | {"With FedProx's term": with_prox}
 
 
 def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:

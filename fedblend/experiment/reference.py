@@ -164,8 +164,10 @@ def _code(default: str) -> str:
 def _presets() -> Iterable[str]:
     yield "## Methods\n"
     yield "Presets of parts, by name. Parts that are not listed are the defaults of `[method]`.\n"
-    rows = [[f"`{name}`", text, _parts(spec)] for name, (text, spec) in presets.presets().items()]
-    yield _table(["method", "what it is", "parts"], rows)
+    for family, methods in presets.families().items():
+        yield f"\n### {family}\n"
+        rows = [[f"`{name}`", text, _parts(spec)] for name, (text, spec) in methods.items()]
+        yield _table(["method", "what it is", "parts"], rows)
 
 
 def _parts(spec: Mapping[str, Any]) -> str:

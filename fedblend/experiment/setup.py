@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     with lent_generator(experiment.seed, "model"):
         model = experiment.model.build(tuple(sample.shape[1:]), task.outputs)
     _require_fit(model, sample, task, experiment)
+    if features := experiment.method.upload.features(model, sample):
+        task = replace(task, features=features)
     return Setup(experiment, data, population, scale, model, task)
 
 

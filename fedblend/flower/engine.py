@@ -14,7 +14,15 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from fedblend.core.aggregator import WeightedUpload
-from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, extras_like
+from fedblend.core.engine import (
+    ClientUpdate,
+    CohortResult,
+    Scores,
+    Tensors,
+    TrainTask,
+    aggregator_of,
+    extras_like,
+)
 from fedblend.core.errors import FedblendError, by_reason, legible, listed
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec, reference_device
@@ -78,7 +86,7 @@ class FlowerEngine:
         if isinstance(sharing, SecureMeans):
             yield from self._share_sums(round, sharing, asked).items()
             return
-        tables = (to_record(add_prefix("weights/", weights)),) if sharing.each_round else ()
+        tables = (to_record(add_prefix("weights/", self.setup.shared(weights))),) if sharing.each_round else ()
         requests = self.setup.requests(sizes)
         orders = {client: ClientRequest(asked_of(requests.get(client)), tables) for client in asked}
         replies = self.sites.exchange("query.share", round, orders)
@@ -122,7 +130,7 @@ class FlowerEngine:
 
     def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         kind = self.setup.experiment.method.upload
-        aggregator = kind.aggregator(self.setup.experiment.method.aggregator)
+        aggregator = aggregator_of(self.setup, task.round)
         if isinstance(aggregator, SecureMean):
             return self._collect_sum(task, clients, lost, aggregator)
         result = CohortResult()
@@ -130,7 +138,8 @@ class FlowerEngine:
         replies = self._trained(task, clients)
         result.seconds = time.perf_counter() - begin
         server_step = self.setup.experiment.method.server_step
-        like = kind.like(task.weights, self.setup.task)
+        begun = self.setup.shared(task.weights)
+        like = kind.like(begun, self.setup.task)
         expected = extras_like(self.setup.experiment.method, task)
 
         def uploads() -> Iterator[WeightedUpload]:
@@ -146,7 +155,7 @@ class FlowerEngine:
                     result.client_states[client] = kept
                 if client in lost:
                     continue
-                fault = fault or kind.fault(sent, task.weights, self.setup.task) or fault_of(extras, expected)
+                fault = fault or kind.fault(sent, begun, self.setup.task) or fault_of(extras, expected)
                 fault = fault or self._fault_of_words(reply.fields, int(task.sizes[client]))
                 if fault:
                     result.refused.append({"client": client, "reason": fault})
@@ -170,15 +179,16 @@ class FlowerEngine:
         cohort = [int(task.sizes[client]) for client in clients]
         share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
         total = sum(map(aggregator.weight_of, cohort))
+        begun = self.setup.shared(task.weights)
         sharing, pool = self.setup.experiment.method.sharing, task.pool
         sent = None if pool is None else pool.tensors if sharing.leaves_client else {}
         beside = sent_beside(sent, pool.owner if pool is not None else np.empty(0, np.int64), task.server_state)
-        about = sum_digest(self.sites.setup_fields, task.round, task.weights, total, beside)
+        about = sum_digest(self.sites.setup_fields, task.round, begun, total, beside)
         masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), context=about)
         part = masks.begin(clients)
         extra = {client: ClientRequest({"total": total}, (masks.sealed_shares(client),)) for client in part}
         replies = self._trained(task, part, extra)
-        length = sum(tensor.numel() for tensor in task.weights.values())
+        length = sum(tensor.numel() for tensor in begun.values())
         like, vectors, faults = {"masked": torch.empty(length, dtype=torch.int32)}, {}, dict(masks.faults)
         for client, reply in replies.items():
             result.sent += bytes_of(reply.tensors)
@@ -204,7 +214,9 @@ class FlowerEngine:
         kept = {f"weights/{MARK}": mark} if self.setup.experiment.keeps_client_weights else {}
         # The site computes the first tables of its parts itself, and keeps them.
         parts = any(not name.startswith(("weights/", "outputs/")) for name in task.client_states.get(client, {}))
-        return kept | ({PARTS: mark} if parts else {})
+        personal = self.setup.experiment.method.personal.keeps
+        # Where the site's own model is found when it is tested.
+        return kept | ({PARTS: mark} if parts else {}) | ({f"{personal}{MARK}": mark} if personal else {})
 
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Send the server step's question to the sites, or answer it from the uploads at the server."""
@@ -233,10 +245,21 @@ class FlowerEngine:
                 "evaluate_model: a device's model cannot be tested at other clients; valid: holdout = 0"
             )
         if held:
-            return score_held(self.sites, self.setup.population, weights)
+            return score_held(self.sites, self.setup.population, self.setup.shared(weights))
         if own is None:
             return self.inner.score(weights)
         return score_own(self.sites, reference_device(self.setup), own, len(self.setup.data.test))
+
+    def score_each(self, weights: Tensors, models: Mapping[int, Tensors]) -> Scores:
+        """Score each client's own model at its site, on the samples that it holds out."""
+        if not len(self.setup.population.held_order):
+            raise FedblendError(
+                "evaluate_model: 'each' tests each site's own model on samples that the site holds out; valid over "
+                "Flower with holdout (such as 0.2)"
+            )
+        field = "personal" if self.setup.experiment.method.personal.keeps else "own"
+        own = {client: {field: str(int(table[MARK]))} for client, table in models.items()}
+        return score_held(self.sites, self.setup.population, self.setup.shared(weights), own)
 
     def server_model(self) -> nn.Module:
         """Return a module for functional calls with any weights, in evaluation mode, for the server step."""
@@ -255,7 +278,8 @@ class FlowerEngine:
         """Return every client's reply. A site that lost what it received earlier receives it again, with ``extra``."""
         # A restarted node has lost what it received earlier.
         self.sites.wait_until_connected()
-        shared = {"weights": to_record(add_prefix("weights/", task.weights)), "pool": self._pool_table(task)}
+        weights = add_prefix("weights/", self.setup.shared(task.weights))
+        shared = {"weights": to_record(weights), "pool": self._pool_table(task)}
         shared["server"] = to_record(add_prefix("server/", task.server_state))
         extra = extra or {}
         orders = {client: _joined(self._order(task, client, shared, set()), extra.get(client)) for client in clients}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,14 +33,19 @@ def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
     return Scores(loss.numpy(), None if right is None else right.numpy().astype(bool), np.arange(samples))
 
 
-def score_held(sites: Sites, population: Population, weights: Tensors) -> Scores:
+def score_held(
+    sites: Sites, population: Population, weights: Tensors, own: Mapping[int, Mapping[str, str]] | None = None
+) -> Scores:
     """Score weights on the test samples that clients hold out, as the numbers of right samples that sites send.
 
+    ``own`` are by client the fields that name what a client's own model consists of, in place of these weights.
     Clients without a valid reply are left out, with a warning. Raises :class:`FedblendError` if no client remains.
     """
     clients = np.unique(population.owners(held=True)).tolist()
-    request = ClientRequest({"own": None, "held": True}, (to_record(add_prefix("weights/", weights)),))
-    replies = sites.exchange("evaluate", 0, dict.fromkeys(clients, request))
+    record, own = to_record(add_prefix("weights/", weights)), own or {}
+    fields: dict[str, Any] = {"own": None, "held": True, "personal": None}
+    requests = {client: ClientRequest(fields | dict(own.get(client, {})), (record,)) for client in clients}
+    replies = sites.exchange("evaluate", 0, requests)
     right: dict[int, np.ndarray] = {}
     why = "no samples are held out"
     for client, reply in replies.items():

@@ -34,8 +34,8 @@ from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import read_toml
 
 KINDS = (
-    *("weights", "masked", "keys", "outputs", "means", "seeds", "raw", "shared", "answers", "scores", "extras"),
-    "loss",
+    *("weights", "masked", "keys", "outputs", "prototypes", "means", "seeds", "raw", "shared", "answers", "scores"),
+    *("extras", "loss"),
 )
 """Kinds of payload that can leave a site, by the names under which their bytes are counted.
 
@@ -44,7 +44,7 @@ with others. ``keys`` are the public keys and secret shares of masks. ``extras``
 beside a model. ``loss`` is the mean loss in training; it leaves only beside models in clear without protection.
 """
 
-SAFE = ("weights", "masked", "keys", "outputs", "means", "answers", "scores", "extras", "loss")
+SAFE = ("weights", "masked", "keys", "outputs", "prototypes", "means", "answers", "scores", "extras", "loss")
 """Kinds that a site allows by default: none that holds single samples."""
 
 
@@ -72,8 +72,8 @@ class Site(BaseModel):
     data: field_of_part("dataset", "data") | None = None  # type: ignore[valid-type]
     """This site's samples; default: its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
-    """Kinds of payload that may leave: weights, masked, keys, outputs, means, seeds, raw, shared, answers, scores,
-    extras, loss.
+    """Kinds of payload that may leave: weights, masked, keys, outputs, prototypes, means, seeds, raw, shared, answers,
+    scores, extras, loss.
     """
     min_mean: Count = 2
     """Fewest samples that a shared mean, a label's mean output or a score may cover; for means the experiment's own
@@ -257,6 +257,7 @@ SITE_FILE = """# What may leave this site, for every request of every server. fe
 
 # Kinds of payload that may leave. Other kinds: {others}.
 #   weights   a model after training            outputs   mean outputs by label
+#   prototypes  mean embeddings by class
 #   means     means of samples                  seeds     mixed samples
 #   raw       samples as they are               answers   replies to a server step, from this site's model
 #   scores    how many test samples are right   masked    a model or mean of which the server learns only a sum

@@ -14,7 +14,7 @@ from fedblend.core.protection import Mechanism
 from fedblend.core.random import stream
 from fedblend.core.setup import model_spec
 from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather
-from fedblend.core.trees import add_prefix, differing, in_order, strip_prefix
+from fedblend.core.trees import add_prefix, differing, strip_prefix
 from fedblend.core.upload import fault_of
 from fedblend.flower.audit import digest_of
 from fedblend.flower.client_task import ClientTask
@@ -126,9 +126,15 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     if start is None or isinstance(pool, str):
         return {LACKS: "model" if start is None else pool}, {}
     state = _client_state(task, fields, start)
+    experiment = task.setup.experiment
+    if experiment.method.upload.embeds and experiment.policy.min_mean < task.site.min_mean:
+        raise RefusedByPolicy(
+            f"its mean embeddings would be of {experiment.policy.min_mean} samples or more (policy.min_mean), and this "
+            f"site sends means of {task.site.min_mean} or more (min_mean in its file)"
+        )
     train_task = _train_task(task, fields, tensors, start, pool, state)
     (trained,) = task.engine.train(train_task, [task.client])
-    kept = dict(trained.state)
+    kept = trained.state | add_prefix("own/", {name: trained.weights[name] for name in sorted(task.setup.own_layers)})
     if task.setup.experiment.method.personal.active:
         (personal,) = task.engine.train(replace(train_task, personal=True), [task.client])
         kept |= add_prefix("personal/", personal.weights)
@@ -137,7 +143,6 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
         if fields["state"] is not None:
             task.memory.keep("parts-before", fields["state"], state)
         task.memory.keep("parts", str(task.round), kept)
-    experiment = task.setup.experiment
     if experiment.keeps_client_weights:
         if fields["mark"] is not None:
             # The server may not receive this round's reply; the next round then begins with the same weights.
@@ -148,7 +153,8 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     outputs = trained.outputs
     if outputs is not None and task.site.has_file:
         outputs = _without_few(task, train_task, outputs)
-    upload = leaving(task, experiment.method.upload.payload(trained.weights, outputs), start)
+    begun, payload = task.setup.shared(start), task.setup.shared(trained.weights)
+    upload = leaving(task, experiment.method.upload.payload(payload, outputs), begun)
     if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
         task.memory.keep("upload", str(task.round), upload)
     if aggregator := secure_aggregator(task):
@@ -157,7 +163,7 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
         owner = _owners(fields["owners"]) if pool is not None else np.empty(0, np.int64)
         sent = None if pool is None else pool.tensors if experiment.method.sharing.leaves_client else {}
         beside = sent_beside(sent, owner, train_task.server_state)
-        upload = masked_update(task, aggregator, upload, start, fields, tensors, beside)
+        upload = masked_update(task, aggregator, upload, begun, fields, tensors, beside)
     if trained.extras and task.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
     reply_fields = {"samples": trained.samples} | ({"loss": trained.loss} if sends_loss(task) else {})
@@ -267,6 +273,11 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
             raise FedblendError(f"it no longer has its weights of round {fields['own']}; begin a new run")
     else:
         weights = _in_order(task, tensors)
+    if (mark := fields.get("personal")) is not None:
+        kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
+        if kept is None:
+            raise FedblendError(f"it no longer has its own model of round {mark}; begin a new run")
+        weights |= strip_prefix(task.setup.experiment.method.personal.keeps, kept)
     if task.site.data is not None and not fields["held"]:
         raise RefusedByPolicy(
             "its test samples are its own, and what each of them says of a model stays here; valid: holdout"
@@ -286,11 +297,11 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
 
 
 def _in_order(task: ClientTask, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return the model's tensors of a message, in the model's order."""
-    weights, own = strip_prefix("weights/", tensors), task.setup.weights()
-    if different := differing(own, weights):
+    """Return the model of a message, in the model's order; layers that stay at clients have their first weights."""
+    weights, first = strip_prefix("weights/", tensors), task.setup.weights()
+    if different := differing(task.setup.shared(first), weights):
         raise FedblendError(f"the server sent another model than the experiment's ('{different[0]}' differs)")
-    return in_order(weights, own)
+    return first | weights
 
 
 def _start(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor] | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Task
+from fedblend.core.objective import Net, Task
 from fedblend.core.registry import Count, part
 from fedblend.core.upload import Upload
 from fedblend.methods.aggregators.mean import WeightedMean
@@ -86,17 +87,80 @@ class Outputs(Upload):
 
 
 class LabelMeanAggregator(Aggregator):
-    """Compute G_n, the mean of the clients' mean outputs for label n, over the clients with samples of that label.
+    """Compute for each label the mean of the clients' means, over the clients with samples of that label.
 
     Mix2FLD, section II-B, without the devices that have no samples of a label. A label without samples on any client
-    has a row of zeros.
+    has a row of zeros, as in the clients' payloads.
     """
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
-        """{"outputs": [C, C]}."""
-        rows = torch.stack([tensors["outputs"] for tensors, _ in uploads]).double()
-        clients = (rows.sum(2) > 0).sum(0)
-        return {"outputs": (rows.sum(0) / clients.clamp(min=1)[:, None]).float()}
+        """The means by name, [C, numbers]."""
+        payloads = [tensors for tensors, _ in uploads]
+        means = {}
+        for name in payloads[0]:
+            rows = torch.stack([payload[name] for payload in payloads]).double()
+            clients = (rows != 0).any(2).sum(0)
+            means[name] = (rows.sum(0) / clients.clamp(min=1)[:, None]).float()
+        return means
+
+
+@part("upload", "prototypes")
+class Prototypes(Upload):
+    """Send for each class the mean embedding of the client's samples, after its training (FedProto, Tan et al. 2022).
+
+    Equation 3. An embedding is the input of the model's last layer, averaged over the positions of a feature map; of a
+    model that is no row of layers it is the output. The server takes for each class the mean over the clients that have
+    samples of it, which count alike, as in the authors' code; equation 6 weights them by samples and divides by their
+    number once more, which would shrink the prototypes. A class of which a client has fewer than ``policy.min_mean``
+    samples has a row of zeros, which stands for no prototype: a prototype of one sample would be its embedding.
+
+    Clients keep their models (``stateful_clients = true``, the preset's), and these may be of any weights. A client
+    predicts by its own last layer (the paper also tries the nearest prototype); ``evaluate_model = "each"`` tests each
+    with its own model.
+    """
+
+    bytes_kind = "prototypes"
+    is_model = False
+    embeds = True
+
+    def features(self, model: nn.Module, sample: torch.Tensor) -> int:
+        """Width of the embedding."""
+        was_training = model.training
+        with torch.no_grad():
+            stages = len(getattr(model.eval(), "stages", ()))
+            width = _pooled(model(sample, 0, stages - 1) if stages > 1 else model(sample)).shape[1]
+        model.train(was_training)
+        return int(width)
+
+    def require_possible(self, task: Task) -> None:
+        """Raise :class:`FedblendError` unless the task has classes."""
+        if task.kind != "classification":
+            raise FedblendError(
+                "method.upload: 'prototypes' sends means by class, but these data have no classes; valid: model"
+            )
+
+    def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """The mean embeddings [C, features]."""
+        assert outputs is not None
+        return {"prototypes": outputs}
+
+    def like(self, weights: Tensors, task: Task) -> Tensors:
+        """Float32 [C, features]."""
+        return {"prototypes": torch.zeros(task.outputs, task.features)}
+
+    def aggregator(self, chosen: Aggregator) -> Aggregator:
+        """The mean by class over the clients that have samples of it."""
+        return LabelMeanAggregator()
+
+
+def embedding(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """The input of the last layer, [B, features], averaged over positions; the outputs where layers are unknown."""
+    return _pooled(net(x, 0, net.layers - 1) if net.layers > 1 else net(x))
+
+
+def _pooled(hidden: torch.Tensor) -> torch.Tensor:
+    """Hidden states [B, features, ...] as [B, features]."""
+    return hidden.flatten(2).mean(2) if hidden.dim() > 2 else hidden
 
 
 @part("upload", "nothing")

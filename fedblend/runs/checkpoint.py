@@ -157,7 +157,7 @@ def match_model(state: RunState, model: Mapping[str, torch.Tensor], clients: int
     for table in (state.weights, *(own for own in client_weights if own.keys() & model.keys())):
         if different := differing(model, table):
             raise FedblendError(f"{path}: is of another model than the run's ('{different[0]}' differs); {advice}")
-    first = [f"{prefix}{name}" for prefix in ("weights/", "personal/") for name in model]
+    first = [f"{prefix}{name}" for prefix in ("weights/", "personal/", "own/") for name in model]
     states = {client: in_order(table, first) for client, table in state.client_states.items()}
     return replace(state, weights=in_order(state.weights, model), client_states=states)
 

@@ -96,9 +96,9 @@ class Predictor:
         with reading([directory], trust):
             experiment, facts = directory.experiment(), directory.facts()
             round, weights = _weights_of(directory.path, best)
-            if experiment.method.stateful_clients:
+            if experiment.method.stateful_clients or experiment.method.personal.keeps_layers:
                 raise FedblendError(
-                    f"{directory.path}: its clients keep models of their own, so that there is no one model"
+                    f"{directory.path}: its clients keep models or layers of their own, so that there is no one model"
                 )
             data, scale = facts["data"], facts["scale"]
             inputs = (*data["shape"], scale["vocabulary"]) if "vocabulary" in scale else tuple(data["shape"])

@@ -82,6 +82,13 @@ def test_the_list_of_methods_names_every_method() -> None:
         assert re.search(rf"^{re.escape(name)}\s", shown, re.M), name
 
 
+def test_the_list_of_methods_has_families_and_one_line_of_80_columns_for_each_method() -> None:
+    shown = succeeded(here("list", "methods")).out.splitlines()
+    assert set(presets.families()) <= {line.strip() for line in shown}
+    assert len([line for line in shown if line.strip()]) == len(presets.families()) + len(presets.presets())
+    assert max(len(line.rstrip()) for line in shown) <= 80
+
+
 def test_the_list_without_a_word_names_every_list_with_its_length() -> None:
     shown = succeeded(here("list")).out
     kinds = {kind: len(kind_entries(kind)) for kind in registry.MODULES}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import BATCH_NORM, DROPOUT, ROWS, train, uploads_of, with_calls
-from helpers import engine_of, examples, federation, images, run, same, same_state, setup, without_machine
+from helpers import engine_of, examples, federation, images, needs_of, run, same, same_state, setup, without_machine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,7 +117,8 @@ def global_states() -> tuple[bytes, bytes, Any]:
 def test_a_whole_run_leaves_global_generators_untouched(method: str) -> None:
     before = global_states()
 
-    fed = federation(method=method, model={"name": "mlp", "hidden": [8, 6, 5], "dropout": 0.3}, unsafe=True)
+    model = {"name": "mlp", "hidden": [8, 6, 5], "dropout": 0.3}
+    fed = federation(**{"method": method, "model": model, "unsafe": True, **needs_of(method)})
     run(fed, 1)
 
     assert global_states() == before

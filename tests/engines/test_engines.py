@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from helpers import images, numbers, run, same, setup
+from helpers import images, needs_of, numbers, run, same, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -72,7 +72,8 @@ def ragged(method: Any = "fedavg", model: dict[str, Any] | None = None, **train:
         method = {"name": method, **WITHOUT_JUMPS.get(method.rpartition("+")[2], {})}
     side = 14 if (model or {}).get("model") == "lenet5" else 4
     settings = {"cohort": 6, "epochs": 2, "batch_size": 4, "lr": 0.05, **train}
-    return setup(images(side=side), RAGGED, method=method, unsafe=True, train=settings, **(model or MLP))
+    needs = {**(model or MLP), **needs_of(method.get("name", ""))}
+    return setup(images(side=side), RAGGED, method=method, unsafe=True, train=settings, **needs)
 
 
 def difference(a: Tensors, b: Tensors) -> float:

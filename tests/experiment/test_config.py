@@ -16,7 +16,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Plain
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.fields import Train
-from fedblend.experiment.presets import SINGLE, expand, presets
+from fedblend.experiment.presets import FAMILIES, WITH_PROXIMAL, expand, presets
 from fedblend.experiment.study import expand as expand_study
 from fedblend.experiment.tables import parse_value, read_toml, set_field, write_toml
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
@@ -173,8 +173,11 @@ def test_presets_are_compositions(name: str, sharing: object, objective: object)
     assert (method.sharing, method.objective, method.terms) == (sharing, objective, ())
 
 
-@pytest.mark.parametrize("name", [name for name, (_, spec) in SINGLE.items() if spec.get("upload") != "nothing"])
-def test_every_method_that_trains_clients_exists_with_the_proximal_term(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [n for family in WITH_PROXIMAL for n, (_, spec) in FAMILIES[family].items() if spec.get("upload") != "nothing"],
+)
+def test_methods_that_train_clients_exist_with_the_proximal_term(name: str) -> None:
     with_term = preset("fedprox" if name == "fedavg" else f"fedprox+{name}").method
 
     alone = preset(name).method

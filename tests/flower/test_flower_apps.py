@@ -413,7 +413,7 @@ def test_aggenhance_trains_the_aggregate_on_the_points_of_all_rounds() -> None:
 # What fits, and what does not ------------------------------------------------------------------------------------
 
 MIXED = ["fedmix+fed-augmix", "naivemix+fed-augmix"]
-FIT = ["aggenhance", "fed-augmix", "fedavg", "fedmix", *MIXED, "localmix", "naivemix", "vanilla-fl"]
+FIT = ["aggenhance", "fed-augmix", "fedavg", "fedmix", "fedntd", *MIXED, "localmix", "naivemix", "vanilla-fl"]
 
 
 def test_supported_methods() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import needs_of
 
 from fedblend.experiment.setup import make_setup
 
@@ -64,7 +65,7 @@ def quick(method: str, **changes: Any) -> Experiment:
     given = {"name": method}
     if step.get("name") in QUICK:
         given["server_step"] = QUICK[step["name"]]
-    return experiment(given, **{**DATA, **changes})
+    return experiment(given, **{**DATA, **needs_of(method), **changes})
 
 
 def numbers_in(message: Message) -> int:
@@ -97,6 +98,9 @@ def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_p
         assert torch.equal(finished.state.weights[name], tensor), name
     ours = finished.directory.metrics()
     same = ("loss", "accuracy", "per_class", "train_loss", "cohort", "bytes_up", "bytes_down", "shared")
+    if asked.evaluates_each:
+        # Sites tell how many of their samples are right, and no more.
+        same = ("accuracy", "clients", *same[3:])
     for a, b in zip(ours, records, strict=True):
         assert {k: a.get(k) for k in same} == {k: b.get(k) for k in same}
     counted = [sum(sum(one[way].values()) for one in ours) for way in ("bytes_down", "bytes_up")]
@@ -104,6 +108,33 @@ def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_p
     exchanged = [one for one in grid.kept if one[1] not in ("query.hello", "evaluate")]
     assert counted == [sum(numbers_in(one[place]) for one in exchanged) for place in (2, 3)]
     assert not sum(numbers_in(part) for one in grid.kept if one[1] == "query.hello" for part in one[2:])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": {"name": "fedper", "aggregator": "secure-mean"}, "train": {**DATA["train"], "cohort": 4}},
+        {"method": "ditto", "evaluate_model": "each"},
+        {"method": {"name": "scaffold", "personal": "fedper"}},
+    ],
+    ids=["masked sums of shared layers", "personal models", "own layers with scaffold"],
+)
+def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: Path) -> None:
+    asked = experiment(
+        changes["method"], **{**DATA, "holdout": 0.2, **{k: v for k, v in changes.items() if k != "method"}}
+    )
+    state, records = by_loop(asked)
+
+    finished = run(
+        Nodes({"partition-id": client} for client in range(4)), asked, tmp_path, FederationLimits(deadline=5)
+    )
+
+    for name, tensor in state.weights.items():
+        assert torch.allclose(finished.state.weights[name], tensor, atol=1e-6), name
+    for a, b in zip(finished.directory.metrics(), records, strict=True):
+        assert [a["accuracy"], a["clients"]] == [b["accuracy"], b["clients"]]
+    kept = {name for table in finished.state.client_states.values() for name in table}
+    assert all(name.endswith("/kept") for name in kept), "what clients keep stays at their sites"
 
 
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:

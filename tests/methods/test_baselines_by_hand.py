@@ -1,101 +1,57 @@
 """SCAFFOLD, FedDyn, MOON, Ditto and server optimisers beside an independent computation of their papers' equations.
 
-The network is linear with softmax outputs and each step takes all of a client's samples, so that a client's gradient is
-(p - y)^T x / n: the reference is NumPy in float64, written from the papers' algorithm boxes.
+The reference is NumPy in float64 (:mod:`baselines_helpers`), written from the papers' algorithm boxes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import run, setup
+from baselines_helpers import GROUPS, Reference, descend, far, near
+from helpers import images, run, setup
 from torch.nn import functional as F
 
+from fedblend.core.aggregator import LocalWork
+from fedblend.core.callbacks import Callback
 from fedblend.core.loop import RoundLoop
-from fedblend.core.state import RunState
 from fedblend.engines.loop import LoopEngine
+from fedblend.methods.aggregators.fednova import NormalisedMean
 
-STEPS, LR, ROUNDS, CLIENTS = 3, 0.1, 4, 4
-LINEAR: dict[str, Any] = {
-    "model": {"name": "mlp", "hidden": []},
-    "train": {"cohort": 2, "epochs": STEPS, "batch_size": 1000, "lr": LR, "lr_decay": 1.0},
-}
-Gradient = Callable[[np.ndarray], np.ndarray]
+STEPS, LR, CLIENTS = 3, 0.1, 4
 
 
-class Reference:
-    """The federation in NumPy: the model w [C, D + 1], its last column the bias, and each client's gradient."""
-
-    def __init__(self, **changes: Any) -> None:
-        self.setup = setup(**LINEAR, **changes)
-        self.loop = RoundLoop(self.setup, LoopEngine(self.setup))
-        self.names = list(self.setup.weights())
-        self.first = self.flat(self.setup.weights())
-        self.sizes = self.setup.population.sizes
-
-    def flat(self, weights: dict[str, torch.Tensor], before: str = "") -> np.ndarray:
-        """Weight and bias as one matrix."""
-        weight, bias = (weights[before + name].double().numpy() for name in self.names)
-        return np.concatenate([weight, bias[:, None]], 1)
-
-    def gradient(self, client: int) -> Gradient:
-        """The gradient of a client's mean cross-entropy over all of its samples."""
-        x, y = self.setup.samples(client, int(self.sizes[client]))
-        rows = np.concatenate([self.setup.scale(x).flatten(1).double().numpy(), np.ones((len(x), 1))], 1)
-        label = np.eye(self.setup.task.outputs)[y.numpy()]
-
-        def of(w: np.ndarray) -> np.ndarray:
-            logits = rows @ w.T
-            p = np.exp(logits - logits.max(1, keepdims=True))
-            return (p / p.sum(1, keepdims=True) - label).T @ rows / len(rows)
-
-        return of
-
-    def cohorts(self) -> list[list[int]]:
-        """The clients of each round."""
-        return [self.loop.draw_cohort(round).tolist() for round in range(ROUNDS)]
-
-    def trained(self) -> RunState:
-        """The state after all rounds, by fedblend."""
-        return run(self.loop, ROUNDS)[0]
-
-    def mean(self, cohort: list[int], models: list[np.ndarray]) -> np.ndarray:
-        """FedAvg's mean, by samples."""
-        return np.average(models, axis=0, weights=self.sizes[cohort])
+MISTAKES = ("cohort in place of clients", "epochs in place of steps", "first learning rate", "clients by samples")
+"""What public implementations of SCAFFOLD do otherwise."""
 
 
-def descend(w: np.ndarray, gradient: Gradient) -> np.ndarray:
-    """The steps of one client."""
-    for _ in range(STEPS):
-        w = w - LR * gradient(w)
-    return w
-
-
-def near(made: np.ndarray, wanted: np.ndarray) -> None:
-    """Equal but for float32: fedblend's training rounds each of some dozen steps."""
-    np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+def scaffold(of: Reference, option: str, mistake: str = "") -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Karimireddy et al. 2020, Algorithm 1, with eta_g = 1; or with a mistake in it."""
+    x, c = of.first, np.zeros_like(of.first)
+    variates = [np.zeros_like(x) for _ in of.clients]
+    for number, lr, cohort in of.cohorts():
+        moves, changes = [], []
+        for i in cohort:
+            steps = of.steps(i, number)
+            y = descend(x, steps, lr, lambda g, w, i=i, c=c: g - variates[i] + c)
+            k = 2 if mistake == "epochs in place of steps" else len(steps)
+            eta = 0.1 if mistake == "first learning rate" else lr
+            renewed = of.gradient(i)(x) if option == "I" else variates[i] - c + (x - y) / (k * eta)
+            moves.append(y - x)
+            changes.append(renewed - variates[i])
+            variates[i] = renewed
+        x = x + np.average(moves, axis=0, weights=of.shares(cohort) if mistake == "clients by samples" else None)
+        c = c + np.sum(changes, 0) / len(cohort if mistake == "cohort in place of clients" else of.clients)
+    return x, c, variates
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold(option: str) -> None:
     of = Reference(method={"name": "scaffold", "terms": [{"name": "scaffold", "option": option}]})
-    x, c = of.first, np.zeros_like(of.first)
-    variates = [np.zeros_like(x) for _ in range(CLIENTS)]
-    for cohort in of.cohorts():
-        models, changes = [], []
-        for i in cohort:
-            g = of.gradient(i)
-            y = descend(x, lambda w, g=g, i=i, c=c: g(w) - variates[i] + c)
-            renewed = g(x) if option == "I" else variates[i] - c + (x - y) / (STEPS * LR)
-            models.append(y - x)
-            changes.append(renewed - variates[i])
-            variates[i] = renewed
-        x = x + np.mean(models, 0)
-        c = c + len(cohort) / CLIENTS * np.mean(changes, 0)
+    x, c, variates = scaffold(of, option)
 
     state = of.trained()
 
@@ -105,19 +61,119 @@ def test_scaffold(option: str) -> None:
         near(of.flat(state.client_states[i], "terms.0/"), variates[i])
 
 
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_usual_mistakes_of_scaffold_would_be_seen(mistake: str) -> None:
+    of = Reference(method="scaffold")
+
+    far(of.flat(of.trained().weights), scaffold(of, "II", mistake)[0])
+
+
+SOLVERS: dict[str, tuple[float, float]] = {
+    "sgd": (0.0, 0.0),
+    "momentum": (0.7, 0.0),
+    "proximal": (0.0, 2.0),
+    "both": (0.7, 2.0),
+}
+NOVA_MISTAKES = ("no tau_eff", "steps in place of |a|", "shares of all clients", "first learning rate", "clients alike")
+
+
+def vectors(steps: int, eta: float, rho: float, mu: float) -> np.ndarray:
+    """a_k: how often each gradient of SGD with momentum on a proximal loss is in w_0 - w_tau, over eta.
+
+    By linearity: the derivative of the steps by each gradient, one after another.
+    """
+    weights = []
+    for step in range(steps):
+        v = w = 0.0
+        for i in range(steps):
+            v = rho * v + (i == step) + mu * w
+            w = w - eta * v
+        weights.append(-w / eta)
+    return np.array(weights)
+
+
+def fednova(of: Reference, rho: float, mu: float, mistake: str = "") -> np.ndarray:
+    """Wang et al. 2020, equation 7, with tau_eff = sum_k p_k |a_k|_1; or with a mistake in it."""
+    x = of.first
+    for number, lr, cohort in of.cohorts():
+        p = of.shares(cohort)
+        if mistake == "shares of all clients":
+            p = of.sizes[cohort] / of.sizes.sum()
+        if mistake == "clients alike":
+            p = np.full(len(cohort), 1 / len(cohort))
+        norms, directions = [], []
+        for k in cohort:
+            steps, v, w = of.steps(k, number), np.zeros_like(x), x
+            for gradient in steps:
+                v = rho * v + gradient(w) + mu * (w - x)
+                w = w - lr * v
+            norm = vectors(len(steps), LR if mistake == "first learning rate" else lr, rho, mu).sum()
+            norms.append(len(steps) if mistake == "steps in place of |a|" else norm)
+            directions.append((x - w) / lr / norms[-1])
+        tau = 1.0 if mistake == "no tau_eff" else p @ norms
+        x = x - tau * lr * np.tensordot(p, directions, 1)
+    return x
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_fednova(solver: str) -> None:
+    rho, mu = SOLVERS[solver]
+
+    of = nova_federation(rho, mu)
+
+    near(of.flat(of.trained().weights), fednova(of, rho, mu))
+
+
+def nova_federation(rho: float, mu: float) -> Reference:
+    terms = [{"name": "proximal", "mu": mu}] if mu else []
+    return Reference(method={"name": "fednova", "terms": terms}, train={"momentum": rho})
+
+
+@pytest.mark.parametrize("mistake", NOVA_MISTAKES)
+def test_the_usual_mistakes_of_fednova_would_be_seen(mistake: str) -> None:
+    of = nova_federation(0.7, 2.0)
+
+    far(of.flat(of.trained().weights), fednova(of, 0.7, 2.0, mistake))
+
+
+def test_the_norms_of_fednova_are_the_papers_closed_forms() -> None:
+    tau, rho, alpha = 7, 0.8, 0.03
+    work = LocalWork(lambda samples: tau, 0.1, 0.0, 0.0, ())
+
+    assert NormalisedMean(work).norm(9) == tau
+    momentum = NormalisedMean(replace(work, momentum=rho)).norm(9)
+    assert momentum == pytest.approx((tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho))
+    assert NormalisedMean(replace(work, mu=alpha / 0.1)).norm(9) == pytest.approx((1 - (1 - alpha) ** tau) / alpha)
+
+
+def test_fednova_does_not_extrapolate_running_statistics() -> None:
+    made = setup(images(), GROUPS, model={"name": "module", "path": "helpers:BatchNormNet"}, method="fednova")
+    loop = RoundLoop(made, LoopEngine(made))
+    updates: dict[int, Any] = {}
+
+    class Keep(Callback):
+        def on_updates(self, task: Any, result: Any) -> None:
+            updates[task.round] = result.partial.mean()
+
+    state, _ = run(RoundLoop(made, LoopEngine(made), [Keep()]), 1)
+
+    near(state.weights["norm.running_var"].numpy(), updates[0]["norm.running_var"].numpy())
+    assert loop.spec.trained == ["norm.weight", "norm.bias", "last.weight", "last.bias"]
+
+
 def test_feddyn() -> None:
     alpha = 0.05
     of = Reference(method={"name": "feddyn", "terms": [{"name": "feddyn", "alpha": alpha}]})
     theta, h = of.first, np.zeros_like(of.first)
-    kept = [np.zeros_like(theta) for _ in range(CLIENTS)]
-    for cohort in of.cohorts():
+    kept = [np.zeros_like(theta) for _ in of.clients]
+    for number, lr, cohort in of.cohorts():
         models = []
         for k in cohort:
-            g = of.gradient(k)
-            model = descend(theta, lambda w, g=g, k=k, theta=theta: g(w) - kept[k] + alpha * (w - theta))
+            steps = of.steps(k, number)
+            model = descend(theta, steps, lr, lambda g, w, k=k, theta=theta: g - kept[k] + alpha * (w - theta))
             kept[k] = kept[k] - alpha * (model - theta)
             models.append(model)
-        h = h - alpha / CLIENTS * sum(model - theta for model in models)
+        h = h - alpha / len(of.clients) * sum(model - theta for model in models)
         theta = np.mean(models, 0) - h / alpha
 
     state = of.trained()
@@ -130,12 +186,12 @@ def test_ditto() -> None:
     lam = 0.7
     of = Reference(method={"name": "ditto", "personal": {"name": "ditto", "lambda": lam}})
     w, personal = of.first, {}
-    for cohort in of.cohorts():
+    for number, lr, cohort in of.cohorts():
         models = []
         for k in cohort:
-            g = of.gradient(k)
-            models.append(descend(w, g))
-            personal[k] = descend(personal.get(k, w), lambda v, g=g, w=w: g(v) + lam * (v - w))
+            models.append(descend(w, of.steps(k, number), lr))
+            own = of.steps(k, number, personal=True)
+            personal[k] = descend(personal.get(k, w), own, lr, lambda g, v, w=w: g + lam * (v - w))
         w = of.mean(cohort, models)
 
     state = of.trained()
@@ -146,14 +202,57 @@ def test_ditto() -> None:
         near(of.flat(state.client_states[k], "personal/"), v)
 
 
+PFEDME_MISTAKES = ("theta is sent", "w does not move between steps", "clients by samples")
+
+
+def pfedme(of: Reference, options: dict[str, Any], mistake: str = "") -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Dinh et al. 2020, Algorithm 1 with beta = 1, and each client's theta at its last w_k."""
+    lam, w, personal = options["lambda"], of.first, {}
+
+    def nearest(gradient: Any, centre: np.ndarray) -> np.ndarray:
+        theta = centre
+        for _ in range(options["steps"]):
+            theta = theta - options["personal_lr"] * (gradient(theta) + lam * (theta - centre))
+        return theta
+
+    for number, lr, cohort in of.cohorts():
+        models = []
+        for k in cohort:
+            local = theta = w
+            for gradient in of.steps(k, number):
+                theta = nearest(gradient, w if mistake == "w does not move between steps" else local)
+                local = local - lr * lam * (local - theta)
+            models.append(theta if mistake == "theta is sent" else local)
+            personal[k] = nearest(of.gradient(k), local)
+        w = np.average(models, axis=0, weights=of.shares(cohort) if mistake == "clients by samples" else None)
+    return w, personal
+
+
+@pytest.mark.parametrize("mistake", ["", *PFEDME_MISTAKES])
+def test_pfedme(mistake: str) -> None:
+    options = {"lambda": 3.0, "steps": 4, "personal_lr": 0.05}
+    of = Reference(method={"name": "pfedme", "personal": options})
+    w, personal = pfedme(of, options, mistake)
+
+    state = of.trained()
+
+    if mistake:
+        far(of.flat(state.weights), w)
+        return
+    near(of.flat(state.weights), w)
+    assert state.client_states.keys() == personal.keys()
+    for k, theta in personal.items():
+        near(of.flat(state.client_states[k], "personal/"), theta)
+
+
 @pytest.mark.parametrize("name", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])
 def test_server_optimisers(name: str) -> None:
     options: dict[str, Any] = {"lr": 0.5, "beta": 0.8} if name == "fedavgm" else {"lr": 0.02, "beta_1": 0.8}
     of = Reference(method={"name": name, "server_step": {"name": name, **options}})
     beta_2, tau = 0.99, 1e-3
     x, m, v = of.first, np.zeros_like(of.first), np.full_like(of.first, tau**2)
-    for cohort in of.cohorts():
-        delta = of.mean(cohort, [descend(x, of.gradient(k)) for k in cohort]) - x
+    for number, lr, cohort in of.cohorts():
+        delta = of.mean(cohort, [descend(x, of.steps(k, number), lr) for k in cohort]) - x
         if name == "fedavgm":
             m = 0.8 * m + delta
             x = x + 0.5 * m
@@ -175,7 +274,7 @@ def test_moon() -> None:
     made = setup(
         method={"name": "moon", "terms": [{"name": "moon", "mu": 2.0, "tau": 0.7}]},
         model={"name": "mlp", "hidden": [5]},
-        train={**LINEAR["train"], "cohort": CLIENTS},
+        train={"cohort": CLIENTS, "epochs": STEPS, "batch_size": 1000, "lr": LR},
     )
     names = list(made.weights())
     w = [tensor.double() for tensor in made.weights().values()]

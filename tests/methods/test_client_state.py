@@ -17,6 +17,7 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs import checkpoint
 
 MEAN = {"name": "mean", "by": "clients"}
+FEDPROTO = {"upload": "prototypes", "stateful_clients": True, "terms": ["prototypes"]}
 METHODS: dict[str, Any] = {
     name: name for name in ("scaffold", "feddyn", "moon", "ditto", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
 } | {
@@ -26,14 +27,26 @@ METHODS: dict[str, Any] = {
     "moon on FedMix": {"name": "fedmix", "terms": ["moon"]},
     "ditto on FedMix": {"name": "fedmix", "personal": "ditto"},
     "Yogi on FedMix": {"name": "fedmix", "server_step": "fedyogi"},
+    "fedper": "fedper",
+    "fedper on FedMix": {"name": "fedmix", "personal": "fedper", "terms": ["proximal"]},
+    "fedper with scaffold": {"name": "scaffold", "personal": "fedper", "terms": ["scaffold", "moon"]},
+    "fedper with feddyn and Adam": {"name": "feddyn", "personal": "fedper", "server_step": "fedadam"},
+    "fedrep": {"name": "fedavg", "personal": "fedrep", "terms": ["proximal"]},
+    "fedrep on FedMix": {"name": "fedmix", "personal": {"name": "fedrep", "head_share": 0.7}},
+    "pfedme": {"name": "pfedme", "personal": {"lambda": 3.0, "steps": 2, "personal_lr": 0.1}},
+    "pfedme on FedMix": {"name": "fedmix", "personal": {"name": "pfedme", "lambda": 3.0, "steps": 2}},
+    "fedproto": "fedproto",
+    "fedproto on LocalMix": {"name": "localmix", **FEDPROTO},
     "two terms": {"name": "fedavg", "terms": ["scaffold", "moon", "proximal"], "aggregator": MEAN},
 }
 TRAIN = {"cohort": 3}
+HOLDOUT = 0.2
+"""Methods that keep layers at clients are tested there."""
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_stacks_compute_what_the_loop_computes(method: Any) -> None:
-    made = setup(method=method, train=TRAIN)
+    made = setup(method=method, train=TRAIN, holdout=HOLDOUT)
 
     (loop, records), (stacked, others) = (
         run(RoundLoop(made, engine), 3) for engine in (LoopEngine(made), StackedEngine(made, stack=2))
@@ -50,7 +63,7 @@ def test_stacks_compute_what_the_loop_computes(method: Any) -> None:
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) -> None:
-    made = setup(method=method, train=TRAIN)
+    made = setup(method=method, train=TRAIN, holdout=HOLDOUT)
     whole, records = run(RoundLoop(made, LoopEngine(made)), 3)
 
     half, _ = run(RoundLoop(made, LoopEngine(made)), 1)
@@ -69,7 +82,7 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_the_engine_is_chosen_by_trials_that_have_the_states(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune, "MIN_SECONDS_TO_TUNE", 0.0)
-    made = setup(method=method, train=TRAIN, ranks=1)
+    made = setup(method=method, train=TRAIN, ranks=1, holdout=HOLDOUT)
 
     plan = autotune.plan_engine(made, 1, 1000)
 
@@ -102,7 +115,7 @@ def test_what_is_sent_beside_a_model_takes_time_on_the_air(monkeypatch: pytest.M
 
 
 def run_costs(method: Any) -> tuple[dict[str, int], dict[str, int]]:
-    made = setup(method=method, train=TRAIN)
+    made = setup(method=method, train=TRAIN, holdout=HOLDOUT)
     _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
     return record["bytes_up"], record["bytes_down"]
 

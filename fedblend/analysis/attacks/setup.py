@@ -80,6 +80,12 @@ def prepare(
     if not 0 <= client < len(snapshot.setup.population):
         last = len(snapshot.setup.population) - 1
         raise FedblendError(f"client: {client} is not valid: the run has clients 0 to {last}")
+    method = snapshot.setup.experiment.method
+    if snapshot.setup.own_layers or method.personal.objective(method.objective) is not method.objective:
+        raise FedblendError(
+            f"method.personal: clients of '{method.personal.name}' keep layers or have a loss of their own; attacks "
+            "are built for updates of whole models by the method's objective; valid: another method"
+        )
     setup, task = _limit_work(snapshot.setup, snapshot.task, client, images, steps)
     device = device or setup.experiment.device
     engines.require_device(device)

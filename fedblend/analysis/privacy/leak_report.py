@@ -35,7 +35,7 @@ from fedblend.runs.groups import Outcome, read
 NOT_ATTACKED = "not attacked yet (fedblend attack)"
 NO_MEASURE = "no measure available"
 
-ROUND_KINDS = ("weights", "masked", "keys", "outputs", "answers", "extras")
+ROUND_KINDS = ("weights", "masked", "keys", "outputs", "prototypes", "answers", "extras")
 """Kinds of payload that clients send in rounds."""
 
 SEED_MEASURES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,7 +96,7 @@ class DistributedEngine:
                     total = result.extra_bytes.get((direction, kind), 0) + number
                     result.extra_bytes[direction, kind] = total
             if isinstance(result.partial, Sums):
-                result.partial = reduce_sums(self.ranks, result.partial, weight, task.weights)
+                result.partial = reduce_sums(self.ranks, result.partial, weight, self.setup.shared(task.weights))
         return _sorted(result, uploads, clients)
 
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
@@ -116,6 +116,10 @@ class DistributedEngine:
             parts += [self.ranks.recv_from(rank)[1] for rank in range(1, self.ranks.size)]
         whole = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
         return Scores(whole["loss"], whole.get("right"), whole["samples"])
+
+    def score_each(self, weights: Tensors, models: Mapping[int, Tensors]) -> Scores:
+        """Score each client's own samples with its own model, in this process."""
+        return self.inner.score_each(weights, models)
 
     def server_model(self) -> nn.Module:
         """Return a module in evaluation mode, for functional calls with any weights by the server step."""

@@ -46,7 +46,7 @@ def task_tensors(task: TrainTask, with_pool: bool) -> dict[str, torch.Tensor]:
 def task_from(round: int, tensors: Tensors, pool: Pool | None, setup: Setup) -> TrainTask:
     """Return the task of :func:`task_tensors`, with models in the order of the setup's model."""
     model = setup.model.state_dict()
-    first = [f"{prefix}{name}" for prefix in ("weights/", "personal/") for name in model]
+    first = [f"{prefix}{name}" for prefix in ("weights/", "personal/", "own/") for name in model]
     return TrainTask(
         round,
         in_order(strip_prefix("weights/", tensors), model),

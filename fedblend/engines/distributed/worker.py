@@ -102,7 +102,7 @@ def serve(ranks: Ranks) -> None:
             if fields["pool"] != "unchanged":
                 pool = pool_from(tensors) if fields["pool"] else None
             task = task_from(fields["round"], tensors, pool, setup)
-            _collect(inner, ranks, fields, task)
+            _collect(setup, inner, ranks, fields, task)
 
 
 def _share(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, Any], weights: Tensors) -> None:
@@ -111,7 +111,7 @@ def _share(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, Any]
     ranks.send(*payload_message(payloads))
 
 
-def _collect(inner: LoopEngine, ranks: Ranks, fields: dict[str, Any], task: TrainTask) -> None:
+def _collect(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, Any], task: TrainTask) -> None:
     result = inner.collect(task, fields["groups"][ranks.rank], set(fields["lost"]))
     uploads, sums = kept_uploads(result), result.partial
     summary = {
@@ -125,4 +125,4 @@ def _collect(inner: LoopEngine, ranks: Ranks, fields: dict[str, Any], task: Trai
     states = for_clients("client/", result.client_states)
     ranks.send(summary, upload_tensors(uploads) | states | add_prefix("extras/", result.extras))
     if isinstance(sums, Sums):
-        reduce_sums(ranks, sums, 0.0, task.weights)
+        reduce_sums(ranks, sums, 0.0, setup.shared(task.weights))

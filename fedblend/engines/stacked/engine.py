@@ -75,10 +75,10 @@ class StackedEngine(LoopEngine):
         # Sorted by steps: a stack takes as long as its longest client.
         for one in sorted(assignments, key=lambda one: -len(one.sizes)):
             # Clients of one stack must have the same loss and the same kinds of context.
-            own_model = task.has_own_model(one.client)
-            groups[one.plain, one.pool is task.pool, own_model, bool(task.outputs_of(one.client))].append(one)
+            apart = task.has_own_model(one.client), task.starts_apart(one.client)
+            groups[one.plain, one.pool is task.pool, *apart, bool(task.outputs_of(one.client))].append(one)
         # Clients' own models may differ in untrained tensors, and a stack has only one set of these.
-        own_models = task.personal or any(map(task.has_own_model, task.client_states))
+        own_models = task.personal or any(map(task.starts_apart, task.client_states))
         size = 1 if own_models and self.untrained else self.stack
         stacks = [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
         # By assignment, not by client: a trial may train one client several times.

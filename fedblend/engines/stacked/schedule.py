@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.core.engine import TrainTask, terms_of
+from fedblend.core.engine import TrainTask, objective_of, terms_of
 from fedblend.core.trees import add_prefix
 from fedblend.engines.loop import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
@@ -28,13 +28,14 @@ class Stack:
         self.device = engine.device
         experiment = engine.setup.experiment
         self.full = experiment.train.batch_size
-        objective = experiment.method.objective
-        self.objective = objective.fallback() if clients[0].plain else objective
+        self.objective = objective_of(experiment.method, task, clients[0].plain)
         self.masks = DropoutMasks(engine.shapes, experiment.seed, task, [one.client for one in clients], self.device)
         self.steps = max((len(one.sizes) for one in clients), default=0)
         self.sizes = _padded([one.sizes for one in clients], self.steps)
         firsts = _padded([one.bounds[:-1] for one in clients], self.steps)
         self.device_sizes, self.firsts = (to_device(torch.from_numpy(t), self.device) for t in (self.sizes, firsts))
+        own_steps = [experiment.method.personal.own_steps(len(one.sizes)) for one in clients]
+        self.own_firsts = None if None in own_steps else to_device(torch.tensor(own_steps), self.device)
         self._gather()
         self.trainer = self._load_trainer()
 
@@ -68,7 +69,8 @@ class Stack:
         terms = terms_of(self.engine.setup.experiment.method, task)
         own_models = task.has_own_model(clients[0].client)
         if terms:
-            add([add_prefix("start/", task.anchor_of(one.client)) for one in clients], not own_models)
+            apart = not task.personal and task.starts_apart(clients[0].client)
+            add([add_prefix("start/", task.anchor_of(one.client)) for one in clients], not apart)
         add([add_prefix("outputs/", task.outputs_of(one.client)) for one in clients], not own_models)
         add([add_prefix("client/", _part_state(task, one.client)) for one in clients], False)
         add([add_prefix("server/", task.server_state)], True)
@@ -85,7 +87,7 @@ class Stack:
     def _start_weights(self) -> list[torch.Tensor]:
         """Return the initial weights [K, ...] of the clients; expanded views where all begin with the global model."""
         names, clients = self.engine.names, self.clients
-        if self.task.personal or self.task.has_own_model(self.clients[0].client):
+        if self.task.personal or self.task.starts_apart(self.clients[0].client):
             starts = [self.task.start_of(one.client) for one in clients]
             return [to_device(torch.stack([start[name] for start in starts]), self.device) for name in names]
         weights = (self.task.weights[name] for name in names)
@@ -149,14 +151,15 @@ class Stack:
         masks = [
             self.masks.draw(rows.start, size * self.objective.views_per_sample, active) for _ in self.objective.phases()
         ]
-        self.trainer.step(StepBatch(x, y, drawn, masks, device_active), rows)
+        turn = None if self.own_firsts is None else step < self.own_firsts[rows]
+        self.trainer.step(StepBatch(x, y, drawn, masks, device_active, turn), rows)
 
 
 def _part_state(task: TrainTask, client: int) -> dict[str, torch.Tensor]:
     """Return the state of parts at a client, without the client's own models."""
     if task.personal:
         return {}
-    models = ("weights/", "outputs/", "personal/")
+    models = ("weights/", "outputs/", "personal/", "own/")
     return {name: t for name, t in task.client_states.get(client, {}).items() if not name.startswith(models)}
 
 

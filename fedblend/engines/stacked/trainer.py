@@ -96,17 +96,20 @@ class StepBatch:
     """Dropout masks by layer, one table for each phase of the objective."""
     active: torch.Tensor | None
     """Bool [n], false for clients that do not change in this step; ``None`` where all are active."""
+    own_turn: torch.Tensor | None = None
+    """Bool [n], true for clients that train their own layers alone in this step, false for those that train the others
+    alone; ``None`` where clients train all layers."""
 
     def leaves(self) -> list[torch.Tensor]:
         """Return all tensors."""
-        active = [] if self.active is None else [self.active]
-        return [self.x, self.y, *self.drawn.values(), *(t for table in self.masks for t in table.values()), *active]
+        flags = [flag for flag in (self.active, self.own_turn) if flag is not None]
+        return [self.x, self.y, *self.drawn.values(), *(t for table in self.masks for t in table.values()), *flags]
 
     def copy(self) -> StepBatch:
         """Return a deep copy."""
         masks = [_clone_all(table) for table in self.masks]
-        active = None if self.active is None else self.active.clone()
-        return StepBatch(_clone(self.x), _clone(self.y), _clone_all(self.drawn), masks, active)
+        flags = (None if flag is None else flag.clone() for flag in (self.active, self.own_turn))
+        return StepBatch(_clone(self.x), _clone(self.y), _clone_all(self.drawn), masks, *flags)
 
 
 @dataclass(frozen=True)
@@ -268,12 +271,30 @@ class StackTrainer:
             program = engine.program(step, (self.loss_kind, number), inputs)
             inputs = inputs.plain(but=program.low_rank)
             gradients, results = program(inputs)
-            proximal = ProximalStep(mu, self._start_weights(slots)) if mu else None
-            self.optimizer.step(inputs.params, slots.velocity, gradients, batch.active, proximal)
+            start = self._start_weights(slots) if mu else []
+            for positions, active in self._turns(batch):
+                self.optimizer.step(
+                    [inputs.params[i] for i in positions],
+                    [slots.velocity[i] for i in positions] if slots.velocity else [],
+                    [gradients[i] for i in positions],
+                    active,
+                    ProximalStep(mu, [start[i] for i in positions]) if mu else None,
+                )
         losses = results[0] if batch.active is None else results[0].where(batch.active, 0.0)
         slots.losses.add_(losses * batch.x.shape[1])
         if self.means is not None:
             self.means.add(results[1], batch.y, slots.first, batch.active)
+
+    def _turns(self, batch: StepBatch) -> list[tuple[Sequence[int], torch.Tensor | None]]:
+        """Return positions of parameters, and the clients for which they change in this step."""
+        names, own, turn = self.engine.names, self.engine.setup.own_layers, batch.own_turn
+        if turn is None:
+            return [(range(len(names)), batch.active)]
+        turns: list[tuple[Sequence[int], torch.Tensor | None]] = []
+        for is_own, clients in ((True, turn), (False, ~turn)):
+            positions = [i for i, name in enumerate(names) if (name in own) == is_own]
+            turns.append((positions, clients if batch.active is None else clients & batch.active))
+        return turns
 
     def _start_weights(self, slots: ClientSlots) -> list[torch.Tensor]:
         """Return the round's first weights in the parameters' order: shared by all clients, or [K, ...]."""

@@ -70,12 +70,14 @@ def _fault_of_objective(method: Method) -> str:
     objective = method.objective
     if objective.breaks_privacy:
         return f"the objective '{objective.name}' needs raw samples"
+    if objective.counts_labels:
+        return f"the objective '{objective.name}' needs a client's samples by class, and your loop gives single batches"
     if len(objective.phases()) > 1:
         return f"the objective '{objective.name}' makes two steps a batch, and your loop makes one"
     if objective.needs and not method.sharing.active:
         return f"the objective '{objective.name}' needs data that no sharing provides: {', '.join(objective.needs)}"
-    if method.personal.active:
-        return f"'{method.personal.name}' trains a second model at each client, and your loop trains one"
+    if method.personal.keeps:
+        return f"'{method.personal.name}' keeps a model or layers at each client, and your loop has one whole model"
     hooks = ("init_client_state", "init_server_state")
     parts = (objective, *method.terms)
     if any(getattr(type(part), hook) is not getattr(ClientPart, hook) for part in parts for hook in hooks):

@@ -2,8 +2,11 @@
 
 from fedblend.core.objective import Batch, Context, Net, Objective, Plain, StepPlan, Task, Term
 from fedblend.methods.objectives.augmix import AugMix
+from fedblend.methods.objectives.calibrated import FedLC, FedRS
 from fedblend.methods.objectives.feddyn import FedDyn
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
+from fedblend.methods.objectives.fedntd import FedNTD
+from fedblend.methods.objectives.fedproto import ToPrototypes
 from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix
 from fedblend.methods.objectives.moon import Moon
 from fedblend.methods.objectives.scaffold import Scaffold
@@ -15,7 +18,10 @@ __all__ = [
     "Context",
     "Distill",
     "FedDyn",
+    "FedLC",
     "FedMix",
+    "FedNTD",
+    "FedRS",
     "GlobalMixup",
     "HiddenMix",
     "LocalMix",
@@ -29,4 +35,5 @@ __all__ = [
     "StepPlan",
     "Task",
     "Term",
+    "ToPrototypes",
 ]

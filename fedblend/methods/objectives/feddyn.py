@@ -46,8 +46,8 @@ class FedDyn(Term):
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """-<g_k, w> + alpha / 2 ||w - w_t||^2, summed over all trained weights."""
         parts = (
-            0.5 * self.alpha * (w - context.start[name]).square().sum() - (context.client_state[name] * w).sum()
-            for name, w in params.items()
+            0.5 * self.alpha * (params[name] - context.start[name]).square().sum() - (g * params[name]).sum()
+            for name, g in context.client_state.items()
         )
         return torch.stack(list(parts)).sum()
 

@@ -117,6 +117,11 @@ class Tail:
         return Tail(self.net.with_weights(weights), self.first)
 
     @property
+    def weights(self) -> Tensors:
+        """The weights of all layers."""
+        return self.net.weights
+
+    @property
     def layers(self) -> int:
         """Layers from ``start`` on."""
         return self.net.layers - self.first

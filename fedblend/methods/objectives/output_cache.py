@@ -39,6 +39,11 @@ class OutputCache:
         return self.net.with_weights(weights)
 
     @property
+    def weights(self) -> Tensors:
+        """The net's weights."""
+        return self.net.weights
+
+    @property
     def layers(self) -> int:
         """The net's layers."""
         return self.net.layers

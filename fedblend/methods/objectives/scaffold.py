@@ -24,11 +24,14 @@ class Scaffold(Term):
     and sends y_k and c_k+ - c_k, so that an upload is twice as large. The server sets c <- c + (1/N) sum (c_k+ - c_k)
     over the round's good uploads, N clients in all. The term's loss is <c - c_k, y>, whose gradient is the correction.
 
-    Three mistakes are common elsewhere. The sum is divided by N, not by the size of the cohort. Clients count alike in
-    the paper, in the models' mean (``aggregator.by = "clients"``, the preset's) and in c. The steps K are those that
-    the client made, not epochs. Momentum makes y_k move by more than eta times gradients, so that option II would not
-    measure gradients: it is refused there. Option II measures clipped gradients where ``train.clip_norm`` is set, and
-    gradients of the penalised loss with ``train.weight_decay``.
+    The models' mean is the next global model (the paper's server learning rate eta_g = 1; ``server_step = {name =
+    "fedavgm", beta = 0, lr = ...}`` sets another).
+
+    Often wrong elsewhere: the sum is divided by N, not by the size of the cohort. Clients count alike, in c and in the
+    models' mean (``aggregator.by = "clients"``, the preset's), not by their samples. K counts the steps that the client
+    made, not epochs, and eta is the round's learning rate, not the first. Momentum moves y_k by more than eta times
+    gradients, so that option II would not measure gradients: it is refused there. Option II measures clipped gradients
+    where ``train.clip_norm`` is set, and gradients of the penalised loss with ``train.weight_decay``.
     """
 
     broadcasts = sends = True
@@ -54,8 +57,8 @@ class Scaffold(Term):
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """<c - c_k, y>, summed over all trained weights."""
-        apart = (context.server_state[name] - context.client_state[name] for name in params)
-        return torch.stack([(c * y).sum() for c, y in zip(apart, params.values(), strict=True)]).sum()
+        apart = {name: c - context.client_state[name] for name, c in context.server_state.items()}
+        return torch.stack([(c * params[name]).sum() for name, c in apart.items()]).sum()
 
     def after_training(
         self, spec: ModelSpec, training: LocalTraining
@@ -63,7 +66,8 @@ class Scaffold(Term):
         """c_k+, and c_k+ - c_k."""
         before, server = training.client_state, training.server_state
         if self.option == "I":
-            renewed = {name: tensor.cpu() for name, tensor in training.gradient().items()}
+            gradient = training.gradient(training.start)
+            renewed = {name: gradient[name].cpu() for name in before}
         else:
             scale = 1.0 / (training.steps * training.lr) if training.steps else 0.0
             moved = {name: (training.start[name] - training.weights[name]).cpu() for name in before}

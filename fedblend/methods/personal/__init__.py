@@ -1,4 +1,4 @@
-"""Personal models: what each client trains for itself beside the global model."""
+"""Personal models: what each client keeps for itself beside the global model, or of it."""
 
 from fedblend.core.objective import NoPersonal, Personal
 

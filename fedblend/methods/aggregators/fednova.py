@@ -1,0 +1,76 @@
+"""FedNova: normalised averaging of clients that make different numbers of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from fedblend.core.aggregator import Aggregator, LocalWork, Tensors, WeightedUpload
+from fedblend.core.registry import part
+from fedblend.methods.aggregators.mean import Sums
+
+
+@part("aggregator", "fednova")
+class FedNova(Aggregator):
+    """Average the clients' changes, each divided by how far equal gradients would have moved it (Wang et al. 2020).
+
+    A client's change w_k - w = -eta G_k a_k is a weighted sum of its tau_k gradients, the columns of G_k. With p_k =
+    n_k / sum n over the round's good uploads, the server sets (equation 7)
+
+        w <- w + tau_eff sum_k p_k (w_k - w) / |a_k|_1,    tau_eff = sum_k p_k |a_k|_1
+
+    - plain SGD: a_k = (1, ..., 1), |a_k|_1 = tau_k;
+    - momentum rho: |a_k|_1 = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho);
+    - proximal terms mu: |a_k|_1 = (1 - (1 - alpha)^tau_k) / alpha with alpha = eta mu;
+    - both: the sum of the weights that the recursion of SGD gives to the gradients, mu's pull being part of these.
+
+    With this tau_eff clients of equal steps give FedAvg's mean, whatever their SGD; the authors' code takes sum_k p_k
+    tau_k with proximal terms. ``server_step = {name = "fedavgm", beta = 0, lr = ...}`` scales the step. The server
+    computes a_k from the client's number of samples, so that nothing is sent beside the model. Other terms and weight
+    decay count as part of the gradient. Buffers are averaged with the weights p_k / |a_k|_1 and are not scaled: running
+    statistics must not be extrapolated.
+
+    Often wrong elsewhere: tau_eff is left out, so that the model moves by about one step in a round. Epochs stand in
+    place of the steps tau_k. Momentum and proximal terms are ignored in a_k. p_k are shares of all clients, although
+    only a cohort takes part, so that the update shrinks, or clients count alike. The learning rate in a_k is the first
+    one, where it decays.
+    """
+
+    def for_round(self, work: LocalWork) -> NormalisedMean:
+        """The aggregator with the round's steps."""
+        return NormalisedMean(work)
+
+
+class NormalisedMean(Aggregator):
+    """FedNova's mean in one round."""
+
+    def __init__(self, work: LocalWork) -> None:
+        self.work = work
+
+    def partial(self, uploads: Iterable[WeightedUpload]) -> Sums:
+        """The sums with weights n_k / |a_k|_1."""
+        sums = Sums()
+        for tensors, samples in uploads:
+            sums.add(tensors, samples / self.norm(int(samples)) if samples else 0.0)
+        return sums
+
+    def unrounded(self, partial: Sums) -> Sums:
+        """The same sums, whose mean stays in float64."""
+        return partial.unrounded()
+
+    def norm(self, samples: int) -> float:
+        """|a_k|_1 of a client with ``samples`` samples: how far gradients of 1 move it, in learning rates."""
+        work, moved, velocity = self.work, 0.0, 0.0
+        for _ in range(work.steps_of(samples)):
+            velocity = work.momentum * velocity + 1.0 - work.lr * work.mu * moved
+            moved += velocity
+        return moved
+
+    def finish(self, partial: Sums, weights: Tensors) -> dict[str, torch.Tensor]:
+        """The global weights after the normalised change; buffers are the mean's."""
+        mean, samples = partial.mean(), self.work.samples
+        # tau_eff sum_k p_k / |a_k|_1; the mean is over p_k / |a_k|_1.
+        factor = sum(n * self.norm(n) for n in samples) * partial.weight / sum(samples) ** 2
+        moved = {name: weights[name] + factor * (mean[name] - weights[name]) for name in self.work.trained}
+        return mean | {name: tensor.to(mean[name].dtype) for name, tensor in moved.items()}

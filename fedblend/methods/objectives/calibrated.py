@@ -1,0 +1,163 @@
+"""FedLC and FedRS: the logits of classes that a client holds few samples of, or none, are changed in its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic.dataclasses import dataclass
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan
+from fedblend.core.registry import Fraction, NonNegative, build, part
+from fedblend.core.trees import Tensors
+
+MISSING = 1e-8
+"""Samples that a class without samples counts as in FedLC: its logit falls by 100 tau and leaves the softmax."""
+
+
+def _build_base(spec: Any) -> Any:
+    base = build("objective", spec, "method.objective.base")
+    if isinstance(base, Calibrated):
+        raise FedblendError(
+            f"method.objective.base: '{base.name}' changes logits itself; valid: plain, augmix, and the objectives "
+            "that mix"
+        )
+    return base
+
+
+class CalibratedNet:
+    """A net whose outputs a function changes; hidden states stay as they are."""
+
+    def __init__(self, net: Net, calibrate: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.net, self.calibrate = net, calibrate
+
+    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """The changed outputs, or hidden states."""
+        outputs = self.net(x, start, stop)
+        return self.calibrate(outputs) if stop is None else outputs
+
+    def input_gradient(
+        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As :meth:`Net.input_gradient`; ``scalar`` calls this net."""
+        return self.net.input_gradient(scalar, x)
+
+    def with_weights(self, weights: Tensors) -> CalibratedNet:
+        """The net with other weights, and the same change of its outputs."""
+        return CalibratedNet(self.net.with_weights(weights), self.calibrate)
+
+    @property
+    def weights(self) -> Tensors:
+        """The net's weights."""
+        return self.net.weights
+
+    @property
+    def layers(self) -> int:
+        """The net's layers."""
+        return self.net.layers
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Calibrated(Objective):
+    """Base of FedLC and FedRS: the loss of another objective, ``base``, on changed logits.
+
+    How many samples of each class a client holds stays at the client. The model itself is not changed: tests and other
+    clients use its logits as they are.
+    """
+
+    counts_labels = True
+
+    base: Annotated[Any, BeforeValidator(_build_base), WithJsonSchema({"part": "objective"})] = Field(
+        default="plain", validate_default=True
+    )
+    """The objective whose loss is taken, with its options; the method's sharing must provide the data that it needs."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The needs of the base."""
+        return tuple(self.base.needs)
+
+    @property
+    def views_per_sample(self) -> int:
+        """The views of the base."""
+        return int(self.base.views_per_sample)
+
+    @property
+    def layer(self) -> int | None:
+        """The layer whose hidden states the base mixes; ``None`` for a base that mixes inputs."""
+        return getattr(self.base, "layer", None)
+
+    @property
+    def exclude_own(self) -> bool:
+        """Whether the base excludes the client's own entries."""
+        return bool(getattr(self.base, "exclude_own", False))
+
+    def fallback(self) -> Objective:
+        """The same change of logits in the base's fallback."""
+        return replace(self, base=self.base.fallback())
+
+    def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
+        """What the base draws, and ``label_counts`` float32 [steps, C]: nothing of it is random.
+
+        Raises :class:`FedblendError` for data without classes.
+        """
+        if plan.label_counts is None:
+            raise FedblendError(
+                f"method.objective: '{self.name}' counts a client's samples by class, but the targets are numbers; "
+                "valid for these data: plain, and the objectives that mix"
+            )
+        counts = np.tile(plan.label_counts.astype(np.float32), (len(plan.sizes), 1))
+        return {**self.base.draw(rng, plan), "label_counts": counts}
+
+    def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
+        """The phases of the base, on changed logits."""
+        return tuple(partial(self._on_calibrated, phase) for phase in self.base.phases())
+
+    def _on_calibrated(
+        self, phase: Callable[..., torch.Tensor], net: Net, batch: Batch, drawn: Tensors, context: Context
+    ) -> torch.Tensor:
+        return phase(CalibratedNet(net, partial(self.calibrate, drawn["label_counts"])), batch, drawn, context)
+
+    def calibrate(self, counts: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Changed logits [..., C] of a client with so many samples of each class, float32 [C]."""
+        raise TypeError(f"{type(self).__name__} defines no calibrate")
+
+
+@part("objective", "fedlc")
+class FedLC(Calibrated):
+    """Subtract tau n_c^(-1/4) from the logit of class c, of which the client holds n_c samples (Zhang et al. 2022).
+
+    Equation 8: the loss of a sample is -log(e^(f_y - tau n_y^(-1/4)) / sum_c e^(f_c - tau n_c^(-1/4))). A class without
+    samples counts as 1e-8 samples: it takes no part in the softmax, as in the limit of no sample, and the loss stays
+    finite where a mixed target has a share of it. tau = 0 is the base.
+    """
+
+    tau: NonNegative = 1.0
+    """Strength of the calibration."""
+
+    def calibrate(self, counts: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """f_c - tau n_c^(-1/4)."""
+        return logits - self.tau * counts.clamp(min=MISSING) ** -0.25
+
+
+@part("objective", "fedrs")
+class FedRS(Calibrated):
+    """Multiply the logits of the classes that a client lacks by alpha: restricted softmax (Li and Zhan 2021).
+
+    So the weights of these classes, which a client without their samples only pushes away, move more slowly. The
+    paper's logits have no bias; here the whole logit is multiplied. alpha = 1 is the base; alpha = 0 gives the lacking
+    classes logits of 0.
+    """
+
+    alpha: Fraction = 0.5
+    """Factor on the logits of classes that the client lacks."""
+
+    def calibrate(self, counts: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """f_c, or alpha f_c for a class without samples."""
+        return torch.where(counts > 0, logits, self.alpha * logits)

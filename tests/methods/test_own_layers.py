@@ -1,0 +1,240 @@
+"""FedPer and FedBN: what stays at clients, what is sent, and how each client is tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from baselines_helpers import Reference, far, near
+from helpers import experiment, images, run, same, setup
+from torch.nn import functional as F
+
+from fedblend.core.callbacks import Callback
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.upload import bytes_of
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+
+DEEP = {"name": "mlp", "hidden": [5]}
+BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
+HEAD = ("stages.1.weight", "stages.1.bias")
+BODY = ("stages.0.1.0.weight", "stages.0.1.0.bias")
+Tensors = list[torch.Tensor]
+
+
+def shared_body(
+    of: Reference, mistake: str = "", head_share: float | None = None
+) -> tuple[Tensors, dict[int, Tensors]]:
+    """The body and the heads after FedPer's rounds in float64 (Arivazhagan et al. 2019, Algorithm 1), or a mistake.
+
+    With ``head_share`` FedRep's (Collins et al. 2021, Algorithm 1).
+    """
+    first = [tensor.double() for tensor in of.setup.weights().values()]
+    body, heads = first[:2], {}
+    for number, lr, cohort in of.cohorts():
+        models = []
+        for k in cohort:
+            x, y = (torch.from_numpy(half) for half in of.samples(k))
+            w = [*body, *(heads.get(k, first[2:]) if mistake != "head begins anew" else first[2:])]
+            batches = of.batches(k, number)
+            for step, rows in enumerate(batches):
+                w = [p.detach().requires_grad_() for p in w]
+                logits = F.relu(x[rows, :-1] @ w[0].T + w[1]) @ w[2].T + w[3]
+                gradients = torch.autograd.grad(F.cross_entropy(logits, y[rows]), w)
+                rate = [lr] * 4
+                if head_share is not None:
+                    rate = [0, 0, lr, lr] if step < round(head_share * len(batches)) else [lr, lr, 0, 0]
+                w = [p.detach() - r * g for p, g, r in zip(w, gradients, rate, strict=True)]
+            models.append(w)
+            heads[k] = w[2:]
+        mean = [sum(s * w[i] for s, w in zip(of.shares(cohort), models, strict=True)) for i in range(4)]
+        body = mean[:2]
+        if mistake == "head is averaged":
+            heads = dict.fromkeys(of.clients, mean[2:])
+    return body, heads
+
+
+@pytest.mark.parametrize("mistake", ["", "head is averaged", "head begins anew"])
+def test_fedper_is_the_papers(mistake: str) -> None:
+    of = Reference(method="fedper", model=DEEP, holdout=0.2)
+    body, heads = shared_body(of, mistake)
+
+    state = of.trained()
+
+    assert [*state.weights] == [*BODY, *HEAD]
+    compare = far if mistake else near
+    compare(state.weights[BODY[0]].double().numpy(), body[0].numpy())
+    if not mistake:
+        assert state.client_states.keys() == heads.keys()
+        for k, head in heads.items():
+            assert [*state.client_states[k]] == [f"own/{name}" for name in sorted(HEAD)]
+            for name, wanted in zip(HEAD, head, strict=True):
+                near(state.client_states[k][f"own/{name}"].double().numpy(), wanted.numpy())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_fedrep_is_the_papers(share: float) -> None:
+    method = {"name": "fedrep", "personal": {"head_share": share}}
+    of = Reference(method=method, model=DEEP, holdout=0.2)
+    body, heads = shared_body(of, head_share=share)
+
+    state = of.trained()
+
+    near(state.weights[BODY[0]].double().numpy(), body[0].numpy())
+    for k, head in heads.items():
+        near(state.client_states[k][f"own/{HEAD[0]}"].double().numpy(), head[0].numpy())
+
+
+@pytest.mark.parametrize("train", [{"momentum": 0.9, "weight_decay": 0.1}, {"clip_norm": 0.1}])
+def test_layers_that_wait_for_their_turn_do_not_move(train: dict[str, Any]) -> None:
+    method = {"name": "fedrep", "personal": {"head_share": 1.0}, "terms": ["proximal"]}
+    made = setup(images(), method=method, model=DEEP, holdout=0.2, train=train)
+
+    for engine in (LoopEngine(made), StackedEngine(made, stack=2)):
+        state, _ = run(RoundLoop(made, engine), 2)
+        assert all(torch.equal(state.weights[name], made.weights()[name]) for name in BODY)
+
+
+def test_the_server_keeps_the_first_head_and_clients_that_have_not_trained_keep_nothing() -> None:
+    made = setup(images(), method="fedper", model=DEEP, holdout=0.2, train={"cohort": 1})
+    state, _ = run(RoundLoop(made, LoopEngine(made)), 1)
+
+    assert len(state.client_states) == 1
+    assert all(torch.equal(state.weights[name], made.weights()[name]) for name in HEAD)
+    assert not torch.equal(state.weights[BODY[0]], made.weights()[BODY[0]])
+
+
+class Seen(Callback):
+    """What aggregation saw of the uploads."""
+
+    def on_updates(self, task: Any, result: Any) -> None:
+        partial = result.partial
+        self.names = [*partial.tensors] if hasattr(partial, "tensors") else [*partial[0][0]]
+        self.sent, self.extras = result.sent, result.extras
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "median", {"name": "secure-mean", "fewest": 2}, "fednova"])
+@pytest.mark.parametrize("protection", ["none", {"name": "noise", "clip": 1.0, "multiplier": 0.1}])
+def test_only_shared_layers_are_sent_protected_and_aggregated(aggregator: Any, protection: Any) -> None:
+    method = {"name": "fedper", "aggregator": aggregator}
+    made = setup(images(), method=method, model=DEEP, holdout=0.2, protection=protection)
+    size, seen = bytes_of({name: made.weights()[name] for name in BODY}), Seen()
+
+    state, (record,) = run(RoundLoop(made, LoopEngine(made), [seen]), 1)
+
+    assert seen.names == [*BODY]
+    assert record["bytes_up"] == record["bytes_down"] == {"weights": 2 * size}
+    assert [*state.weights] == [*BODY, *HEAD]
+    assert torch.equal(state.weights[HEAD[0]], made.weights()[HEAD[0]])
+
+
+def test_terms_that_send_something_send_nothing_of_own_layers() -> None:
+    method = {"name": "scaffold", "personal": "fedper"}
+    made, seen = setup(images(), method=method, model=DEEP, holdout=0.2), Seen()
+
+    state, _ = run(RoundLoop(made, LoopEngine(made), [seen]), 1)
+
+    assert {name.removeprefix("terms.0/") for name in seen.extras} == {*BODY}
+    assert state.server_part("terms.0").keys() == {*BODY}
+
+
+def test_each_client_is_tested_with_its_own_layers_on_what_it_holds_out() -> None:
+    made = setup(images(), method="fedper", model=DEEP, holdout=0.3, partition={"name": "iid", "clients": 3})
+    loop = RoundLoop(made, LoopEngine(made))
+
+    state, records = run(loop, 2)
+
+    rights = []
+    for client in range(3):
+        own = {n.removeprefix("own/"): t for n, t in state.client_states.get(client, {}).items()}
+        scores = loop.engine.score({**state.weights, **own}, held=True)
+        assert scores.right is not None
+        rights.append(scores.right[made.population.owners(held=True) == client])
+    assert records[-1]["clients"]["mean"] == pytest.approx(np.mean([right.mean() for right in rights]))
+    assert records[-1]["accuracy"] == pytest.approx(np.concatenate(rights).mean())
+    assert len(records[-1]["per_class"]) == 3
+
+
+def test_personal_models_are_tested_on_held_out_samples_too() -> None:
+    settings: dict[str, Any] = {"method": {"name": "ditto", "personal": {"lambda": 0.0}}, "holdout": 0.3}
+    made = setup(images(), evaluate_model="each", **settings)
+    loop = RoundLoop(made, LoopEngine(made))
+
+    state, records = run(loop, 2)
+
+    own = {k: {n.removeprefix("personal/"): t for n, t in s.items()} for k, s in state.client_states.items()}
+    owner, wanted = made.population.owners(held=True), []
+    for client in range(4):
+        scores = loop.engine.score(own.get(client, state.weights), held=True)
+        wanted += scores.right[owner == client].tolist()
+    assert records[-1]["accuracy"] == pytest.approx(np.mean(wanted))
+
+
+def test_fedbn_keeps_weights_and_statistics_of_normalisation_layers() -> None:
+    made = setup(images(), method="fedbn", model=BATCH_NORM, holdout=0.2, train={"batch_size": 3})
+    norm = [name for name in made.weights() if name.startswith("norm.")]
+
+    state, records = run(RoundLoop(made, LoopEngine(made)), 2)
+
+    first = made.weights()
+    assert len(norm) == 5
+    assert made.own_layers == set(norm)
+    assert all(torch.equal(state.weights[name], first[name]) for name in norm)
+    for table in state.client_states.values():
+        assert table.keys() == {f"own/{name}" for name in norm}
+        assert not torch.equal(table["own/norm.running_mean"], first["norm.running_mean"])
+    assert records[0]["bytes_up"]["weights"] == 2 * bytes_of({n: first[n] for n in ("last.weight", "last.bias")})
+
+
+def test_fedbn_keeps_group_norms() -> None:
+    model = {"name": "cnn", "channels": [4, 4], "norm": "group", "groups": 2}
+    made = setup(images(side=8), method="fedbn", model=model, holdout=0.2)
+
+    assert made.own_layers
+    assert {made.weights()[name].dim() for name in made.own_layers} == {1}
+
+
+@pytest.mark.parametrize("base", ["fedavg", "fedmix", "scaffold"])
+def test_without_own_layers_fedper_is_the_base_method(base: str) -> None:
+    settings: dict[str, Any] = {"model": DEEP, "holdout": 0.2}
+    own = {"personal": {"name": "fedper", "layers": 0}}
+
+    made, wanted = (
+        run(RoundLoop(of, LoopEngine(of)), 3)
+        for of in (setup(images(), method={"name": base, **part}, **settings) for part in (own, {}))
+    )
+
+    assert same(made[0].weights, wanted[0].weights)
+    assert [one["bytes_up"] for one in made[1]] == [one["bytes_up"] for one in wanted[1]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluate_model": "server"}, "evaluate_model: 'server' has no whole model to evaluate, because 'fedper'"),
+        ({"method": {"name": "aggenhance", "personal": "fedper"}}, "'aggenhance' trains a whole model at the server"),
+        ({"method": {"name": "fd", "personal": "fedper"}}, "'fedper' trains beside a global model"),
+        ({"method": {"name": "fedper", "personal": {"layers": -1}}}, "personal.layers: -1 is not valid"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedblendError, match=message):
+        experiment(**{"method": "fedper", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"holdout": 0.0}, r"evaluate_model: 'each' needs .*; valid with holdout \(such as 0.2\)"),
+        ({"method": {"name": "fedper", "personal": {"layers": 2}}}, "the model has 2 layers .*; valid: 0 to 1"),
+        ({"method": "fedbn"}, "'fedbn' keeps normalisation layers at clients, and the model has none"),
+    ],
+)
+def test_what_does_not_fit_the_model_or_the_data_is_refused(changes: dict[str, Any], message: str) -> None:
+    made = setup(images(), **{"method": "fedper", "model": DEEP, "holdout": 0.2, **changes})
+
+    with pytest.raises(FedblendError, match=message):
+        RoundLoop(made, LoopEngine(made))
