@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedblend.core.dataset import Split
 from fedblend.core.objective import ClientPart, ModelSpec, Term
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
@@ -77,9 +78,18 @@ def client_parts(method: Any) -> dict[str, ClientPart]:
     return {"objective": method.objective, **{f"terms.{i}": term for i, term in enumerate(method.terms)}}
 
 
-def first_client_state(method: Any, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
-    """What a client keeps before its first round: its parts' tables, and its personal model if the method has one."""
+OPTIMIZER = "optimizer/"
+"""Prefix of what a client's optimiser keeps, where it keeps anything from round to round."""
+
+
+def first_client_state(method: Any, train: Any, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+    """What a client keeps before its first round: its parts' tables, its personal model if the method has one, and the
+    state of its optimiser if ``train`` keeps that.
+    """
     state = add_prefix("personal/", weights) if method.personal.active else {}
+    for key in train.state_keys if train.optimizer_state == "keep" else ():
+        zeros = {name: torch.zeros(()) for name in spec.trained} if key == "step" else spec.zeros(weights)
+        state |= add_prefix(f"{OPTIMIZER}{key}/", zeros)
     for slot, part in client_parts(method).items():
         state |= add_prefix(f"{slot}/", part.init_client_state(spec, weights))
     return state
@@ -138,7 +148,11 @@ class Scores:
     samples: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """Rows of the samples in their half of the data set, int64 [n]."""
     owner: np.ndarray | None = None
-    """The client that holds each sample out, int64 [n], where some clients gave no scores."""
+    """The client that has each sample, int64 [n], where some clients gave no scores."""
+    outputs: torch.Tensor | None = None
+    """The model's outputs, float32 [n, C] on the CPU, where the experiment has metrics."""
+    at_clients: Mapping[int, Mapping[str, float]] | None = None
+    """Metrics and ``loss`` by client, where sites computed them and sent no outputs."""
 
 
 @dataclass
@@ -202,8 +216,8 @@ class Engine(Protocol):
         """Put the server step's question to the clients whose uploads the last :meth:`collect` found good."""
         ...
 
-    def score(self, weights: Tensors, held: bool = False) -> Scores:
-        """Score the test half of the data set, or all samples that clients hold out."""
+    def score(self, weights: Tensors, split: Split = "test") -> Scores:
+        """Score all samples of a split."""
         ...
 
     def server_model(self) -> nn.Module:

@@ -31,7 +31,7 @@ app = ClientApp()
 
 
 HELLO, UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "hello", "upload", "sharing", "answers", "scores", "keys"
-EXTRAS, LOSS = "extras", "loss"
+EXTRAS, LOSS, METRICS = "extras", "loss", "metrics"
 ONCE = (UPLOAD, SHARING)
 """What a site gives once in a round of a run."""
 
@@ -46,7 +46,9 @@ def hello(message: Message, context: Context) -> Message:
         if site.data is not None:
             engine = engine_for(site, client, fields, context, HELLO)
             check_experiment(site, engine.setup.experiment)
-            reply_fields |= {"samples": int(engine.setup.population.sizes[client]), "holds_out": _held(engine, client)}
+            population = engine.setup.population
+            reply_fields |= {"samples": int(population.sizes[client])}
+            reply_fields |= {"holds_out": len(population.held_order), "validates": len(population.validation_order)}
     except Exception as error:
         reply_fields = {"fault": reply_text(error)}
     return Message(pack(reply_fields), reply_to=message)
@@ -106,6 +108,9 @@ def _record(
     if LOSS in reply_fields:
         loss = {LOSS: torch.tensor(reply_fields[LOSS], dtype=torch.float64)}
         record.record_sent(run, task.round, task.client, LOSS, loss, False)
+    if METRICS in reply_fields:
+        numbers = {name: torch.tensor(v, dtype=torch.float64) for name, v in reply_fields[METRICS].items()}
+        record.record_sent(run, task.round, task.client, METRICS, numbers, False)
     if leaving or reply_fields.get("right") is not None:
         payload = {name: tensor for name, tensor in leaving.items() if name not in extras}
         if what == SHARING:
@@ -159,10 +164,6 @@ def engine_of(site: Site, client: int, experiment: str, server_setup: str) -> Lo
 def plain(reply_fields: dict[str, Any]) -> dict[str, Any]:
     """Return message fields that JSON can hold: a loss that is not finite becomes ``None``."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in reply_fields.items()}
-
-
-def _held(engine: LoopEngine, client: int) -> int:
-    return len(engine.setup.population.held(client))
 
 
 ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work], ...] = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from fedblend.core.aggregator import WeightedUpload
+from fedblend.core.dataset import Split
 from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask, extras_like
 from fedblend.core.errors import FedblendError, by_reason, legible, listed
 from fedblend.core.random import stream
@@ -24,7 +24,7 @@ from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop import LoopEngine
 from fedblend.flower.messages import fault_of_shared, find_mismatched, to_record
-from fedblend.flower.scoring import score_held, score_own
+from fedblend.flower.scoring import LARGEST, score_at_sites, score_own
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masks import sum_digest
 from fedblend.flower.secure_aggregation.server import MaskedSum, sum_shared_means
@@ -43,10 +43,6 @@ PARTS = "parts/kept"
 
 EXTRAS = "extras/"
 """Prefix of what parts send beside the model."""
-
-
-LARGEST = sys.float_info.max
-"""Upper bound of a loss; JSON also has whole numbers that no float holds."""
 
 
 class FlowerEngine:
@@ -227,17 +223,19 @@ class FlowerEngine:
             raise FedblendError(f"round {round + 1}: no site answers the server step ({_in_one_line(faults)})")
         yield from ((client, payload) for client, payload in payloads.items() if client not in faults)
 
-    def score(self, weights: Tensors, held: bool = False) -> Scores:
-        """Score the server's test samples here, and held-out samples and clients' own weights at the sites."""
+    def score(self, weights: Tensors, split: Split = "test") -> Scores:
+        """Score the server's samples here, and samples that clients keep and clients' own weights at the sites."""
         own = str(int(weights[MARK])) if set(weights) == {MARK} else None
-        if held and own is not None:
+        if own is not None and (split != "test" or self.setup.experiment.metrics):
             raise FedblendError(
-                "evaluate_model: a device's model cannot be tested at other clients; valid: holdout = 0"
+                "evaluate_model: a device's model stays at its site, which sends its scores on test samples only; "
+                "valid: no holdout, no validation and no metrics"
             )
-        if held:
-            return score_held(self.sites, self.setup.population, weights)
+        if split in ("holdout", "validation"):
+            names = [metric.label for metric in self.setup.experiment.metrics]
+            return score_at_sites(self.sites, self.setup.population, weights, split, names)
         if own is None:
-            return self.inner.score(weights)
+            return self.inner.score(weights, split)
         return score_own(self.sites, reference_device(self.setup), own, len(self.setup.data.test))
 
     def server_model(self) -> nn.Module:

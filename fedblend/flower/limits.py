@@ -26,19 +26,24 @@ OWN_DATA_ONLY = ("arrival", "fraction")
 """Fields of these that a site without data of its own accepts: it trains on the experiment's data, for trials."""
 
 MOST_HELD_OUT = 0.5
-"""Largest ``holdout`` that sites with data of their own accept: a server that leaves few samples can rebuild them."""
+"""Largest sum of ``holdout`` and ``validation.clients`` that sites with data of their own accept: a server that leaves
+few samples can rebuild them.
+"""
 
 AT_SITES = (
     *("name", "seed", "rounds", "unsafe", "data", "scale", "partition", "holdout", "model", "precision", "protection"),
+    *("metrics", "validation.clients", "validation.server"),
     *("evaluate_model", "policy.min_mean", "method.name", "method.label", "method.sharing", "method.objective"),
     *("method.terms", "method.personal", "method.upload", "method.stateful_clients", "method.aggregator"),
     *("method.server_step", "train.cohort", "train.epochs", "train.steps", "train.batch_size", "train.lr"),
-    *("train.lr_decay", "train.momentum", "train.weight_decay", "train.clip_norm"),
+    *("train.lr_decay", "train.momentum", "train.weight_decay", "train.clip_norm", "train.accumulate"),
+    *("train.schedule", "train.schedule_in_round", "train.optimizer", "train.optimizer_state"),
 )
 """Fields that sites follow, within what their site files allow."""
 
 AT_SERVER = (
     *("eval_every", "convergence_tol", "compute_seconds", "target", "start", "delta", "min_uploads"),
+    *("target_metric", "stop_at_target", "validation.metric"),
     *("checkpoint_every", "callbacks", "engine", "stack", "ranks", "memory_format", "device", "cuda_graphs"),
 )
 """Fields that sites do not read: the server's own work, and how a simulation computes."""
@@ -68,10 +73,11 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
         return
     for field, reason in simulated_fields(experiment, site.data is not None).items():
         raise RefusedByPolicy(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
-    if site.data is not None and experiment.holdout > MOST_HELD_OUT:
+    kept = experiment.holdout + experiment.validation.clients
+    if site.data is not None and kept > MOST_HELD_OUT:
+        field = "holdout and validation.clients" if experiment.validation.clients else "holdout"
         raise RefusedByPolicy(
-            f"holdout: {experiment.holdout:g}: real sites train on half of their samples or more; valid: 0 to "
-            f"{MOST_HELD_OUT:g}"
+            f"{field}: {kept:g}: real sites train on half of their samples or more; valid: 0 to {MOST_HELD_OUT:g}"
         )
 
 

@@ -27,8 +27,9 @@ class Scaffold(Term):
     Three mistakes are common elsewhere. The sum is divided by N, not by the size of the cohort. Clients count alike in
     the paper, in the models' mean (``aggregator.by = "clients"``, the preset's) and in c. The steps K are those that
     the client made, not epochs. Momentum makes y_k move by more than eta times gradients, so that option II would not
-    measure gradients: it is refused there. Option II measures clipped gradients where ``train.clip_norm`` is set, and
-    gradients of the penalised loss with ``train.weight_decay``.
+    measure gradients: it is refused there, and so is any optimiser but SGD. With option I any optimiser steps on the
+    corrected gradient. Option II measures clipped gradients where ``train.clip_norm`` is set, and gradients of the
+    penalised loss with ``train.weight_decay``; where the learning rate changes within the round, K eta is its sum.
     """
 
     broadcasts = sends = True
@@ -38,6 +39,11 @@ class Scaffold(Term):
 
     def require_possible(self, method: Any, train: Any) -> None:
         """Refuse momentum where gradients are measured by steps."""
+        if self.option == "II" and not train.optimizer.is_sgd:
+            raise ValueError(
+                f"train.optimizer: the steps of '{train.optimizer.name}' are no multiples of gradients, but 'scaffold' "
+                'measures gradients by steps; valid: sgd, or option = "I"'
+            )
         if self.option == "II" and train.momentum:
             raise ValueError(
                 f"train.momentum: {train.momentum} makes steps longer than gradients, but 'scaffold' measures "
