@@ -73,6 +73,12 @@ def _summary(outcome: Outcome) -> dict[str, str]:
     last = outcome.evaluated[-1].as_dict() if outcome.evaluated else {}
     claims = [f"{one.what}, for {one.unit}: {one.text}" for one in guarantees([Group(outcome.label, [outcome])])]
     scores = [f"{k} {last[k]:.4f}" for k in ("accuracy", "loss") if k in last]
+    scores += [f"{name} {value:.4f}" for name, value in last.get("metrics", {}).items() if value is not None]
+    best = {record.round: record for record in outcome.evaluated}.get(last.get("best_round", -1))
+    if best is not None:
+        tested = (("accuracy", best.accuracy), ("loss", best.loss))
+        values = ", ".join(f"{name} {value:.4f}" for name, value in tested if value is not None)
+        scores.append(f"best on validation in round {best.round}: {values}")
 
     memory = [r.machine["peak_memory"] for r in records if "peak_memory" in r.machine]
 

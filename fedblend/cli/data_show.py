@@ -11,8 +11,8 @@ from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
 from fedblend.core.errors import FedblendError
 from fedblend.data.measures import class_counts, noniid_measures
-from fedblend.data.partitions import prepare
 from fedblend.data.split_figure import draw_sizes, draw_split
+from fedblend.experiment.setup import split
 from fedblend.runs import api
 
 
@@ -23,7 +23,7 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
     """
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     data = experiment.data.load()
-    population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
+    population = split(experiment, data)
     title = f"{data.name}: {experiment.partition.name}, {len(population)} clients"
     counts = class_counts(population, data.train.y.numpy(), len(data.classes)) if data.classes else None
     try:

@@ -12,7 +12,7 @@ from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
-from fedblend.data.partitions import prepare
+from fedblend.experiment.setup import split
 from fedblend.runs import api
 
 
@@ -33,7 +33,7 @@ def show_samples(
     """
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     data = experiment.data.load()
-    population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
+    population = split(experiment, data)
     seed = experiment.seed
     draws = [make_mixtures(data, population, seed, repeat, devices, samples, coordinated) for repeat in range(repeats)]
     rows = measure_mixtures(draws, lambdas)

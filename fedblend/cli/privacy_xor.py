@@ -14,8 +14,8 @@ from fedblend.cli.console import Console
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import dump
-from fedblend.data.partitions import prepare
 from fedblend.experiment.config import Experiment
+from fedblend.experiment.setup import split
 from fedblend.experiment.study import slugify
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import api
@@ -44,7 +44,7 @@ def show_xor(
     for experiment in experiments:
         which = str(dump(experiment.data))
         data = loaded[which] = loaded.get(which) or experiment.data.load()
-        population = prepare(experiment.partition, data, experiment.seed, experiment.fraction, experiment.holdout)
+        population = split(experiment, data)
         name = experiment.method.label or experiment.method.name
         for p in blended or [experiment.method.sharing.p]:
             sharing = replace(experiment.method.sharing, p=p)

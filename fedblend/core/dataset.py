@@ -55,13 +55,23 @@ class Dataset:
         return len(self.classes) if self.classes else int(self.train.y.shape[1])
 
 
+Split = Literal["test", "holdout", "validation", "server"]
+"""Samples that a model is scored on: the data set's test half, what clients hold out for tests of their own, what
+clients keep for validation, and what the server keeps for validation."""
+
+ClientSplit = Literal["test", "holdout", "validation"]
+"""Those of the splits whose samples belong to clients."""
+
+
 @dataclass(frozen=True)
 class Population:
     """Clients as rows of a ragged array: client k holds ``order[offsets[k]:offsets[k + 1]]``.
 
-    ``held_order`` and ``held_offsets`` are the same for samples a client keeps for its own test.
-    Indices count in the training half of the data set. ``natural`` int64 [clients] is the data set's own
-    number of each client (writer, role, hospital) where the split keeps them. ``notes`` says how the split came about.
+    ``held_order`` and ``held_offsets`` are the same for samples a client keeps for its own test, ``validation_order``
+    and ``validation_offsets`` for those it keeps for validation; ``server_order`` are samples that the server keeps for
+    validation and no client has. Indices count in the training half of the data set. ``natural`` int64 [clients] is the
+    data set's own number of each client (writer, role, hospital) where the split keeps them. ``notes`` says how the
+    split came about.
     """
 
     order: np.ndarray
@@ -69,6 +79,9 @@ class Population:
     held_order: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     held_offsets: np.ndarray | None = None
     natural: np.ndarray | None = None
+    validation_order: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    validation_offsets: np.ndarray | None = None
+    server_order: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     notes: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -103,9 +116,14 @@ class Population:
             return self.held_order[:0]
         return self.held_order[self.held_offsets[client] : self.held_offsets[client + 1]]
 
-    def owners(self, held: bool = False) -> np.ndarray:
-        """The client of each entry of ``order`` (or of ``held_order``), int64."""
-        offsets = self.held_offsets if held else self.offsets
+    def rows(self, split: Literal["holdout", "validation", "server"]) -> np.ndarray:
+        """The samples of a split, in the order of their clients."""
+        return {"holdout": self.held_order, "validation": self.validation_order, "server": self.server_order}[split]
+
+    def owners(self, split: Literal["train", "holdout", "validation"] = "train") -> np.ndarray:
+        """The client of each entry of ``order``, or of the samples of another split, int64."""
+        tables = {"train": self.offsets, "holdout": self.held_offsets, "validation": self.validation_offsets}
+        offsets = tables[split]
         if offsets is None:
             return np.empty(0, np.int64)
         return np.repeat(np.arange(len(self)), np.diff(offsets))

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fedblend.core.aggregator import Aggregator, LocalWork
+from fedblend.core.dataset import ClientSplit, Split
 from fedblend.core.objective import ClientPart, ModelSpec, Objective, Term
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, trained_names
@@ -85,11 +86,20 @@ def client_parts(method: Any) -> dict[str, ClientPart]:
     return {"objective": method.objective, **{f"terms.{i}": term for i, term in enumerate(method.terms)}}
 
 
-def first_client_state(method: Any, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
-    """What a client keeps before its first round: its parts' tables, and what is personal in the method."""
+OPTIMIZER = "optimizer/"
+"""Prefix of what a client's optimiser keeps, where it keeps anything from round to round."""
+
+
+def first_client_state(method: Any, train: Any, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+    """What a client keeps before its first round: its parts' tables, what is personal in the method, and the state of
+    its optimiser if ``train`` keeps that.
+    """
     state = add_prefix("personal/", weights) if method.personal.active else {}
     if method.personal.keeps_layers:
         state |= add_prefix("own/", {name: weights[name] for name in method.personal.own_layers(spec.model)})
+    for key in train.state_keys if train.optimizer_state == "keep" else ():
+        zeros = {name: torch.zeros(()) for name in spec.trained} if key == "step" else spec.zeros(weights)
+        state |= add_prefix(f"{OPTIMIZER}{key}/", zeros)
     for slot, part in client_parts(method).items():
         state |= add_prefix(f"{slot}/", part.init_client_state(spec, weights))
     return state
@@ -154,7 +164,11 @@ class Scores:
     samples: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """Rows of the samples in their half of the data set, int64 [n]."""
     owner: np.ndarray | None = None
-    """The client that holds each sample out, int64 [n], where some clients gave no scores."""
+    """The client that has each sample, int64 [n], where some clients gave no scores."""
+    outputs: torch.Tensor | None = None
+    """The model's outputs, float32 [n, C] on the CPU, where the experiment has metrics."""
+    at_clients: Mapping[int, Mapping[str, float]] | None = None
+    """Metrics and ``loss`` by client, where sites computed them and sent no outputs."""
 
 
 @dataclass
@@ -218,12 +232,12 @@ class Engine(Protocol):
         """Put the server step's question to the clients whose uploads the last :meth:`collect` found good."""
         ...
 
-    def score(self, weights: Tensors, held: bool = False) -> Scores:
-        """Score the test half of the data set, or all samples that clients hold out."""
+    def score(self, weights: Tensors, split: Split = "test") -> Scores:
+        """Score all samples of a split."""
         ...
 
-    def score_each(self, weights: Tensors, models: Mapping[int, Tensors]) -> Scores:
-        """Score the samples that clients hold out, or the test half, each with the model of its client.
+    def score_each(self, weights: Tensors, models: Mapping[int, Tensors], split: ClientSplit) -> Scores:
+        """Score the samples of a split, each with the model of the client that has it.
 
         ``models`` are by client what stands in place of tensors of ``weights``; other clients' samples have these.
         """
@@ -287,7 +301,7 @@ def aggregator_of(setup: Setup, round: int, samples: Sequence[int] = ()) -> Aggr
     method, train = experiment.method, experiment.train
     mu = sum(term.proximal_mu for term in method.terms)
     trained = trained_names(setup)
-    work = LocalWork(train.steps_of, train.lr_in(round), train.momentum, mu, trained, samples)
+    work = LocalWork(train.batches_of, train.lr_in(round), train.momentum, mu, trained, samples)
     aggregator: Aggregator = method.upload.aggregator(method.aggregator)
     return aggregator.for_round(work)
 

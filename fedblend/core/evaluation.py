@@ -1,8 +1,13 @@
-"""Evaluation of a model: on all test samples, by class, by client."""
+"""Evaluation of a model: on all test samples, by class, by client, and on samples kept for validation.
+
+Each set of samples is scored in one pass. Metrics are computed on the host from that pass's outputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +15,10 @@ import torch
 
 from fedblend.core.engine import Engine, Scores, Tensors
 from fedblend.core.errors import FedblendError
+from fedblend.core.metric import Metric
+from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
+from fedblend.core.state import RunState, replaced
 
 SIZE_CLASSES = ((0, 100, "<100"), (100, 200, "100-199"), (200, None, ">199"))
 """Clients by samples held, as FedMix's Table 13 groups them."""
@@ -22,23 +30,194 @@ NAMED = 50
 def evaluate(
     engine: Engine, weights: Tensors, setup: Setup, own: Mapping[int, Tensors] | None = None
 ) -> dict[str, Any]:
-    """Loss and accuracy on the test half; accuracy by class, by the data's own clients where these are few, and over
-    clients that have tests of their own. With ``own`` weights of clients, each is tested with its own (or with
-    ``weights``, if it has none yet) on its own samples: those that it holds out, or its part of the test half.
+    """Loss, accuracy and the experiment's metrics on the test half; the same by class, by the data's own clients where
+    these are few, and over clients that have tests of their own; and on validation samples. With ``own`` weights of
+    clients, each is tested with its own (or with ``weights``, if it has none yet) on its own samples: those that it
+    holds out, or its part of the test half.
     """
     if own is not None and len(setup.population.held_order):
-        return _on_held_out(engine.score_each(weights, own), setup)
-    scores = engine.score(weights) if own is None else engine.score_each(weights, own)
+        result = _on_held_out(engine.score_each(weights, own, "holdout"), setup)
+    else:
+        result = _on_test_half(engine, weights, setup, own)
+    if validation := _validation(engine, weights, setup, own):
+        result["validation"] = validation
+    return result
+
+
+def _on_test_half(engine: Engine, weights: Tensors, setup: Setup, own: Mapping[int, Tensors] | None) -> dict[str, Any]:
+    metrics, test = setup.experiment.metrics, setup.data.test
+    scores = engine.score(weights) if own is None else engine.score_each(weights, own, "test")
     result: dict[str, Any] = {"loss": float(scores.loss.mean())}
     if scores.right is not None:
         result["accuracy"] = float(scores.right.mean())
-        labels = setup.data.test.y.numpy()
-        result["per_class"] = _means_by(labels, scores.right, len(setup.data.classes))
+        result["per_class"] = _means_by(test.y.numpy(), scores.right, len(setup.data.classes))
         result |= _by_site(setup, scores.right)
+    if metrics and scores.outputs is not None:
+        result |= _values(metrics, scores.outputs, test.y)
+        result |= _by_site_and_metric(setup, scores.outputs)
     groups = _client_tests(engine, weights, setup, scores)
     if groups is not None:
-        result["clients"] = over_clients(*groups, setup.population.sizes)
+        owner, of_clients, targets = groups
+        if of_clients.right is not None:
+            result["clients"] = over_clients(owner, of_clients.right, setup.population.sizes)
+        if by_client := _by_client(metrics, owner, of_clients, targets):
+            result["client_metrics"] = {m.label: _over_clients(m, by_client) for m in metrics}
     return result
+
+
+def _on_held_out(scores: Scores, setup: Setup) -> dict[str, Any]:
+    """The same of clients' own models on the samples that they hold out.
+
+    Real sites state how many of their samples are right, and no losses.
+    """
+    metrics, population, y = setup.experiment.metrics, setup.population, setup.data.train.y
+    result: dict[str, Any] = {} if np.isnan(scores.loss).any() else {"loss": float(scores.loss.mean())}
+    owner = population.owners("holdout") if scores.owner is None else scores.owner
+    targets = y[torch.from_numpy(scores.samples)] if scores.owner is None else y
+    if scores.right is not None:
+        result["accuracy"] = float(scores.right.mean())
+        if scores.owner is None:
+            result["per_class"] = _means_by(targets.numpy(), scores.right, len(setup.data.classes))
+        result["clients"] = over_clients(owner, scores.right, population.sizes)
+    if metrics and scores.outputs is not None:
+        result |= _values(metrics, scores.outputs, targets)
+    if by_client := _by_client(metrics, owner, scores, targets):
+        result["client_metrics"] = {m.label: _over_clients(m, by_client) for m in metrics}
+    return result
+
+
+def _values(metrics: Sequence[Metric], outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+    """The record's ``metrics`` and ``class_metrics``."""
+    by_class = {m.label: values for m in metrics if (values := m.by_class(outputs, targets)) is not None}
+    found: dict[str, Any] = {"metrics": {m.label: _defined(m.overall(outputs, targets)) for m in metrics}}
+    if by_class:
+        found["class_metrics"] = {label: [_defined(v) for v in values] for label, values in by_class.items()}
+    return found
+
+
+def _defined(value: float) -> float | None:
+    """A finite number; ``None`` in place of NaN and infinity, which JSON does not have."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _by_client(
+    metrics: Sequence[Metric], owner: np.ndarray, scores: Scores, targets: torch.Tensor
+) -> dict[int, Mapping[str, float]]:
+    """Metrics of each client's samples, by client: computed here, or received from the clients' sites."""
+    if scores.at_clients is not None:
+        return dict(scores.at_clients)
+    if not metrics or scores.outputs is None:
+        return {}
+    order = np.argsort(owner, kind="stable")
+    clients, first = np.unique(owner[order], return_index=True)
+    found: dict[int, Mapping[str, float]] = {}
+    for client, rows in zip(clients.tolist(), np.split(order, first[1:]), strict=True):
+        outputs, y = scores.outputs[rows], targets[rows]
+        found[client] = {m.label: m.overall(outputs, y) for m in metrics}
+    return found
+
+
+def _over_clients(metric: Metric, by_client: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
+    """Mean, standard deviation and worst tenth of a metric over clients for which it is defined."""
+    values = np.array([v for table in by_client.values() if math.isfinite(v := table.get(metric.label, math.nan))])
+    if not len(values):
+        return {"tested": 0}
+    worst = np.percentile(values, 10 if metric.larger_is_better else 90)
+    return {
+        "tested": len(values),
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "worst_tenth": float(worst),
+    }
+
+
+def _validation(
+    engine: Engine, weights: Tensors, setup: Setup, own: Mapping[int, Tensors] | None
+) -> dict[str, dict[str, Any]]:
+    """Scores on the samples that the server, and the clients, keep for validation.
+
+    At clients, accuracy and loss are means over all samples, and a metric is the mean of the clients' values, weighted
+    by their samples: sites send values and no outputs.
+    """
+    population, metrics, y = setup.population, setup.experiment.metrics, setup.data.train.y
+    result: dict[str, dict[str, Any]] = {}
+    if len(rows := population.server_order):
+        scores = engine.score(weights, "server")
+        values = {} if scores.outputs is None else _values(metrics, scores.outputs, y[rows])["metrics"]
+        result["server"] = _summary(scores, float(scores.loss.mean()), values)
+    if len(rows := population.validation_order):
+        scores = engine.score(weights, "validation") if own is None else engine.score_each(weights, own, "validation")
+        owner = population.owners("validation") if scores.owner is None else scores.owner
+        by_client = _by_client(metrics, owner, scores, y if scores.outputs is None else y[rows])
+        size = dict(zip(*(v.tolist() for v in np.unique(owner, return_counts=True)), strict=True))
+        values = {m.label: _weighted(by_client, m.label, size) for m in metrics}
+        loss = float(scores.loss.mean()) if scores.at_clients is None else _weighted(by_client, "loss", size)
+        result["clients"] = {"tested": len(size), **_summary(scores, loss, values)}
+    return result
+
+
+def _summary(scores: Scores, loss: float | None, metrics: Mapping[str, float | None]) -> dict[str, Any]:
+    """One set of samples in the record's ``validation``."""
+    found: dict[str, Any] = {"samples": len(scores.loss)}
+    if loss is not None:
+        found["loss"] = loss
+    if scores.right is not None:
+        found["accuracy"] = float(scores.right.mean())
+    return found | ({"metrics": dict(metrics)} if metrics else {})
+
+
+def _weighted(by_client: Mapping[int, Mapping[str, float]], name: str, size: Mapping[int, int]) -> float | None:
+    """The mean of the clients' values, weighted by samples, over clients for which it is defined."""
+    defined = [(size[c], v) for c, table in by_client.items() if math.isfinite(v := table.get(name, math.nan))]
+    samples = sum(n for n, _ in defined)
+    return sum(n * v for n, v in defined) / samples if samples else None
+
+
+BEST = "validation"
+"""Slot of the server's state with the round that is best on validation, and its value."""
+
+
+class Selection:
+    """The best round by validation, and the target.
+
+    Raises :class:`FedblendError` for metrics that are not defined for the task.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.experiment, regression = setup.experiment, setup.task.kind == "regression"
+        metrics, validation = self.experiment.metrics, self.experiment.validation
+        for i, metric in enumerate(metrics):
+            try:
+                metric.require_possible(setup.task)
+            except ValueError as error:
+                raise FedblendError(f"metrics[{i}]: {error}") from None
+        needed = {"validation.metric": validation.metric if validation.active else None}
+        needed |= {"target_metric": self.experiment.target_metric if self.experiment.stop_at_target else None}
+        for field, name in needed.items():
+            if name == "accuracy" and regression:
+                raise FedblendError(f"{field}: accuracy is not defined in regression; valid: loss, or one of metrics")
+        self.metric = validation.metric or ("loss" if regression else "accuracy")
+        larger = {"accuracy": True, "loss": False, **{m.label: m.larger_is_better for m in metrics}}
+        self.signs = {name: 1.0 if better else -1.0 for name, better in larger.items()}
+
+    def note_best(self, state: RunState, record: RoundRecord) -> tuple[RunState, RoundRecord]:
+        """Note which round so far is best on validation, the first of equal ones. The state keeps it."""
+        value = record.score_of(self.metric, validation=True)
+        best = state.server_part(BEST).get("best")
+        if value is not None and (best is None or self.signs[self.metric] * (value - float(best[1])) > 0):
+            best = torch.tensor([state.round, value], dtype=torch.float64)
+            state = replace(state, server_state=replaced(state.server_state, BEST, {"best": best}))
+        if best is not None and record.validation is not None:
+            record.best_round = int(best[0])
+        return state, record
+
+    def reaches_target(self, record: RoundRecord) -> bool:
+        """Whether the run ends because the record reaches the target."""
+        if not self.experiment.stop_at_target:
+            return False
+        name = self.experiment.target_metric
+        value = record.score_of(name, self.experiment.validation.active)
+        return value is not None and self.signs[name] * (value - self.experiment.target) >= 0
 
 
 def own_tests(setup: Setup) -> np.ndarray:
@@ -47,7 +226,7 @@ def own_tests(setup: Setup) -> np.ndarray:
     Raises :class:`FedblendError` where there are no such samples, or test samples belong to no client of the run.
     """
     if len(setup.population.held_order):
-        return setup.population.owners(held=True)
+        return setup.population.owners("holdout")
     natural, of = setup.natural_clients(), setup.data.test.client
     if natural is None or of is None or not np.isin(of, natural).all():
         raise FedblendError(
@@ -55,22 +234,6 @@ def own_tests(setup: Setup) -> np.ndarray:
             "(such as 0.2), or with data that have clients of their own, all of which the partition 'natural' takes"
         )
     return np.searchsorted(natural, of)
-
-
-def _on_held_out(scores: Scores, setup: Setup) -> dict[str, Any]:
-    """Loss and accuracy of clients' own models on the samples that they hold out, and accuracy over clients.
-
-    Real sites state how many of their samples are right, and no losses.
-    """
-    result: dict[str, Any] = {} if np.isnan(scores.loss).any() else {"loss": float(scores.loss.mean())}
-    if scores.right is not None:
-        owner = setup.population.owners(held=True) if scores.owner is None else scores.owner
-        result["accuracy"] = float(scores.right.mean())
-        if scores.owner is None:
-            labels = setup.data.train.y[torch.from_numpy(scores.samples)].numpy()
-            result["per_class"] = _means_by(labels, scores.right, len(setup.data.classes))
-        result["clients"] = over_clients(owner, scores.right, setup.population.sizes)
-    return result
 
 
 def _by_site(setup: Setup, right: np.ndarray) -> dict[str, Any]:
@@ -82,16 +245,32 @@ def _by_site(setup: Setup, right: np.ndarray) -> dict[str, Any]:
     return {"sites": {name: mean for name, mean in zip(names, means, strict=True) if mean is not None}}
 
 
+def _by_site_and_metric(setup: Setup, outputs: torch.Tensor) -> dict[str, Any]:
+    """Metrics on the test samples of each of the data's own clients, by metric and name."""
+    client, names, targets = setup.data.test.client, setup.data.client_names, setup.data.test.y
+    if client is None or not 0 < len(names) <= NAMED:
+        return {}
+    rows = {name: np.flatnonzero(client == i) for i, name in enumerate(names)}
+    return {
+        "site_metrics": {
+            m.label: {name: _defined(m.overall(outputs[r], targets[r])) for name, r in rows.items() if len(r)}
+            for m in setup.experiment.metrics
+        }
+    }
+
+
 def _client_tests(
     engine: Engine, weights: Tensors, setup: Setup, scores: Scores
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """(client, right) of each sample that belongs to a client's own test, or ``None`` where there is none."""
-    if scores.right is None:
+) -> tuple[np.ndarray, Scores, torch.Tensor] | None:
+    """The owner, scores and targets of the samples that belong to a client's own test; ``None`` where there is none."""
+    if scores.right is None and not setup.experiment.metrics:
         return None
-    if len(setup.population.held_order):
-        held = engine.score(weights, held=True)
-        assert held.right is not None
-        return setup.population.owners(held=True) if held.owner is None else held.owner, held.right
+    population = setup.population
+    if len(population.held_order):
+        held = engine.score(weights, "holdout")
+        owner = population.owners("holdout") if held.owner is None else held.owner
+        targets = setup.data.train.y
+        return owner, held, targets if held.outputs is None else targets[population.held_order]
     natural = setup.natural_clients()
     if natural is None or setup.data.test.client is None:
         return None
@@ -99,7 +278,10 @@ def _client_tests(
     place = np.full(int(max(natural.max(), setup.data.test.client.max())) + 1, -1)
     place[natural] = np.arange(len(natural))
     owner = place[setup.data.test.client]
-    return owner[owner >= 0], scores.right[owner >= 0]
+    of = owner >= 0
+    right = None if scores.right is None else scores.right[of]
+    outputs = None if scores.outputs is None else scores.outputs[of]
+    return owner[of], replace(scores, loss=scores.loss[of], right=right, outputs=outputs), setup.data.test.y[of]
 
 
 def over_clients(owner: np.ndarray, right: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from fedblend.core.engine import (
     first_server_state,
 )
 from fedblend.core.errors import FedblendError, by_reason, listed
-from fedblend.core.evaluation import evaluate, own_tests
+from fedblend.core.evaluation import Selection, evaluate, own_tests
 from fedblend.core.objective import CohortSummary
 from fedblend.core.protection import ReleaseContext
 from fedblend.core.random import stream
@@ -90,6 +90,7 @@ class RoundLoop:
             )
         if experiment.evaluates_each:
             own_tests(setup)
+        self.selection = Selection(setup)
         method.aggregator.require_possible(cohort)
         self.spec = model_spec(setup, self.engine.server_model())
         method.server_step.require_possible(self.spec)
@@ -110,7 +111,7 @@ class RoundLoop:
         weights, clients = weights or self.setup.weights(), len(self.setup.population)
         state = RunState(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
         state = replace(state, server_state=first_server_state(self.method, self.spec, weights))
-        return state, self._record(state, CostMeter(), {})
+        return self.selection.note_best(state, self._record(state, CostMeter(), {}))
 
     def run(self, state: RunState, record: RoundRecord) -> RunState:
         """Make the rounds that are left, until all are made, the run has converged, or a callback ends it."""
@@ -119,7 +120,8 @@ class RoundLoop:
         while state.round < self.experiment.rounds and not record.converged and not self.ended_by:
             state, record = self.round(state)
             asking = [callback for callback in self.callbacks if callback.on_round_end(state, record)]
-            self.ended_by = ", ".join(getattr(callback, "name", type(callback).__name__) for callback in asking)
+            names = [getattr(callback, "name", type(callback).__name__) for callback in asking]
+            self.ended_by = ", ".join([*names, *(["target"] if self.selection.reaches_target(record) else [])])
         for callback in self.callbacks:
             callback.on_run_end(state)
         return state
@@ -143,7 +145,7 @@ class RoundLoop:
         weights, state = self._refine(replace(state, global_outputs=outputs), weights, begun)
         facts |= self._change(before, weights, outputs, facts)
         state = replace(state, round=state.round + 1, weights=weights)
-        return state, self._record(state, costs, facts)
+        return self.selection.note_best(state, self._record(state, costs, facts))
 
     def draw_cohort(self, round: int) -> np.ndarray:
         """The clients of a round, in order, int64 [clients]. Override it to choose them otherwise."""
@@ -300,7 +302,7 @@ class RoundLoop:
                 own = own or add_prefix("weights/", self.setup.weights())
                 kept = {**kept, **own, **(add_prefix("outputs/", state.global_outputs) if did_receive else {})}
             if client not in state.client_states:
-                kept = {**first_client_state(self.method, self.spec, state.weights), **kept}
+                kept = {**first_client_state(self.method, self.experiment.train, self.spec, state.weights), **kept}
             if kept:
                 states[client] = kept
         return taking_part, states

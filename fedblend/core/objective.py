@@ -178,7 +178,7 @@ class LocalTraining:
     server_state: Tensors
     """What the part keeps at the server, where it broadcasts that."""
     lr: float
-    """The learning rate of the round."""
+    """The learning rate of the round, the mean over the client's steps."""
     steps: int
     """Steps that the client made."""
     gradient: Callable[[Tensors], Tensors]

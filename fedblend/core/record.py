@@ -33,6 +33,25 @@ class ClientScores(TypedDict, total=False):
     by_size: dict[str, dict[str, Number]]
 
 
+class MetricOverClients(TypedDict, total=False):
+    """A metric over the clients that have test samples and for which it is defined."""
+
+    tested: Whole
+    mean: Number
+    std: Amount
+    worst_tenth: Number
+
+
+class ValidationScores(TypedDict, total=False):
+    """Scores on samples for validation; ``tested`` is the number of clients."""
+
+    tested: Whole
+    samples: Whole
+    loss: Number
+    accuracy: Score
+    metrics: dict[str, Number | None]
+
+
 class Refusal(TypedDict):
     """An upload that was refused."""
 
@@ -79,6 +98,18 @@ class RoundRecord:
     """Accuracy by the data's own clients, by name, where these are few."""
     clients: ClientScores | None = None
     """Accuracy over clients that have test samples."""
+    metrics: dict[str, Number | None] | None = None
+    """The experiment's metrics on the test samples, by name; ``None`` where one is not defined."""
+    class_metrics: dict[str, list[Number | None]] | None = None
+    """Metrics by class, for those that have values by class."""
+    site_metrics: dict[str, dict[str, Number | None]] | None = None
+    """Metrics by the data's own clients, where these are few."""
+    client_metrics: dict[str, MetricOverClients] | None = None
+    """Metrics over clients that have test samples."""
+    validation: dict[Literal["server", "clients"], ValidationScores] | None = None
+    """Scores on the samples that the server, and the clients, keep for validation."""
+    best_round: Whole | None = None
+    """The evaluated round so far that is best on validation; only where there is a validation split."""
     uploads: Whole | None = None
     """Good uploads."""
     cohort: list[Whole] | None = None
@@ -105,6 +136,21 @@ class RoundRecord:
     """Bytes from the server to clients, by kind."""
     machine: MachineFacts = field(default_factory=lambda: MachineFacts())
     """What differs between machines."""
+
+    def score_of(self, metric: str, validation: bool = False) -> float | None:
+        """The loss, the accuracy or a metric by name, on the test samples or for ``validation``.
+
+        The server's validation samples come before the clients'. ``None`` where there is no such number.
+        """
+        if validation:
+            where = self.validation or {}
+            table: Mapping[str, Any] = where.get("server") or where.get("clients") or {}
+        else:
+            table = {"loss": self.loss, "accuracy": self.accuracy, "metrics": self.metrics}
+        if metric in ("loss", "accuracy"):
+            return table.get(metric)
+        found: float | None = (table.get("metrics") or {}).get(metric)
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain data, in the order of the fields."""

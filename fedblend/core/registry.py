@@ -58,12 +58,15 @@ MODULES: dict[str, str] = {
     "objective": "fedblend.methods.objectives",
     "term": "fedblend.methods.objectives",
     "personal": "fedblend.methods.personal",
+    "optimizer": "fedblend.methods.optimizers",
+    "schedule": "fedblend.methods.optimizers",
     "upload": "fedblend.methods.uploads",
     "aggregator": "fedblend.methods.aggregators",
     "server_step": "fedblend.methods.server_steps",
     "channel": "fedblend.methods.channels",
     "protection": "fedblend.methods.protections",
     "adversary": "fedblend.methods.adversaries",
+    "metric": "fedblend.methods.metrics",
     "callback": "fedblend.runs.callbacks",
 }
 """Where the parts of each kind are declared: importing the module registers them."""

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedblend._kernels import build
+from fedblend.core import registry
 from fedblend.core.engine import ClientUpdate, TrainTask, first_client_state, first_server_state
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
@@ -112,7 +113,9 @@ def unstackable(setup: Setup) -> str:
             return f"its layer '{name}' has a padding_idx, which PyTorch ignores in a stack"
     if twins := same_tensors(setup.model):
         return f"its '{twins[0]}' and '{twins[1]}' are one tensor"
-    setup = _with_short_training(setup)
+    if not setup.experiment.train.optimizer.stacks:
+        return f"the optimizer '{setup.experiment.train.optimizer.path}' is one of the loop engine's"
+    setup = _with_short_training(setup, by_sgd=True)
     loop = LoopEngine(setup, setup.experiment.device)
     trial = _trial(loop, 2, batches=1)
     try:
@@ -184,10 +187,15 @@ def plan_engine(setup: Setup, processors: int, rounds: int) -> EnginePlan:
     return replace(_fastest(short, timings), why=f"milliseconds per client step: {listed}")
 
 
-def _with_short_training(setup: Setup) -> Setup:
-    """Return the setup with fewer local steps: enough to time one step."""
+def _with_short_training(setup: Setup, by_sgd: bool = False) -> Setup:
+    """Return the setup with fewer local steps, enough to time one step; or to compare engines, ``by_sgd``.
+
+    Adam would turn rounding errors of gradients that are 0 into steps.
+    """
     train = setup.experiment.train
-    fewer = {"epochs": min(train.epochs, TRIAL_EPOCHS)}
+    fewer: dict[str, Any] = {"epochs": min(train.epochs, TRIAL_EPOCHS)}
+    if by_sgd and not train.optimizer.is_sgd:
+        fewer |= {"optimizer": registry.build("optimizer", "sgd"), "optimizer_state": "reset"}
     if train.steps:
         fewer["steps"] = min(train.steps, TRIAL_EPOCHS * TRIAL_BATCHES)
     shortened = setup.experiment.model_copy(update={"train": train.model_copy(update=fewer)})
@@ -362,7 +370,8 @@ def _trial(engine: LoopEngine, clients: int, batches: int) -> Trial:
         entries = gather(dict(engine.share(0, setup.weights(), repeated[:2], full)))
         pool = method.sharing.pool(entries, stream(setup.experiment.seed, "trial"))
     weights, spec = setup.weights(), model_spec(setup, setup.model)
-    states = {client: first_client_state(method, spec, weights) for client in repeated}
+    train = setup.experiment.train
+    states = {client: first_client_state(method, train, spec, weights) for client in repeated}
     server_state = first_server_state(method, spec, weights, broadcast=True)
     task = TrainTask(0, weights, pool, sizes, client_states=states, server_state=server_state)
     return task, repeated
@@ -376,7 +385,7 @@ def _train(engine: LoopEngine, trial: Trial) -> int:
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
     train = engine.setup.experiment.train
-    return sum(train.steps_of(int(task.sizes[client])) for client in clients)
+    return sum(train.batches_of(int(task.sizes[client])) for client in clients)
 
 
 def _steps_a_round(setup: Setup) -> float:

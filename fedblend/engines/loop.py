@@ -15,7 +15,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from fedblend.core.dataset import ClientSplit, Split
 from fedblend.core.engine import (
+    OPTIMIZER,
     ClientUpdate,
     CohortResult,
     Scores,
@@ -33,7 +35,16 @@ from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
 from fedblend.core.trees import add_prefix, strip_prefix
-from fedblend.engines.sgd import SGD, ProximalStep, computing_in, no_tf32, split_proximal
+from fedblend.engines.adam import Adam
+from fedblend.engines.sgd import (
+    SGD,
+    Accumulator,
+    ProximalStep,
+    TorchOptimizer,
+    computing_in,
+    no_tf32,
+    split_proximal,
+)
 from fedblend.experiment.fields import Train
 from fedblend.methods.objectives.output_cache import LabelMeans, OutputCache
 from fedblend.methods.uploads import embedding
@@ -118,11 +129,18 @@ class Assignment:
     """The client's view of the shared pool."""
     drawn: dict[str, np.ndarray]
     """Random numbers of the objective, one row a step."""
+    ends: np.ndarray
+    """Batches after which the optimiser makes a step, bool [batches]: all, unless gradients are accumulated."""
 
     @property
     def sizes(self) -> np.ndarray:
-        """Batch sizes, int64 [steps]."""
+        """Batch sizes, int64 [batches]."""
         return np.diff(self.bounds)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimiser."""
+        return int(self.ends.sum())
 
 
 class LocalLoss:
@@ -224,7 +242,9 @@ class LoopEngine:
         plan = StepPlan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool), counts)
         objective = objective_of(method, task, plain)
         drawn = objective.draw(stream(seed, task.purpose("objective"), task.round, client), plan)
-        return Assignment(client, samples, order, bounds, plain, pool, drawn)
+        epochs = 1 if settings.steps else settings.epochs
+        ends = group_ends(len(sizes), epochs, settings.accumulate)
+        return Assignment(client, samples, order, bounds, plain, pool, drawn, ends)
 
     def _train_client(self, task: TrainTask, client: int) -> ClientUpdate:
         method, settings = self.setup.experiment.method, self.setup.experiment.train
@@ -246,16 +266,23 @@ class LoopEngine:
         drawn = {name: torch.from_numpy(a).to(self.device) for name, a in assignment.drawn.items()}
         x, y = (half.to(self.device) for half in self.setup.samples(client, assignment.samples))
         rows = torch.from_numpy(assignment.order).to(self.device)
-        optimizer = SGD(self.params, settings, task.round)
+        optimizer = self._optimizer(task, client_state)
+        accumulator = Accumulator() if settings.accumulate > 1 else None
+        factors, made = settings.factors(assignment.steps), 0
         total = torch.zeros((), device=self.device)
         means = LabelMeans(self.setup.task.outputs, self.device) if method.upload.watches else None
         with lent_generator(self.setup.experiment.seed, task.purpose("train"), task.round, client):
             for step, (a, b) in enumerate(pairwise(assignment.bounds.tolist())):
                 batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
                 row = {name: values[step] for name, values in drawn.items()}
+                ends = bool(assignment.ends[step])
+                if factors is not None and made < len(factors):
+                    optimizer.lr = settings.lr_in(task.round) * factors[made]
+                made += ends
                 try:
                     frozen = self._frozen(method, len(assignment.sizes), step)
-                    total += self._step(loss, batch, row, optimizer, means, frozen) * (b - a)
+                    loss_of_batch = self._step(loss, batch, row, optimizer, means, frozen, accumulator, ends)
+                    total += loss_of_batch * (b - a)
                 except Exception as error:
                     error.add_note(f"while training client {client} in round {task.round + 1}, batch {step + 1}")
                     raise
@@ -264,7 +291,29 @@ class LoopEngine:
         }
         mean_loss = float(total) / max(1, len(assignment.order))
         step_notes = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}
-        return self.update(task, assignment, weights, mean_loss, means.of() if means else None, step_notes)
+        outputs, kept = means.of() if means else None, {}
+        if self.keeps_optimizer(task) and not isinstance(optimizer, TorchOptimizer):
+            kept = {
+                f"{key}/{name}": tensor.cpu().clone()
+                for key, tensors in optimizer.state().items()
+                for name, tensor in zip(self.names, tensors, strict=True)
+            }
+        return self.update(task, assignment, weights, mean_loss, outputs, step_notes, kept)
+
+    def keeps_optimizer(self, task: TrainTask) -> bool:
+        """Whether clients keep their optimiser's state after this task; that of personal models is not kept."""
+        return bool(self.setup.experiment.train.optimizer_state == "keep") and not task.personal
+
+    def _optimizer(self, task: TrainTask, client_state: Tensors) -> SGD | Adam | TorchOptimizer:
+        """Return a client's optimiser, with the state that it has kept."""
+        settings = self.setup.experiment.train
+        if not settings.optimizer.stacks:
+            return TorchOptimizer(self.params, settings, task.round)
+        optimizer = (SGD if settings.optimizer.is_sgd else Adam)(self.params, settings, task.round)
+        if self.keeps_optimizer(task):
+            tables = {key: strip_prefix(f"{OPTIMIZER}{key}/", client_state) for key in settings.state_keys}
+            optimizer.load({key: [table[name] for name in self.names] for key, table in tables.items()})
+        return optimizer
 
     def _frozen(self, method: Any, steps: int, step: int) -> Collection[int]:
         """Return the positions of the parameters that do not change in a client's step (:meth:`Personal.own_steps`)."""
@@ -286,19 +335,18 @@ class LoopEngine:
         loss: float,
         outputs: torch.Tensor | None,
         notes: dict[str, torch.Tensor] | None = None,
+        optimizer_state: Tensors | None = None,
     ) -> ClientUpdate:
         """Return a client's update after its steps, with the new state and the extra uploads of its parts."""
         client, setup = assignment.client, self.setup
-        state: dict[str, torch.Tensor] = {}
+        state = add_prefix(OPTIMIZER, optimizer_state or {})
         extras: dict[str, torch.Tensor] = {}
         spec = model_spec(setup, self.model)
 
         def training(kept: Tensors, received: Tensors) -> LocalTraining:
-            lr, gradient = (
-                setup.experiment.train.lr_in(task.round),
-                partial(self.full_gradient, task.round, client, assignment.samples),
-            )
-            return LocalTraining(task.start_of(client), weights, kept, received, lr, len(assignment.sizes), gradient)
+            lr = mean_lr(setup.experiment.train, task.round, assignment.steps)
+            gradient = partial(self.full_gradient, task.round, client, assignment.samples)
+            return LocalTraining(task.start_of(client), weights, kept, received, lr, assignment.steps, gradient)
 
         if setup.experiment.method.upload.embeds and not task.personal:
             outputs = self.prototypes(weights, client, assignment.samples)
@@ -350,17 +398,22 @@ class LoopEngine:
         local: LocalLoss,
         batch: Batch,
         drawn: dict[str, torch.Tensor],
-        optimizer: SGD,
+        optimizer: SGD | Adam | TorchOptimizer,
         means: LabelMeans | None = None,
         frozen: Collection[int] = (),
+        accumulator: Accumulator | None = None,
+        ends: bool = True,
     ) -> torch.Tensor:
-        """Train on one batch; return the loss of the objective's last phase, without terms."""
+        """Train on one batch; return the loss of the objective's last phase, without terms.
+
+        With an ``accumulator`` the optimiser makes a step only where a group of batches ``ends``.
+        """
         precision = self.setup.experiment.precision
         for phase in local.first:
             # A phase may not use all layers (mixing of hidden states); unused parameters have no gradient.
             with computing_in(precision, self.device):
                 loss = phase(self.net, batch, drawn, local.context)
-            optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), frozen=frozen)
+            optimizer.step(self._gradients(loss, frozen))
         net = OutputCache(self.net, batch.x)
         with computing_in(precision, self.device):
             loss = value = local.last(net, batch, drawn, local.context)
@@ -368,9 +421,24 @@ class LoopEngine:
             loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), net, batch, context)
         if means is not None:
             means.add(net.distribution()[None], batch.y[None])
-        proximal = ProximalStep(local.mu, [local.context.start[name] for name in self.names]) if local.mu else None
-        optimizer.step(torch.autograd.grad(loss, self.params, allow_unused=True), proximal, frozen)
+        proximal = None
+        if local.mu:
+            # A frozen parameter moves toward itself.
+            starts = [local.context.start[name] for name in self.names]
+            starts = [self.params[i].detach() if i in frozen else start for i, start in enumerate(starts)]
+            proximal = ProximalStep(local.mu, starts)
+        gradients = self._gradients(loss, frozen)
+        if accumulator is not None:
+            accumulator.add(gradients, len(batch.y))
+            gradients = accumulator.take() if ends else []
+        if ends:
+            optimizer.step(gradients, proximal)
         return value.detach()
+
+    def _gradients(self, loss: torch.Tensor, frozen: Collection[int]) -> Sequence[torch.Tensor | None]:
+        """Return the gradients of all parameters; ``None`` for unused ones, and for those at positions ``frozen``."""
+        gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
+        return [None if i in frozen else g for i, g in enumerate(gradients)] if frozen else gradients
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         """Train the clients, check their uploads, and reduce these to the aggregator's input."""
@@ -401,46 +469,78 @@ class LoopEngine:
     @torch.no_grad()
     @no_tf32()
     def score(
-        self, weights: Tensors, held: bool = False, share: tuple[int, int] = (0, 1), only: np.ndarray | None = None
+        self,
+        weights: Tensors,
+        split: Split = "test",
+        share: tuple[int, int] = (0, 1),
+        only: np.ndarray | None = None,
     ) -> Scores:
-        """Score samples in batches on the device; results are copied to the host once.
+        """Score a split's samples in batches on the device; results are copied to the host once.
 
-        ``held`` selects all samples that clients hold out, instead of the test half; ``only``, bool [n], some of these.
-        ``share`` (i, n) selects the i-th of n consecutive parts of the samples.
+        ``only``, bool [n], selects some of the samples, and ``share`` (i, n) the i-th of n consecutive parts of them.
+        Outputs are kept only for metrics.
         """
         outputs_of = self._scorer(weights)
         data, task = self.setup.data, self.setup.task
-        samples = data.train if held else data.test
-        indices = self.setup.population.held_order if held else np.arange(len(data.test))
+        samples = data.test if split == "test" else data.train
+        indices = np.arange(len(data.test)) if split == "test" else self.setup.population.rows(split)
         selected = np.array_split(indices if only is None else indices[only], share[1])[share[0]]
-        losses, rights = [], []
+        keeps_outputs = bool(self.setup.experiment.metrics)
+        losses, rights, kept = [], [], []
         for rows in torch.from_numpy(selected).split(SCORE_BATCH):
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
             outputs = outputs_of(x)
+            if keeps_outputs:
+                kept.append(outputs)
             if task.kind == "classification":
                 losses.append(nn.functional.cross_entropy(outputs, y, reduction="none"))
                 rights.append(outputs.argmax(1) == y)
             else:
                 losses.append((outputs - y).square().sum(1))
         loss = torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
-        return Scores(loss, torch.cat(rights).cpu().numpy() if rights else None, selected)
+        right = torch.cat(rights).cpu().numpy() if rights else None
+        if keeps_outputs and not kept:
+            kept = [torch.empty(0, task.outputs)]
+        return Scores(loss, right, selected, outputs=torch.cat(kept).float().cpu() if kept else None)
 
-    def score_each(self, weights: Tensors, models: Mapping[int, Tensors]) -> Scores:
+    def score_each(self, weights: Tensors, models: Mapping[int, Tensors], split: ClientSplit) -> Scores:
         """Score each client's own samples with its own model."""
-        owner, held = own_tests(self.setup), bool(len(self.setup.population.held_order))
+        owner = own_tests(self.setup) if split == "test" else self.setup.population.owners(split)
         tested = {client: models.get(client) for client in np.unique(owner).tolist()}
         groups = [np.isin(owner, [client for client, model in tested.items() if not model])]
         groups += [owner == client for client, model in tested.items() if model]
         scored = [{}, *(model for model in tested.values() if model)]
-        samples = self.setup.population.held_order if held else np.arange(len(owner))
+        parts = [
+            (rows, self.score({**weights, **model}, split, only=rows))
+            for rows, model in zip(groups, scored, strict=True)
+        ]
+        samples = np.arange(len(owner)) if split == "test" else self.setup.population.rows(split)
         loss = np.zeros(len(owner), np.float32)
         right = np.zeros(len(owner), bool) if self.setup.task.kind == "classification" else None
-        for rows, model in zip(groups, scored, strict=True):
-            scores = self.score({**weights, **model}, held, only=rows)
+        outputs = torch.zeros(len(owner), self.setup.task.outputs) if self.setup.experiment.metrics else None
+        for rows, scores in parts:
             loss[rows] = scores.loss
             if right is not None:
                 right[rows] = scores.right
-        return Scores(loss, right, samples)
+            if outputs is not None and scores.outputs is not None:
+                outputs[torch.from_numpy(rows)] = scores.outputs
+        return Scores(loss, right, samples, outputs=outputs)
+
+
+def group_ends(batches: int, epochs: int, accumulate: int) -> np.ndarray:
+    """Return after which batches the optimiser makes a step, bool [batches]; a group of batches ends with its epoch.
+
+    >>> group_ends(6, 2, 2).tolist()
+    [False, True, True, False, True, True]
+    """
+    place = np.arange(batches) % max(1, batches // epochs)
+    return (place % accumulate == accumulate - 1) | (place == batches // epochs - 1)
+
+
+def mean_lr(train: Train, round: int, steps: int) -> float:
+    """Return the mean learning rate of a round's steps."""
+    factors = train.factors(steps)
+    return train.lr_in(round) * (sum(factors) / len(factors) if factors else 1.0)
 
 
 def batches(

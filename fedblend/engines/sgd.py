@@ -1,4 +1,4 @@
-"""SGD for one client and for a stack of clients, and the number formats of layers while clients train.
+"""Optimisers for one client, SGD for a stack of clients, and the number formats of layers while clients train.
 
 SGD has three forms with one definition (:class:`torch.optim.SGD` with momentum, weight decay and clipping):
 
@@ -10,7 +10,7 @@ SGD has three forms with one definition (:class:`torch.optim.SGD` with momentum,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -76,29 +76,15 @@ class SGD:
         self.velocity: list[torch.Tensor] | None = None
 
     @torch.no_grad()
-    def step(
-        self,
-        gradients: Sequence[torch.Tensor | None],
-        proximal: ProximalStep | None = None,
-        frozen: Collection[int] = (),
-    ) -> None:
-        """Update the parameters in place, except those at the positions ``frozen``.
-
-        Only plain SGD (:func:`is_plain`) takes a ``proximal`` step.
-        """
+    def step(self, gradients: Sequence[torch.Tensor | None], proximal: ProximalStep | None = None) -> None:
+        """Update the parameters in place; only plain SGD (:func:`is_plain`) takes a ``proximal`` step."""
         train = self.train
-        if frozen:
-            gradients = [None if i in frozen else g for i, g in enumerate(gradients)]
         if proximal is not None:
-            moving = [i for i in range(len(self.params)) if i not in frozen]
-            toward = [proximal.toward[i] for i in moving]
-            torch._foreach_lerp_([self.params[i] for i in moving], toward, self.lr * proximal.mu)
+            torch._foreach_lerp_(self.params, list(proximal.toward), self.lr * proximal.mu)
         params = [p for p, g in zip(self.params, gradients, strict=True) if g is not None]
         grads = [g for g in gradients if g is not None]
         if train.clip_norm is not None:
-            norm = torch.stack(torch._foreach_norm(grads)).norm()
-            # Not in place: two parameters may have one tensor as their gradient.
-            grads = list(torch._foreach_mul(grads, (train.clip_norm / (norm + 1e-6)).clamp(max=1.0)))
+            grads = clipped(grads, train.clip_norm)
         if train.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=train.weight_decay))
         if train.momentum:
@@ -112,6 +98,58 @@ class SGD:
         torch._foreach_mul_(moving, self.train.momentum)
         torch._foreach_add_(moving, grads)
         return moving
+
+    def state(self) -> dict[str, list[torch.Tensor]]:
+        """Return what the optimiser keeps, by key, in the order of the parameters."""
+        return {"momentum_buffer": self.velocity or [torch.zeros_like(p) for p in self.params]}
+
+    def load(self, state: Mapping[str, Sequence[torch.Tensor]]) -> None:
+        """Go on from a state."""
+        self.velocity = [v.clone() for v in state["momentum_buffer"]]
+
+
+class TorchOptimizer:
+    """An optimiser of ``torch.optim`` for one client, with clipping; the loop engine uses it."""
+
+    def __init__(self, params: Sequence[torch.Tensor], train: Train, round: int) -> None:
+        self.params, self.train = list(params), train
+        self.lr = train.lr_in(round)
+        self.inner = train.optimizer.make(self.params, self.lr)
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[torch.Tensor | None], proximal: ProximalStep | None = None) -> None:
+        """Update the parameters in place."""
+        for group in self.inner.param_groups:
+            group["lr"] = self.lr
+        if self.train.clip_norm is not None:
+            scaled = iter(clipped([g for g in gradients if g is not None], self.train.clip_norm))
+            gradients = [None if g is None else next(scaled) for g in gradients]
+        for param, gradient in zip(self.params, gradients, strict=True):
+            # A copy: two parameters may have one tensor as their gradient.
+            param.grad = None if gradient is None else gradient.clone()
+        self.inner.step()
+        self.inner.zero_grad()
+
+
+class Accumulator:
+    """Gradients of several batches of one client; their mean is weighted by samples."""
+
+    def __init__(self) -> None:
+        self.sums: list[torch.Tensor | None] = []
+        self.samples = 0
+
+    def add(self, gradients: Sequence[torch.Tensor | None], samples: int) -> None:
+        """Add the gradients of a batch."""
+        scaled = [None if g is None else g * samples for g in gradients]
+        before = self.sums or [None] * len(scaled)
+        self.sums = [b if s is None else s if b is None else b + s for b, s in zip(before, scaled, strict=True)]
+        self.samples += samples
+
+    def take(self) -> list[torch.Tensor | None]:
+        """Return the mean, and begin anew."""
+        mean = [None if s is None else s / self.samples for s in self.sums]
+        self.sums, self.samples = [], 0
+        return mean
 
 
 class StackedSGD:
@@ -142,10 +180,12 @@ class StackedSGD:
         gradients: Sequence[Gradient],
         active: torch.Tensor | None = None,
         proximal: ProximalStep | None = None,
+        factor: torch.Tensor | None = None,
     ) -> None:
         """Update parameters [K, ...] in place; a client whose ``active``, bool [K], is false does not change.
 
-        ``velocity`` is empty without momentum; only plain SGD takes a ``proximal`` step.
+        ``velocity`` is empty without momentum; only plain SGD takes a ``proximal`` step. ``factor`` float32 [K]
+        multiplies the learning rate, where that changes within the round.
         """
         train = self.train
         if is_plain(train):
@@ -156,19 +196,19 @@ class StackedSGD:
         tensors, gradients = self._step_low_rank(params, gradients, active)
         used = [i for i, g in enumerate(gradients) if g is not None]
         tensors = [tensors[i] for i in used]
-        grads = [_sum_of_products(g) if isinstance(g, tuple) else g for g in gradients if g is not None]
+        grads = [sum_of_products(g) if isinstance(g, tuple) else g for g in gradients if g is not None]
         if train.clip_norm is not None:
-            norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
-            factor = (train.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-            grads = [g * _broadcast(factor, g) for g in grads]
+            grads = clipped_by_client(grads, train.clip_norm)
         if train.weight_decay:
             grads = list(torch._foreach_add(grads, tensors, alpha=train.weight_decay))
         if train.momentum:
             velocity = [velocity[i] for i in used]
             updated = torch._foreach_add(torch._foreach_mul(velocity, train.momentum), grads)
-            torch._foreach_copy_(velocity, _keep_inactive(active, updated, velocity))
+            torch._foreach_copy_(velocity, keep_inactive(active, updated, velocity))
             grads = list(updated)
-        self._add(tensors, [_zero_inactive(active, g) for g in grads])
+        if factor is not None:
+            grads = [g * broadcast(factor, g) for g in grads]
+        self._add(tensors, [zero_inactive(active, g) for g in grads])
 
     def _lerp_towards(self, params: Sequence[Weights], proximal: ProximalStep, active: torch.Tensor | None) -> None:
         share = self.lr * proximal.mu if self.rate is None else self.rate * -proximal.mu
@@ -196,7 +236,7 @@ class StackedSGD:
                 dense.append((param, gradient))
             elif isinstance(gradient, tuple):
                 for a, b in gradient:
-                    param.add(_zero_inactive(active, a), _zero_inactive(active, b), -self.lr)
+                    param.add(zero_inactive(active, a), zero_inactive(active, b), -self.lr)
         return [param for param, _ in dense], [gradient for _, gradient in dense]
 
     def _step_plain(
@@ -208,20 +248,35 @@ class StackedSGD:
             if isinstance(gradient, tuple):
                 for a, b in gradient:
                     # The factors are much smaller than their product.
-                    a, b = _zero_inactive(active, a), _zero_inactive(active, b)
+                    a, b = zero_inactive(active, a), zero_inactive(active, b)
                     if self.rate is None:
                         add_product(param, a, b, -self.lr)
                     else:
                         add_product(param, a * self.rate, b, 1.0)
             elif gradient is not None:
                 dense.append(param)
-                grads.append(_zero_inactive(active, gradient))
+                grads.append(zero_inactive(active, gradient))
         self._add(dense, grads)
 
 
 def is_plain(train: Train) -> bool:
-    """Whether SGD is plain: no momentum, no weight decay, no clipping."""
-    return train.clip_norm is None and not train.weight_decay and not train.momentum
+    """Whether a step is plain SGD of one batch: no momentum, no weight decay, no clipping, one rate in the round."""
+    plain = train.clip_norm is None and not train.weight_decay and not train.momentum
+    return plain and bool(train.optimizer.is_sgd) and train.schedule_in_round is None and train.accumulate == 1
+
+
+def clipped(grads: list[torch.Tensor], clip_norm: float) -> list[torch.Tensor]:
+    """Return one client's gradients, scaled down to a norm of ``clip_norm``."""
+    norm = torch.stack(torch._foreach_norm(grads)).norm()
+    # Not in place: two parameters may have one tensor as their gradient.
+    return list(torch._foreach_mul(grads, (clip_norm / (norm + 1e-6)).clamp(max=1.0)))
+
+
+def clipped_by_client(grads: Sequence[torch.Tensor], clip_norm: float) -> list[torch.Tensor]:
+    """Return gradients [K, ...], each client's scaled down to a norm of ``clip_norm``."""
+    norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+    factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    return [g * broadcast(factor, g) for g in grads]
 
 
 def split_proximal(terms: Sequence[tuple[str, Term]], train: Train) -> tuple[list[tuple[str, Term]], float]:
@@ -235,7 +290,8 @@ def split_proximal(terms: Sequence[tuple[str, Term]], train: Train) -> tuple[lis
     return [(slot, term) for slot, term in terms if not term.proximal_mu], sum(term.proximal_mu for _, term in terms)
 
 
-def _sum_of_products(products: Products) -> torch.Tensor:
+def sum_of_products(products: Products) -> torch.Tensor:
+    """Return the sum of the products of pairs of stacked matrices."""
     first, *rest = products
     total = torch.bmm(*first)
     for a, b in rest:
@@ -243,19 +299,20 @@ def _sum_of_products(products: Products) -> torch.Tensor:
     return total
 
 
-def _broadcast(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def broadcast(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Reshape values [K] to broadcast over a tensor [K, ...]."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
-def _zero_inactive(active: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
+def zero_inactive(active: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
     """Return values [K, ...] with 0 for inactive clients; not a product with 0, which infinity would turn into NaN."""
-    return values if active is None else torch.where(_broadcast(active, values), values, 0.0)
+    return values if active is None else torch.where(broadcast(active, values), values, 0.0)
 
 
-def _keep_inactive(
+def keep_inactive(
     active: torch.Tensor | None, new: Sequence[torch.Tensor], old: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
+    """Return new values [K, ...], with the old ones for inactive clients."""
     if active is None:
         return list(new)
-    return [torch.where(_broadcast(active, n), n, o) for n, o in zip(new, old, strict=True)]
+    return [torch.where(broadcast(active, n), n, o) for n, o in zip(new, old, strict=True)]

@@ -6,10 +6,33 @@ work, that would send raw samples without ``unsafe = true``, or that would have 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fedblend.core.engine import client_parts
-from fedblend.experiment.fields import Method, Policy, Train
+from fedblend.core.errors import did_you_mean
+from fedblend.experiment.fields import Method, Policy, Train, Validation
+
+
+def check_metrics(
+    metrics: Sequence[Any], validation: Validation, target: float | None, target_metric: str, stops: bool
+) -> None:
+    """Metrics must have different names, and those that are named must be recorded."""
+    labels = [metric.label for metric in metrics]
+    for i, label in enumerate(labels):
+        if label in ("loss", "accuracy", *labels[:i]):
+            raise ValueError(f"metrics[{i}]: '{label}' is recorded already; leave it out, or give it another title")
+    valid = ["accuracy", "loss", *labels]
+    for field, name in (("target_metric", target_metric), ("validation.metric", validation.metric)):
+        if name is not None and name not in valid:
+            raise ValueError(
+                f"{field}: '{name}' is not recorded{did_you_mean(name, valid)}; valid: {', '.join(valid)}, or another "
+                "metric that `metrics` lists"
+            )
+    if target is not None and target_metric == "accuracy" and not 0 <= target <= 1:
+        raise ValueError(f"target: {target:g} is not valid: an accuracy is a share, from 0 to 1")
+    if stops and target is None:
+        raise ValueError("stop_at_target: true, but there is no target to reach; give target")
 
 
 def check_uploads(method: Method, protection: Any, adversary: Any) -> None:
@@ -155,6 +178,40 @@ def check_sums(method: Method) -> None:
         )
 
 
+def check_training(method: Method, train: Train, protection: Any) -> None:
+    """Fields of ``[train]`` must fit the optimiser, and objectives and protections its steps."""
+    optimizer, default = train.optimizer, Train.model_fields["lr_decay"].default
+    if train.schedule is not None:
+        if train.lr_decay not in (1.0, default):
+            raise ValueError(f"train.lr_decay: {train.lr_decay:g} and train.schedule are both given; give one of them")
+        if train.schedule.needs_length:
+            raise ValueError(f"train.schedule.length: must be given for '{train.schedule.name}' over rounds")
+    if train.momentum and not optimizer.is_sgd:
+        raise ValueError(
+            f"train.momentum: {train.momentum:g} is of SGD, but train.optimizer is '{optimizer.name}'; valid: 0"
+        )
+    if train.weight_decay and not optimizer.state_keys:
+        raise ValueError(
+            f"train.weight_decay: {train.weight_decay:g}: give it in the options of train.optimizer "
+            f"'{optimizer.name}'; valid: 0"
+        )
+    if train.optimizer_state == "keep" and not train.state_keys:
+        raise ValueError(
+            f"train.optimizer_state: 'keep', but the optimizer '{optimizer.name}' has no state here that clients keep; "
+            "valid: reset, or SGD with momentum, adam or adamw"
+        )
+    if train.accumulate > 1 and len(method.objective.phases()) > 1:
+        raise ValueError(
+            f"train.accumulate: {train.accumulate}: '{method.objective.name}' in method.objective makes several steps "
+            "for each batch; valid: 1"
+        )
+    if getattr(protection, "on", None) == "gradients" and not train.optimizer.is_sgd:
+        raise ValueError(
+            "protection.on: 'gradients' is noise in units of the learning rate, by which SGD multiplies gradients, but "
+            f"train.optimizer is '{train.optimizer.name}'; valid: another `on`, or sgd"
+        )
+
+
 def check_client_parts(method: Method, train: Train, channel: Any, protection: Any, adversary: Any) -> None:
     """Parts that keep something at clients: what they need of other fields, and what covers models only."""
     for slot, part in client_parts(method).items():
@@ -182,7 +239,18 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
                     f"{field}: '{rule.name}' changes models only, but '{part.name}' in {where} sends more beside them; "
                     "valid: none"
                 )
+    plain = train.optimizer.is_sgd and not train.schedule_in_round and train.accumulate == 1
+    if method.aggregator.counts_steps and not (plain and train.optimizer_state == "reset"):
+        raise ValueError(
+            f"method.aggregator: '{method.aggregator.name}' computes how far the steps of plain SGD, or SGD with "
+            "momentum, move a client; valid: train.optimizer sgd with its state reset, no schedule_in_round, accumulate 1"
+        )
     personal, step = method.personal, method.server_step
+    if personal.own_steps(1) is not None and train.accumulate > 1:
+        raise ValueError(
+            f"train.accumulate: {train.accumulate}: '{personal.name}' changes its layers within an epoch, and a group "
+            "of batches would be for both; valid: 1"
+        )
     if personal.keeps and not (method.upload.is_model and method.upload.trains):
         raise ValueError(
             f"method.personal: '{personal.name}' trains beside a global model, but method.upload "

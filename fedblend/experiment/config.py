@@ -13,9 +13,19 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.paths import absolute
-from fedblend.core.registry import Count, Float, Fraction, Int, NonNegative, Positive
+from fedblend.core.registry import Count, Float, Int, NonNegative, Positive
 from fedblend.experiment import checks
-from fedblend.experiment.fields import Arrival, FrozenTable, Method, Policy, Train, field_of_part, parts_field
+from fedblend.experiment.fields import (
+    Arrival,
+    FrozenTable,
+    Method,
+    Policy,
+    Train,
+    Validation,
+    by_path,
+    field_of_part,
+    parts_field,
+)
 
 
 def _run_folder(given: Any) -> Any:
@@ -56,8 +66,18 @@ class Experiment(FrozenTable):
     """Fixed compute time per round in seconds, in the time of a run, which also includes the channel's time (default:
     the measured time).
     """
-    target: Fraction | None = None
-    """Test accuracy (a share, not per cent) for "rounds to reach" in tables; it does not stop a run."""
+    metrics: parts_field("metric", "metrics", by_path("torchmetrics", "torchmetrics", ("title", "better"))) = ()  # type: ignore[valid-type]
+    """Metrics that are recorded beside loss and accuracy, over all samples, by class and over clients: a list."""
+    validation: Validation = Validation()
+    """Samples for validation, on which the best round is chosen."""
+    target: Float | None = None
+    """Value of `target_metric` for "rounds to reach" in tables, on the validation samples where there are some, else on
+    the test samples; an accuracy is a share, not per cent.
+    """
+    target_metric: str = "accuracy"
+    """Metric of `target`: accuracy, loss, or the name of one of `metrics`."""
+    stop_at_target: bool = False
+    """Whether a run ends after the first evaluated round that reaches `target`."""
     unsafe: bool = False
     """Allow methods that send raw samples, as upper bounds."""
     data: field_of_part("dataset", "data")  # type: ignore[valid-type]
@@ -142,7 +162,19 @@ class Experiment(FrozenTable):
         checks.check_raw_samples(method, self.policy, self.unsafe)
         checks.check_sharing(method, self.channel)
         checks.check_sums(method)
+        checks.check_training(method, self.train, self.protection)
         checks.check_client_parts(method, self.train, self.channel, self.protection, self.adversary)
+        checks.check_metrics(self.metrics, self.validation, self.target, self.target_metric, self.stop_at_target)
+        if self.evaluate_model == "each" and self.validation.server:
+            raise ValueError(
+                "validation.server: evaluate_model 'each' tests each client's own model on samples of its own; valid: "
+                "validation.clients"
+            )
+        if self.holdout + self.validation.clients >= 1:
+            raise ValueError(
+                f"validation.clients: {self.validation.clients:g} and holdout: {self.holdout:g} leave no samples to "
+                "train on; valid: below 1 together"
+            )
         if self.min_uploads > self.train.cohort:
             raise ValueError(
                 f"min_uploads: {self.min_uploads} is more than train.cohort: {self.train.cohort}; "
@@ -163,7 +195,13 @@ class Experiment(FrozenTable):
             raise FedblendError(registry.explain(error)) from None
 
 
-TABLES: dict[str, type[BaseModel]] = {"train": Train, "method": Method, "policy": Policy, "arrival": Arrival}
+TABLES: dict[str, type[BaseModel]] = {
+    "train": Train,
+    "method": Method,
+    "validation": Validation,
+    "policy": Policy,
+    "arrival": Arrival,
+}
 """Fields of an experiment that are tables of their own."""
 
 OLD_NAMES = {

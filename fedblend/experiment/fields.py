@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
@@ -21,20 +21,23 @@ class FrozenTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-def field_of_part(kind: str, where: str = "") -> Any:
+def field_of_part(kind: str, where: str = "", before: Callable[[Any], Any] = lambda spec: spec) -> Any:
     """The type of a field that holds a part of ``kind``, given by its name, as a table, or as an object.
 
-    ``where`` is the field's path in a file (default: ``kind``).
+    ``where`` is the field's path in a file (default: ``kind``); ``before`` rewrites what is given.
     """
 
     def read(spec: Any) -> Any:
-        return registry.build(kind, spec, where or kind)
+        return registry.build(kind, before(spec), where or kind)
 
     return Annotated[Any, BeforeValidator(read), PlainSerializer(registry.dump), WithJsonSchema({"part": kind})]
 
 
-def parts_field(kind: str, where: str) -> Any:
-    """The type of a field that holds a list of parts of ``kind``; one alone may be given without a list."""
+def parts_field(kind: str, where: str, before: Callable[[Any], Any] = lambda spec: spec) -> Any:
+    """The type of a field that holds a list of parts of ``kind``; one alone may be given without a list.
+
+    ``before`` rewrites what is given for one part.
+    """
 
     def read(specs: Any) -> tuple[Any, ...]:
         specs = [specs] if isinstance(specs, (str, Mapping)) else specs
@@ -42,7 +45,7 @@ def parts_field(kind: str, where: str) -> Any:
             raise FedblendError(
                 f"{where}: {brief(specs)} is not valid: write a list of {kind}s, each a name or a table"
             )
-        return tuple(registry.build(kind, spec, f"{where}[{i}]") for i, spec in enumerate(specs))
+        return tuple(registry.build(kind, before(spec), f"{where}[{i}]") for i, spec in enumerate(specs))
 
     return Annotated[
         tuple[Any, ...],
@@ -52,35 +55,81 @@ def parts_field(kind: str, where: str) -> Any:
     ]
 
 
+def by_path(package: str, part: str, own: Collection[str] = ()) -> Callable[[Any], Any]:
+    """A rewriting of a name that is a path in ``package``, with its options, as the part that takes path and options.
+
+    ``own`` are the options of the part itself.
+
+    >>> by_path("torchmetrics", "torchmetrics")({"name": "torchmetrics.a:B", "k": 2})
+    {'name': 'torchmetrics', 'path': 'torchmetrics.a:B', 'options': {'k': 2}}
+    """
+
+    def rewrite(spec: Any) -> Any:
+        fields = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
+        name = fields.pop("name", None)
+        if not isinstance(name, str) or not name.startswith((f"{package}.", f"{package}:")):
+            return spec
+        kept = {key: fields.pop(key) for key in own if key in fields}
+        return {"name": part, "path": name, "options": fields, **kept}
+
+    return rewrite
+
+
 class Train(FrozenTable):
-    """Local training: SGD at lr * lr_decay^round; FedMix's settings by default (appendix B)."""
+    """Local training: SGD at lr * lr_decay^round by default, with FedMix's settings (appendix B)."""
 
     cohort: Count = 10
     """Clients that are drawn for each round, of those that hold samples."""
     epochs: Count = 2
     """Passes over a client's samples in a round."""
     steps: Count | None = None
-    """Steps in a round, instead of epochs, on samples drawn with replacement (Mix2FLD: 6,400 steps of one sample)."""
+    """Batches in a round, instead of epochs, of samples drawn with replacement (Mix2FLD: 6,400 of one sample)."""
     batch_size: Count = 10
-    """Samples in a step; a client's last, smaller batch is used too."""
+    """Samples in a batch; a client's last, smaller batch is used too."""
+    accumulate: Count = 1
+    """Batches of one epoch whose gradients make one step, as a batch with the samples of all of them would."""
     lr: Positive = 0.01
     """Learning rate in the first round."""
     lr_decay: Annotated[Float, Field(gt=0, le=1)] = 0.999
-    """Factor by which the learning rate is multiplied after every round."""
+    """Factor by which the learning rate is multiplied after every round; not used with a `schedule`."""
+    schedule: field_of_part("schedule", "train.schedule") | None = None  # type: ignore[valid-type]
+    """Schedule of the learning rate over rounds, in place of `lr_decay`."""
+    schedule_in_round: field_of_part("schedule", "train.schedule_in_round") | None = None  # type: ignore[valid-type]
+    """Schedule of the learning rate over the steps of a client's round, which begins anew in each round."""
+    optimizer: field_of_part("optimizer", "train.optimizer", by_path("torch.optim", "torch")) = Field(  # type: ignore[valid-type]
+        default="sgd", validate_default=True
+    )
+    """Optimiser of the clients."""
+    optimizer_state: Literal["reset", "keep"] = "reset"
+    """State of the optimiser, such as momentum: each client begins with none in each round, or keeps its own from round
+    to round. Personal models begin with none.
+    """
     momentum: Annotated[Float, Field(ge=0, lt=1)] = 0.0
-    """Momentum of SGD; it starts from zero in every round."""
+    """Momentum of SGD."""
     weight_decay: NonNegative = 0.0
-    """L2 penalty of SGD: weight_decay times the weights is added to each gradient."""
+    """L2 penalty: weight_decay times the weights is added to each gradient; AdamW shrinks the weights instead."""
     clip_norm: Positive | None = None
     """Largest norm of a step's gradient; a larger gradient is scaled down to it (default: no clipping)."""
 
-    def steps_of(self, samples: int) -> int:
-        """Steps in a round of a client with ``samples`` samples."""
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """Names of what the optimiser keeps for each parameter; none for SGD without momentum."""
+        keys: tuple[str, ...] = self.optimizer.state_keys
+        return () if self.optimizer.is_sgd and not self.momentum else keys
+
+    def batches_of(self, samples: int) -> int:
+        """Batches in a round of a client with ``samples`` samples."""
         return (self.steps or self.epochs * -(-samples // self.batch_size)) if samples else 0
 
     def lr_in(self, round: int) -> float:
-        """The learning rate of a round, counted from 0."""
-        return self.lr * self.lr_decay**round
+        """The learning rate of a round, counted from 0; of its first step, where it changes within the round."""
+        factor: float = self.lr_decay**round if self.schedule is None else self.schedule.factor(round)
+        return self.lr * factor
+
+    def factors(self, steps: int) -> list[float] | None:
+        """The factors of the learning rate in a round's ``steps``; ``None`` where it does not change."""
+        schedule = self.schedule_in_round
+        return None if schedule is None else [schedule.factor(step, steps) for step in range(steps)]
 
 
 class Method(FrozenTable):
@@ -145,6 +194,24 @@ class Policy(FrozenTable):
 
     min_mean: Count = 2
     """Fewest samples in a mean that a client sends; 1 only with `unsafe`."""
+
+
+class Validation(FrozenTable):
+    """Training samples that are kept for validation, so that nothing is chosen on the test samples."""
+
+    server: Annotated[Float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training samples that the server keeps for validation, at random; no client holds them."""
+    clients: Annotated[Float, Field(ge=0, lt=1)] = 0.0
+    """Share of each client's samples that it keeps for validation, besides those of `holdout`."""
+    metric: str | None = None
+    """Metric by which the best round is chosen: accuracy, loss, or the name of one of `metrics`; on the server's
+    samples where it has some, else on the clients' (default: accuracy, in regression loss).
+    """
+
+    @property
+    def active(self) -> bool:
+        """Whether there are samples for validation."""
+        return bool(self.server or self.clients)
 
 
 class Arrival(FrozenTable):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 from fedblend.core import registry
 from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import TABLES, Experiment
-from fedblend.experiment.fields import Method
+from fedblend.experiment.fields import Method, Train
 from fedblend.experiment.index import Entry, Index, Option
 
 TABLE_CLASSES: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
@@ -100,11 +100,12 @@ def descriptions(cls: type) -> dict[str, str]:
 def field_paths() -> dict[str, str]:
     """The path in a file of the field that names a part: kind -> path."""
     found: dict[str, str] = {}
-    for cls, before in ((Experiment, ""), (Method, "method.")):
+    for cls, before in ((Experiment, ""), (Train, "train."), (Method, "method.")):
         for name, field in cls.model_json_schema()["properties"].items():
-            kind = field.get("items", field).get("part")
+            alternatives = (field.get("items", field), *field.get("anyOf", ()))
+            kind = next((one["part"] for one in alternatives if "part" in one), "")
             if kind:
-                found[kind] = before + name
+                found.setdefault(kind, before + name)
     return found
 
 

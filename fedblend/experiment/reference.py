@@ -88,8 +88,8 @@ removes a field whose default is "not given". `--seeds 0,1` replaces the seeds.
 UNITS = """\
 ## Units
 
-- **Shares and probabilities** are numbers from 0 to 1 in files, in Python and in `metrics.jsonl`. So is `target`, an
-  accuracy. Tables and reports show accuracies in per cent.
+- **Shares and probabilities** are numbers from 0 to 1 in files, in Python and in `metrics.jsonl`. So is a `target`
+  of the accuracy. Tables and reports show accuracies in per cent.
 - **Rounds** are counted from 1; round 0 in a run's record is the untrained model.
 - **Loss** is a mean over samples of the cross-entropy in nats, or in regression of the squared error summed over the
   outputs.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedblend.core.dataset import Dataset
+from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, require_memory
 from fedblend.core.objective import Task
 from fedblend.core.random import lent_generator
@@ -20,13 +20,7 @@ from fedblend.experiment.config import Experiment
 def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     """Load the data (unless given), partition them, fit the scale and build the model with its initial weights."""
     data = data or experiment.data.load()
-    population = prepare(
-        experiment.partition,
-        data,
-        experiment.seed,
-        fraction=experiment.fraction,
-        holdout=experiment.holdout,
-    )
+    population = split(experiment, data)
     scale = experiment.scale.fit(data)
     task = Task(data.task, data.outputs)
     experiment.method.upload.require_possible(task)
@@ -38,6 +32,20 @@ def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     if features := experiment.method.upload.features(model, sample):
         task = replace(task, features=features)
     return Setup(experiment, data, population, scale, model, task)
+
+
+def split(experiment: Experiment, data: Dataset) -> Population:
+    """Divide the training half of ``data`` among the experiment's clients."""
+    validation = experiment.validation
+    return prepare(
+        experiment.partition,
+        data,
+        experiment.seed,
+        experiment.fraction,
+        experiment.holdout,
+        validation.clients,
+        validation.server,
+    )
 
 
 def require_model_memory(experiment: Experiment, shape: tuple[int, ...], outputs: int) -> None:

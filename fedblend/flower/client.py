@@ -32,7 +32,7 @@ app = ClientApp()
 
 
 HELLO, UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "hello", "upload", "sharing", "answers", "scores", "keys"
-EXTRAS, LOSS = "extras", "loss"
+EXTRAS, LOSS, METRICS = "extras", "loss", "metrics"
 ONCE = (UPLOAD, SHARING, ANSWERS, KEYS)
 """What a site gives once in a round of a run; of answers and keys, once for each question and stage."""
 
@@ -47,7 +47,9 @@ def hello(message: Message, context: Context) -> Message:
         if site.data is not None:
             engine = engine_for(site, client, {**fields, "round": 0}, context, HELLO)
             check_experiment(site, engine.setup.experiment)
-            reply_fields |= {"samples": int(engine.setup.population.sizes[client]), "holds_out": _held(engine, client)}
+            population = engine.setup.population
+            reply_fields |= {"samples": int(population.sizes[client])}
+            reply_fields |= {"holds_out": len(population.held_order), "validates": len(population.validation_order)}
     except Exception as error:
         reply_fields = {"fault": reply_text(error)}
     return Message(pack(reply_fields), reply_to=message)
@@ -94,8 +96,8 @@ def _check(task: ClientTask, once: ReplayGuard, what: str) -> None:
     check_kind(task.site, once.kind, once.audit, what == UPLOAD)
     check_noise(task.site, what, task.setup.experiment)
     if what == SCORES and once.part:
-        held, _, samples = once.part.partition(" ")
-        check_held(task.site, once.audit, int(held), samples)
+        held, validated, samples = once.part.split(" ")
+        check_held(task.site, once.audit, (int(held), int(validated)), samples)
     if what in ONCE:
         once.check(what, what == UPLOAD)
 
@@ -117,6 +119,8 @@ def _record(task: ClientTask, once: ReplayGuard, what: str, reply_fields: dict[s
         sent(EXTRAS, extras)
     if LOSS in reply_fields:
         sent(LOSS, {LOSS: torch.tensor(reply_fields[LOSS], dtype=torch.float64)})
+    if METRICS in reply_fields:
+        sent(METRICS, {name: torch.tensor(v, dtype=torch.float64) for name, v in reply_fields[METRICS].items()})
     if leaving or reply_fields.get("right") is not None:
         sent(once.kind, payload, what == UPLOAD, once.part)
 
@@ -124,14 +128,16 @@ def _record(task: ClientTask, once: ReplayGuard, what: str, reply_fields: dict[s
 def part_of(task: ClientTask, what: str, do: Work, fields: dict[str, Any], tensors: Tensors) -> str:
     """Return which one of several payloads of a kind is requested: of answers the question, of keys the stage.
 
-    Of scores it is the number of held-out samples, and a digest of all samples of a site with data of its own.
+    Of scores it is the numbers of samples that are held out and kept for validation, and a digest of all samples of a
+    site with data of its own.
     """
     if what == ANSWERS:
         return brief(sorted(tensors))
     if what == KEYS:
         return f"{do.__name__} of {brief(fields.get('quantity'))}"
-    if what == SCORES and task.site.data is not None and fields.get("held"):
-        return f"{_held(task.engine, task.client)} {samples_digest(task.engine)}"
+    if what == SCORES and task.site.data is not None and fields.get("split") != "test":
+        population = task.setup.population
+        return f"{len(population.held_order)} {len(population.validation_order)} {samples_digest(task.engine)}"
     return ""
 
 
@@ -187,10 +193,6 @@ def engine_of(site: Site, client: int, experiment: str, server_setup: str) -> Lo
 def plain(reply_fields: dict[str, Any]) -> dict[str, Any]:
     """Return message fields that JSON can hold: a loss that is not finite becomes ``None``."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in reply_fields.items()}
-
-
-def _held(engine: LoopEngine, client: int) -> int:
-    return len(engine.setup.population.held(client))
 
 
 ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work], ...] = (

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from fedblend.core.aggregator import WeightedUpload
+from fedblend.core.dataset import ClientSplit, Split
 from fedblend.core.engine import (
     ClientUpdate,
     CohortResult,
@@ -32,7 +32,7 @@ from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop import LoopEngine
 from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mismatched, to_record
-from fedblend.flower.scoring import score_held, score_own
+from fedblend.flower.scoring import LARGEST, score_at_sites, score_own
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masks import sent_beside, sum_digest
 from fedblend.flower.secure_aggregation.server import MaskedSum, sum_shared_means
@@ -51,10 +51,6 @@ PARTS = "parts/kept"
 
 EXTRAS = "extras/"
 """Prefix of what parts send beside the model."""
-
-
-LARGEST = sys.float_info.max
-"""Upper bound of a loss; JSON also has whole numbers that no float holds."""
 
 
 class FlowerEngine:
@@ -237,29 +233,39 @@ class FlowerEngine:
             raise FedblendError(f"round {round + 1}: no site answers the server step ({_in_one_line(faults)})")
         yield from ((client, payload) for client, payload in payloads.items() if client not in faults)
 
-    def score(self, weights: Tensors, held: bool = False) -> Scores:
-        """Score the server's test samples here, and held-out samples and clients' own weights at the sites."""
+    def score(self, weights: Tensors, split: Split = "test") -> Scores:
+        """Score the server's samples here, and samples that clients keep and clients' own weights at the sites."""
         own = str(int(weights[MARK])) if set(weights) == {MARK} else None
-        if held and own is not None:
+        if own is not None and (split != "test" or self.setup.experiment.metrics):
             raise FedblendError(
-                "evaluate_model: a device's model cannot be tested at other clients; valid: holdout = 0"
+                "evaluate_model: a device's model stays at its site, which sends its scores on test samples only; "
+                "valid: no holdout, no validation and no metrics"
             )
-        if held:
-            return score_held(self.sites, self.setup.population, self.setup.shared(weights))
+        if split in ("holdout", "validation"):
+            return self._score_at_sites(weights, split)
         if own is None:
-            return self.inner.score(weights)
+            return self.inner.score(weights, split)
         return score_own(self.sites, reference_device(self.setup), own, len(self.setup.data.test))
 
-    def score_each(self, weights: Tensors, models: Mapping[int, Tensors]) -> Scores:
-        """Score each client's own model at its site, on the samples that it holds out."""
-        if not len(self.setup.population.held_order):
+    def score_each(self, weights: Tensors, models: Mapping[int, Tensors], split: ClientSplit) -> Scores:
+        """Score each client's own model at its site, on the samples that it holds out or keeps for validation."""
+        if split not in ("holdout", "validation"):
             raise FedblendError(
                 "evaluate_model: 'each' tests each site's own model on samples that the site holds out; valid over "
                 "Flower with holdout (such as 0.2)"
             )
         field = "personal" if self.setup.experiment.method.personal.keeps else "own"
         own = {client: {field: str(int(table[MARK]))} for client, table in models.items()}
-        return score_held(self.sites, self.setup.population, self.setup.shared(weights), own)
+        return self._score_at_sites(weights, split, own)
+
+    def _score_at_sites(
+        self,
+        weights: Tensors,
+        split: Literal["holdout", "validation"],
+        own: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> Scores:
+        names = [metric.label for metric in self.setup.experiment.metrics]
+        return score_at_sites(self.sites, self.setup.population, self.setup.shared(weights), split, names, own)
 
     def server_model(self) -> nn.Module:
         """Return a module for functional calls with any weights, in evaluation mode, for the server step."""

@@ -26,19 +26,24 @@ OWN_DATA_ONLY = ("arrival", "fraction")
 """Fields of these that a site without data of its own accepts: it trains on the experiment's data, for trials."""
 
 MOST_HELD_OUT = 0.5
-"""Largest ``holdout`` that sites with data of their own accept: a server that leaves few samples can rebuild them."""
+"""Largest sum of ``holdout`` and ``validation.clients`` that sites with data of their own accept: a server that leaves
+few samples can rebuild them.
+"""
 
 AT_SITES = (
     *("name", "seed", "rounds", "unsafe", "data", "scale", "partition", "holdout", "model", "precision", "protection"),
+    *("metrics", "validation.clients", "validation.server"),
     *("evaluate_model", "policy.min_mean", "method.name", "method.label", "method.sharing", "method.objective"),
     *("method.terms", "method.personal", "method.upload", "method.stateful_clients", "method.aggregator"),
     *("method.server_step", "train.cohort", "train.epochs", "train.steps", "train.batch_size", "train.lr"),
-    *("train.lr_decay", "train.momentum", "train.weight_decay", "train.clip_norm"),
+    *("train.lr_decay", "train.momentum", "train.weight_decay", "train.clip_norm", "train.accumulate"),
+    *("train.schedule", "train.schedule_in_round", "train.optimizer", "train.optimizer_state"),
 )
 """Fields that sites follow, within what their site files allow."""
 
 AT_SERVER = (
     *("eval_every", "convergence_tol", "compute_seconds", "target", "start", "delta", "min_uploads"),
+    *("target_metric", "stop_at_target", "validation.metric"),
     *("checkpoint_every", "callbacks", "engine", "stack", "ranks", "memory_format", "device", "cuda_graphs"),
 )
 """Fields that sites do not read: the server's own work, and how a simulation computes."""
@@ -68,10 +73,11 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
         return
     for field, reason in simulated_fields(experiment, site.data is not None).items():
         raise RefusedByPolicy(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
-    if site.data is not None and experiment.holdout > MOST_HELD_OUT:
+    kept = experiment.holdout + experiment.validation.clients
+    if site.data is not None and kept > MOST_HELD_OUT:
+        field = "holdout and validation.clients" if experiment.validation.clients else "holdout"
         raise RefusedByPolicy(
-            f"holdout: {experiment.holdout:g}: real sites train on half of their samples or more; valid: 0 to "
-            f"{MOST_HELD_OUT:g}"
+            f"{field}: {kept:g}: real sites train on half of their samples or more; valid: 0 to {MOST_HELD_OUT:g}"
         )
 
 
@@ -119,13 +125,24 @@ def check_training(experiment: Experiment, round: int) -> None:
         raise RefusedByPolicy(f"this experiment's clients do not train in round {round + 1} of {experiment.rounds}")
 
 
-def check_held(site: Site, record: AuditLog, held: int, samples: str) -> None:
-    """Raise :class:`RefusedByPolicy` if scores of other held-out samples than before reveal single ones.
+def check_held(site: Site, record: AuditLog, kept: tuple[int, int], samples: str) -> None:
+    """Raise :class:`RefusedByPolicy` if scores of other samples than before reveal single ones.
 
-    Of two sets of held-out samples the smaller is part of the larger. The difference of their scores is the score of
-    the samples that are in one of them only. ``samples`` is a digest of all samples of the site.
+    ``kept`` are the numbers of samples that are held out, and kept for validation. Of two sets of held-out samples the
+    smaller is part of the larger. The difference of their scores is the score of the samples that are in one of them
+    only. Sets for validation are not parts of each other, so that there is one. ``samples`` is a digest of all samples
+    of the site.
     """
-    for before in (int(part.partition(" ")[0]) for part in record.parts_sent("scores") if part.endswith(samples)):
+    held, validated = kept
+    for part in (part.split(" ") for part in record.parts_sent("scores") if part.endswith(samples)):
+        before, validated_before = int(part[0]), int(part[1])
+        if (validated and validated_before and validated != validated_before) or (
+            (validated or validated_before) and before != held
+        ):
+            raise RefusedByPolicy(
+                f"validation: it holds out {held} samples and keeps {validated} for validation, and {before} and "
+                f"{validated_before} earlier: scores of both would tell of samples that are in one set only"
+            )
         if 0 < abs(before - held) < site.min_mean:
             raise RefusedByPolicy(
                 f"holdout: it holds out {held} samples, and {before} earlier: the difference would tell of "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,13 +19,16 @@ from fedblend.flower.sites import ClientRequest, Sites
 
 log = logging.getLogger("flwr")
 
+LARGEST = sys.float_info.max
+"""Upper bound of a loss or a metric; JSON also has whole numbers that no float holds."""
+
 
 def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
     """Score the weights that a client kept in round ``kept``, on the experiment's ``samples`` test samples.
 
     Raises :class:`FedblendError` if the site sends no valid scores.
     """
-    reply = sites.exchange("evaluate", int(kept), {client: ClientRequest({"own": kept, "held": False})})[client]
+    reply = sites.exchange("evaluate", int(kept), {client: ClientRequest({"own": kept, "split": "test"})})[client]
     loss, right = reply.tensors.get("loss", torch.empty(0)), reply.tensors.get("right")
     valid = loss.shape == (samples,) and (right is None or right.shape == loss.shape)
     if reply.fault is not None or not valid:
@@ -33,30 +37,54 @@ def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
     return Scores(loss.numpy(), None if right is None else right.numpy().astype(bool), np.arange(samples))
 
 
-def score_held(
-    sites: Sites, population: Population, weights: Tensors, own: Mapping[int, Mapping[str, str]] | None = None
+def score_at_sites(
+    sites: Sites,
+    population: Population,
+    weights: Tensors,
+    split: Literal["holdout", "validation"],
+    names: Sequence[str],
+    own: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Scores:
-    """Score weights on the test samples that clients hold out, as the numbers of right samples that sites send.
+    """Score weights on the samples that clients hold out, or keep for validation.
 
-    ``own`` are by client the fields that name what a client's own model consists of, in place of these weights.
-    Clients without a valid reply are left out, with a warning. Raises :class:`FedblendError` if no client remains.
+    Sites send the number of right samples and, where their files allow it, the metrics ``names``: no outputs and no
+    results of single samples. ``own`` are by client the fields that name what a client's own model consists of, in
+    place of these weights. Clients without a valid reply are left out, with a warning. Raises :class:`FedblendError` if
+    no client remains.
     """
-    clients = np.unique(population.owners(held=True)).tolist()
-    record, own = to_record(add_prefix("weights/", weights)), own or {}
-    fields: dict[str, Any] = {"own": None, "held": True, "personal": None}
+    field = "holdout" if split == "holdout" else "validation.clients"
+    number, own = np.bincount(population.owners(split), minlength=len(population)), own or {}
+    record = to_record(add_prefix("weights/", weights))
+    fields: dict[str, Any] = {"own": None, "split": split, "personal": None}
+    clients = np.flatnonzero(number).tolist()
     requests = {client: ClientRequest(fields | dict(own.get(client, {})), (record,)) for client in clients}
     replies = sites.exchange("evaluate", 0, requests)
     right: dict[int, np.ndarray] = {}
-    why = "no samples are held out"
+    at_clients: dict[int, dict[str, float]] = {}
+    samples: dict[int, int] = {}
+    why = "no client has such samples"
     for client, reply in replies.items():
-        held, count, stated = len(population.held(client)), reply.fields.get("right"), reply.fields.get("samples")
-        if reply.fault is None and stated == held and type(count) is int and 0 <= count <= held:
-            right[client] = np.arange(held) < count
+        kept, count, stated = int(number[client]), reply.fields.get("right"), reply.fields.get("samples")
+        metrics = _metrics_in(reply.fields.get("metrics"), names)
+        # In regression a site counts no right samples, and its loss is all that it sends.
+        if type(count) is int and 0 <= count <= kept and reply.fault is None and stated == kept:
+            samples[client], at_clients[client], right[client] = kept, metrics, np.arange(kept) < count
             continue
-        why = reply.fault or legible(f"it sent {count!r} right of {stated!r} samples, and holds out {held}")
+        if count is None and metrics and reply.fault is None and stated == kept:
+            samples[client], at_clients[client] = kept, metrics
+            continue
+        why = reply.fault or legible(f"it sent {count!r} right of {stated!r} samples, and has {kept} of them")
         log.warning("fedblend: client %s sent no valid scores: %s", client, why)
-    if not right:
-        raise FedblendError(f"holdout: no client sent valid scores; the last one: {why}")
-    owner = np.repeat(list(right), [len(flags) for flags in right.values()])
-    flags = np.concatenate(list(right.values()))
-    return Scores(np.full(len(flags), np.nan, np.float32), flags, owner=owner)
+    if not samples or 0 < len(right) < len(samples):
+        raise FedblendError(f"{field}: no client sent valid scores; the last one: {why}")
+    owner = np.repeat(list(samples), list(samples.values()))
+    flags = np.concatenate(list(right.values())) if right else None
+    return Scores(np.full(len(owner), np.nan, np.float32), flags, owner=owner, at_clients=at_clients)
+
+
+def _metrics_in(sent: Any, names: Sequence[str]) -> dict[str, float]:
+    """The finite numbers of the expected names in a site's reply."""
+    if not isinstance(sent, Mapping):
+        return {}
+    numbers = {name: sent.get(name) for name in ("loss", *names)}
+    return {name: float(v) for name, v in numbers.items() if isinstance(v, (int, float)) and -LARGEST < v < LARGEST}

@@ -93,18 +93,28 @@ def setup_of_sites(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]]) 
         )
     base = setup.base(setup.sizes(0))
     if base is not None:
-        own |= {_server_client(setup, hello_fields): {"samples": len(base[1]), "holds_out": 0}}
-    sizes, held = (
+        own |= {_server_client(setup, hello_fields): {"samples": len(base[1])}}
+    sizes, held, validation = (
         np.array([_sample_count(own, client, field) for client in range(len(setup.population))], np.int64)
-        for field in ("samples", "holds_out")
+        for field in ("samples", "holds_out", "validates")
     )
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    # The server only counts held-out samples; the owner of each follows from the offsets.
-    held_offsets = np.concatenate([[0], np.cumsum(held)]) if held.any() else None
-    rows = np.zeros(int(held.sum()), np.int64)
-    notes = {"rule": "each site's own data"}
-    population = Population(np.empty(0, np.int64), offsets, rows, held_offsets, notes=notes)
+    # The server only counts the samples at the sites; the owner of each follows from the offsets.
+    population = Population(
+        np.empty(0, np.int64),
+        np.concatenate([[0], np.cumsum(sizes)]),
+        *_counted(held),
+        validation_order=_counted(validation)[0],
+        validation_offsets=_counted(validation)[1],
+        server_order=setup.population.server_order,
+        notes={"rule": "each site's own data"},
+    )
     return replace(setup, population=population, own=base)
+
+
+def _counted(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return placeholders for samples at the sites, and the offsets of the clients; ``None`` where there are none."""
+    offsets = np.concatenate([[0], np.cumsum(numbers)]) if numbers.any() else None
+    return np.zeros(int(numbers.sum()), np.int64), offsets
 
 
 def _server_client(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]]) -> int:

@@ -29,23 +29,25 @@ from fedblend.core.setup import Setup
 from fedblend.data.partitions import prepare
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.experiment.config import Experiment
-from fedblend.experiment.fields import field_of_part
+from fedblend.experiment.fields import Validation, field_of_part
 from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import read_toml
 
 KINDS = (
     *("weights", "masked", "keys", "outputs", "prototypes", "means", "seeds", "raw", "shared", "answers", "scores"),
-    *("extras", "loss"),
+    *("extras", "loss", "metrics"),
 )
 """Kinds of payload that can leave a site, by the names under which their bytes are counted.
 
-``scores`` are numbers of right test samples. ``masked`` is a model or a mean of which the server learns only the sum
-with others. ``keys`` are the public keys and secret shares of masks. ``extras`` are what terms such as SCAFFOLD's send
-beside a model. ``loss`` is the mean loss in training; it leaves only beside models in clear without protection.
+``scores`` are numbers of right samples, of those that a site holds out or keeps for validation; ``metrics`` are the
+mean loss and the experiment's metrics on these samples. ``masked`` is a model or a mean of which the server learns only
+the sum with others. ``keys`` are the public keys and secret shares of masks. ``extras`` are what terms such as
+SCAFFOLD's send beside a model. ``loss`` is the mean loss in training; it leaves only beside models in clear without
+protection.
 """
 
 SAFE = ("weights", "masked", "keys", "outputs", "prototypes", "means", "answers", "scores", "extras", "loss")
-"""Kinds that a site allows by default: none that holds single samples."""
+"""Kinds that a site allows by default: none that holds single samples, and no metrics."""
 
 
 MOST_CLIENTS = 10**7
@@ -73,7 +75,7 @@ class Site(BaseModel):
     """This site's samples; default: its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
     """Kinds of payload that may leave: weights, masked, keys, outputs, prototypes, means, seeds, raw, shared, answers,
-    scores, extras, loss.
+    scores, extras, loss, metrics.
     """
     min_mean: Count = 2
     """Fewest samples that a shared mean, a label's mean output or a score may cover; for means the experiment's own
@@ -209,10 +211,14 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
             theirs = brief(server_setup[field])
             log.error("fedblend: data: this site's %s is %s, the federation's %s", field, value, theirs)
             raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states both")
-    one_client = experiment.model_copy(update={"partition": registry.build("partition", {"name": "iid", "clients": 1})})
+    # The server's validation samples are the server's own.
+    at_clients = Validation(clients=experiment.validation.clients)
+    one_client = experiment.model_copy(
+        update={"partition": registry.build("partition", {"name": "iid", "clients": 1}), "validation": at_clients}
+    )
     setup = make_setup(one_client, data)
     # Not by the experiment's seed: scores of sets that differ in a few samples would tell of these.
-    mine = prepare(one_client.partition, data, 0, holdout=experiment.holdout)
+    mine = prepare(one_client.partition, data, 0, holdout=experiment.holdout, validation=experiment.validation.clients)
     clients = server_setup["clients"]
     if type(clients) is not int or not client < clients <= MOST_CLIENTS:
         raise FedblendError(
@@ -220,9 +226,19 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
         )
     before, after = np.zeros(client + 1, np.int64), clients - client - 1
     offsets = np.concatenate([before, np.full(1 + after, len(mine.order))])
-    held = np.concatenate([before, np.full(1 + after, len(mine.held_order))]) if mine.held_offsets is not None else None
+    held, validates = (
+        None if has is None else np.concatenate([before, np.full(1 + after, len(order))])
+        for has, order in ((mine.held_offsets, mine.held_order), (mine.validation_offsets, mine.validation_order))
+    )
     # Samples stay in the order of the site's file, not in the order of the partition into one client.
-    population = Population(np.sort(mine.order), offsets, np.sort(mine.held_order), held)
+    population = Population(
+        np.sort(mine.order),
+        offsets,
+        np.sort(mine.held_order),
+        held,
+        validation_order=np.sort(mine.validation_order),
+        validation_offsets=validates,
+    )
     scale = scale_from(server_setup["scale"])
     return replace(setup, experiment=experiment, population=population, scale=scale)
 
@@ -262,6 +278,7 @@ SITE_FILE = """# What may leave this site, for every request of every server. fe
 #   raw       samples as they are               answers   replies to a server step, from this site's model
 #   scores    how many test samples are right   masked    a model or mean of which the server learns only a sum
 #   keys      keys and sealed shares of masks   extras    what terms such as SCAFFOLD's send beside a model
+#   metrics   loss and metrics of a model on samples that are held out or kept for validation
 #   loss      the mean loss in training, beside a model that is neither masked nor protected
 # Without "weights" this site's model leaves masked, or not at all.
 allow = {allow}

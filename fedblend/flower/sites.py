@@ -193,7 +193,7 @@ class Sites:
                 self._failed_hellos[node] += 1
                 self._queried.discard(node)
             log.warning("fedblend: node %s takes no part: %s", node, reply.fault)
-        elif not (is_sample_count(reply.fields.get("samples")) and is_sample_count(reply.fields.get("holds_out"))):
+        elif not all(is_sample_count(reply.fields.get(name)) for name in ("samples", "holds_out", "validates")):
             log.warning("fedblend: node %s takes no part: its number of samples is not valid", node)
         elif type(client) is not int or not 0 <= client < self.clients:
             log.warning("fedblend: node %s has partition-id %s; valid: 0 to %s", node, brief(client), self.clients - 1)

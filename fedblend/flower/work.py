@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
-from fedblend.core.engine import TrainTask, first_client_state, first_server_state
+from fedblend.core.engine import Scores, TrainTask, first_client_state, first_server_state
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.protection import Mechanism
 from fedblend.core.random import stream
@@ -223,7 +224,7 @@ def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> d
             )
         return kept
     spec = model_spec(task.setup, task.engine.model)
-    return first_client_state(method, spec, start)
+    return first_client_state(method, task.setup.experiment.train, spec, start)
 
 
 def protects(task: ClientTask) -> bool:
@@ -266,7 +267,15 @@ def respond(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Messa
 
 
 def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
-    """Return the number of held-out (or test) samples, the number of right ones, and their loss."""
+    """Return the scores of a model.
+
+    Of samples that the client holds out or keeps for validation: their number, the number of right ones, and the
+    experiment's metrics with the loss where the site file allows them. Of test samples, at a site without data of its
+    own: the loss of each, and whether it is right.
+    """
+    split = fields.get("split")
+    if split not in ("test", "holdout", "validation"):
+        raise FedblendError(f"split: {brief(split)} is not valid: test, holdout or validation")
     if fields["own"] is not None:
         weights = _kept(task, fields["own"])
         if weights is None:
@@ -278,22 +287,34 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
         if kept is None:
             raise FedblendError(f"it no longer has its own model of round {mark}; begin a new run")
         weights |= strip_prefix(task.setup.experiment.method.personal.keeps, kept)
-    if task.site.data is not None and not fields["held"]:
+    if task.site.data is not None and split == "test":
         raise RefusedByPolicy(
             "its test samples are its own, and what each of them says of a model stays here; valid: holdout"
         )
-    made = task.engine.score(weights, fields["held"])
-    if fields["held"]:
-        mine = task.setup.population.owners(held=True) == task.client
+    made = task.engine.score(weights, split)
+    if split != "test":
+        mine = task.setup.population.owners(split) == task.client
         if task.site.data is not None and 0 < mine.sum() < task.site.min_mean:
+            did = "holds out" if split == "holdout" else "keeps for validation"
             raise RefusedByPolicy(
-                f"it holds out {mine.sum()} samples, and tells of {task.site.min_mean} or more together (min_mean in "
-                "its file)"
+                f"it {did} {mine.sum()} samples, and tells of {task.site.min_mean} or more together "
+                "(min_mean in its file)"
             )
-        right = None if made.right is None else made.right[mine]
-        return {"right": None if right is None else int(right.sum()), "samples": int(mine.sum())}, {}
+        right = None if made.right is None else int(made.right[mine].sum())
+        reply_fields: dict[str, Any] = {"right": right, "samples": int(mine.sum())}
+        # No metrics and no loss leave unless the site's file names them.
+        return reply_fields | ({"metrics": _metrics(task, made, mine)} if "metrics" in task.site.allow else {}), {}
     found = {"loss": torch.from_numpy(made.loss)}
     return {}, found | ({} if made.right is None else {"right": torch.from_numpy(made.right)})
+
+
+def _metrics(task: ClientTask, made: Scores, mine: np.ndarray) -> dict[str, float]:
+    """Return the loss and the experiment's metrics on the client's own samples, those that are defined."""
+    found = {"loss": float(made.loss[mine].mean()) if mine.any() else math.nan}
+    if made.outputs is not None:
+        outputs, targets = made.outputs[mine], task.setup.data.train.y[made.samples[mine]]
+        found |= {metric.label: metric.overall(outputs, targets) for metric in task.setup.experiment.metrics}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _in_order(task: ClientTask, tensors: Tensors) -> dict[str, torch.Tensor]:

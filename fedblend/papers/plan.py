@@ -22,7 +22,7 @@ from fedblend.runs.groups import flatten
 NOT_RUN = ("engine", "stack", "ranks", "memory_format", "device", "checkpoint_every", "name", "seed")
 """Fields that do not distinguish runs: those that may change when a run resumes, its name, and the seed."""
 
-UNTRAINED = ("data", "partition", "fraction", "holdout", "method.sharing")
+UNTRAINED = ("data", "partition", "fraction", "holdout", "validation", "method.sharing")
 """Fields that matter where nothing is trained."""
 
 SLUG = 40

@@ -180,6 +180,10 @@ def _split(outcomes: Sequence[Outcome]) -> str:
         notes.append(f"after a fraction of {_field(outcomes, 'fraction')} was kept")
     if any(o.config.get("holdout") for o in outcomes):
         notes.append(f"besides a share of {_field(outcomes, 'holdout')} that is held out for testing")
+    places = {"clients": "of each client's samples", "server": "of the training samples, at the server,"}
+    for where, words in places.items():
+        if any(flatten(o.config).get(f"validation.{where}") for o in outcomes):
+            notes.append(f"besides a share of {_field(outcomes, f'validation.{where}')} {words} that is for validation")
     return text + (f" {' and '.join(notes)}" if notes else "") + "."
 
 
@@ -195,22 +199,39 @@ def _training(outcomes: Sequence[Outcome]) -> str:
     if len(idle) == len(outcomes):
         return f"No client trains. The server trains the model '{_field(outcomes, 'model.name')}'."
     one = field("cohort") == "1"
+    schedules = {str(flatten(o.config).get("train.schedule.name", "")) for o in outcomes}
+    rate = f"{field('lr')} times {field('lr_decay')}^round"
+    if schedules != {""}:
+        rate = f"{field('lr')} with the schedule {field('schedule.name')} over rounds"
+    names = dict.fromkeys(_optimizer(o.config) for o in outcomes)
     text = (
         f"{'Where clients train, in' if idle else 'In'} every round {field('cohort')} "
         f"{'client trains' if one else 'clients train'} the model "
         f"'{_field(outcomes, 'model.name')}' for {field('epochs')} local "
-        f"epoch{'' if field('epochs') == '1' else 's'} on batches of {field('batch_size')} by SGD at a learning rate "
-        f"of {field('lr')} times {field('lr_decay')}^round"
+        f"epoch{'' if field('epochs') == '1' else 's'} on batches of {field('batch_size')} by {' or '.join(names)} at "
+        f"a learning rate of {rate}"
     )
     extra = []
     for name, words in (
+        ("schedule_in_round.name", "within the round with the schedule"),
         ("momentum", "momentum"),
         ("weight_decay", "weight decay"),
         ("clip_norm", "gradients clipped to"),
     ):
         if any(flatten(o.config).get(f"train.{name}") for o in outcomes):
             extra.append(f"{words} {field(name)}")
+    if any(o.config["train"].get("accumulate", 1) > 1 for o in outcomes):
+        extra.append(f"gradients of {field('accumulate')} batches accumulated")
+    if any(o.config["train"].get("optimizer_state") == "keep" for o in outcomes):
+        extra.append("each client keeps its optimizer's state")
     return text + (f" ({', '.join(extra)})" if extra else "") + "."
+
+
+def _optimizer(config: Mapping[str, Any]) -> str:
+    """The name of the clients' optimiser; runs before there was a choice have SGD."""
+    optimizer = config["train"].get("optimizer", {})
+    names = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+    return names.get(optimizer.get("name", "sgd"), str(optimizer.get("path", optimizer.get("name"))))
 
 
 def _evaluated_model(config: Mapping[str, Any]) -> str:

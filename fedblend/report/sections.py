@@ -45,7 +45,8 @@ class DatasetSection:
     @property
     def targets(self) -> list[float]:
         """The target accuracies of the methods."""
-        return list(dict.fromkeys(g.config["target"] for g in self.groups if g.config.get("target") is not None))
+        configs = [g.config for g in self.groups if g.config.get("target_metric", "accuracy") == "accuracy"]
+        return list(dict.fromkeys(config["target"] for config in configs if config.get("target") is not None))
 
 
 def dataset_sections(runs: Sequence[RunDirectory]) -> list[DatasetSection]:
@@ -65,7 +66,7 @@ def dataset_sections(runs: Sequence[RunDirectory]) -> list[DatasetSection]:
 MAX_SPLITS = 4
 """Largest number of splits in a section; of more, the first are drawn."""
 
-SPLIT_FIELDS = ("data", "partition", "fraction", "holdout")
+SPLIT_FIELDS = ("data", "partition", "fraction", "holdout", "validation")
 """Fields of an experiment that, with the seed, determine its split."""
 
 

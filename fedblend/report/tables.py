@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from fedblend.runs.summary import (
     rows_of,
     score,
     status,
+    target_text,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def method_rows(table: pd.DataFrame) -> list[MethodRow]:
 
 
 def _without_scores_if_failed(row: MethodRow) -> MethodRow:
-    return row | dict.fromkeys(("final", "last", "best"), math.nan) if row["failed"] else row
+    return row | dict.fromkeys(("final", "last", "best", "chosen"), math.nan) if row["failed"] else row
 
 
 def best_rows(rows: Sequence[MethodRow], text: CellText, value: CellValue, sign: int) -> set[int]:
@@ -104,6 +105,41 @@ def _last_evaluations(rows: Sequence[MethodRow]) -> tuple[str, CellText]:
         return f"{mean} (n = {averaged(row)})" if len(counts) > 1 and not math.isnan(row["last"]) else mean
 
     return f"mean of last {next(iter(counts)) if len(counts) == 1 else 'n'}", text
+
+
+def _chosen_columns(rows: Sequence[MethodRow]) -> list[Column]:
+    """The test score in the round that was best on validation; empty where no run has samples for validation."""
+    if all(math.isnan(row["chosen"]) for row in rows):
+        return []
+
+    def text(row: MethodRow) -> str:
+        if math.isnan(row["chosen"]):
+            return NOTHING
+        rounds = plus_minus(row["chosen_round"], digits=0 if len(row["chosen_by_seed"]) == 1 else 1)
+        return f"{score(row['measure'], row['chosen'], row['chosen_std'])} (round {rounds})"
+
+    why = "on the test samples, in the round that was best on the validation samples (the mean round over seeds)"
+    sign = 1 if _measure_of(rows) == "accuracy" else -1
+    return [Column("best on validation", text, lambda row: row["chosen"], sign, why)]
+
+
+def _metric_columns(rows: Sequence[MethodRow]) -> list[Column]:
+    """The final values of the experiment's metrics."""
+    names = dict.fromkeys(name.removeprefix("metric.") for row in rows for name in row if name.startswith("metric."))
+    means = [name for name in names if not (name.endswith("_std") and name.removesuffix("_std") in names)]
+
+    def column(name: str) -> Column:
+        def value(row: MethodRow) -> float:
+            return math.nan if row["failed"] else float(row.get(f"metric.{name}", math.nan))
+
+        def text(row: MethodRow) -> str:
+            return plus_minus(value(row), row.get(f"metric.{name}_std", math.nan), 3)
+
+        found = [sign for row in rows if not math.isnan(sign := float(row.get(f"larger.{name}", math.nan)))]
+        why = "after the last round, on the test samples; mean ± sample deviation over seeds"
+        return Column(name, text, value, -1 if found[:1] == [0.0] else 1, why)
+
+    return [column(name) for name in means]
 
 
 def _times(rows: Sequence[MethodRow]) -> tuple[str, CellText]:
@@ -211,9 +247,11 @@ def _comparison_columns(rows: Sequence[MethodRow]) -> list[Column]:
         Column("accuracy\n% ± std" if accuracy else "loss\n± std", _final_score, lambda row: row["final"], sign),
         Column(last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], sign),
     ]
-    targets = {row["target"] for row in rows if not math.isnan(row["target"])}
+    columns += [replace(one, heading=one.heading.replace(" on ", "\non ")) for one in _chosen_columns(rows)]
+    columns += _metric_columns(rows)
+    targets = {target_text(row) for row in rows if not math.isnan(row["target"])}
     if targets:
-        to = f"rounds\nto {100 * targets.pop():g} %" if len(targets) == 1 else "rounds\nto target"
+        to = f"rounds\nto {targets.pop()}" if len(targets) == 1 else "rounds\nto target"
         columns.append(Column(to, lambda row: rounds_to_target(row).replace(" (", "\n("), _rounds_of_all_seeds, -1))
     if any(row["guarantee"] for row in rows):
         columns.append(
@@ -346,12 +384,15 @@ def results_table(table: pd.DataFrame) -> PageTable:
         Column(f"final {'accuracy (%)' if accuracy else 'loss'}", _final_score, lambda row: row["final"], sign,
                "after the last round; mean ± sample deviation over seeds"),
         Column(last, mean_of_last, lambda row: row["last"], sign, "the mean of the last evaluations, ten at most"),
-        Column("best", best_score, lambda row: row["best"], sign,
-               "the best of all evaluations; it was selected on the test samples"),
+        *(_chosen_columns(rows) or [
+            Column("best", best_score, lambda row: row["best"], sign,
+                   "the best of all evaluations; it was selected on the test samples"),
+        ]),
+        *_metric_columns(rows),
     ]  # fmt: skip
-    targets = {row["target"] for row in rows if not math.isnan(row["target"])}
+    targets = {target_text(row) for row in rows if not math.isnan(row["target"])}
     if targets:
-        to = f"rounds to {100 * targets.pop():g} %" if len(targets) == 1 else "rounds to target"
+        to = f"rounds to {targets.pop()}" if len(targets) == 1 else "rounds to target"
         why = "the first evaluated round that reached it, over the seeds that did"
         columns.append(Column(to, rounds_to_target, lambda row: row["target_round"], 0, why))
     columns += [

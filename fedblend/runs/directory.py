@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, listed
 from fedblend.core.paths import import_from, read_text
-from fedblend.core.record import Amount, EngineChoice, RoundRecord, Whole
+from fedblend.core.record import Amount, EngineChoice, Number, RoundRecord, Whole
 from fedblend.core.registry import LARGEST_INT, explain
 from fedblend.experiment.tables import read_toml, write_toml
 from fedblend.runs.files import append_line, lock, read_lines, remove_temporaries, write_atomically, write_json
@@ -84,6 +84,13 @@ class _TrainConfig(_Table):
     steps: Whole | None = None
     batch_size: Whole = 1
     lr: Amount = 0.0
+    accumulate: Whole = 1
+    optimizer: _Named = _Named(name="sgd")
+
+
+class _ValidationConfig(_Table):
+    server: Amount = 0.0
+    clients: Amount = 0.0
 
 
 class _Config(_Table):
@@ -101,7 +108,9 @@ class _Config(_Table):
     protection: _Named = _Named(name="none")
     train: _TrainConfig
     holdout: Amount = 0.0
-    target: Amount | None = None
+    validation: _ValidationConfig = _ValidationConfig()
+    target: Number | None = None
+    target_metric: str = "accuracy"
     evaluate_model: Literal["server", "device", "each"] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
@@ -157,6 +166,7 @@ class _Facts(_Table):
     model: _Table = _Table()
     clients: _ClientFacts = _ClientFacts()
     partition: dict[str, Any] = {}
+    metrics: dict[str, bool] = {}
     import_from: list[str] = []
     engine: EngineChoice | None = None
     privacy: _PrivacyFacts | None = None

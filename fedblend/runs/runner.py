@@ -265,6 +265,7 @@ def collect_facts(setup: Setup) -> dict[str, Any]:
         },
         "partition": setup.population.notes,
         "privacy": privacy_facts(setup.experiment),
+        "metrics": {metric.label: metric.larger_is_better for metric in setup.experiment.metrics},
         "import_from": sorted(registry.imported_from),
     }
 

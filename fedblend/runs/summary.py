@@ -28,8 +28,9 @@ def curves(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     """Return one row for each run and evaluated round.
 
     Columns: ``study`` and ``run`` (folders), ``method``, ``seed``, ``finished`` (the run, not the round),
-    ``round``, ``accuracy`` (missing in regression), ``loss``, ``train_loss``. Totals from the beginning
-    to this round: ``bytes_up``, ``bytes_down`` and each kind's, such as ``bytes_up.weights``;
+    ``round``, ``accuracy`` (missing in regression), ``loss``, ``train_loss``, each metric (``metric.f1``) and the same
+    on validation samples (``validation.f1``). Totals from the beginning to this round: ``bytes_up``, ``bytes_down`` and
+    each kind's, such as ``bytes_up.weights``;
     ``seconds`` and each phase's, such as ``seconds.train``; ``clock``, the seconds of a federation with
     clients in parallel, for transmission and computation (0 if the channel takes no time and none is fixed).
     """
@@ -46,7 +47,8 @@ def curves_of(groups: Sequence[Group]) -> pd.DataFrame:
     later = sorted({name for row in rows for name in row} - set(first))
     frame = pd.DataFrame(rows, columns=[*first, *later])
     # A kind of bytes or a phase that a run does not have costs nothing.
-    return frame.fillna(dict.fromkeys(later, 0)).astype(dict.fromkeys(["accuracy", "loss", "train_loss"], float))
+    free = [name for name in later if not name.startswith(("metric.", "validation."))]
+    return frame.fillna(dict.fromkeys(free, 0)).astype(dict.fromkeys(["accuracy", "loss", "train_loss"], float))
 
 
 def _rounds(g: Group, outcome: Outcome) -> Iterable[dict[str, Any]]:
@@ -62,8 +64,17 @@ def _rounds(g: Group, outcome: Outcome) -> Iterable[dict[str, Any]]:
                 "seed": outcome.seed,
                 "finished": outcome.finished,
                 **{name: getattr(record, name) for name in ("round", "accuracy", "loss", "train_loss")},
+                **_scores(record),
                 **total,
             }
+
+
+def _scores(record: RoundRecord) -> dict[str, float]:
+    """Return metrics on test and on validation samples, by column name."""
+    names = list(record.metrics or {})
+    found = {f"metric.{name}": record.score_of(name) for name in names}
+    found |= {f"validation.{name}": record.score_of(name, True) for name in ("loss", "accuracy", *names)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def costs(record: RoundRecord) -> dict[str, float]:
@@ -92,7 +103,10 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``last`` (the mean of the last
       ``last_n`` evaluations, 10 at most, the untrained model left out; in the seed with fewest
       ``last_n_least``) and ``best``; ``loss`` is the final one;
-    - ``target``; ``target_round``: the mean of the first evaluated rounds that reached it;
+    - ``chosen``: the measure in the round that was best on validation, which is ``chosen_round``;
+      ``chosen_by_seed``: seed -> round;
+    - ``metric.NAME``: the final value of each metric, and ``larger.NAME``, whether larger is better;
+    - ``target`` of ``target_metric``; ``target_round``: the mean of the first evaluated rounds that reached it;
       ``target_reached``: in how many seeds; ``target_by_seed``: seed -> round or ``None``;
     - ``client_mean``, ``client_std``, ``client_p10``: accuracies over clients, where they have tests;
     - ``bytes_up``, ``bytes_down`` and by kind (``bytes_up.weights``), ``seconds`` and by phase
@@ -112,9 +126,10 @@ def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Return the rows of :func:`table` of groups, by column name. All rows have the same columns."""
     rows = [_row(g) for g in groups]
     names = dict.fromkeys(name for row in rows for name in row)
-    # Costs by kind and phase are the last columns. One that a method does not have is 0.
+    # Costs by kind and phase are the last columns. A cost that a method does not have is 0, a metric is missing.
     columns = sorted(names, key=lambda name: name.startswith(("bytes_", "seconds")))
-    return [{name: row.get(name, 0.0) for name in columns} for row in rows]
+    absent = {name: math.nan if name.startswith(("metric.", "larger.")) else 0.0 for name in columns}
+    return [{name: row.get(name, absent[name]) for name in columns} for row in rows]
 
 
 def _row(g: Group) -> dict[str, Any]:
@@ -137,8 +152,13 @@ def _row(g: Group) -> dict[str, Any]:
         "last_n_least": min((len(_last(values)) for values in series), default=0),
         **_over_seeds("best", [(max if has_accuracy else min)(values) for values in series]),
         **_over_seeds("loss", [o.evaluated[-1].loss or 0.0 for o in counted]),
-        **_target(counted, g.config.get("target") if has_accuracy else None),
+        **_target(counted, g.config),
+        **_chosen(counted, measure),
     }
+    for metric in dict.fromkeys(name for o in counted for name in o.evaluated[-1].metrics or {}):
+        values = [v for o in counted if (v := o.evaluated[-1].score_of(metric)) is not None]
+        row |= _over_seeds(f"metric.{metric}", values)
+        row[f"larger.{metric}"] = float(larger_is_better(counted[0], metric))
     over_clients = [clients for o in counted if (clients := o.evaluated[-1].clients) is not None]
     for name in ("mean", "std", "p10"):
         row[f"client_{name}"] = _mean([clients[name] for clients in over_clients])
@@ -150,20 +170,53 @@ def _row(g: Group) -> dict[str, Any]:
     return row
 
 
-def _target(counted: Sequence[Outcome], target: float | None) -> dict[str, Any]:
+def larger_is_better(outcome: Outcome, metric: str) -> bool:
+    """Return whether a larger value of a metric is better, as the run's facts state."""
+    return bool({"loss": False, **outcome.facts.get("metrics", {})}.get(metric, True))
+
+
+def validates(config: Mapping[str, Any]) -> bool:
+    """Return whether a run has samples for validation."""
+    validation = config.get("validation", {})
+    return bool(validation.get("server") or validation.get("clients"))
+
+
+def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rounds until the target was first reached, over seeds."""
     by_seed: dict[int, int | None] = {}
-    if target is not None:
+    target, metric = config.get("target"), config.get("target_metric", "accuracy")
+    on_validation = validates(config)
+    recorded = any(r.score_of(metric, on_validation) is not None for o in counted for r in o.evaluated)
+    if target is not None and recorded:
         for o in counted:
-            by_seed[o.seed] = next(
-                (r.round for r in o.evaluated if r.accuracy is not None and r.accuracy >= target), None
-            )
-    reached = [round for round in by_seed.values() if round is not None]
+            sign = 1 if larger_is_better(o, metric) else -1
+            scores = ((r.round, r.score_of(metric, on_validation)) for r in o.evaluated)
+            reached = (round for round, value in scores if value is not None and sign * (value - target) >= 0)
+            by_seed[o.seed] = next(reached, None)
+    reached_in = [round for round in by_seed.values() if round is not None]
     return {
-        "target": math.nan if target is None else target,
-        **_over_seeds("target_round", reached),
-        "target_reached": len(reached),
+        "target": target if target is not None and recorded else math.nan,
+        "target_metric": metric,
+        **_over_seeds("target_round", reached_in),
+        "target_reached": len(reached_in),
         "target_by_seed": by_seed,
+    }
+
+
+def _chosen(counted: Sequence[Outcome], measure: str) -> dict[str, Any]:
+    """Return the rounds that were best on validation, over seeds, and the test scores of these rounds."""
+    rounds: dict[int, int] = {}
+    scores = []
+    for o in counted:
+        best = next((r.best_round for r in reversed(o.evaluated) if r.best_round is not None), None)
+        value = next((getattr(r, measure) for r in o.evaluated if r.round == best), None)
+        if best is not None and value is not None:
+            rounds[o.seed] = best
+            scores.append(value)
+    return {
+        **_over_seeds("chosen", scores),
+        **_over_seeds("chosen_round", list(map(float, rounds.values()))),
+        "chosen_by_seed": rounds,
     }
 
 
@@ -259,6 +312,16 @@ def duration(time: float) -> str:
         return "<0.001"
     digits = 0 if time >= 100 or not time else 1 if time >= 1 else 2 if time >= 0.1 else 3
     return f"{time:,.{digits}f}"
+
+
+def target_text(row: Any) -> str:
+    """Return the target of a row of :func:`table` as text: an accuracy in per cent, or another metric with its name.
+
+    >>> target_text({"target": 0.8, "target_metric": "accuracy"}), target_text({"target": 0.5, "target_metric": "f1"})
+    ('80 %', 'f1 0.5')
+    """
+    metric, target = row["target_metric"], row["target"]
+    return f"{100 * target:g} %" if metric == "accuracy" else f"{metric} {target:g}"
 
 
 def averaged(row: Any) -> str:

@@ -39,8 +39,8 @@ def test_accuracy_over_clients_by_hand() -> None:
 def scored(made: Setup, right: list[int], held: list[int] | None = None) -> SimpleNamespace:
     """An engine whose scores are known."""
 
-    def score(weights: Any, held_: bool = False, **kwargs: Any) -> Scores:
-        values = np.array(held if kwargs.get("held", held_) else right, bool)
+    def score(weights: Any, split: str = "test") -> Scores:
+        values = np.array(held if split == "holdout" else right, bool)
         return Scores(np.where(values, 0.0, 1.0).astype(np.float32), values)
 
     return SimpleNamespace(score=score)
@@ -99,7 +99,7 @@ def test_scores_are_those_of_the_model_on_the_test_half() -> None:
 def test_held_out_samples_are_not_trained_on_and_are_scored_by_client() -> None:
     made = setup(images(20), holdout=0.4)
 
-    scores = engine_of(made).score(made.weights(), held=True)
+    scores = engine_of(made).score(made.weights(), "holdout")
 
     used = set(made.population.order.tolist())
     assert scores.samples.tolist() == made.population.held_order.tolist()

@@ -27,6 +27,8 @@ REQUIRED = {
     ("dataset", "hub"): {"dataset": "some/where"},
     ("dataset", "image-folder"): {"path": "pictures"},
     ("model", "module"): {"path": "helpers:BatchNormNet"},
+    ("metric", "torchmetrics"): {"path": "torchmetrics.classification:MulticlassF1Score"},
+    ("optimizer", "torch"): {"path": "torch.optim:RMSprop"},
     ("partition", "counts"): {"counts": [[1, 2], [3, 4]]},
 }
 """Options that have no default."""

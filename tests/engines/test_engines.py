@@ -478,8 +478,8 @@ def test_few_widths_serve_every_number_of_clients(most: int) -> None:
 def test_stacked_scores_as_the_loop_does() -> None:
     made = setup(images(side=14), model="lenet5", holdout=0.3)
     weights = {name: tensor + 0.01 for name, tensor in made.weights().items()}
-    for held in (False, True):
-        loop, stacked = (engine(made).score(weights, held) for engine in (LoopEngine, StackedEngine))
+    for split in ("test", "holdout"):
+        loop, stacked = (engine(made).score(weights, split) for engine in (LoopEngine, StackedEngine))
         np.testing.assert_allclose(stacked.loss, loop.loss, rtol=1e-4, atol=1e-6)
         assert np.array_equal(stacked.right, loop.right)  # type: ignore[arg-type]
 

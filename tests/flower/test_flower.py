@@ -247,8 +247,8 @@ def test_invalid_scores_of_a_site_are_left_out(said: dict[str, Any], tmp_path: P
     (record,) = run(lying({2}), asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
 
     setup = make_setup(asked)
-    owner = setup.population.owners(held=True)
-    right = LoopEngine(setup).score(setup.weights(), held=True).right
+    owner = setup.population.owners("holdout")
+    right = LoopEngine(setup).score(setup.weights(), "holdout").right
     assert record["clients"] == over_clients(owner[owner != 2], right[owner != 2], setup.population.sizes)
     with pytest.raises(FedblendError, match="holdout: no client sent valid scores"):
         run(lying({0, 1, 2, 3}), asked, tmp_path / "none", FederationLimits(deadline=5))

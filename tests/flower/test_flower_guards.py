@@ -92,11 +92,11 @@ def test_scores_of_a_sites_single_test_samples_do_not_leave() -> None:
     weights = add_prefix("weights/", make_setup(asked).weights())
     own = here(asked, data="digits")
     with pytest.raises(RefusedByPolicy, match="its test samples are its own"):
-        work.score(own, {"own": None, "held": False}, weights)
-    said, tensors = work.score(own, {"own": None, "held": True}, weights)
+        work.score(own, {"own": None, "split": "test"}, weights)
+    said, tensors = work.score(own, {"own": None, "split": "holdout"}, weights)
     assert (set(said), tensors) == ({"right", "samples"}, {})
     # The experiment's test samples are not secret.
-    assert len(work.score(here(asked), {"own": None, "held": False}, weights)[1]["loss"]) > 0
+    assert len(work.score(here(asked), {"own": None, "split": "test"}, weights)[1]["loss"]) > 0
 
 
 def test_policy_bounds_single_samples_of_any_kind() -> None:

@@ -121,7 +121,7 @@ def test_a_site_file_bounds_answers_and_scores_over_all_runs(tmp_path: Path) -> 
         site.connect(run_id)
         site.trained(asked)
         answers += [site.ask(asked, BEGIN), site.ask(asked, POINTS)]
-        scores.append(site.reply("evaluate", asked, tensors=weights, own=None, held=True)[0])
+        scores.append(site.reply("evaluate", asked, tensors=weights, own=None, split="holdout")[0])
     assert [isinstance(answer, dict) for answer in answers] == [True, True, True, False, False, False]
     assert "this site has sent 3 answers in all runs, and sends no more (max_answers in its file)" in answers[3]
     assert ["right" in score for score in scores] == [True, True, False]

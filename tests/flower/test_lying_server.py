@@ -355,7 +355,7 @@ def test_a_server_does_not_leave_a_site_few_samples_to_train_or_score(tmp_path: 
     for holdout, scored in ((0.1, False), (0.3, True)):
         asked = site.experiment(method="fedavg", holdout=holdout)
         weights = add_prefix("weights/", make_setup(asked).weights())
-        told, _ = site.reply("evaluate", asked, tensors=weights, own=None, held=True)
+        told, _ = site.reply("evaluate", asked, tensors=weights, own=None, split="holdout")
         assert ("right" in told) == scored
         assert (
             scored or told["fault"] == "it holds out 8 samples, and tells of 20 or more together (min_mean in its file)"
@@ -472,10 +472,10 @@ def test_scores_leave_as_often_as_they_are_requested(tmp_path: Path) -> None:
     weights = add_prefix("weights/", make_setup(asked).weights())
     for factor in range(4):
         scaled = {name: factor * tensor for name, tensor in weights.items()}
-        assert "right" in site.reply("evaluate", asked, tensors=scaled, own=None, held=True)[0]
+        assert "right" in site.reply("evaluate", asked, tensors=scaled, own=None, split="holdout")[0]
     assert [line["kind"] for line in site.log()] == ["scores"] * 4
     site.write(allow=["weights"])
-    told, _ = site.reply("evaluate", asked, tensors=weights, own=None, held=True)
+    told, _ = site.reply("evaluate", asked, tensors=weights, own=None, split="holdout")
     assert "this site's policy lets no scores out" in told["fault"]
 
 

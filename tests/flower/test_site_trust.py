@@ -63,7 +63,7 @@ def asked_of_a_site(folder: Path, site: dict[str, Any] | None, changes: dict[str
     """What a site answers a server whose experiment is changed: the fault, or nothing."""
     asked = experiment("fedavg")
     fields = {"experiment": as_table(asked) | changes, "setup": describe_setup(make_setup(asked))}
-    fields |= {"client": 0, "round": 0, "held": True, "own": None}
+    fields |= {"client": 0, "round": 0, "split": "holdout", "own": None}
     config: dict[str, Any] = {"partition-id": 0}
     if site is not None:
         # A site file is read once in a process.

@@ -150,9 +150,9 @@ def test_each_client_is_tested_with_its_own_layers_on_what_it_holds_out() -> Non
     rights = []
     for client in range(3):
         own = {n.removeprefix("own/"): t for n, t in state.client_states.get(client, {}).items()}
-        scores = loop.engine.score({**state.weights, **own}, held=True)
+        scores = loop.engine.score({**state.weights, **own}, "holdout")
         assert scores.right is not None
-        rights.append(scores.right[made.population.owners(held=True) == client])
+        rights.append(scores.right[made.population.owners("holdout") == client])
     assert records[-1]["clients"]["mean"] == pytest.approx(np.mean([right.mean() for right in rights]))
     assert records[-1]["accuracy"] == pytest.approx(np.concatenate(rights).mean())
     assert len(records[-1]["per_class"]) == 3
@@ -166,9 +166,9 @@ def test_personal_models_are_tested_on_held_out_samples_too() -> None:
     state, records = run(loop, 2)
 
     own = {k: {n.removeprefix("personal/"): t for n, t in s.items()} for k, s in state.client_states.items()}
-    owner, wanted = made.population.owners(held=True), []
+    owner, wanted = made.population.owners("holdout"), []
     for client in range(4):
-        scores = loop.engine.score(own.get(client, state.weights), held=True)
+        scores = loop.engine.score(own.get(client, state.weights), "holdout")
         wanted += scores.right[owner == client].tolist()
     assert records[-1]["accuracy"] == pytest.approx(np.mean(wanted))
 

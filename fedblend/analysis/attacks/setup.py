@@ -128,6 +128,15 @@ def _make_victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker:
     """Build the client as the attacker models it."""
     setup, device, settings = engine.setup, engine.device, engine.setup.experiment.train
     method = setup.experiment.method
+    if not settings.optimizer.is_sgd or settings.schedule_in_round is not None or settings.accumulate > 1:
+        raise FedblendError(
+            "train.optimizer: the attack repeats steps of SGD with one learning rate in a round and one batch a step; "
+            "valid: a run without another optimizer, schedule_in_round and accumulate"
+        )
+    if settings.optimizer_state == "keep":
+        raise FedblendError(
+            "train.optimizer_state: 'keep': the attack begins each round without momentum; valid: reset"
+        )
     rows = [one.order[a:b].tolist() for a, b in pairwise(one.bounds.tolist())]
     steps = Steps(settings.lr_in(task.round), rows, settings.momentum, settings.weight_decay, settings.clip_norm)
     begun = {name: t.to(device) for name, t in task.start_of(one.client).items()}

@@ -14,43 +14,93 @@ MOST_NAMED = 100
 """Empty clients that the notes name; more are only counted."""
 
 
-def prepare(partition: Any, data: Dataset, seed: int, fraction: float = 1.0, holdout: float = 0.0) -> Population:
+def prepare(
+    partition: Any,
+    data: Dataset,
+    seed: int,
+    fraction: float = 1.0,
+    holdout: float = 0.0,
+    validation: float = 0.0,
+    server_validation: float = 0.0,
+) -> Population:
     """The clients of the training half of ``data``.
+
+    The server keeps the share ``server_validation`` of the training half for validation, at random and before the
+    partition, at least one sample. Clients hold the rest.
 
     ``fraction`` in (0, 1] keeps this share of each client's samples (FedMix, Table 4), at least one; a smaller fraction
     keeps a subset of a larger one's samples. ``holdout`` in [0, 1) is the share of the kept samples for the client's
-    own test, at least one of two; a client with a single sample holds out none. Raises :class:`FedblendError` for
-    values outside these ranges, and for a partition with a repeated or unknown sample.
+    own test, at least one of two; a client with a single sample holds out none. ``validation`` is the share for
+    validation in the same way; a client keeps at least one sample to train on. Raises :class:`FedblendError` for values
+    outside these ranges, and for a partition with a repeated or unknown sample.
     """
     if not 0 < fraction <= 1:
         raise FedblendError(f"fraction: {fraction!r} is not valid: must be above 0 and at most 1")
     if not 0 <= holdout < 1:
         raise FedblendError(f"holdout: {holdout!r} is not valid: must be from 0 to below 1")
+    if not (0 <= validation < 1 and 0 <= server_validation < 1 and holdout + validation < 1):
+        raise FedblendError(
+            f"validation: {validation!r} at clients, {server_validation!r} at the server, and holdout: {holdout!r} are "
+            "not valid: each from 0 to below 1, and holdout and the clients' validation below 1 together"
+        )
     n = len(data.train)
-    labels = data.train.y.numpy() if data.classes else np.zeros(n, np.int64)
-    population = partition.split(labels, len(data.classes), seed, data.train.client)
-    _require_valid(population, n, type(partition).__name__)
+    rows, kept_by_server = np.arange(n), np.empty(0, np.int64)
+    if server_validation:
+        number = min(n - 1, max(1, int(np.floor(server_validation * n + 0.5))))
+        shuffled = stream(seed, "server-validation").permutation(n)
+        kept_by_server, rows = np.sort(shuffled[:number]), np.sort(shuffled[number:])
+    labels = data.train.y.numpy()[rows] if data.classes else np.zeros(len(rows), np.int64)
+    of_data = data.train.client if data.train.client is None else data.train.client[rows]
+    population = partition.split(labels, len(data.classes), seed, of_data)
+    _require_valid(population, len(rows), type(partition).__name__)
     notes: dict[str, Any] = dict(population.notes)
-    order, offsets = population.order, population.offsets
+    order, offsets = rows[population.order], population.offsets
+    if server_validation:
+        notes["validation at the server"] = len(kept_by_server)
     if fraction < 1:
         sizes = np.diff(offsets)
         kept = np.clip(np.floor(fraction * sizes + 0.5).astype(np.int64), np.minimum(sizes, 1), sizes)
         order, offsets, _, _ = _divide(order, offsets, kept, stream(seed, "fraction"))
         notes["fraction"] = fraction
-    held_order: np.ndarray = np.empty(0, np.int64)
-    held_offsets: np.ndarray | None = None
-    if holdout > 0:
-        sizes = np.diff(offsets)
-        held = np.clip(np.floor(holdout * sizes + 0.5).astype(np.int64), 1, None)
-        held = np.where(sizes > 1, np.minimum(held, sizes - 1), 0)
-        rng = stream(seed, "holdout")
-        order, offsets, held_order, held_offsets = _divide(order, offsets, sizes - held, rng)
+    sizes = np.diff(offsets)
+    order, offsets, held_order, held_offsets = _reserve(order, offsets, sizes, holdout, stream(seed, "holdout"))
+    if holdout:
         notes["holdout"] = holdout
+    order, offsets, validation_order, validation_offsets = _reserve(
+        order, offsets, sizes, validation, stream(seed, "validation")
+    )
+    if validation:
+        notes["validation at clients"] = validation
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty):
         notes["empty"] = len(empty)
         notes["empty_clients"] = empty[:MOST_NAMED].tolist()
-    return Population(order, offsets, held_order, held_offsets, population.natural, notes)
+    return Population(
+        order,
+        offsets,
+        held_order,
+        held_offsets,
+        population.natural,
+        validation_order,
+        validation_offsets,
+        kept_by_server,
+        notes,
+    )
+
+
+def _reserve(
+    order: np.ndarray, offsets: np.ndarray, of: np.ndarray, share: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Take a share of ``of[k]`` samples from those that client k has left, at least one if it has two or more.
+
+    Returns (order, offsets) of the rest, and of what was taken.
+    """
+    if not share:
+        return order, offsets, np.empty(0, np.int64), None
+    sizes = np.diff(offsets)
+    taken = np.clip(np.floor(share * of + 0.5).astype(np.int64), 1, None)
+    taken = np.where(sizes > 1, np.minimum(taken, sizes - 1), 0)
+    return _divide(order, offsets, sizes - taken, rng)
 
 
 def _divide(

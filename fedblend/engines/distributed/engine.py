@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedblend.core.aggregator import WeightedUpload
+from fedblend.core.dataset import ClientSplit, Split
 from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
@@ -108,18 +109,19 @@ class DistributedEngine:
                 payloads |= payloads_from(*self.ranks.recv_from(rank))
         yield from sorted(payloads.items(), key=lambda one: one[0])
 
-    def score(self, weights: Tensors, held: bool = False) -> Scores:
+    def score(self, weights: Tensors, split: Split = "test") -> Scores:
         """Score samples; each rank scores its part."""
         with self._report_failed_rank():
-            self.ranks.broadcast({"command": "score", "held": held}, dict(weights))
-            parts = [score_tensors(self.inner.score(weights, held, (0, self.ranks.size)))]
+            self.ranks.broadcast({"command": "score", "split": split}, dict(weights))
+            parts = [score_tensors(self.inner.score(weights, split, (0, self.ranks.size)))]
             parts += [self.ranks.recv_from(rank)[1] for rank in range(1, self.ranks.size)]
-        whole = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
-        return Scores(whole["loss"], whole.get("right"), whole["samples"])
+        whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        right = whole["right"].numpy() if "right" in whole else None
+        return Scores(whole["loss"].numpy(), right, whole["samples"].numpy(), outputs=whole.get("outputs"))
 
-    def score_each(self, weights: Tensors, models: Mapping[int, Tensors]) -> Scores:
+    def score_each(self, weights: Tensors, models: Mapping[int, Tensors], split: ClientSplit) -> Scores:
         """Score each client's own samples with its own model, in this process."""
-        return self.inner.score_each(weights, models)
+        return self.inner.score_each(weights, models, split)
 
     def server_model(self) -> nn.Module:
         """Return a module in evaluation mode, for functional calls with any weights by the server step."""

@@ -92,7 +92,8 @@ def score_tensors(scores: Scores) -> dict[str, torch.Tensor]:
     arrays = {"loss": scores.loss, "samples": scores.samples}
     if scores.right is not None:
         arrays["right"] = scores.right
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    return tensors if scores.outputs is None else tensors | {"outputs": scores.outputs}
 
 
 def pool_tensors(pool: Pool | None) -> dict[str, torch.Tensor]:

@@ -97,7 +97,7 @@ def serve(ranks: Ranks) -> None:
         elif fields["command"] == "query":
             ranks.send(*payload_message(dict(inner.query(tensors))))
         elif fields["command"] == "score":
-            ranks.send({}, score_tensors(inner.score(tensors, fields["held"], (ranks.rank, ranks.size))))
+            ranks.send({}, score_tensors(inner.score(tensors, fields["split"], (ranks.rank, ranks.size))))
         else:
             if fields["pool"] != "unchanged":
                 pool = pool_from(tensors) if fields["pool"] else None

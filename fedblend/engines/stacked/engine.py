@@ -93,13 +93,15 @@ class StackedEngine(LoopEngine):
         self._load_untrained(task.start_of(assignments[0].client))
         stack = Stack(self, task, assignments)
         losses = stack.train()
-        params, outputs = stack.trained(), stack.outputs()
+        params, outputs, states = stack.trained(), stack.outputs(), stack.optimizer_state()
         updates = []
         for k, one in enumerate(assignments):
             trained = {**task.start_of(one.client), **dict(zip(self.names, (p[k] for p in params), strict=True))}
             # In the model's order, in which noise is drawn later; a file or another rank may have another order.
             weights = {name: trained[name] for name in self.state}
-            updates.append(self.update(task, one, weights, losses[k], None if outputs is None else outputs[k]))
+            kept = {path: tensor[k] for path, tensor in states.items()}
+            mean_outputs = None if outputs is None else outputs[k]
+            updates.append(self.update(task, one, weights, losses[k], mean_outputs, optimizer_state=kept))
         return updates
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.core.engine import TrainTask, objective_of, terms_of
+from fedblend.core.engine import OPTIMIZER, TrainTask, objective_of, terms_of
 from fedblend.core.trees import add_prefix
 from fedblend.engines.loop import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
@@ -36,8 +36,24 @@ class Stack:
         self.device_sizes, self.firsts = (to_device(torch.from_numpy(t), self.device) for t in (self.sizes, firsts))
         own_steps = [experiment.method.personal.own_steps(len(one.sizes)) for one in clients]
         self.own_firsts = None if None in own_steps else to_device(torch.tensor(own_steps), self.device)
+        self.accumulates = experiment.train.accumulate > 1
+        self.ends = _padded([one.ends for one in clients], self.steps) == 1
+        self.device_ends = to_device(torch.from_numpy(self.ends), self.device) if self.accumulates else None
+        self.factors = self._factors()
         self._gather()
         self.trainer = self._load_trainer()
+
+    def _factors(self) -> torch.Tensor | None:
+        """Return the factors of the learning rate by client and batch, float32 [K, batches]; ``None`` without any."""
+        train = self.engine.setup.experiment.train
+        if train.schedule_in_round is None:
+            return None
+        table = np.zeros(self.sizes.shape, np.float32)
+        for row, one in zip(table, self.clients, strict=True):
+            # A batch that ends no step belongs to the next step.
+            of_batch = np.cumsum(one.ends) - one.ends
+            row[: len(one.ends)] = np.array(train.factors(one.steps), np.float32)[of_batch]
+        return to_device(torch.from_numpy(table), self.device)
 
     def _gather(self) -> None:
         """Copy to the device: the samples of all clients, concatenated, and the random numbers of their steps."""
@@ -77,9 +93,9 @@ class Stack:
         plain = clients[0].plain
         if not plain:
             add([add_prefix("pool/", one.pool.tensors) for one in clients], clients[0].pool is task.pool)
-        params = self._start_weights()
+        params, kept = self._start_weights(), self._kept_state()
         trainer = self.engine.trainer_for(
-            StackInputs(self.objective, terms, params, client_tensors, shared_tensors, plain, task.personal)
+            StackInputs(self.objective, terms, params, client_tensors, shared_tensors, plain, task.personal, kept)
         )
         trainer.optimizer.begin(task.round)
         return trainer
@@ -92,6 +108,17 @@ class Stack:
             return [to_device(torch.stack([start[name] for start in starts]), self.device) for name in names]
         weights = (self.task.weights[name] for name in names)
         return [to_device(w, self.device).expand(len(clients), *w.shape) for w in weights]
+
+    def _kept_state(self) -> list[torch.Tensor]:
+        """Return the state that the clients' optimisers have kept [K, ...], by key and parameter; empty without any."""
+        engine, states = self.engine, self.task.client_states
+        if not engine.keeps_optimizer(self.task):
+            return []
+        return [
+            self._stack([states[one.client][f"{OPTIMIZER}{key}/{name}"] for one in self.clients])
+            for key in engine.setup.experiment.train.state_keys
+            for name in engine.names
+        ]
 
     def _stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Stack one tensor a client, with zeros where a client's tensor is shorter."""
@@ -118,6 +145,14 @@ class Stack:
         """Return the clients' weights [K, ...]; no later stack writes into these tensors."""
         params = self.trainer.slots.tensors(len(self.clients))
         return [p.clone() for p in params] if self.trainer.recorder else params
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Return what the clients' optimisers keep [K, ...], by key and parameter; empty where they keep nothing."""
+        engine, keys = self.engine, self.engine.setup.experiment.train.state_keys
+        if not engine.keeps_optimizer(self.task):
+            return {}
+        paths = [f"{key}/{name}" for key in keys for name in engine.names]
+        return {path: t.cpu().clone() for path, t in zip(paths, self.trainer.slots.state, strict=True)}
 
     def outputs(self) -> torch.Tensor | None:
         """Return the clients' mean outputs by label [K, C, C], where the upload needs them."""
@@ -152,14 +187,19 @@ class Stack:
             self.masks.draw(rows.start, size * self.objective.views_per_sample, active) for _ in self.objective.phases()
         ]
         turn = None if self.own_firsts is None else step < self.own_firsts[rows]
-        self.trainer.step(StepBatch(x, y, drawn, masks, device_active, turn), rows)
+        factor = None if self.factors is None else self.factors[rows, step]
+        ending, steps = None, True
+        if self.device_ends is not None:
+            ending = self.device_ends[rows, step] & (self.device_sizes[rows, step] == size)
+            steps = bool((self.ends[rows, step] & active).any())
+        self.trainer.step(StepBatch(x, y, drawn, masks, device_active, turn, factor, ending, steps), rows)
 
 
 def _part_state(task: TrainTask, client: int) -> dict[str, torch.Tensor]:
-    """Return the state of parts at a client, without the client's own models."""
+    """Return the state of parts at a client, without the client's own models and the state of its optimiser."""
     if task.personal:
         return {}
-    models = ("weights/", "outputs/", "personal/", "own/")
+    models = ("weights/", "outputs/", "personal/", "own/", OPTIMIZER)
     return {name: t for name, t in task.client_states.get(client, {}).items() if not name.startswith(models)}
 
 

@@ -10,11 +10,22 @@ import torch
 from torch import nn
 
 from fedblend._kernels.lowrank import LowRank, is_worth_it
+from fedblend.core.engine import TrainTask
 from fedblend.core.objective import Context, Objective, Term
 from fedblend.core.setup import Setup
 from fedblend.core.trees import strip_prefix
 from fedblend.data.scale import OneHot, Scaler
-from fedblend.engines.sgd import ProximalStep, StackedSGD, is_plain, split_proximal
+from fedblend.engines.adam import StackedAdam
+from fedblend.engines.sgd import (
+    Gradient,
+    ProximalStep,
+    StackedSGD,
+    broadcast,
+    is_plain,
+    split_proximal,
+    sum_of_products,
+    zero_inactive,
+)
 from fedblend.engines.stacked.cuda_graphs import RecordedWork, Recorder, to_device
 from fedblend.engines.stacked.dropout import Shapes
 from fedblend.engines.stacked.step import Inputs, Program, Step
@@ -34,6 +45,10 @@ class Owner(Protocol):
     names: list[str]
     """The model's trained parameters, in order."""
     shapes: Shapes
+
+    def keeps_optimizer(self, task: TrainTask) -> bool:
+        """Whether clients keep their optimiser's state after this task."""
+        ...
 
     def program(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Program:
         """Return a step's program for inputs of these shapes."""
@@ -61,6 +76,8 @@ class StackInputs:
     """Whether the clients have nothing to mix with (:attr:`fedblend.engines.loop.Assignment.plain`)."""
     personal: bool = False
     """Whether the clients train their personal models."""
+    optimizer_state: Sequence[torch.Tensor] = ()
+    """What the clients' optimisers have kept [K, ...]; empty where they begin with none."""
 
     @property
     def loss_kind(self) -> Hashable:
@@ -79,7 +96,9 @@ class StackInputs:
         params = [p[:1].expand(rows, *p.shape[1:]) for p in self.params]
         expanded = {name: values[:1].expand(rows, *values.shape[1:]) for name, values in self.client_tensors.items()}
         shared = _clone_all(self.shared_tensors)
-        return replace(self, params=params, client_tensors=_clone_all(expanded), shared_tensors=shared)
+        kept = [t[:1].expand(rows, *t.shape[1:]) for t in self.optimizer_state]
+        expanded = _clone_all(expanded)
+        return replace(self, params=params, client_tensors=expanded, shared_tensors=shared, optimizer_state=kept)
 
 
 @dataclass(frozen=True)
@@ -99,17 +118,25 @@ class StepBatch:
     own_turn: torch.Tensor | None = None
     """Bool [n], true for clients that train their own layers alone in this step, false for those that train the others
     alone; ``None`` where clients train all layers."""
+    factor: torch.Tensor | None = None
+    """Factors of the learning rate, float32 [n]; ``None`` where it does not change in the round."""
+    ending: torch.Tensor | None = None
+    """Bool [n], true for clients whose group of batches ends here; ``None`` where gradients are not accumulated."""
+    steps: bool = True
+    """Whether the optimiser makes a step for any client."""
 
     def leaves(self) -> list[torch.Tensor]:
         """Return all tensors."""
-        flags = [flag for flag in (self.active, self.own_turn) if flag is not None]
-        return [self.x, self.y, *self.drawn.values(), *(t for table in self.masks for t in table.values()), *flags]
+        optional = [t for t in (self.active, self.own_turn, self.factor, self.ending) if t is not None]
+        return [self.x, self.y, *self.drawn.values(), *(t for table in self.masks for t in table.values()), *optional]
 
     def copy(self) -> StepBatch:
         """Return a deep copy."""
         masks = [_clone_all(table) for table in self.masks]
-        flags = (None if flag is None else flag.clone() for flag in (self.active, self.own_turn))
-        return StepBatch(_clone(self.x), _clone(self.y), _clone_all(self.drawn), masks, *flags)
+        flags = (self.active, self.own_turn, self.factor, self.ending)
+        active, turn, factor, ending = (None if flag is None else flag.clone() for flag in flags)
+        drawn = _clone_all(self.drawn)
+        return StepBatch(_clone(self.x), _clone(self.y), drawn, masks, active, turn, factor, ending, self.steps)
 
 
 @dataclass(frozen=True)
@@ -118,12 +145,14 @@ class ClientSlots:
 
     params: list[Any]
     """Tensors [K, ...], or :class:`fedblend._kernels.LowRank`."""
-    velocity: list[torch.Tensor]
-    """Momentum buffers [K, ...]; empty without momentum."""
+    state: list[torch.Tensor]
+    """State of the optimisers [K, ...], by key and parameter; empty for SGD without momentum."""
     client_tensors: dict[str, torch.Tensor]
     """Tensors for the objective that differ by client [K, ...]."""
     losses: torch.Tensor
     """Sums of the losses over samples, float32 [K]."""
+    sums: list[torch.Tensor] = field(default_factory=list)
+    """Gradients of a group of batches, times samples [K, ...], and the numbers of samples [K]; empty without groups."""
     first: int | torch.Tensor = 0
     """Position of the first row in the stack."""
 
@@ -133,20 +162,21 @@ class ClientSlots:
 
     def rows(self, rows: slice) -> ClientSlots:
         """Return views of some rows."""
-        params, velocity = [p[rows] for p in self.params], [v[rows] for v in self.velocity]
+        params, state, sums = ([t[rows] for t in ts] for ts in (self.params, self.state, self.sums))
         client_tensors = {name: values[rows] for name, values in self.client_tensors.items()}
-        return ClientSlots(params, velocity, client_tensors, self.losses[rows], rows.start)
+        return ClientSlots(params, state, client_tensors, self.losses[rows], sums, rows.start)
 
     def select(self, row: torch.Tensor) -> ClientSlots:
         """Return a copy of one ``row``, int64 [1]."""
-        params, velocity = ([t.index_select(0, row) for t in ts] for ts in (self.params, self.velocity))
+        lists = (self.params, self.state, self.sums)
+        params, state, sums = ([t.index_select(0, row) for t in ts] for ts in lists)
         client_tensors = {name: values.index_select(0, row) for name, values in self.client_tensors.items()}
-        return ClientSlots(params, velocity, client_tensors, self.losses.index_select(0, row), row)
+        return ClientSlots(params, state, client_tensors, self.losses.index_select(0, row), sums, row)
 
     def write_back(self, row: torch.Tensor, selected: ClientSlots) -> None:
         """Copy the result of :meth:`select` back into its ``row``."""
-        targets = (*self.params, *self.velocity, self.losses)
-        sources = (*selected.params, *selected.velocity, selected.losses)
+        targets = (*self.params, *self.state, *self.sums, self.losses)
+        sources = (*selected.params, *selected.state, *selected.sums, selected.losses)
         for target, source in zip(targets, sources, strict=True):
             target.index_copy_(0, row, source)
 
@@ -169,7 +199,7 @@ class StackTrainer:
     """The clients' training state."""
     shared_tensors: dict[str, torch.Tensor]
     """Tensors for the objective that all clients share."""
-    optimizer: StackedSGD
+    optimizer: StackedSGD | StackedAdam
     means: LabelMeans | None
     """Mean outputs by label, where the upload needs them."""
     recorder: Recorder | None = None
@@ -190,8 +220,14 @@ class StackTrainer:
         params, rows = inputs.params, len(inputs.params[0])
         low_rank = recorder is None and device.type == "cpu" and is_plain(train)
         weights = [LowRank(p) if low_rank and is_worth_it(p.shape, train.batch_size) else _clone(p) for p in params]
-        velocity = [torch.zeros_like(p) for p in params] if train.momentum else []
-        slots = ClientSlots(weights, velocity, dict(inputs.client_tensors), torch.zeros(rows, device=device))
+        state = [_clone(t) for t in inputs.optimizer_state] or [
+            torch.zeros(rows, device=device) if key == "step" else torch.zeros_like(p)
+            for key in train.state_keys
+            for p in params
+        ]
+        losses = torch.zeros(rows, device=device)
+        sums = [*(torch.zeros_like(p) for p in params), torch.zeros_like(losses)] if train.accumulate > 1 else []
+        slots = ClientSlots(weights, state, dict(inputs.client_tensors), losses, sums)
         watches = engine.setup.experiment.method.upload.watches
         rate = torch.zeros((), device=device) if recorder or device.type == "cuda" else None
         return StackTrainer(
@@ -201,13 +237,13 @@ class StackTrainer:
             inputs.loss_kind,
             slots,
             dict(inputs.shared_tensors),
-            StackedSGD(train, rate),
+            StackedSGD(train, rate) if train.optimizer.is_sgd else StackedAdam(train, rate),
             LabelMeans(engine.setup.task.outputs, device, rows) if watches else None,
             recorder,
         )
 
     def load(self, inputs: StackInputs) -> None:
-        """Copy another stack of K clients into the first K rows, and clear the optimiser state."""
+        """Copy another stack of K clients into the first K rows, and clear the optimisers' state or copy it, too."""
         for old, new in zip(self.slots.params, inputs.params, strict=True):
             old[: len(new)].copy_(new)
         for name, new in inputs.client_tensors.items():
@@ -218,8 +254,10 @@ class StackTrainer:
             if source is not new or version != new._version:
                 self.shared_tensors[name].copy_(new, non_blocking=True)
                 self.sources[name] = (new, new._version)
-        for state in (*self.slots.velocity, self.slots.losses):
-            state.zero_()
+        for old, new in zip(self.slots.state, inputs.optimizer_state, strict=bool(inputs.optimizer_state)):
+            old[: len(new)].copy_(new)
+        for tensor in (*(() if inputs.optimizer_state else self.slots.state), *self.slots.sums, self.slots.losses):
+            tensor.zero_()
         if self.means:
             self.means.clear()
 
@@ -229,7 +267,7 @@ class StackTrainer:
             self._step(self.slots.rows(rows), batch)
             return
         single = rows.start > 0
-        key = (len(batch.x), single, batch.active is None, *(t.shape for t in batch.leaves()))
+        key = (len(batch.x), single, batch.active is None, batch.steps, *(t.shape for t in batch.leaves()))
         if key not in self.recorded:
             self.recorded[key] = self._fixed_work(batch.copy(), rows, single, self.recorder)
         fixed, row, work = self.recorded[key]
@@ -271,30 +309,55 @@ class StackTrainer:
             program = engine.program(step, (self.loss_kind, number), inputs)
             inputs = inputs.plain(but=program.low_rank)
             gradients, results = program(inputs)
+            active = batch.active
+            if batch.ending is not None:
+                gradients, active = self._accumulate(slots, gradients, batch), batch.ending
             start = self._start_weights(slots) if mu else []
-            for positions, active in self._turns(batch):
+            for positions, changing in self._turns(batch, active) if batch.steps else ():
+                state = [
+                    slots.state[first + i] for first in range(0, len(slots.state), len(gradients)) for i in positions
+                ]
                 self.optimizer.step(
                     [inputs.params[i] for i in positions],
-                    [slots.velocity[i] for i in positions] if slots.velocity else [],
+                    state,
                     [gradients[i] for i in positions],
-                    active,
+                    changing,
                     ProximalStep(mu, [start[i] for i in positions]) if mu else None,
+                    batch.factor,
                 )
         losses = results[0] if batch.active is None else results[0].where(batch.active, 0.0)
         slots.losses.add_(losses * batch.x.shape[1])
         if self.means is not None:
             self.means.add(results[1], batch.y, slots.first, batch.active)
 
-    def _turns(self, batch: StepBatch) -> list[tuple[Sequence[int], torch.Tensor | None]]:
-        """Return positions of parameters, and the clients for which they change in this step."""
+    def _turns(self, batch: StepBatch, active: torch.Tensor | None) -> list[tuple[Sequence[int], torch.Tensor | None]]:
+        """Return positions of parameters, and which of the ``active`` clients change them in this step."""
         names, own, turn = self.engine.names, self.engine.setup.own_layers, batch.own_turn
         if turn is None:
-            return [(range(len(names)), batch.active)]
+            return [(range(len(names)), active)]
         turns: list[tuple[Sequence[int], torch.Tensor | None]] = []
         for is_own, clients in ((True, turn), (False, ~turn)):
             positions = [i for i, name in enumerate(names) if (name in own) == is_own]
-            turns.append((positions, clients if batch.active is None else clients & batch.active))
+            turns.append((positions, clients if active is None else clients & active))
         return turns
+
+    def _accumulate(self, slots: ClientSlots, gradients: Sequence[Gradient], batch: StepBatch) -> list[Gradient]:
+        """Add the gradients of a batch to the clients' sums; return the means of groups that end, and begin anew."""
+        *sums, samples = slots.sums
+        size = batch.x.shape[1]
+        means: list[Gradient] = []
+        samples.add_(size if batch.active is None else size * batch.active)
+        for total, gradient in zip(sums, gradients, strict=True):
+            if gradient is None:
+                means.append(None)
+                continue
+            dense = sum_of_products(gradient) if isinstance(gradient, tuple) else gradient
+            total.add_(zero_inactive(batch.active, dense), alpha=size)
+            means.append(total / broadcast(samples, total))
+        if batch.steps and batch.ending is not None:
+            for total in (*sums, samples):
+                total.copy_(zero_inactive(~batch.ending, total))
+        return means
 
     def _start_weights(self, slots: ClientSlots) -> list[torch.Tensor]:
         """Return the round's first weights in the parameters' order: shared by all clients, or [K, ...]."""

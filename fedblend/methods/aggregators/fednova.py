@@ -34,8 +34,11 @@ class FedNova(Aggregator):
     Often wrong elsewhere: tau_eff is left out, so that the model moves by about one step in a round. Epochs stand in
     place of the steps tau_k. Momentum and proximal terms are ignored in a_k. p_k are shares of all clients, although
     only a cohort takes part, so that the update shrinks, or clients count alike. The learning rate in a_k is the first
-    one, where it decays.
+    one, where it decays. (Refused: other optimisers, momentum that is kept from round to round, learning rates that
+    change within a round, and accumulated gradients, whose a_k is another.)
     """
+
+    counts_steps = True
 
     def for_round(self, work: LocalWork) -> NormalisedMean:
         """The aggregator with the round's steps."""

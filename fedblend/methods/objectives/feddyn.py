@@ -20,6 +20,7 @@ class FedDyn(Term):
 
         h <- h - alpha / m sum_{k in P} (w_k - w_t),    w_{t+1} = 1 / |P| sum_{k in P} w_k - h / alpha
 
+    Any optimiser may minimise the client's loss; g_k is that gradient where it has converged, whatever the optimiser.
     The mean is over clients, which count alike; other aggregators are refused. Where an upload is lost the client has
     renewed its g_k already, and the server's h lacks its summand: the paper does not consider lost uploads.
     """

@@ -30,8 +30,10 @@ class Scaffold(Term):
     Often wrong elsewhere: the sum is divided by N, not by the size of the cohort. Clients count alike, in c and in the
     models' mean (``aggregator.by = "clients"``, the preset's), not by their samples. K counts the steps that the client
     made, not epochs, and eta is the round's learning rate, not the first. Momentum moves y_k by more than eta times
-    gradients, so that option II would not measure gradients: it is refused there. Option II measures clipped gradients
-    where ``train.clip_norm`` is set, and gradients of the penalised loss with ``train.weight_decay``.
+    gradients, so that option II would not measure gradients: it is refused there, and so is any optimiser but SGD. With
+    option I any optimiser steps on the corrected gradient. Option II measures clipped gradients where
+    ``train.clip_norm`` is set, and gradients of the penalised loss with ``train.weight_decay``; where the learning rate
+    changes within the round, K eta is its sum.
     """
 
     broadcasts = sends = True
@@ -41,6 +43,11 @@ class Scaffold(Term):
 
     def require_possible(self, method: Any, train: Any) -> None:
         """Refuse momentum where gradients are measured by steps."""
+        if self.option == "II" and not train.optimizer.is_sgd:
+            raise ValueError(
+                f"train.optimizer: the steps of '{train.optimizer.name}' are no multiples of gradients, but 'scaffold' "
+                'measures gradients by steps; valid: sgd, or option = "I"'
+            )
         if self.option == "II" and train.momentum:
             raise ValueError(
                 f"train.momentum: {train.momentum} makes steps longer than gradients, but 'scaffold' measures "

@@ -36,11 +36,11 @@ class SamplePrivacy(Measure):
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
         from fedblend.analysis.privacy.mixup import make_mixtures, measure_mixtures
-        from fedblend.data.partitions import prepare
+        from fedblend.experiment.setup import split
 
         one, sharing = cell.experiment, cell.experiment.method.sharing
         data = one.data.load()
-        population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
+        population = split(one, data)
         drawn = []
         for repeat in range(self.repeats):
             cell.on_step("draws", repeat, self.repeats)
@@ -76,11 +76,11 @@ class SeedPrivacy(Measure):
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
         from fedblend.analysis.privacy.xor import make_seeds, measure_seeds
-        from fedblend.data.partitions import prepare
+        from fedblend.experiment.setup import split
 
         one = cell.experiment
         data = one.data.load()
-        population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
+        population = split(one, data)
         drawn = [make_seeds(data, population, one.method.sharing, one.seed, repeat) for repeat in range(self.repeats)]
         return asdict(measure_seeds(drawn, self.figure == "mds", one.seed))
 
@@ -88,11 +88,11 @@ class SeedPrivacy(Measure):
 def first_draw(cell: CellRun) -> Any:
     """The seeds that the devices of a cell share in its first draw, and the data set."""
     from fedblend.analysis.privacy.xor import make_seeds
-    from fedblend.data.partitions import prepare
+    from fedblend.experiment.setup import split
 
     one = cell.experiment
     if not hasattr(one.method.sharing, "dummies"):
         raise FedblendError(f"method.sharing: '{one.method.sharing.name}' shares no seeds of target labels")
     data = one.data.load()
-    population = prepare(one.partition, data, one.seed, one.fraction, one.holdout)
+    population = split(one, data)
     return make_seeds(data, population, one.method.sharing, one.seed), data

@@ -1,0 +1,117 @@
+"""Validation and metrics at real sites: equal to the loop's, and only where the site's file allows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flower_helpers import Nodes
+from flwr.app import Message
+from helpers import without_machine
+from test_flower import by_loop, experiment, nodes
+from test_lying_server import OwnSite
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.trees import add_prefix
+from fedblend.experiment.setup import make_setup
+from fedblend.flower.app_folder import FederationLimits
+from fedblend.flower.messages import pack, unpack
+from fedblend.flower.server import run
+
+ASKED: dict[str, Any] = {
+    "holdout": 0.2,
+    "validation": {"server": 0.1, "clients": 0.2},
+    "metrics": ["f1", "auc"],
+    "rounds": 1,
+}
+
+
+def close(made: Any, wanted: Any) -> None:
+    """Numbers are means of other orders."""
+    if isinstance(wanted, dict):
+        assert made.keys() == wanted.keys()
+        for name, value in wanted.items():
+            close(made[name], value)
+    else:
+        assert made == pytest.approx(wanted, rel=1e-5)
+
+
+def test_sites_send_the_metrics_that_the_loop_computes(tmp_path: Path) -> None:
+    asked = experiment(**ASKED)
+    records = run(nodes(), asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
+
+    for made, wanted in zip(without_machine(records), without_machine(by_loop(asked)[1]), strict=True):
+        for field in ("accuracy", "metrics", "clients", "client_metrics", "validation"):
+            close(made[field], wanted[field])
+        assert made["best_round"] == wanted["best_round"]
+
+
+def test_a_client_that_sends_invalid_metrics_is_counted_without_them(tmp_path: Path) -> None:
+    asked = experiment(**{**ASKED, "rounds": 0})
+
+    def lie(client: int, message: Message, reply: Message) -> Message:
+        if client != 2 or message.metadata.message_type != "evaluate":
+            return reply
+        return Message(pack({**unpack(reply.content)[0], "metrics": {"f1": "best", "auc": True}}), reply_to=message)
+
+    grid = nodes()
+    grid.spoil = lie
+    (record,) = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
+    (honest,) = run(nodes(), asked, tmp_path / "other", FederationLimits(deadline=5)).directory.metrics()
+    assert record["client_metrics"]["f1"]["tested"] == honest["client_metrics"]["f1"]["tested"] - 1
+    assert record["validation"]["clients"]["accuracy"] == honest["validation"]["clients"]["accuracy"]
+
+
+def test_metrics_leave_only_where_the_sites_file_names_them(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path)
+    asked = site.experiment(method="fedavg", **{**ASKED, "holdout": 0.25, "validation": {"clients": 0.25}})
+    weights = add_prefix("weights/", make_setup(asked).weights())
+
+    def told(split: str) -> dict[str, Any]:
+        return site.reply("evaluate", asked, tensors=weights, own=None, split=split)[0]
+
+    assert told("validation").keys() == {"right", "samples"}
+    assert [line["kind"] for line in site.log()] == ["scores"]
+    site.write(allow=["scores", "metrics"])
+    for split in ("validation", "holdout"):
+        assert told(split)["metrics"].keys() == {"loss", "f1", "auc"}
+    assert [line["kind"] for line in site.log()] == ["scores", "metrics", "scores", "metrics", "scores"]
+    site.write(allow=["weights", "metrics"])
+    assert "this site's policy lets no scores out" in told("validation")["fault"]
+    site.write(allow=["scores", "metrics"], min_mean=21)
+    assert told("validation")["fault"].startswith("it keeps for validation 20 samples, and tells of 21 or more")
+    assert told("all")["fault"] == "split: 'all' is not valid: test, holdout or validation"
+
+
+def test_a_server_does_not_leave_a_site_few_samples_by_validation(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path)
+    told, tensors = site.trained(site.experiment(method="fedavg", holdout=0.3, validation={"clients": 0.3}))
+    assert told["fault"].startswith("holdout and validation.clients: 0.6: real sites train on half of their samples")
+    assert not tensors
+
+
+def test_the_servers_own_samples_are_no_samples_of_the_sites(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path)
+    shares = {"server": 0.5, "clients": 0.25}
+    told = site.reply("query.hello", site.experiment(method="fedavg", validation=shares))[0]
+    assert (told["samples"], told["holds_out"], told["validates"]) == (60, 0, 20)
+
+
+def test_a_run_with_sites_own_data_validates_at_both_ends(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path, allow=["weights", "scores", "metrics"])
+    grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))
+    asked = site.experiment(
+        method="fedavg", **{**ASKED, "holdout": 0.0, "validation": {"server": 0.25, "clients": 0.25}}
+    )
+    records = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
+    assert records[-1]["validation"]["server"]["samples"] == 20
+    clients = records[-1]["validation"]["clients"]
+    assert (clients["tested"], clients["samples"]) == (4, 80)
+    assert clients["metrics"].keys() == {"f1", "auc"}
+
+
+def test_a_devices_model_has_no_metrics(tmp_path: Path) -> None:
+    asked = experiment("fd", metrics=["f1"])
+    with pytest.raises(FedblendError, match="evaluate_model: a device's model stays at its site"):
+        run(nodes(), asked, tmp_path / "run", FederationLimits(deadline=5))
