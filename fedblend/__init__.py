@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from fedblend.core.callbacks import Callback
     from fedblend.core.errors import FedblendError
     from fedblend.core.registry import part
+    from fedblend.data.loaders.torch_data import from_torch
     from fedblend.experiment.config import Experiment
     from fedblend.runs.api import Result, load, run, run_study
 
-__all__ = ["Callback", "Experiment", "FedblendError", "Result", "load", "part", "run", "run_study"]
+__all__ = ["Callback", "Experiment", "FedblendError", "Result", "from_torch", "load", "part", "run", "run_study"]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -28,6 +29,7 @@ _HOMES = {
     "Experiment": "fedblend.experiment.config",
     "FedblendError": "fedblend.core.errors",
     "Result": "fedblend.runs.api",
+    "from_torch": "fedblend.data.loaders.torch_data",
     "load": "fedblend.runs.api",
     "part": "fedblend.core.registry",
     "run": "fedblend.runs.api",

@@ -14,7 +14,7 @@ from fedblend.experiment.index import index
 
 PARTITIONS = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
-    "npz": 'name = "iid"\nclients = 20',
+    **dict.fromkeys(("npz", "table"), 'name = "iid"\nclients = 20'),
     "toy": 'name = "natural"   # the data\'s own clients: D1, D2 and D3',
     "femnist": 'name = "natural"   # one client a writer',
     "leaf-shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
@@ -24,6 +24,9 @@ PARTITIONS = {
 DATA_OPTIONS = {
     "shakespeare": "roles = 20\nmax_samples = 250    # of each role, so that a run takes minutes, not hours\n",
     "npz": 'path = "data.npz"    # relative to this file; arrays x, y and, if present, client and split\n',
+    "table": 'path = "data.csv"    # relative to this file; or .tsv, .parquet\n'
+    'target = "y"         # the column to predict; client = "..." and split = "..." name further columns\n',
+    "signal-folder": 'path = "signals"    # relative to this file; train/CLASS/*.wav (.npy, .csv) and test/, or CLASS/*\n',
     "hub": 'dataset = "ylecun/mnist"    # a name of https://huggingface.co/datasets, or a folder of Parquet files\n',
     "image-folder": 'path = "pictures"    # relative to this file; train/CLASS/*.png and test/CLASS/*.png, '
     "or CLASS/*.png\n",
@@ -39,7 +42,8 @@ DATA_OPTIONS = {
 MODELS = {
     "shakespeare": 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run',
     "leaf-shakespeare": 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run',
-    "npz": 'name = "mlp"',
+    **dict.fromkeys(("npz", "table"), 'name = "mlp"'),
+    "signal-folder": 'name = "cnn1d"',
     "heart": 'name = "mlp"\nhidden = [16]',
     "har": 'name = "cnn1d"',
     "cifar10": 'name = "cnn"',

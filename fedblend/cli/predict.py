@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,10 +12,11 @@ from rich.table import Table
 
 from fedblend.cli.console import Console
 from fedblend.cli.progress import steps_shown
-from fedblend.core.errors import FedblendError, legible
-from fedblend.data.loaders.files import read_image, regular_file
+from fedblend.core.errors import FedblendError
+from fedblend.data.loaders.files import read_image
 from fedblend.data.loaders.image_folder import FORMATS, SUFFIXES
 from fedblend.data.loaders.npz import as_inputs, read_arrays
+from fedblend.data.loaders.table import encode, form_of, read_frame
 from fedblend.runs.directory import only_run
 from fedblend.runs.files import write_atomically
 from fedblend.runs.predictor import Predictor
@@ -82,8 +84,8 @@ def read_samples(path: Path, predictor: Predictor) -> tuple[list[str], np.ndarra
     if path.suffix == ".npz":
         x = as_inputs(read_arrays(path, needed=("x",))["x"], path)[1]
         return [f"{path.name}[{i}]" for i in range(len(x))], x
-    if path.suffix == ".csv" and len(shape) == 1:
-        return _read_csv(path, shape[0])
+    if path.suffix in (".csv", ".tsv", ".parquet") and len(shape) == 1:
+        return _read_table(path, predictor.description)
     if kind == "image":
         pictures = [path]
         if path.is_dir():
@@ -92,7 +94,7 @@ def read_samples(path: Path, predictor: Predictor) -> tuple[list[str], np.ndarra
                 raise FedblendError(f"{path}: holds no pictures; valid: {', '.join(SUFFIXES)}")
         stacked = np.stack([_read_picture(one, *shape) for one in pictures])
         return [str(one) for one in pictures], stacked
-    also = ", or a CSV file with a column for each feature" if len(shape) == 1 else ""
+    also = ", or a table (.csv, .tsv, .parquet) with its columns" if len(shape) == 1 else ""
     raise FedblendError(f"{path}: is no file of {kind} samples; valid: an .npz file with the array x{also}")
 
 
@@ -107,14 +109,19 @@ def _read_picture(path: Path, channels: int, height: int, width: int) -> np.ndar
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _read_csv(path: Path, features: int) -> tuple[list[str], np.ndarray]:
-    """The rows of a CSV file with a header, float32 [n, d]."""
-    try:
-        frame = pd.read_csv(regular_file(path))
-        x = frame.to_numpy(np.float32)
-    except (ValueError, OSError, pd.errors.ParserError) as error:
-        raise FedblendError(f"{path}: is no CSV file of numbers with a header ({legible(error)})") from None
-    if x.shape[1] != features or not np.isfinite(x).all():
-        what = "a cell is empty or not finite" if x.shape[1] == features else f"it has {x.shape[1]} columns"
-        raise FedblendError(f"{path}: {what}; valid: a number in each of {features} columns")
+def _read_table(path: Path, about: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
+    """The rows of a table, float32 [n, d]: the columns of the training table by name, or one for each feature."""
+    frame, form = read_frame(path), about.get("table")
+    if form is None:
+        form = form_of(frame)
+        if len(frame.columns) != about["shape"][0] or form["categories"]:
+            raise FedblendError(
+                f"{path}: has {len(frame.columns)} columns ({len(form['categories'])} of text); valid: "
+                f"{about['shape'][0]} columns of numbers"
+            )
+        if frame.isna().to_numpy().any():
+            raise FedblendError(f"{path}: has empty cells; valid: a number in each")
+    elif form["standardize"] == "client":
+        raise FedblendError(f"{path}: the model takes features that each client has standardized; valid: an .npz file")
+    x = encode(frame, form, path)
     return [f"{path.name}[{i}]" for i in range(len(x))], x

@@ -80,6 +80,7 @@ class Predictor:
         """The predictor of a finished run."""
         data, scale = setup.data, setup.scale.describe()
         facts = {"name": data.name, "kind": data.kind, "shape": data.train.x.shape[1:], "classes": data.classes}
+        facts |= {"table": data.facts["table"]} if "table" in data.facts else {}
         net = setup.model
         net.load_state_dict(dict(weights))
         return _predictor(setup.experiment, facts, scale, net, round)
@@ -229,6 +230,7 @@ def _predictor(
         "type": _number_type(data["kind"]),
         "classes": classes,
         "scale": scale,
+        **({"table": data["table"]} if "table" in data else {}),
         "model": experiment.model.name,
         "method": experiment.method.label or experiment.method.name,
         "round": round,

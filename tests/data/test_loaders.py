@@ -450,7 +450,7 @@ def test_image_folder_errors(tmp_path):
         ImageFolder(path=str(tmp_path)).load()
     picture(tmp_path / "a" / "0.png")
     (tmp_path / "b").mkdir()
-    with pytest.raises(FedblendError, match="b: holds no images"):
+    with pytest.raises(FedblendError, match="b: holds no samples"):
         ImageFolder(path=str(tmp_path)).load()
     picture(tmp_path / "b" / "0.png", width=9)
     with pytest.raises(FedblendError, match=r"b/0.png: has 9 x 6 pixels .* has 8 x 6; give data.size"):

@@ -174,9 +174,12 @@ def test_a_table_of_features_is_predicted(tmp_path: Path) -> None:
     assert told.code == 0, told.err
     assert [line.split(",")[1] for line in (tmp_path / "out.csv").read_text().splitlines()[1:]] == [*done.predict(x)]
     (tmp_path / "wrong.csv").write_text("a\n1\n")
-    refused(here("predict", tmp_path / "run", tmp_path / "wrong.csv"), "it has 1 columns; valid: a number in each of 2")
+    refused(
+        here("predict", tmp_path / "run", tmp_path / "wrong.csv"),
+        "has 1 columns (0 of text); valid: 2 columns of numbers",
+    )
     (tmp_path / "text.csv").write_text("a,b\n1,x\n")
-    refused(here("predict", tmp_path / "run", tmp_path / "text.csv"), "is no CSV file of numbers with a header")
+    refused(here("predict", tmp_path / "run", tmp_path / "text.csv"), "has 2 columns (1 of text)")
 
 
 def test_messages_of_predict_and_export(finished: Result, tmp_path: Path) -> None:

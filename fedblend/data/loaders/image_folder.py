@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,31 +41,7 @@ class ImageFolder:
 
     def load(self) -> Dataset:
         """Load x uint8 [n, 1 or 3, H, W] and y int64 [n]."""
-        root = existing_path(self.path, "data.path")
-        if not root.is_dir():
-            raise FedblendError(f"data.path: '{root}' is a file; it must be a folder with a folder for each class")
-        halves = [root / "train", root / "test"]
-        has_halves = all(half.is_dir() for half in halves)
-        classes = _classes(halves[0] if has_halves else root)
-        files = [_labelled_files(half, classes) for half in (halves if has_halves else [root])]
-        digest = hashlib.sha256()
-        arrays = []
-        for half in files:
-            x = self._read([path for path, _ in half], root, digest)
-            arrays.append((x, np.array([label for _, label in half], np.int64)))
-        if not has_halves:
-            ((x, y),) = arrays
-            test = draw_test_half(y, self.test_share, root.name)
-            arrays = [(x[~test], y[~test]), (x[test], y[test])]
-        count = sum(map(len, files))
-        rule = "the folder's own split" if has_halves else f"test: {self.test_share:g} of each class, drawn by name"
-        facts = {
-            "source": str(root),
-            "files": {f"{count} pictures, paths and contents": digest.hexdigest()},
-            "notes": rule,
-        }
-        train, test_half = (Samples(torch.from_numpy(x), torch.from_numpy(y)) for x, y in arrays)
-        return check(Dataset(root.name, "image", train, test_half, classes, facts=facts))
+        return load_classes(self.path, "image", SUFFIXES, self.test_share, self._read)
 
     def _read(self, files: list[Path], root: Path, digest: hashlib._Hash) -> np.ndarray:
         """Read images as uint8 [n, C, H, W], and add their paths and bytes to ``digest``."""
@@ -88,16 +66,56 @@ class ImageFolder:
         return stacked[:, None] if self.grey else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
 
 
+def load_classes(
+    path: str,
+    kind: Literal["image", "features"],
+    suffixes: tuple[str, ...],
+    test_share: float,
+    read: Callable[[list[Path], Path, hashlib._Hash], np.ndarray],
+) -> Dataset:
+    """Load the samples in ``train/CLASS/`` and ``test/CLASS/``, or in ``CLASS/``, one file a sample.
+
+    ``read`` makes an array [n, ...] of some files, and adds their paths (below the folder) and bytes to a checksum.
+    """
+    root = existing_path(path, "data.path")
+    if not root.is_dir():
+        raise FedblendError(f"data.path: '{root}' is a file; it must be a folder with a folder for each class")
+    halves = [root / "train", root / "test"]
+    has_halves = all(half.is_dir() for half in halves)
+    classes = _classes(halves[0] if has_halves else root)
+    files = [_labelled_files(half, classes, suffixes) for half in (halves if has_halves else [root])]
+    digest = hashlib.sha256()
+    arrays = []
+    for half in files:
+        x = read([path for path, _ in half], root, digest)
+        arrays.append((x, np.array([label for _, label in half], np.int64)))
+    if not has_halves:
+        ((x, y),) = arrays
+        test = draw_test_half(y, test_share, root.name)
+        arrays = [(x[~test], y[~test]), (x[test], y[test])]
+    if arrays[0][0].shape[1:] != arrays[1][0].shape[1:]:
+        shapes = [list(x.shape[1:]) for x, _ in arrays]
+        raise FedblendError(f"{root}: samples of train/ are of shape {shapes[0]}, those of test/ of {shapes[1]}")
+    count = sum(map(len, files))
+    facts = {
+        "source": str(root),
+        "files": {f"{count} files, paths and contents": digest.hexdigest()},
+        "notes": "the folder's own split" if has_halves else f"test: {test_share:g} of each class, drawn by name",
+    }
+    train, test_half = (Samples(torch.from_numpy(x), torch.from_numpy(y)) for x, y in arrays)
+    return check(Dataset(root.name, kind, train, test_half, classes, facts=facts))
+
+
 def _classes(folder: Path) -> tuple[str, ...]:
     """The names of the folders in ``folder``, in alphabetical order. Raises if there are none."""
     names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
     if not names:
-        raise FedblendError(f"{folder}: holds no folders; one folder of images for each class is needed")
+        raise FedblendError(f"{folder}: holds no folders; one folder for each class is needed")
     return tuple(names)
 
 
-def _labelled_files(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    """Each image file under ``folder`` with its label, class by class, in alphabetical order."""
+def _labelled_files(folder: Path, classes: tuple[str, ...], suffixes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    """Each file under ``folder`` with its label, class by class, in alphabetical order."""
     extra = sorted(set(_classes(folder)) - set(classes))
     if extra:
         raise FedblendError(f"{folder / extra[0]}: is no class of the training half; valid: {', '.join(classes)}")
@@ -105,8 +123,8 @@ def _labelled_files(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, 
     for label, name in enumerate(classes):
         root = folder / name
         entries = sorted(root.iterdir()) if root.is_dir() else []
-        files = [f for f in entries if f.suffix.lower() in SUFFIXES and not f.name.startswith(".")]
+        files = [f for f in entries if f.suffix.lower() in suffixes and not f.name.startswith(".")]
         if not files:
-            raise FedblendError(f"{root}: holds no images; valid: {', '.join(SUFFIXES)}")
+            raise FedblendError(f"{root}: holds no samples; valid: {', '.join(suffixes)}")
         labelled += [(f, label) for f in files]
     return labelled

@@ -1,0 +1,207 @@
+"""A data set in one table, CSV or Parquet: a row a sample, with columns for target, client and split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from fedblend.core.dataset import Dataset
+from fedblend.core.errors import FedblendError, did_you_mean, legible, listed, missing_package
+from fedblend.core.registry import FilePath, part
+from fedblend.data.loaders.files import TestShare, draw_test_half, existing_path, regular_file, sha256_file
+from fedblend.data.loaders.npz import dataset_of
+
+MAX_CATEGORIES = 1000
+"""Most values of a column of text; a column with more holds names or free text."""
+
+
+@part("dataset", "table")
+class TableFile:
+    """A table of your own, `.csv`, `.tsv` or `.parquet`, with a row for each sample and a header.
+
+    Columns of numbers are features as they are. A column of text is one feature for each of its values among the
+    training samples (one-hot); a value that only test samples have is none of them. The target is a class if it is text
+    or whole numbers from 0, and a number to predict otherwise. Missing targets are refused. Without a column for the
+    split, ``test_share`` of each client's samples (without clients: of each class's) is test.
+    """
+
+    path: FilePath
+    """The file; in an experiment file relative to that file."""
+    target: str | list[str]
+    """The column to predict; several columns of numbers in regression."""
+    client: str | None = None
+    """The column with each sample's client: a number or a name."""
+    split: str | None = None
+    """The column with the half of each sample: 0 or "train", 1 or "test"."""
+    features: list[str] | None = None
+    """The columns of the features (default: all others)."""
+    missing: Literal["refuse", "mean", "drop"] = "refuse"
+    """What to do with empty cells of features: refuse the file, put the training mean of the column (a column of text:
+    none of its values), or drop the row.
+    """
+    standardize: Literal["no", "client"] = "no"
+    """Whether each client scales its columns of numbers by the mean and deviation of its own training samples; the
+    experiment's `scale` is fitted to all clients together.
+    """
+    test_share: TestShare = 0.2
+    """Share of each client's samples (without clients: of each class's) that is test, for a table without a split."""
+
+    def load(self) -> Dataset:
+        """Load x float32 [n, d], and y int64 [n] or float32 [n, q]."""
+        path = existing_path(self.path, "data.path")
+        frame = read_frame(path)
+        targets = [self.target] if isinstance(self.target, str) else self.target
+        used = [*targets, *(name for name in (self.client, self.split) if name)]
+        features = self.features or [name for name in frame.columns if name not in used]
+        options: dict[str, Sequence[str | None]] = {
+            "target": targets,
+            "client": [self.client],
+            "split": [self.split],
+            "features": features,
+        }
+        _require_columns(frame, options)
+        if not features:
+            raise FedblendError(f"{path}: no column is left for features")
+        if self.missing == "drop":
+            frame = frame.dropna(subset=features).reset_index(drop=True)
+        self._require_no_gaps(frame, [*used, *(features if self.missing == "refuse" else [])], path)
+        arrays: dict[str, np.ndarray] = {"y": _targets(frame[targets])}
+        arrays |= {name: _labels(frame[column]) for name, column in self._named() if column}
+        groups = arrays.get("client", arrays["y"] if arrays["y"].ndim == 1 else np.zeros(len(frame)))
+        if "split" not in arrays:
+            numbers = np.unique(groups, return_inverse=True)[1] if groups.dtype.kind != "f" else np.zeros(len(frame))
+            arrays["split"] = draw_test_half(numbers, self.test_share, path.name).astype(np.int64)
+        train = np.isin(arrays["split"].astype(str), ["0", "train"])
+        if self.standardize == "client" and "client" in arrays:
+            frame = _standardized(frame, features, arrays["client"], train)
+        form = form_of(frame.loc[train, features])
+        arrays["x"] = encode(frame, form, path)
+        data = dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
+        if not self.split:
+            group = "client" if self.client else "class" if data.classes else "table"
+            data.facts["notes"] = f"test: {self.test_share:g} of each {group}, drawn by the file's name"
+        data.facts.update(table={**form, "standardize": self.standardize})
+        return data
+
+    def _named(self) -> Sequence[tuple[str, str | None]]:
+        return ("client", self.client), ("split", self.split)
+
+    def _require_no_gaps(self, frame: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
+        """Raise :class:`FedblendError` for empty cells in columns where there must be none."""
+        gaps = frame[list(columns)].isna().sum()
+        found = {name: int(count) for name, count in gaps.items() if count}
+        if found:
+            column, count = next(iter(found.items()))
+            rows = "rows" if count > 1 else "row"
+            raise FedblendError(
+                f"{path}: column '{legible(column)}' is empty in {count} {rows} (with gaps: {listed(list(found))}); "
+                "valid: data.missing = 'mean' or 'drop' for features; targets, clients and splits must be there"
+            )
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """Read a table. Raises :class:`FedblendError` for another kind of file, and a damaged one."""
+    readers = {".csv": ",", ".tsv": "\t", ".parquet": None}
+    if path.suffix not in readers:
+        raise FedblendError(f"{path}: is no table; valid: {', '.join(readers)}")
+    regular_file(path)
+    try:
+        separator = readers[path.suffix]
+        frame = pd.read_csv(path, sep=separator) if separator else pd.read_parquet(path)
+    except ImportError:
+        raise missing_package("a Parquet file", "pyarrow", "parquet") from None
+    # pandas and pyarrow raise errors of many kinds for damaged files.
+    except (ValueError, OSError, EOFError, LookupError, TypeError, OverflowError, MemoryError) as error:
+        raise FedblendError(f"{path}: is no table, or is damaged ({legible(error)})") from None
+    frame.columns = frame.columns.map(str)
+    if frame.columns.duplicated().any():
+        raise FedblendError(f"{path}: has two columns named '{legible(frame.columns[frame.columns.duplicated()][0])}'")
+    if not len(frame):
+        raise FedblendError(f"{path}: holds no rows; at least two are needed, one to train and one to test on")
+    return frame
+
+
+def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | None]]) -> None:
+    for option, names in options.items():
+        for name in filter(None, names):
+            if name not in frame.columns:
+                meant = did_you_mean(name, frame.columns)
+                valid = listed(list(frame.columns))
+                raise FedblendError(f"data.{option}: there is no column '{name}'{meant}; valid: {valid}")
+
+
+def _targets(frame: pd.DataFrame) -> np.ndarray:
+    """One column of classes or numbers [n], or several of numbers [n, q]."""
+    if frame.shape[1] > 1:
+        kinds = {name: frame[name].dtype.kind for name in frame}
+        if wrong := [name for name, kind in kinds.items() if kind not in "iuf"]:
+            raise FedblendError(f"data.target: column '{wrong[0]}' is no column of numbers; several targets must be")
+        return frame.to_numpy(np.float32)
+    return _labels(frame.iloc[:, 0])
+
+
+def _labels(column: pd.Series[Any]) -> np.ndarray:
+    """Numbers as they are, and anything else as text."""
+    array = column.to_numpy()
+    return array if array.dtype.kind in "iuf" else column.astype(str).to_numpy(str)
+
+
+# Features --------------------------------------------------------------------------------------------------
+
+
+def form_of(training: pd.DataFrame) -> dict[str, Any]:
+    """How the columns of features become numbers, by the training samples: in plain data, kept in a run's facts.
+
+    ``columns`` in order; ``categories`` of each column of text; ``fill`` for empty cells of the others.
+    """
+    categories: dict[str, list[str]] = {}
+    fill: dict[str, float] = {}
+    for name in training:
+        column = training[name]
+        if column.dtype.kind in "iufb":
+            mean = float(column.mean())
+            fill[str(name)] = mean if np.isfinite(mean) else 0.0
+        else:
+            categories[str(name)] = sorted(column.dropna().astype(str).unique())
+            if len(categories[str(name)]) > MAX_CATEGORIES:
+                raise FedblendError(
+                    f"data.features: column '{name}' has {len(categories[str(name)])} different texts; valid: up to "
+                    f"{MAX_CATEGORIES}, or data.features without it"
+                )
+    return {"columns": [str(name) for name in training], "categories": categories, "fill": fill}
+
+
+def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarray:
+    """The features of a table float32 [n, d], in the form of a data set.
+
+    Raises :class:`FedblendError` for a missing column, and for text where there were numbers.
+    """
+    parts = []
+    for name in form["columns"]:
+        if name not in frame.columns:
+            raise FedblendError(f"{path}: has no column '{legible(name)}'; valid: {listed(form['columns'])}")
+        column = frame[name]
+        if name in form["categories"]:
+            texts = column.astype(str).to_numpy(str)
+            parts.append(texts[:, None] == np.array(form["categories"][name], str))
+        elif column.dtype.kind in "iufb":
+            parts.append(column.to_numpy(np.float64, na_value=np.nan)[:, None])
+            parts[-1] = np.where(np.isnan(parts[-1]), form["fill"][name], parts[-1])
+        else:
+            raise FedblendError(f"{path}: column '{legible(name)}' holds text; valid: numbers, as in the training data")
+    with np.errstate(over="ignore"):
+        return np.concatenate(parts, 1).astype(np.float32)
+
+
+def _standardized(frame: pd.DataFrame, features: Sequence[str], client: np.ndarray, train: np.ndarray) -> pd.DataFrame:
+    """Each client's columns of numbers by the mean and deviation of its training samples; constant columns by 1."""
+    columns = [name for name in features if frame[name].dtype.kind in "iuf"]
+    values = frame[columns].astype(np.float64)
+    known = values.where(pd.Series(train))
+    groups = known.groupby(client)
+    mean, deviation = groups.transform("mean"), groups.transform("std", ddof=0)
+    return frame.assign(**((values - mean) / deviation.where(deviation > 0, 1.0)))

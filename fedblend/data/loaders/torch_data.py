@@ -1,0 +1,107 @@
+"""PyTorch ``Dataset`` objects of one's own, as a data set for experiments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedblend.core.errors import FedblendError
+from fedblend.data.loaders.npz import Npz
+
+Samples = Any
+"""An object with ``len`` and pairs (x, y) by number, such as a ``torch.utils.data.Dataset``."""
+
+
+def from_torch(
+    train: Samples | Mapping[Any, Samples],
+    path: str | Path,
+    *,
+    test: Samples | Mapping[Any, Samples] | None = None,
+    clients: Sequence[Any] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Npz:
+    """Write data sets of PyTorch to an ``.npz`` file; return the part that reads it, for ``Experiment(data=...)``.
+
+    A file, because a run can then be resumed, attacked and reported by other processes. ``train`` is one data set for
+    each client by name, or one for all, with ``clients`` (a number or a name for each sample) if it has clients.
+    ``test`` has the same form, without ``clients``; by default a fifth of each client's samples is test. ``classes``
+    names the labels. Samples are pairs (x, y) of arrays, tensors or pictures; y is a whole number (a class), or numbers
+    to predict. Pictures that were scaled to [0, 1] are stored as the pixels that they were. Raises
+    :class:`FedblendError`.
+
+        data = fedblend.from_torch({"north": north, "south": south}, "two.npz")
+        fedblend.run(fedblend.Experiment(data=data, partition="natural"))
+    """
+    if isinstance(train, Mapping) and clients is not None:
+        raise FedblendError("clients: not valid beside a data set for each client; its keys are the clients")
+    if clients is not None and len(clients) != len(train):
+        raise FedblendError(f"clients: {len(clients)} for {len(train)} samples; valid: one for each sample")
+    if (test is not None and isinstance(test, Mapping) != isinstance(train, Mapping)) or (test and clients is not None):
+        raise FedblendError(
+            "test: not of the form of train; valid: a data set for each client in both, or clients in none"
+        )
+    halves = [_half(train, clients), *([] if test is None else [_half(test, None)])]
+    arrays: dict[str, Any] = {
+        "x": _as_pixels(np.concatenate([half[0] for half in halves])),
+        "y": np.concatenate([half[1] for half in halves]),
+    }
+    if len(halves) == 2:
+        arrays["split"] = np.repeat(["train", "test"], [len(half[1]) for half in halves])
+    if owners := [half[2] for half in halves if half[2] is not None]:
+        arrays["client"] = np.concatenate(owners)
+    if classes is not None:
+        arrays["classes"] = np.array([str(name) for name in classes])
+    target = Path(path).absolute()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.npz")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(temporary, **arrays)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise FedblendError(f"{target}: cannot be written ({error.strerror})") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Npz(str(target))
+
+
+def _half(
+    given: Samples | Mapping[Any, Samples], clients: Sequence[Any] | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Inputs, targets and clients of one data set, or of one for each client."""
+    if not isinstance(given, Mapping):
+        x, y = _stack(given, "the data set")
+        return x, y, None if clients is None else np.array(clients)
+    if not given:
+        raise FedblendError("from_torch: there are no clients; give a data set for each")
+    pairs = [_stack(samples, f"client {name}") for name, samples in given.items()]
+    shapes = {pair[0].shape[1:] for pair in pairs}
+    if len(shapes) > 1:
+        raise FedblendError(f"from_torch: clients have samples of shapes {sorted(map(list, shapes))}; valid: one shape")
+    owner = np.repeat([str(name) for name in given], [len(y) for _, y in pairs])
+    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), owner
+
+
+def _stack(samples: Samples, whose: str) -> tuple[np.ndarray, np.ndarray]:
+    """All samples as arrays [n, ...] and [n] or [n, q]."""
+    pairs: Iterable[tuple[Any, Any]] = (samples[i] for i in range(len(samples)))
+    try:
+        columns = list(zip(*pairs, strict=True))
+        if len(columns) != 2:
+            raise ValueError("its samples are no pairs (x, y)" if columns else "it holds no samples")
+        x, y = (np.stack([np.asarray(entry) for entry in column]) for column in columns)
+    except (ValueError, TypeError, LookupError) as error:
+        raise FedblendError(f"from_torch: {whose}: {error}; valid: pairs (x, y) of one shape") from None
+    return x, y
+
+
+def _as_pixels(x: np.ndarray) -> np.ndarray:
+    """Pictures [n, C, H, W] that were scaled from pixels to [0, 1], as pixels; anything else as it is."""
+    if x.ndim != 4 or x.shape[1] not in (1, 3) or x.dtype.kind != "f":
+        return x
+    pixels = np.rint(x.astype(np.float64) * 255)
+    same = (x >= 0).all() and (x <= 1).all() and np.array_equal((pixels / 255).astype(x.dtype), x)
+    return pixels.astype(np.uint8) if same else x

@@ -1,0 +1,205 @@
+"""Data of one's own in tables, signals in folders, and PyTorch's data sets."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from cli_helpers import TINY, here, refused, write
+from torch.utils.data import TensorDataset
+
+import fedblend
+from fedblend.core.errors import FedblendError
+from fedblend.data.loaders.signal_folder import SignalFolder
+from fedblend.data.loaders.table import TableFile
+from fedblend.data.scale import Standard
+from fedblend.runs import api
+
+PATIENTS = pd.DataFrame(
+    {
+        "age": [40, 50, 60, 70, 44, 54],
+        "sex": ["f", "m", "f", "m", "f", "x"],
+        "dose": [1.0, np.nan, 3.0, 5.0, 2.0, 2.0],
+        "site": ["a", "a", "b", "b", "a", "b"],
+        "half": ["train"] * 4 + ["test"] * 2,
+        "ill": ["no", "yes", "no", "yes", "no", "yes"],
+    }
+)
+
+
+def table(path: Path, frame: pd.DataFrame = PATIENTS, **options: Any) -> TableFile:
+    """The data set of a frame, written to a file."""
+    frame.to_parquet(path) if path.suffix == ".parquet" else frame.to_csv(path, index=False)
+    return TableFile(str(path), **{"target": "ill", "client": "site", "split": "half", "missing": "mean", **options})
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
+def test_numbers_categories_and_gaps_by_hand(name: str, tmp_path: Path) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
+    data = table(tmp_path / name).load()
+    # age; sex f, m (the test's x is neither); dose, whose mean over the training rows is 3.
+    assert data.train.x.tolist() == [[40, 1, 0, 1], [50, 0, 1, 3], [60, 1, 0, 3], [70, 0, 1, 5]]
+    assert data.test.x.tolist() == [[44, 1, 0, 2], [54, 0, 0, 2]]
+    assert (data.classes, data.client_names) == (("no", "yes"), ("a", "b"))
+    assert data.train.y.tolist() == [0, 1, 0, 1]
+    assert data.train.client.tolist() == [0, 0, 1, 1]
+    assert data.facts["table"]["columns"] == ["age", "sex", "dose"]
+
+
+def test_a_client_scales_by_its_own_training_samples(tmp_path: Path) -> None:
+    data = table(tmp_path / "p.csv", standardize="client").load()
+    ages = [*data.train.x[:, 0].tolist(), *data.test.x[:, 0].tolist()]
+    assert ages == pytest.approx([-1, 1, -1, 1, (44 - 45) / 5, (54 - 65) / 5])
+    # Client a knows one dose, so that its deviation is taken as 1.
+    assert data.train.x[:, 3].tolist() == pytest.approx([0, 0, -1, 1])
+    assert Standard().fit(data)(data.train.x).mean(0).abs().max() < 1e-6
+
+
+def test_targets_are_classes_or_numbers(tmp_path: Path) -> None:
+    frame = PATIENTS.fillna(0)
+    assert table(tmp_path / "a.csv", frame, target="dose").load().task == "regression"
+    two = table(tmp_path / "b.csv", frame, target=["dose", "age"], features=["sex"])
+    assert two.load().train.y.tolist() == frame[["dose", "age"]][:4].to_numpy().tolist()
+    flags = PATIENTS.assign(ill=[0, 1, 0, 1, 1, 0])
+    assert table(tmp_path / "c.csv", flags).load().classes == ("0", "1")
+
+
+def test_rows_with_gaps_are_dropped_where_asked(tmp_path: Path) -> None:
+    data = table(tmp_path / "p.csv", missing="drop").load()
+    assert data.train.x[:, 0].tolist() == [40, 60, 70]
+
+
+def test_without_a_split_a_share_of_each_client_is_test(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": range(30), "site": ["a"] * 10 + ["b"] * 20, "y": [0, 1] * 15})
+    data = table(tmp_path / "p.csv", frame, target="y", split=None).load()
+    assert np.bincount(data.test.client).tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "Ill"}, "data.target: there is no column 'Ill' (did you mean 'ill'?); valid: age, sex"),
+        ({"missing": "refuse"}, "column 'dose' is empty in 1 row (with gaps: dose); valid: data.missing = 'mean'"),
+        ({"target": "dose"}, "column 'dose' is empty in 1 row"),
+        ({"target": ["sex", "age"]}, "data.target: column 'sex' is no column of numbers"),
+        ({"features": ["age", "nothing"]}, "data.features: there is no column 'nothing'"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(FedblendError) as error:
+        table(tmp_path / "p.csv", **options).load()
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'a,b\n"1,2', b"a,a\n1,2\n", b"a\n"])
+def test_damaged_tables_end_in_one_message(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_bytes(content)
+    with pytest.raises(FedblendError, match=r"p\.csv|data\.target"):
+        TableFile(str(tmp_path / "p.csv"), target="a").load()
+
+
+def test_a_file_trains_on_a_table_and_predicts_for_another(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n = 200
+    frame = pd.DataFrame(
+        {"a": rng.normal(size=n), "colour": rng.choice(["red", "blue"], n), "site": rng.integers(0, 4, n)}
+    )
+    frame["y"] = np.where((frame.a > 0) ^ (frame.colour == "red"), "up", "down")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = {"name": "table", "path": "t.csv", "target": "y", "client": "site"}
+    train = {"cohort": 4, "epochs": 15, "lr": 0.3, "batch_size": 8, "lr_decay": 1.0}
+    changes = {"data": data, "partition": {"name": "natural"}, "rounds": 4, "train": train}
+    file = write(tmp_path / "x.toml", changes)
+    assert here("run", file, "--out", tmp_path / "runs", "--jobs", 1).code == 0
+    new = frame.drop(columns=["y", "site"])[["colour", "a"]]
+    new.to_csv(tmp_path / "new.csv", index=False)
+    told = here("predict", tmp_path / "runs", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    assert told.code == 0, told.err
+    assert (pd.read_csv(tmp_path / "p.csv")["class"] == frame.y).mean() > 0.9
+    new.drop(columns="a").to_csv(tmp_path / "less.csv", index=False)
+    refused(here("predict", tmp_path / "runs", tmp_path / "less.csv"), "has no column 'a'; valid: a, colour")
+
+
+# Signals ---------------------------------------------------------------------------------------------------
+
+
+def test_signals_of_each_form_are_read(tmp_path: Path) -> None:
+    for name in ("hum", "tick"):
+        (tmp_path / name).mkdir()
+    with wave.open(str(tmp_path / "hum" / "a.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(np.array([0, 16384, -32768], "<i2").tobytes())
+    np.save(tmp_path / "hum" / "b.npy", np.array([1.0, 2.0, 3.0, 4.0]))
+    (tmp_path / "tick" / "c.csv").write_text("5\n6\n")
+    (tmp_path / "tick" / "d.txt").write_text("7\n8\n9\n")
+    data = SignalFolder(str(tmp_path), length=3, test_share=0.5).load()
+    rows = {
+        tuple(x.flatten().tolist()): int(y)
+        for half in (data.train, data.test)
+        for x, y in zip(half.x, half.y, strict=True)
+    }
+    assert rows == {(0, 0.5, -1): 0, (1, 2, 3): 0, (5, 6, 0): 1, (7, 8, 9): 1}
+    assert data.classes == ("hum", "tick")
+    with pytest.raises(FedblendError, match=r"give data\.length to cut or fill"):
+        SignalFolder(str(tmp_path)).load()
+    (tmp_path / "tick" / "e.wav").write_bytes(b"RIFF")
+    with pytest.raises(FedblendError, match=r"e\.wav: is damaged or no signal"):
+        SignalFolder(str(tmp_path), length=3).load()
+
+
+# PyTorch ---------------------------------------------------------------------------------------------------
+
+
+def client(seed: int, n: int = 20) -> TensorDataset:
+    pixels = torch.randint(0, 256, (n, 1, 4, 4), generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(pixels.float() / 255, torch.arange(n) % 2)
+
+
+def test_a_data_set_for_each_client_is_a_natural_split(tmp_path: Path) -> None:
+    data = fedblend.from_torch({"north": client(0), "south": client(1)}, tmp_path / "two.npz").load()
+    assert (data.kind, data.client_names, data.classes) == ("image", ("north", "south"), ("0", "1"))
+    assert len(data.train) + len(data.test) == 40
+    pixels = {tuple((x * 255).round().flatten().int().tolist()) for one in (client(0), client(1)) for x, _ in one}
+    assert {tuple(x.flatten().tolist()) for x in (*data.train.x, *data.test.x)} == pixels
+
+
+def test_one_data_set_with_clients_runs_and_resumes(tmp_path: Path) -> None:
+    part = fedblend.from_torch(client(0, 60), tmp_path / "one.npz", clients=[i % 5 for i in range(60)])
+    table = {**TINY, "data": part, "partition": "natural", "train": {**TINY["train"], "cohort": 3}}
+    done = api.run(fedblend.Experiment(**table), tmp_path / "run")
+    assert len(done.metrics) == 3
+    more = api.run(fedblend.Experiment(**{**table, "rounds": 3}), tmp_path / "run", resume=True)
+    assert len(more.metrics) == 4
+
+
+def test_test_halves_and_floats_are_kept(tmp_path: Path) -> None:
+    x = torch.randn(10, 3)
+    regression = TensorDataset(x, x.sum(1))
+    data = fedblend.from_torch(regression, tmp_path / "r.npz", test=TensorDataset(x[:2], x[:2].sum(1))).load()
+    assert (data.task, len(data.train), len(data.test)) == ("regression", 10, 2)
+    assert torch.equal(data.train.x, x)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train": {}}, "there are no clients"),
+        ({"train": {"a": [(1, 2)], "b": [((1, 2), 0)]}}, "samples of shapes"),
+        ({"train": [(np.zeros(2), 0), (np.zeros(3), 0)]}, "valid: pairs (x, y) of one shape"),
+        ({"train": []}, "it holds no samples"),
+        ({"train": [(np.zeros(2), 0)], "clients": [0, 1]}, "clients: 2 for 1 samples"),
+        ({"train": {"a": [(np.zeros(2), 0)]}, "test": [(np.zeros(2), 0)]}, "test: not of the form of train"),
+    ],
+)
+def test_data_sets_that_do_not_fit_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(FedblendError) as error:
+        fedblend.from_torch(path=tmp_path / "x.npz", **given)
+    assert said in str(error.value)
