@@ -98,6 +98,29 @@ def run(
     run_file(file, changes, parse_seeds(seeds), resume, out, jobs)
 
 
+@app.command(
+    short_help="Search for the best values of fields, on validation samples.",
+    epilog="Example: fedblend tune my.toml && fedblend run runs/tune-my/best.toml",
+)
+def tune(
+    file: File,
+    set_: Set = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest search of this name.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the trials (default: runs/tune-NAME).")] = None,
+    data: Data = None,
+) -> None:
+    """Search for the best values of a file's fields, for each of its methods with the same budget.
+
+    The file says what to search, in the tables [tune] and [tune.fields], and keeps samples for validation. The command
+    prints each method's best trial, and writes a file that runs all methods with their best values, a table of all
+    trials, and a figure of what mattered. Ctrl-C keeps finished trials: go on with --resume.
+    """
+    from fedblend.cli.arguments import parse_changes
+    from fedblend.cli.tune import tune_file
+
+    tune_file(file, parse_changes(set_), resume, out)
+
+
 @app.command(epilog="Example: fedblend resume runs/quickstart")
 def resume(
     run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study.")],

@@ -94,10 +94,14 @@ Mode = Literal["max", "min"]
 """Whether the highest or the lowest value of a monitored number is the best."""
 
 
+ACCURACIES = ("validation.server.accuracy", "validation.clients.accuracy", "accuracy")
+"""What is monitored by default: the first of these that a run measures."""
+
+
 class Monitor(Callback):
     """Base of callbacks that follow one number of the record; a resumed run counts on from its earlier records."""
 
-    monitor: str
+    monitor: str | None
     mode: Mode
 
     @functools.cached_property
@@ -116,12 +120,13 @@ class Monitor(Callback):
     def follow(self, record: RoundRecord) -> bool:
         """Add a record's number; return whether it has one. Raises :class:`FedblendError` if no record has it."""
         numbers = numbers_of(record)
-        if self.monitor in numbers:
-            self.seen.append((record.round, numbers[self.monitor]))
+        name = self.monitor or next((one for one in ACCURACIES if one in numbers), ACCURACIES[-1])
+        if name in numbers:
+            self.seen.append((record.round, numbers[name]))
         elif record.loss is not None:
             valid = listed([name for name in numbers if not name.startswith(("machine.", "bytes_"))])
-            raise FedblendError(f"callbacks: monitor: '{self.monitor}' is not measured in this run; valid: {valid}")
-        return self.monitor in numbers
+            raise FedblendError(f"callbacks: monitor: '{name}' is not measured in this run; valid: {valid}")
+        return name in numbers
 
     def best(self, least: float = 0.0) -> tuple[int, float]:
         """The best round so far with its number; a later one must be better by more than ``least``."""
@@ -136,8 +141,10 @@ class Monitor(Callback):
 class EarlyStopping(Monitor):
     """End the run once a number of the record has not become better in ``patience`` evaluated rounds."""
 
-    monitor: str = "accuracy"
-    """The number: `accuracy`, `loss`, `clients.mean`, or any other of the record, with its place (`train_loss`)."""
+    monitor: str | None = None
+    """A number of the record with its place, such as `validation.server.loss`, `clients.mean` or `train_loss` (default:
+    the accuracy on samples for validation, and without them on the test samples).
+    """
     mode: Mode = "max"
     """Whether high (`max`) or low (`min`, for losses) is good."""
     patience: Count = 10
@@ -157,7 +164,7 @@ class EarlyStopping(Monitor):
 class KeepBest(Monitor):
     """Keep the model of the best round as `best.safetensors` in the run's folder; `fedblend export --best` reads it."""
 
-    monitor: str = "accuracy"
+    monitor: str | None = None
     """The number that tells the best round, as in `early-stopping`."""
     mode: Mode = "max"
     """Whether high (`max`) or low (`min`, for losses) is good."""
@@ -172,7 +179,7 @@ class KeepBest(Monitor):
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
         """Write the model if this round is the best."""
         if self.follow(record) and self.best() == self.seen[-1]:
-            checkpoint.write_best(self._folder[-1], state, {"monitor": self.monitor, "value": self.seen[-1][1]})
+            checkpoint.write_best(self._folder[-1], state, {"value": self.seen[-1][1]})
         return None
 
     @functools.cached_property

@@ -114,6 +114,14 @@ def test_a_time_limit_ends_after_the_round_that_passes_it(monkeypatch: pytest.Mo
     assert [limit.on_round_end(None, None) for _ in range(2)] == [False, True]  # type: ignore[arg-type]
 
 
+def test_validation_samples_come_before_test_samples() -> None:
+    stop = EarlyStopping(patience=1)
+    record = RoundRecord(1, loss=1.0, accuracy=0.9, validation={"clients": {"accuracy": 0.25}})
+    assert stop.follow(record)
+    assert stop.follow(RoundRecord(2, loss=1.0, accuracy=0.5))
+    assert stop.seen == [(1, 0.25), (2, 0.5)]
+
+
 # Trackers --------------------------------------------------------------------------------------------------
 
 

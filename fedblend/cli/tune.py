@@ -1,0 +1,115 @@
+"""``fedblend tune``: search for the best values of a file's fields, and show what mattered."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from fedblend.cli.arguments import Change
+from fedblend.cli.console import Console
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.study import slugify
+from fedblend.experiment.tables import set_field
+from fedblend.report.tune_figure import draw_search
+from fedblend.runs import api
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.files import write_atomically
+from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
+
+TRIALS = "trials.csv"
+
+
+def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | None) -> None:
+    """Search in a new folder, or go on with the newest search of the file; print a table, write the best file."""
+    table = api.load(file)
+    for field, value in changes:
+        set_field(table, field, value)
+    default = api.RUNS / f"tune-{slugify(str(table.get('name', file.stem)))}"
+    folder = out or (api.last_folder(default) if resume else api.free_folder(default))
+    if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
+        raise FedblendError(f"--out {folder}: already holds files; add --resume to go on, or name another folder")
+    console, notes = Console(), Console(stderr=True)
+    done: dict[str, int] = {}
+
+    def on_trial(label: str, trial: Trial, most: int) -> None:
+        done[label] = done.get(label, 0) + 1
+        outcome = f"failed: {trial.failure}" if trial.failure else "" if trial.score is None else f"{trial.score:.4f}"
+        early = f", ended early after {trial.rounds} rounds" if trial.pruned else ""
+        values = ", ".join(f"{path}={value}" for path, value in trial.values.items())
+        notes.print(f"{label} {done[label]}/{most}: {values}: {outcome}{early}", highlight=False, soft_wrap=True)
+
+    searches = tune(table, folder, on_trial)
+    console.print(_best_table(searches))
+    rows = ["method,metric,score,best_round,rounds,ended_early,failure,run,values"]
+    for search in searches:
+        rows += [_row(search, trial) for trial in search.trials]
+    write_atomically(folder / TRIALS, "\n".join(rows) + "\n")
+    write_atomically(folder / "tune.png", draw_search(searches))
+    console.print(
+        f"Trials: {folder / TRIALS}, figure: {folder / 'tune.png'}\nBest values: fedblend run {folder / BEST}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _best_table(searches: Sequence[MethodSearch]) -> Table:
+    """A row for each method: its budget, its best score on validation, and the test score of the same round."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in (
+        "method",
+        "trials",
+        "ended early",
+        "failed",
+        "rounds",
+        "metric",
+        "validation",
+        "test",
+        "best values",
+    ):
+        left = heading in ("method", "metric", "best values")
+        table.add_column(heading, justify="left" if left else "right", overflow="fold")
+    for search in searches:
+        best = search.best
+        assert best is not None
+        assert best.score is not None
+        (record,) = (record for record in RunDirectory(best.folder).records() if record.round == best.round)
+        test = record.score_of(search.metric)
+        table.add_row(
+            Text(search.label),
+            str(len(search.trials)),
+            str(sum(trial.pruned for trial in search.trials)),
+            str(sum(bool(trial.failure) for trial in search.trials)),
+            str(sum(trial.rounds for trial in search.trials)),
+            search.metric,
+            f"{best.score:.4f}",
+            "" if test is None else f"{test:.4f}",
+            Text(", ".join(f"{path}={value}" for path, value in best.values.items())),
+        )
+    return table
+
+
+def _row(search: MethodSearch, trial: Trial) -> str:
+    """A trial as a line of CSV."""
+    line = io.StringIO()
+    score = "" if trial.score is None else repr(trial.score)
+    early = str(trial.pruned).lower()
+    run = f"{trial.folder.parent.name}/{trial.folder.name}"
+    fields = [
+        search.label,
+        search.metric,
+        score,
+        trial.round,
+        trial.rounds,
+        early,
+        trial.failure,
+        run,
+        json.dumps(trial.values),
+    ]
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()

@@ -1,0 +1,69 @@
+"""The figure of a search: the score on validation samples against each field's value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedblend.analysis.plotting import INK, blank_figure, line_styles, png_bytes, style_axes
+from fedblend.experiment.search import Interval
+
+if TYPE_CHECKING:
+    from fedblend.runs.tuning import MethodSearch
+
+WIDTH, HEIGHT = 3.4, 3.2
+"""Width and height of a panel in inches."""
+
+
+def draw_search(searches: Sequence[MethodSearch]) -> bytes:
+    """A PNG with a panel for each field: a dot for each trial, in its method's colour; rings are the best trials.
+
+    Hollow dots are trials that were ended early, at the score that they had then.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import NullFormatter
+
+    fields = list(dict.fromkeys(path for search in searches for path in search.fields))
+    figure = blank_figure(max(2, len(fields)) * WIDTH, HEIGHT)
+    panels = figure.subplots(1, len(fields), sharey=True, squeeze=False)[0]
+    styles = line_styles([search.label for search in searches])
+    for axes, field in zip(panels, fields, strict=True):
+        interval = next(search.fields[field] for search in searches if field in search.fields)
+        ordered = interval if isinstance(interval, list) else []
+        numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in ordered)
+        for search in searches:
+            for trial in search.trials:
+                if trial.score is None or field not in trial.values:
+                    continue
+                value = trial.values[field]
+                x = value if numeric else ordered.index(value)
+                colour = styles[search.label].colour
+                axes.plot(
+                    [x], [trial.score], "o", color=colour, fillstyle="none" if trial.pruned else "full", alpha=0.75
+                )
+                if trial is search.best:
+                    axes.plot(
+                        [x], [trial.score], "o", color=colour, markersize=13, fillstyle="none", markeredgewidth=1.5
+                    )
+        if ordered and not numeric:
+            names = [str(value.get("name", value)) if isinstance(value, dict) else str(value) for value in ordered]
+            axes.set_xticks(range(len(ordered)), names)
+        elif _spans(ordered) or (isinstance(interval, Interval) and interval.log):
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.margins(0.08)
+        style_axes(axes, field, f"{searches[0].metric} on validation" if axes is panels[0] else "")
+    figure.suptitle("What mattered: each dot is a trial, a ring the best of a method", fontsize=10, color=INK)
+    if len(searches) > 1:
+        marks = [Line2D([], [], color=style.colour, marker="o", linestyle="") for style in styles.values()]
+        legend = figure.legend(
+            marks, list(styles), loc="outside right upper", fontsize=8, frameon=False, labelcolor=INK
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    return png_bytes(figure)
+
+
+def _spans(values: Sequence[float]) -> bool:
+    """Whether numbers are above 0 and span a factor of 20."""
+    return len(values) > 1 and min(values) > 0 and max(values) >= 20 * min(values)

@@ -1,0 +1,277 @@
+"""Search for the best values of an experiment's fields, on validation samples, with the same budget for each method.
+
+A trial is a run with a folder of its own, named after its values. The choice of values depends on the seed and on the
+earlier trials' scores alone. So a search that was interrupted goes on: its trials are found again, finished ones are
+not run again, and the last one continues from its checkpoint. Optuna chooses the values (extra ``tune``).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError, Stopped, missing_package
+from fedblend.core.random import stream
+from fedblend.core.record import RoundRecord
+from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.search import Interval, Tune, read_tune
+from fedblend.experiment.study import expand, slugify
+from fedblend.experiment.tables import set_field, write_toml
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.files import write_atomically
+from fedblend.runs.runner import execute
+
+if TYPE_CHECKING:
+    import optuna
+
+BEST = "best.toml"
+"""The file with the best values, in the search's folder."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run with some values of the searched fields."""
+
+    folder: Path
+    """Its run directory."""
+    values: dict[str, Any]
+    """The fields' values."""
+    score: float | None
+    """The metric on validation samples at the best round; ``None`` for a trial that failed or measured none."""
+    round: int
+    """The best round."""
+    rounds: int
+    """Rounds made."""
+    pruned: bool = False
+    """Whether it was ended early."""
+    failure: str = ""
+    """Why it failed."""
+
+
+@dataclass
+class MethodSearch:
+    """The search of one method."""
+
+    label: str
+    """The method's label."""
+    fields: dict[str, list[Any] | Interval]
+    """The searched fields that the method has."""
+    metric: str = ""
+    """The metric by which trials are compared, known after the first of them."""
+    larger_is_better: bool = True
+    """Whether a larger score is better."""
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the best score; of equal ones the first."""
+        scored = [trial for trial in self.trials if trial.score is not None]
+        sign = 1 if self.larger_is_better else -1
+        return max(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)
+
+
+OnTrial = Callable[[str, Trial, int], Any]
+"""A function of a method's label, its finished trial, and the most trials that it has."""
+
+
+def tune(
+    table: Mapping[str, Any], folder: Path, on_trial: OnTrial = lambda label, trial, most: None
+) -> list[MethodSearch]:
+    """Search the fields of a file's table ``tune`` for each of its methods; go on with a search in ``folder``.
+
+    The methods' experiments are those of the file, with its first seed. Writes ``best.toml``, a file that runs each
+    method with its best values and all seeds. Raises :class:`FedblendError` for a file without samples for validation,
+    and if no trial of a method succeeds; :class:`Stopped` on Ctrl-C.
+    """
+    settings = read_tune(table)
+    plain = {key: value for key, value in table.items() if key != "tune"}
+    study = expand(plain, seeds=[_first_seed(plain)])
+    methods = plain.get("methods", [plain.get("method", "fedavg")])
+    searches = []
+    for spec, experiment in zip(methods, study.experiments.values(), strict=True):
+        if not experiment.validation.active:
+            raise FedblendError(
+                "validation: no samples are kept for validation, so that values would be chosen on the test samples; "
+                "add [validation] with server = 0.1 or clients = 0.1"
+            )
+        searches.append(_search(_table_of(plain, spec, experiment.seed), experiment, settings, folder, on_trial))
+    # The data's paths are relative to the given file, which lies elsewhere.
+    data = as_table(next(iter(study.experiments.values())))["data"]
+    write_atomically(folder / BEST, _best_file({**plain, "data": data}, methods, searches))
+    return searches
+
+
+def _first_seed(table: Mapping[str, Any]) -> int:
+    seeds = table.get("seeds")
+    return seeds[0] if isinstance(seeds, list) and seeds else table.get("seed", 0)
+
+
+def _table_of(plain: Mapping[str, Any], method: Any, seed: int) -> dict[str, Any]:
+    """One method's experiment as it is in the file."""
+    kept = {key: value for key, value in plain.items() if key not in ("methods", "seeds")}
+    return copy.deepcopy({**kept, "method": method, "seed": seed})
+
+
+def _with(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(dict(table))
+    for path, value in values.items():
+        set_field(changed, path, value)
+    return changed
+
+
+# One method ------------------------------------------------------------------------------------------------
+
+
+def _search(
+    table: dict[str, Any], experiment: Experiment, settings: Tune, folder: Path, on_trial: OnTrial
+) -> MethodSearch:
+    label = experiment.method.label or experiment.method.name
+    fields = {path: values for path, values in settings.fields.items() if registry.has_option(experiment, path)}
+    if not fields:
+        raise FedblendError(f"tune.fields: {label} has none of {', '.join(settings.fields)}")
+    search = MethodSearch(label, fields)
+    chooser = _Chooser(settings, fields, experiment)
+    most, started, place = settings.trials_of(fields), time.monotonic(), folder / slugify(label)
+    for _ in range(most):
+        rounds = sum(trial.rounds for trial in search.trials)
+        if (settings.rounds and rounds >= settings.rounds) or (
+            settings.minutes and time.monotonic() - started >= 60 * settings.minutes
+        ):
+            break
+        asked, values = chooser.ask()
+        trial = _run(_with(table, values), place / _folder_name(values), values, search, chooser.prunes(asked))
+        chooser.tell(asked, trial, search.larger_is_better)
+        search.trials.append(trial)
+        on_trial(label, trial, most)
+    if search.best is None:
+        reasons = list(dict.fromkeys(trial.failure or "no round was evaluated" for trial in search.trials))
+        raise FedblendError(f"{label}: none of {len(search.trials)} trials succeeded: {'; '.join(reasons[:3])}")
+    return search
+
+
+def _folder_name(values: Mapping[str, Any]) -> str:
+    """The name of a trial's folder: of its values, so that the same values are not run twice."""
+    return f"trial-{hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]}"
+
+
+def _run(
+    table: Mapping[str, Any],
+    folder: Path,
+    values: dict[str, Any],
+    search: MethodSearch,
+    prunes: Callable[[int, float], bool],
+) -> Trial:
+    """Run a trial, or go on with it; ``prunes(round, score)`` says whether it ends early (larger scores are better)."""
+    scores: dict[int, float] = {}
+    pruned = False
+
+    def listen(record: RoundRecord) -> bool:
+        nonlocal pruned
+        score = record.score_of(search.metric, validation=True)
+        if score is not None and record.round:
+            scores[record.round] = score
+            pruned = prunes(record.round, score if search.larger_is_better else -score)
+        return pruned
+
+    try:
+        experiment = resolve(table)
+        if not search.metric:
+            data = experiment.data.load()
+            search.metric = experiment.validation.metric or ("loss" if data.task == "regression" else "accuracy")
+            larger = {"loss": False, **{metric.label: metric.larger_is_better for metric in experiment.metrics}}
+            search.larger_is_better = larger.get(search.metric, True)
+        was_pruned = RunDirectory.is_run(folder) and RunDirectory(folder).status()["state"] == "done"
+        # A trial that was ended early is done, and would otherwise make the rounds that are left.
+        if was_pruned:
+            for record in RunDirectory(folder).records():
+                listen(record)
+        else:
+            execute(experiment, folder, resume=True, listener=listen)
+    except Stopped:
+        raise
+    except FedblendError as error:
+        return Trial(folder, values, None, 0, max(scores, default=0), failure=str(error))
+    sign = 1 if search.larger_is_better else -1
+    best = max(scores, key=lambda round: sign * scores[round], default=0)
+    rounds = RunDirectory(folder).records()[-1].round
+    return Trial(folder, values, scores.get(best), best, rounds, pruned or rounds < experiment.rounds)
+
+
+class _Chooser:
+    """Optuna's choice of values and of trials that end early, without a file of its own: trials are told again."""
+
+    def __init__(self, settings: Tune, fields: Mapping[str, list[Any] | Interval], experiment: Experiment) -> None:
+        try:
+            import optuna
+        except ImportError:
+            raise missing_package("fedblend tune", "optuna", "tune") from None
+        optuna.logging.set_verbosity(logging.WARNING)
+        seed = int(stream(experiment.seed, "tune").integers(2**31))
+        chooses_by_model = settings.search == "tpe"
+        sampler = optuna.samplers.TPESampler(seed=seed) if chooses_by_model else optuna.samplers.RandomSampler(seed)
+        least = max(1, experiment.rounds // 9)
+        pruner = optuna.pruners.SuccessiveHalvingPruner(least, 3) if settings.halving else optuna.pruners.NopPruner()
+        self.fields = fields
+        self.study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
+        self.states = optuna.trial.TrialState
+        if settings.search == "grid":
+            # A value of a list is given by its place: values may be tables.
+            cells = list(
+                itertools.product(*(range(len(values)) for values in fields.values() if isinstance(values, list)))
+            )
+            for place in stream(experiment.seed, "tune", 1).permutation(len(cells)):
+                self.study.enqueue_trial(dict(zip(fields, cells[place], strict=True)))
+
+    def ask(self) -> tuple[optuna.Trial, dict[str, Any]]:
+        """The next trial, and the values of its fields."""
+        trial = self.study.ask()
+        values: dict[str, Any] = {}
+        for path, given in self.fields.items():
+            if isinstance(given, list):
+                values[path] = given[trial.suggest_categorical(path, list(range(len(given))))]
+            elif isinstance(given.low, int) and isinstance(given.high, int):
+                values[path] = trial.suggest_int(path, given.low, given.high, log=given.log)
+            else:
+                values[path] = float(f"{trial.suggest_float(path, given.low, given.high, log=given.log):.4g}")
+        return trial, values
+
+    def prunes(self, trial: optuna.Trial) -> Callable[[int, float], bool]:
+        """A function of a round and its score: whether the trial ends."""
+
+        def ends(round: int, score: float) -> bool:
+            trial.report(score, round)
+            return trial.should_prune()
+
+        return ends
+
+    def tell(self, asked: optuna.Trial, trial: Trial, larger_is_better: bool) -> None:
+        """Note the outcome of a trial."""
+        if trial.score is None or trial.pruned:
+            self.study.tell(asked, state=self.states.PRUNED if trial.pruned else self.states.FAIL)
+        else:
+            self.study.tell(asked, trial.score if larger_is_better else -trial.score)
+
+
+# The best values -------------------------------------------------------------------------------------------
+
+
+def _best_file(plain: Mapping[str, Any], methods: list[Any], searches: list[MethodSearch]) -> str:
+    """An experiment file with each method's best values: the first at the top, the others as variants."""
+    kept = {key: value for key, value in plain.items() if key not in ("methods", "method")}
+    tables = []
+    for spec, search in zip(methods, searches, strict=True):
+        assert search.best is not None
+        tables.append((spec, search.best.values))
+    first, *others = tables
+    table = _with({**kept, "method": first[0]}, first[1])
+    variants = [_with({"method": spec}, values) for spec, values in others]
+    return write_toml({**table, **({"variants": variants} if variants else {})})

@@ -1,0 +1,148 @@
+"""``fedblend tune``: budgets, early ends, interruptions, and the file with the best values."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import PNG, TINY, changed, contents, here, refused, write
+
+from fedblend.core.errors import FedblendError, Stopped
+from fedblend.experiment.search import Tune
+from fedblend.experiment.tables import read_toml
+from fedblend.runs import api
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.tuning import MethodSearch, Trial, tune
+
+pytest.importorskip("optuna", reason="the extra 'tune' is not installed")
+
+LR = {"low": 0.001, "high": 1.0, "log": True}
+
+
+def search(**changes: Any) -> dict[str, Any]:
+    """A file that searches the learning rate on samples of the server."""
+    base = {"validation": {"server": 0.2}, "rounds": 3, "tune": {"trials": 3, "fields": {"train.lr": LR}}}
+    return changed(changed(TINY, base), changes)
+
+
+def scores(searches: list[MethodSearch]) -> list[list[tuple[Any, ...]]]:
+    """Values and outcomes of all trials."""
+    return [[(one.values, one.score, one.round, one.rounds, one.pruned) for one in each.trials] for each in searches]
+
+
+def test_each_method_has_the_same_budget_and_only_its_own_fields(tmp_path: Path) -> None:
+    fields = {"train.lr": LR, "method.objective.lambda": [0.05, 0.2]}
+    methods = ["fedavg", {"name": "fedmix", "sharing": {"samples_per_mean": 5}}]
+    avg, mix = tune(search(methods=methods, tune={"trials": 3, "fields": fields}), tmp_path)
+    assert [len(one.trials) for one in (avg, mix)] == [3, 3]
+    assert list(avg.fields) == ["train.lr"]
+    assert all(set(trial.values) == set(fields) for trial in mix.trials)
+    for each in (avg, mix):
+        runs = [RunDirectory(trial.folder) for trial in each.trials]
+        assert [run.experiment().train.lr for run in runs] == [trial.values["train.lr"] for trial in each.trials]
+        # The score is the validation score of the best round, as the records have it.
+        for trial, run in zip(each.trials, runs, strict=True):
+            by_round = {r.round: r.score_of("accuracy", validation=True) for r in run.records()}
+            assert trial.score == by_round[trial.round] == max(score for n, score in by_round.items() if n)
+        assert each.best is not None
+        assert each.best.score == max(trial.score or 0 for trial in each.trials)
+    best = api.expand_file(tmp_path / "best.toml", (), None).experiments
+    assert {name: one.train.lr for name, one in best.items()} == {
+        "fedavg-seed0": avg.best.values["train.lr"],
+        "fedmix-seed0": mix.best.values["train.lr"],
+    }
+    assert best["fedmix-seed0"].method.objective.lam == mix.best.values["method.objective.lambda"]
+    assert best["fedmix-seed0"].method.sharing.samples_per_mean == 5
+
+
+def test_an_interrupted_search_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    whole = tune(search(), tmp_path / "whole")
+    trials: list[Trial] = []
+
+    def interrupt(label: str, trial: Trial, most: int) -> None:
+        trials.append(trial)
+        if len(trials) == 2:
+            raise Stopped("enough")
+
+    with pytest.raises(Stopped):
+        tune(search(), tmp_path / "again", interrupt)
+    before = {name: content for name, content in contents(tmp_path / "again").items() if "metrics" in name}
+    again = tune(search(), tmp_path / "again")
+    assert scores(again) == scores(whole)
+    after = contents(tmp_path / "again")
+    assert all(after[name] == content for name, content in before.items())
+
+
+def test_a_grid_tries_each_combination_once_and_a_budget_of_rounds_ends_a_search(tmp_path: Path) -> None:
+    fields = {"train.lr": [0.1, 0.01], "train.batch_size": [20, 40]}
+    (each,) = tune(search(tune={"search": "grid", "trials": 9, "fields": fields}), tmp_path / "grid")
+    tried = sorted(tuple(trial.values.values()) for trial in each.trials)
+    assert tried == [(0.01, 20), (0.01, 40), (0.1, 20), (0.1, 40)]
+    (few,) = tune(search(tune={"trials": 9, "rounds": 4, "fields": {"train.lr": LR}}), tmp_path / "rounds")
+    assert [trial.rounds for trial in few.trials] == [3, 3]  # the second begins before the budget is spent
+
+
+def test_halving_ends_trials_early_and_they_stay_ended(tmp_path: Path) -> None:
+    fields = {"train.lr": [0.2, 1e-6, 2e-6, 3e-6]}
+    table = search(rounds=9, tune={"search": "grid", "halving": True, "fields": fields})
+    (each,) = tune(table, tmp_path)
+    assert any(trial.pruned for trial in each.trials)
+    assert all(trial.rounds < 9 for trial in each.trials if trial.pruned)
+    assert each.best is not None
+    assert not each.best.pruned
+    assert each.best.values == {"train.lr": 0.2}
+    assert scores(tune(table, tmp_path)) == scores([each])
+
+
+def test_a_smaller_loss_is_better(tmp_path: Path) -> None:
+    table = search(validation={"server": 0.2, "metric": "loss"}, tune={"fields": {"train.lr": [0.1, 1e-6]}})
+    table["tune"]["search"] = "grid"
+    (each,) = tune(table, tmp_path)
+    assert each.best is not None
+    assert each.best.values == {"train.lr": 0.1}
+
+
+def test_the_command_writes_a_table_a_figure_and_a_file_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_bytes(write(tmp_path / "y.toml", search()).read_bytes())
+    told = here("tune", tmp_path / "x.toml", "--out", tmp_path / "found")
+    assert told.code == 0, told.err
+    assert "3/3: train.lr=" in told.err
+    with open(tmp_path / "found" / "trials.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3
+    assert {0.001 <= json.loads(row["values"])["train.lr"] <= 1.0 for row in rows} == {True}
+    assert (tmp_path / "found" / "tune.png").read_bytes().startswith(PNG)
+    assert here("run", tmp_path / "found" / "best.toml", "--out", tmp_path / "best", "--jobs", 1).code == 0
+    refused(here("tune", tmp_path / "x.toml", "--out", tmp_path / "found"), "add --resume to go on")
+    assert here("tune", tmp_path / "x.toml", "--out", tmp_path / "found", "--resume").code == 0
+    assert read_toml(tmp_path / "found" / "best.toml")["data"] == {"name": "digits"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"validation": {"server": 0.0}}, "validation: no samples are kept for validation"),
+        ({"tune": 3}, "tune: is missing"),
+        ({"tune": {"fields": {"train.lr": {"low": 2, "high": 1}}}}, "is no interval"),
+        ({"tune": {"fields": {"train.lr": {"low": 0, "high": 1, "log": True}}}}, "valid: low above 0 and below high"),
+        ({"tune": {"search": "grid"}}, "search = 'grid' needs a list of values"),
+        ({"grid": {"train.lr": [1]}}, "grid: not valid beside 'tune'"),
+        ({"tune": {"fields": {"train.l": [1.0]}}}, "tune.fields: fedavg has none of train.l"),
+        ({"tune": {"fields": {"train.lr": [-1.0]}}}, "none of 3 trials succeeded: train.lr"),
+    ],
+)
+def test_bad_searches_end_in_one_message(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    table = search(**changes)
+    if isinstance(changes.get("tune"), dict) and "fields" in changes["tune"]:
+        table["tune"]["fields"] = changes["tune"]["fields"]
+    with pytest.raises(FedblendError) as error:
+        tune(table, tmp_path)
+    assert said in str(error.value)
+
+
+def test_defaults_of_trials() -> None:
+    assert Tune(fields={"a": [1, 2, 3]}, search="grid").trials_of({"a": [1, 2, 3]}) == 3
+    assert Tune(fields={"a": [1]}).trials_of({"a": [1]}) == 20
