@@ -26,7 +26,7 @@ DATA_OPTIONS = {
     "npz": 'path = "data.npz"    # relative to this file; arrays x, y and, if present, client and split\n',
     "table": 'path = "data.csv"    # relative to this file; or .tsv, .parquet\n'
     'target = "y"         # the column to predict; client = "..." and split = "..." name further columns\n',
-    "signal-folder": 'path = "signals"    # relative to this file; train/CLASS/*.wav (.npy, .csv) and test/, or CLASS/*\n',
+    "signal-folder": 'path = "signals"    # relative to this file; train/CLASS/* and test/CLASS/*, or CLASS/*\n',
     "hub": 'dataset = "ylecun/mnist"    # a name of https://huggingface.co/datasets, or a folder of Parquet files\n',
     "image-folder": 'path = "pictures"    # relative to this file; train/CLASS/*.png and test/CLASS/*.png, '
     "or CLASS/*.png\n",
