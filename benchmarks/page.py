@@ -1,6 +1,6 @@
-"""The figures of docs/benchmarks.md, made from the committed results, so that no number is copied by hand.
+"""The figures of docs/benchmarks.md and README.md, made from the committed results: no number is copied by hand.
 
-python benchmarks/page.py          rewrites what stands between two marks in docs/benchmarks.md
+python benchmarks/page.py          rewrites what stands between two marks in these pages
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from fedblend.experiment.reference import fill
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+PAGES = (HERE.parent / "docs" / "benchmarks.md", HERE.parent / "README.md")
 RESULTS = HERE / "results"
 
 HEAD = ("contestant", "s a round", "repeats", "x bare", "x fastest peer", "start s", "accuracy")
@@ -150,10 +150,10 @@ def facts(job: Table) -> str:
     on_gpu = f", {job['gpu']}" if job.get("gpu") else ""
     paces = [repeat["pace_ms"] for one in job["contestants"].values() for repeat in one["repeats"]]
     return (
-        f"{settings['model']}, {settings['clients']:,} clients of {settings['samples']} samples, cohort "
-        f"{settings['cohort']}, {settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}, batches of "
-        f"{settings['batch_size']}. {job['date']}, fedblend at {job['commit']}, {machine['processor']}, "
-        f"{machine['cores']} cores{on_gpu}; {versions}. {job['repeats']} repeats of {job['rounds']} rounds, the first "
+        f"**{processor_of(job)}**: {settings['model']}, {settings['clients']:,} clients of {settings['samples']} "
+        f"samples, cohort {settings['cohort']}, {settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}, batches of "
+        f"{settings['batch_size']}. {job['date']}, fedblend at {job['commit']}, {machine['cores']} cores{on_gpu}; "
+        f"{versions}. {job['repeats']} repeats of {job['rounds']} rounds, the first "
         f"{job['warm_up']} to warm up; {discarded} measurement{'s' if discarded != 1 else ''} thrown away as "
         f"disturbed. The machine's own pace, a step of LeNet-5 just before each measurement: "
         f"{min(paces):.2f} to {max(paces):.2f} ms."
@@ -166,23 +166,63 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in cells)
 
 
-def job_section(name: str, results: str = "rounds") -> str:
-    """Facts, table and goals of a job."""
-    job = read(results).get("jobs", {}).get(name)
-    if not job:
-        return "Not run: there was no GPU." if results == "rounds-cuda" else "Not timed yet."
+def job_section(name: str) -> str:
+    """Facts, table and goals of a job on each processor."""
+    return (
+        "\n\n".join(job_text(found["jobs"][name]) for found in by_processor("rounds") if name in found["jobs"])
+        or "Not timed yet."
+    )
+
+
+def gpu_section(name: str) -> str:
+    """Facts, table and goals of a job on a GPU."""
+    job = read("gpu").get("jobs", {}).get(name)
+    return job_text(job) if job else "Not run: there was no GPU."
+
+
+def job_text(job: Table) -> str:
+    """Facts, table and goals of a job on one processor."""
     parts = [facts(job), markdown(HEAD, rows(job)), "\n".join(f"- {line}" for line in verdicts(job))]
     return "\n\n".join(part for part in parts if part)
 
 
+SPEED_HEAD = ("processor", "job", "fastest peer", "s a round", "fedblend", "s a round", "times as fast")
+SPEED_JOBS = {"A": "A: LeNet-5", "B": "B: pfl's CNN", "C": "C: a VGG"}
+
+
+def speed_section() -> str:
+    """One row a processor and job: fedblend's fastest way beside the fastest peer of the same run."""
+    lines = []
+    for found in by_processor("rounds"):
+        for name, told in SPEED_JOBS.items():
+            job = found["jobs"].get(f"{name} again") or found["jobs"].get(name)
+            peer = fastest(job["contestants"], "peer") if job else None
+            if job and peer:
+                lines.append([processor_of(job), told, *speeds(job["contestants"], peer)])
+    return markdown(SPEED_HEAD, lines)
+
+
+def speeds(timed: Table, peer: Table) -> list[str]:
+    """The fastest peer, our fastest way, and how many times as fast that is."""
+    ours = min((one for one in timed.values() if one["kind"] in ("fedblend", "auto")), key=seconds_of)
+    way = ours["label"].removeprefix("fedblend: ") + chosen(ours)
+    return [
+        *(peer["label"], f"{seconds_of(peer):.3f}" + mark(peer)),
+        *(way, f"{seconds_of(ours):.3f}" + mark(ours)),
+        f"{quotient(peer, ours):.1f}",
+    ]
+
+
 def same_work_section() -> str:
-    """How far each contestant's weights are from the bare loop's after one round."""
-    checks = read("rounds").get("same_work", {})
-    if not checks:
-        return "Not checked yet."
-    names = list(dict.fromkeys(name for check in checks.values() for name in check["apart"]))
-    lines = [[labels(checks)[name], *(apart(check, name) for check in checks.values())] for name in names]
-    return markdown(("contestant", *(f"job {job}" for job in checks)), lines)
+    """How far each contestant's weights are from the bare loop's after one round, on each processor."""
+    parts = []
+    for found in by_processor("rounds"):
+        if checks := found.get("same_work", {}):
+            names = list(dict.fromkeys(name for check in checks.values() for name in check["apart"]))
+            lines = [[labels(checks)[name], *(apart(check, name) for check in checks.values())] for name in names]
+            parts.append(f"**{processor_of(next(iter(checks.values())))}**")
+            parts.append(markdown(("contestant", *(f"job {job}" for job in checks)), lines))
+    return "\n\n".join(parts) or "Not checked yet."
 
 
 def labels(checks: Table) -> dict[str, str]:
@@ -293,7 +333,8 @@ def by_processor(name: str) -> list[dict[str, Any]]:
 def processor_of(found: Table) -> str:
     """A processor with the instruction set that PyTorch uses on it."""
     machine = found["machine"]
-    return f"{machine['processor']} with {machine.get('instructions', 'AVX-512')}"
+    limit = " (limited to it)" if machine.get("limited_to") else ""
+    return f"{machine['processor']} with {machine.get('instructions', 'AVX512')}{limit}"
 
 
 def server_step_section() -> str:
@@ -409,12 +450,13 @@ def read(name: str) -> dict[str, Any]:
 
 
 SECTIONS = {
+    "speed": speed_section,
     "job A": lambda: job_section("A"),
     "job A again": lambda: job_section("A again"),
     "job B": lambda: job_section("B"),
     "job C": lambda: job_section("C"),
-    "job A on a GPU": lambda: job_section("A", "rounds-cuda"),
-    "job D on a GPU": lambda: job_section("D", "rounds-cuda"),
+    "job A on a GPU": lambda: gpu_section("A"),
+    "job D on a GPU": lambda: gpu_section("D"),
     "same work": same_work_section,
     "profile": profile_section,
     "kernels": kernels_section,
@@ -428,5 +470,11 @@ SECTIONS = {
 }
 
 
+def write() -> None:
+    """Rewrite the figures of all pages."""
+    for page in PAGES:
+        page.write_text(fill(page.read_text(), SECTIONS))
+
+
 if __name__ == "__main__":
-    PAGE.write_text(fill(PAGE.read_text(), SECTIONS))
+    write()

@@ -26,9 +26,10 @@ from typing import Any
 import page
 import torch
 from contestants import HERE
+from machine import when_and_where
 from rich.console import Console
 from rich.table import Table
-from rounds import when_and_where, write_job
+from rounds import write_job
 from torch import fx
 
 from fedblend.experiment.setup import make_setup
