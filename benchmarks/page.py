@@ -148,11 +148,12 @@ def facts(job: Table) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in job["versions"].items())
     discarded = sum(one["discarded"] for one in job["contestants"].values())
     on_gpu = f", {job['gpu']}" if job.get("gpu") else ""
+    data = f" on {settings['data']}" if settings.get("data") else ""
     paces = [repeat["pace_ms"] for one in job["contestants"].values() for repeat in one["repeats"]]
     return (
-        f"**{processor_of(job)}**: {settings['model']}, {settings['clients']:,} clients of {settings['samples']} "
-        f"samples, cohort {settings['cohort']}, {settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}, batches of "
-        f"{settings['batch_size']}. {job['date']}, fedblend at {job['commit']}, {machine['cores']} cores{on_gpu}; "
+        f"**{processor_of(job)}**: {settings['model']}{data}, {settings['clients']:,} clients of {settings['samples']} "
+        f"samples, cohort {settings['cohort']}, {settings['epochs']} "
+        f"epoch{'s' if settings['epochs'] > 1 else ''}, batches of {settings['batch_size']}. {job['date']}, fedblend at {job['commit']}, {machine['cores']} cores{on_gpu}; "
         f"{versions}. {job['repeats']} repeats of {job['rounds']} rounds, the first "
         f"{job['warm_up']} to warm up; {discarded} measurement{'s' if discarded != 1 else ''} thrown away as "
         f"disturbed. The machine's own pace, a step of LeNet-5 just before each measurement: "
