@@ -237,11 +237,9 @@ def apart(check: Table, name: str) -> str:
 
 
 def profile_section() -> str:
-    """Where a stacked step's time goes."""
-    found = read("profile")
-    if not found:
-        return "Not profiled yet."
-    return f"{profile_facts(found)}\n\n{markdown(PROFILE_HEAD, profile_rows(found))}"
+    """Where a stacked step's time goes, on each processor."""
+    tables = (f"{profile_facts(one)}\n\n{markdown(PROFILE_HEAD, profile_rows(one))}" for one in by_processor("profile"))
+    return "\n\n".join(tables) or "Not profiled yet."
 
 
 PROFILE_HEAD = ("kind", "calls", "us a step", "share", "MFLOP", "GFLOP/s", "of the peak")
@@ -261,10 +259,9 @@ def profile_rows(found: Table) -> list[list[str]]:
 def profile_facts(found: Table) -> str:
     """What was profiled."""
     return (
-        f"Job {found['job']}, stacks of {found['stack']} clients, 1 rank, 1 thread, medians of {found['steps']} steps. "
+        f"**Job {found['job']}, {processor_of(found)}**: stacks of {found['stack']} clients, 1 rank, 1 thread, medians of {found['steps']} steps. "
         f"The peak is what a float32 product of two {found['peak_size']} x {found['peak_size']} matrices reaches in "
-        f"the same run: {found['peak_gflops']:.0f} GFLOP/s. {found['date']}, fedblend at {found['commit']}, "
-        f"{found['machine']['processor']}."
+        f"the same run: {found['peak_gflops']:.0f} GFLOP/s. {found['date']}, fedblend at {found['commit']}."
     )
 
 

@@ -52,16 +52,21 @@ def lenet5(dropout: bool) -> nn.Sequential:
     )  # fmt: skip
 
 
-class PflCnn(nn.Sequential):
+class PflCnn(nn.Module):
     """The "simple CNN" of pfl-research's benchmarks for 28x28x1, without padding as there."""
 
     def __init__(self, dropout: bool) -> None:
-        super().__init__(
+        super().__init__()
+        self.layers = nn.Sequential(
             nn.Conv2d(1, 32, 3), nn.ReLU(),
             nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25 * dropout),
             nn.Flatten(), nn.Linear(64 * 12 * 12, 128), nn.ReLU(), nn.Dropout(0.5 * dropout),
             nn.Linear(128, CLASSES),
         )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, 1, 28, 28] to [B, 10]."""
+        return self.layers(x)
 
 
 def fedmix_vgg(dropout: bool) -> nn.Sequential:
@@ -80,7 +85,7 @@ def fedmix_vgg(dropout: bool) -> nn.Sequential:
     )  # fmt: skip
 
 
-MODELS: dict[str, Callable[[bool], nn.Sequential]] = {"lenet5": lenet5, "pfl-cnn": PflCnn, "fedmix-vgg": fedmix_vgg}
+MODELS: dict[str, Callable[[bool], nn.Module]] = {"lenet5": lenet5, "pfl-cnn": PflCnn, "fedmix-vgg": fedmix_vgg}
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,7 @@ def first_weights(settings: Settings) -> dict[str, np.ndarray]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = MODELS[settings.model](settings.dropout)
-        for layer in model:
+        for layer in model.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)

@@ -22,7 +22,13 @@ constexpr int ROWS = REGISTERS >= 32 ? 11 : 6;
 constexpr int COLUMNS = 2 * LANES;
 
 // Numbers of the transforms of a block.
-constexpr int64_t AT_ONCE = 1 << 17;
+constexpr int64_t AT_ONCE = 1 << 18;
+
+// The largest of as few parts of n as possible that are of about one size, at most `most`.
+inline int in_parts(int n, int most) {
+    const int parts = (n + most - 1) / most;
+    return (n + parts - 1) / parts;
+}
 
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -78,12 +84,12 @@ struct Geometry {
     int wide() const { return (w() + 1) / 2; }
 };
 
-// The rows of tiles of a block, for this many samples, channels and outputs. A block that is larger than AT_ONCE is
-// better than one whose kernels, which each block reads, are larger than its tiles.
+// The rows of tiles of a block, for this many samples, channels and outputs: those of whole samples, or of a part of one. A
+// block that is larger than AT_ONCE is better than one whose kernels, which each block reads, are larger than its tiles.
 int rows_at_once(const Geometry& s, int B, int C, int O) {
     const int64_t tiles = std::max(AT_ONCE / (16 * (C + O)), int64_t(C) * O / (C + O));
-    const int rows = std::clamp(int(tiles / s.wide()), 1, B * s.high()), blocks = (B * s.high() + rows - 1) / rows;
-    return (B * s.high() + blocks - 1) / blocks;
+    const int rows = std::max(int(tiles / s.wide()), 1), samples = std::min(rows / s.high(), B);
+    return samples ? in_parts(B, samples) * s.high() : in_parts(s.high(), rows);
 }
 
 // Call `work(b, first, rows, at)` on the parts of some rows of tiles, counted through all samples: `rows` from `first` on of
