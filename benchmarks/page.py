@@ -149,15 +149,15 @@ def facts(job: Table) -> str:
     discarded = sum(one["discarded"] for one in job["contestants"].values())
     on_gpu = f", {job['gpu']}" if job.get("gpu") else ""
     data = f" on {settings['data']}" if settings.get("data") else ""
+    epochs = f"{settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}"
     paces = [repeat["pace_ms"] for one in job["contestants"].values() for repeat in one["repeats"]]
     return (
         f"**{processor_of(job)}**: {settings['model']}{data}, {settings['clients']:,} clients of {settings['samples']} "
-        f"samples, cohort {settings['cohort']}, {settings['epochs']} "
-        f"epoch{'s' if settings['epochs'] > 1 else ''}, batches of {settings['batch_size']}. {job['date']}, fedblend at {job['commit']}, {machine['cores']} cores{on_gpu}; "
-        f"{versions}. {job['repeats']} repeats of {job['rounds']} rounds, the first "
-        f"{job['warm_up']} to warm up; {discarded} measurement{'s' if discarded != 1 else ''} thrown away as "
-        f"disturbed. The machine's own pace, a step of LeNet-5 just before each measurement: "
-        f"{min(paces):.2f} to {max(paces):.2f} ms."
+        f"samples, cohort {settings['cohort']}, {epochs}, batches of {settings['batch_size']}. {job['date']}, fedblend "
+        f"at {job['commit']}, {machine['cores']} cores{on_gpu}; {versions}. {job['repeats']} repeats of "
+        f"{job['rounds']} rounds, the first {job['warm_up']} to warm up; {discarded} "
+        f"measurement{'s' if discarded != 1 else ''} thrown away as disturbed. The machine's own pace, a step of "
+        f"LeNet-5 just before each measurement: {min(paces):.2f} to {max(paces):.2f} ms."
     )
 
 
@@ -259,9 +259,10 @@ def profile_rows(found: Table) -> list[list[str]]:
 def profile_facts(found: Table) -> str:
     """What was profiled."""
     return (
-        f"**Job {found['job']}, {processor_of(found)}**: stacks of {found['stack']} clients, 1 rank, 1 thread, medians of {found['steps']} steps. "
-        f"The peak is what a float32 product of two {found['peak_size']} x {found['peak_size']} matrices reaches in "
-        f"the same run: {found['peak_gflops']:.0f} GFLOP/s. {found['date']}, fedblend at {found['commit']}."
+        f"**Job {found['job']}, {processor_of(found)}**: stacks of {found['stack']} clients, 1 rank, 1 thread, medians "
+        f"of {found['steps']} steps. The peak is what a float32 product of two {found['peak_size']} x "
+        f"{found['peak_size']} matrices reaches in the same run: {found['peak_gflops']:.0f} GFLOP/s. {found['date']}, "
+        f"fedblend at {found['commit']}."
     )
 
 

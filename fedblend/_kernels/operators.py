@@ -24,7 +24,7 @@ from fedblend._kernels.tracing import opaque
 def _call_conv(
     name: str, x_shape: Any, w_shape: Any, padding: int, by_winograd: bool, *tensors: torch.Tensor | None
 ) -> None:
-    """Run a form of a convolution by Winograd's algorithm, or in the direct kernels that are fastest for its channels."""
+    """Run a form of a convolution by Winograd's way, or in the direct kernels that are faster for its channels."""
     _, outputs, channels, *kernel = w_shape
     source = build.SOURCE
     if by_winograd:
