@@ -82,10 +82,16 @@ def when_and_where() -> dict[str, Any]:
             "processor": processor(),
             "instructions": capability(),
             "limited_to": limited_to(),
+            "real_time": is_real_time(),
             "cores": os.cpu_count(),
             "system": platform.system(),
         },
     }
+
+
+def is_real_time() -> bool:
+    """Whether this process, and those that it starts, have real-time priority (chrt): others only get what they leave."""
+    return hasattr(os, "SCHED_RR") and os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
 
 
 def kind() -> str:

@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import scaling
+
 from fedblend.experiment.reference import fill
 
 HERE = Path(__file__).resolve().parent
-PAGES = (HERE.parent / "docs" / "benchmarks.md", HERE.parent / "README.md")
+ROOT = HERE.parent
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scaling.md", ROOT / "README.md")
 RESULTS = HERE / "results"
 
 HEAD = ("contestant", "s a round", "repeats", "x bare", "x fastest peer", "start s", "accuracy")
@@ -150,11 +153,12 @@ def facts(job: Table) -> str:
     on_gpu = f", {job['gpu']}" if job.get("gpu") else ""
     data = f" on {settings['data']}" if settings.get("data") else ""
     epochs = f"{settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}"
+    priority = ", all contestants with real-time priority on a busy machine" if machine.get("real_time") else ""
     paces = [repeat["pace_ms"] for one in job["contestants"].values() for repeat in one["repeats"]]
     return (
         f"**{processor_of(job)}**: {settings['model']}{data}, {settings['clients']:,} clients of {settings['samples']} "
         f"samples, cohort {settings['cohort']}, {epochs}, batches of {settings['batch_size']}. {job['date']}, fedblend "
-        f"at {job['commit']}, {machine['cores']} cores{on_gpu}; {versions}. {job['repeats']} repeats of "
+        f"at {job['commit']}, {machine['cores']} cores{on_gpu}{priority}; {versions}. {job['repeats']} repeats of "
         f"{job['rounds']} rounds, the first {job['warm_up']} to warm up; {discarded} "
         f"measurement{'s' if discarded != 1 else ''} thrown away as disturbed. The machine's own pace, a step of "
         f"LeNet-5 just before each measurement: {min(paces):.2f} to {max(paces):.2f} ms."
@@ -442,6 +446,24 @@ def batch_one_section() -> str:
     return f"{head}\n\n{markdown(('what', 'how', 'ms a step of all', 's a round', 'times as fast'), lines)}"
 
 
+def growth_section() -> str:
+    """How a round grows with each of four numbers."""
+    found = scaling.growth()
+    base = ", ".join(f"{name} {value:,}" for name, value in found["base"].items())
+    head = f"{processor_of(found)}, one thread; not varied: {base}. {found['date']}, fedblend at {found['commit']}."
+    return f"{head}\n\n{markdown(scaling.HEAD, scaling.measured_rows(found))}"
+
+
+def constants_section() -> str:
+    """What one more client or parameter costs."""
+    return scaling.told(scaling.growth())
+
+
+def scaling_section() -> str:
+    """What a large federation would need, computed."""
+    return markdown(scaling.COMPUTED_HEAD, scaling.computed_rows(scaling.growth()))
+
+
 def read(name: str) -> dict[str, Any]:
     """One file of results; empty where there is none."""
     path = RESULTS / f"{name}.json"
@@ -466,6 +488,9 @@ SECTIONS = {
     "xor": xor_section,
     "population": population_section,
     "flower": flower_section,
+    "growth": growth_section,
+    "growth constants": constants_section,
+    "scaling": scaling_section,
 }
 
 

@@ -4,6 +4,7 @@
     python benchmarks/rounds.py --jobs A --only bare auto stacked-5 pfl-2
     python benchmarks/rounds.py --same-work           do all of them do the same work?
     python benchmarks/rounds.py --isa avx2            limited to an instruction set (machine.py)
+    chrt -r 5 python benchmarks/rounds.py             on a busy machine: others only get what is left
     python benchmarks/rounds.py --device cuda         jobs A and D on a GPU, beside pfl
 
 The jobs are said in peers/jobs.py, the contestants in contestants.py. Every measurement is a process of its own; all
@@ -167,7 +168,7 @@ class Conditions:
         """Why a measurement says little, or nothing if it is sound."""
         self.best = min(self.best, result["pace_ms"])
         slower = result["pace_ms"] / self.best
-        if result["foreign"] > QUIET:
+        if result["foreign"] > QUIET and not machine.is_real_time():
             return f"others used {result['foreign']:.0%} of a core"
         return f"the machine is {slower:.1f} times as slow as it was" if slower > SLOW else ""
 

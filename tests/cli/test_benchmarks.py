@@ -14,15 +14,18 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.setup import make_setup
 
 
-def test_the_pages_are_generated_from_the_committed_measurements() -> None:
+def test_the_pages_are_generated_from_the_committed_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     page = script("benchmarks/page.py")
     texts = [path.read_text() for path in page.PAGES]
 
     assert [page.fill(text, page.SECTIONS) for text in texts] == texts
-    assert [text.count("<!-- end -->") for text in texts] == [len(page.SECTIONS), 1]
+    # The table of speeds is on two pages.
+    assert sum(text.count("<!-- end -->") for text in texts) == len(page.SECTIONS) + 1
 
 
-def test_committed_measurements_have_no_faults_and_equal_weights() -> None:
+def test_committed_measurements_have_no_faults_and_equal_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     measured = script("benchmarks/page.py").by_processor("rounds")
 
     assert measured
@@ -100,6 +103,7 @@ torch.conv2d(torch.randn(10, 64, 16, 16), torch.randn(128, 64, 3, 3))
 
 
 def test_the_table_of_speeds_takes_the_fastest_of_each_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     page = script("benchmarks/page.py")
 
     def one(kind: str, seconds: float, disturbed: bool = False) -> dict[str, object]:
@@ -151,3 +155,31 @@ def test_the_peers_benchmark_trains_the_jobs_clients(tmp_path: Path, monkeypatch
     records[1].cohort = [client + 1 for client in records[1].cohort]
     with pytest.raises(SystemExit, match="round 2 trained"):
         contestant.require_cohorts(job, records)
+
+
+def test_the_scaling_page_computes_from_what_one_more_costs() -> None:
+    scaling = script("benchmarks/scaling.py")
+    rows = [
+        {"kind": kind, "value": value, "parameters": value, "round_s": seconds, "mb": mb, "sent_bytes": 80 * value}
+        for kind, value, seconds, mb in [
+            ("clients", 10, 1.0, 10.0),
+            ("clients", 1_000_010, 1.0, 60.0),  # 50 bytes a client
+            ("cohort", 1, 5.0, 1.0),
+            ("cohort", 1_001, 7.0, 1.0),  # 2 ms a client
+            ("model", 1_000, 1.0, 1.0),
+            ("model", 1_001_000, 2.0, 5.0),  # 0.1 us for each of 10 clients, 4 bytes
+        ]
+    ]
+    found = {"rows": rows, "base": {"cohort": 10}}
+
+    assert scaling.constants(found) == pytest.approx(
+        {
+            "mb_per_client": 5e-5,
+            "s_per_cohort_client": 2e-3,
+            "s_per_parameter": 1e-7,
+            "bytes_per_parameter": 8,
+            "mb_per_parameter": 4e-6,
+        }
+    )
+    # 10,000 clients: 4 MB each way, one server of 1.25 GB/s; a tree of 100 machines and a root; (2 + 100) ms each.
+    assert scaling.computed_rows(found)[0] == ["10,000", "0.08", "32", "101", "2", "0.6", "0.3"]
