@@ -90,7 +90,7 @@ def when_and_where() -> dict[str, Any]:
 
 
 def is_real_time() -> bool:
-    """Whether this process, and those that it starts, have real-time priority (chrt): others only get what they leave."""
+    """Whether this process, and those that it starts, have real-time priority (chrt); others get what they leave."""
     return hasattr(os, "SCHED_RR") and os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
 
 

@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 HEAD = ("varied", "value", "processor s a round", "MB beyond libraries", "bytes sent")
 COMPUTED_HEAD = (
     *("clients of a round", "TB sent", "s through one server", "machines of the tree", "its levels"),
-    *("s through the tree", "processor hours to simulate"),
+    *("s through the tree", "processor minutes to simulate"),
 )
 
 
@@ -101,7 +101,7 @@ def computed_rows(found: Row) -> list[list[str]]:
                 f"{machines:,}",
                 f"{levels}",
                 f"{levels * FAN_IN * one_way / LINK:.1f}",
-                f"{seconds / 3600:.1f}",
+                f"{seconds / 60:.1f}",
             ]
         )
     return made

@@ -182,4 +182,4 @@ def test_the_scaling_page_computes_from_what_one_more_costs() -> None:
         }
     )
     # 10,000 clients: 4 MB each way, one server of 1.25 GB/s; a tree of 100 machines and a root; (2 + 100) ms each.
-    assert scaling.computed_rows(found)[0] == ["10,000", "0.08", "32", "101", "2", "0.6", "0.3"]
+    assert scaling.computed_rows(found)[0] == ["10,000", "0.08", "32", "101", "2", "0.6", "17.0"]
