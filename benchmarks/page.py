@@ -476,6 +476,7 @@ SECTIONS = {
     "job A again": lambda: job_section("A again"),
     "job B": lambda: job_section("B"),
     "job C": lambda: job_section("C"),
+    "job C again": lambda: job_section("C again"),
     "job A on a GPU": lambda: gpu_section("A"),
     "job D on a GPU": lambda: gpu_section("D"),
     "same work": same_work_section,
