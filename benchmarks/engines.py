@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import machine
 import page
 import torch
 from rich.console import Console
 from rich.table import Table
-from rounds import HERE, kind_of_machine, when_and_where
+from rounds import HERE
 
 sys.path.append(str(HERE / "peers"))
 
@@ -96,10 +97,12 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="+", choices=sorted(STACKS), default=sorted(STACKS))
     parser.add_argument("--turns", type=int, default=5, help="turns of each way")
     parser.add_argument("--out", type=Path, help="folder for the figures (engines-PROCESSOR.json)")
+    machine.add_option(parser)
     given = parser.parse_args()
+    machine.limit(given.isa)
     torch.set_num_threads(1)
     build.keep_memory()
-    found: dict[str, Any] = {**when_and_where(), "turns": given.turns, "jobs": {}}
+    found: dict[str, Any] = {**machine.when_and_where(), "turns": given.turns, "jobs": {}}
     with tempfile.TemporaryDirectory() as folder:
         for job in given.jobs:
             path = Path(folder) / f"{job}.npz"
@@ -107,7 +110,7 @@ def main() -> None:
             setup = make_setup(resolve(table_of(JOBS[job], str(path), False) | {"method": "fedavg", "rounds": 1}))
             found["jobs"][job] = {"stack": STACKS[job], "ms": milliseconds(setup, STACKS[job], given.turns)}
             if given.out:
-                (given.out / f"engines-{kind_of_machine()}.json").write_text(json.dumps(found, indent=1) + "\n")
+                (given.out / f"engines-{machine.kind()}.json").write_text(json.dumps(found, indent=1) + "\n")
     table = Table(*page.ENGINES_HEAD)
     for row in page.engines_rows(found):
         table.add_row(*row)

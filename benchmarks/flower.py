@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any
 
 import flower_probe
+from machine import commit, processor
 from quiet import MARK, Watch
 from rich.console import Console
 from rich.table import Table
-from rounds import commit, processor
 
 from fedblend.experiment.setup import make_setup
 

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import machine
 import page
 import torch
 from rich.console import Console
 from rich.table import Table
-from rounds import kind_of_machine, when_and_where
 
 from fedblend._kernels import build, operators, tiles, winograd
 
@@ -109,20 +109,22 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20, help="turns of each way")
     parser.add_argument("--layers", nargs="*", default=[""], help="only layers with one of these in their names")
     parser.add_argument("--out", type=Path, help="folder for the figures (kernels-PROCESSOR.json)")
+    machine.add_option(parser)
     given = parser.parse_args()
+    machine.limit(given.isa)
     torch.set_num_threads(1)
     if build.library() is None:
         raise SystemExit(build.missing())
     build.keep_memory()
     wanted = [layer for layer in LAYERS if any(word in layer[0] for word in given.layers)]
-    found = {**when_and_where(), "batch": BATCH, "turns": given.turns, "peak_gflops": peak(given.turns)}
+    found = {**machine.when_and_where(), "batch": BATCH, "turns": given.turns, "peak_gflops": peak(given.turns)}
     found["rows"] = [rates(layer, given.turns) for layer in wanted]
     table = Table(*page.KERNELS_HEAD, title=f"GFLOP/s; a matrix product's peak: {found['peak_gflops']:.0f}")
     for row in page.kernels_rows(found):
         table.add_row(*row)
     Console().print(table)
     if given.out:
-        (given.out / f"kernels-{kind_of_machine()}.json").write_text(json.dumps(found, indent=1) + "\n")
+        (given.out / f"kernels-{machine.kind()}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

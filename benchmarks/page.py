@@ -1,6 +1,6 @@
-"""The figures of docs/benchmarks.md, made from the committed results, so that no number is copied by hand.
+"""The figures of docs/benchmarks.md and README.md, made from the committed results: no number is copied by hand.
 
-python benchmarks/page.py          rewrites what stands between two marks in docs/benchmarks.md
+python benchmarks/page.py          rewrites what stands between two marks in these pages
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import scaling
+
 from fedblend.experiment.reference import fill
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+ROOT = HERE.parent
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scaling.md", ROOT / "README.md")
 RESULTS = HERE / "results"
 
 HEAD = ("contestant", "s a round", "repeats", "x bare", "x fastest peer", "start s", "accuracy")
@@ -148,15 +151,17 @@ def facts(job: Table) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in job["versions"].items())
     discarded = sum(one["discarded"] for one in job["contestants"].values())
     on_gpu = f", {job['gpu']}" if job.get("gpu") else ""
+    data = f" on {settings['data']}" if settings.get("data") else ""
+    epochs = f"{settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}"
+    priority = ", all contestants with real-time priority on a busy machine" if machine.get("real_time") else ""
     paces = [repeat["pace_ms"] for one in job["contestants"].values() for repeat in one["repeats"]]
     return (
-        f"{settings['model']}, {settings['clients']:,} clients of {settings['samples']} samples, cohort "
-        f"{settings['cohort']}, {settings['epochs']} epoch{'s' if settings['epochs'] > 1 else ''}, batches of "
-        f"{settings['batch_size']}. {job['date']}, fedblend at {job['commit']}, {machine['processor']}, "
-        f"{machine['cores']} cores{on_gpu}; {versions}. {job['repeats']} repeats of {job['rounds']} rounds, the first "
-        f"{job['warm_up']} to warm up; {discarded} measurement{'s' if discarded != 1 else ''} thrown away as "
-        f"disturbed. The machine's own pace, a step of LeNet-5 just before each measurement: "
-        f"{min(paces):.2f} to {max(paces):.2f} ms."
+        f"**{processor_of(job)}**: {settings['model']}{data}, {settings['clients']:,} clients of {settings['samples']} "
+        f"samples, cohort {settings['cohort']}, {epochs}, batches of {settings['batch_size']}. {job['date']}, fedblend "
+        f"at {job['commit']}, {machine['cores']} cores{on_gpu}{priority}; {versions}. {job['repeats']} repeats of "
+        f"{job['rounds']} rounds, the first {job['warm_up']} to warm up; {discarded} "
+        f"measurement{'s' if discarded != 1 else ''} thrown away as disturbed. The machine's own pace, a step of "
+        f"LeNet-5 just before each measurement: {min(paces):.2f} to {max(paces):.2f} ms."
     )
 
 
@@ -166,23 +171,63 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in cells)
 
 
-def job_section(name: str, results: str = "rounds") -> str:
-    """Facts, table and goals of a job."""
-    job = read(results).get("jobs", {}).get(name)
-    if not job:
-        return "Not run: there was no GPU." if results == "rounds-cuda" else "Not timed yet."
+def job_section(name: str) -> str:
+    """Facts, table and goals of a job on each processor."""
+    return (
+        "\n\n".join(job_text(found["jobs"][name]) for found in by_processor("rounds") if name in found["jobs"])
+        or "Not timed yet."
+    )
+
+
+def gpu_section(name: str) -> str:
+    """Facts, table and goals of a job on a GPU."""
+    job = read("gpu").get("jobs", {}).get(name)
+    return job_text(job) if job else "Not run: there was no GPU."
+
+
+def job_text(job: Table) -> str:
+    """Facts, table and goals of a job on one processor."""
     parts = [facts(job), markdown(HEAD, rows(job)), "\n".join(f"- {line}" for line in verdicts(job))]
     return "\n\n".join(part for part in parts if part)
 
 
+SPEED_HEAD = ("processor", "job", "fastest peer", "s a round", "fedblend", "s a round", "times as fast")
+SPEED_JOBS = {"A": "A: LeNet-5", "B": "B: pfl's CNN", "C": "C: a VGG"}
+
+
+def speed_section() -> str:
+    """One row a processor and job: fedblend's fastest way beside the fastest peer of the same run."""
+    lines = []
+    for found in by_processor("rounds"):
+        for name, told in SPEED_JOBS.items():
+            job = found["jobs"].get(f"{name} again") or found["jobs"].get(name)
+            peer = fastest(job["contestants"], "peer") if job else None
+            if job and peer:
+                lines.append([processor_of(job), told, *speeds(job["contestants"], peer)])
+    return markdown(SPEED_HEAD, lines)
+
+
+def speeds(timed: Table, peer: Table) -> list[str]:
+    """The fastest peer, our fastest way, and how many times as fast that is."""
+    ours = min((one for one in timed.values() if one["kind"] in ("fedblend", "auto")), key=seconds_of)
+    way = ours["label"].removeprefix("fedblend: ") + chosen(ours)
+    return [
+        *(peer["label"], f"{seconds_of(peer):.3f}" + mark(peer)),
+        *(way, f"{seconds_of(ours):.3f}" + mark(ours)),
+        f"{quotient(peer, ours):.1f}",
+    ]
+
+
 def same_work_section() -> str:
-    """How far each contestant's weights are from the bare loop's after one round."""
-    checks = read("rounds").get("same_work", {})
-    if not checks:
-        return "Not checked yet."
-    names = list(dict.fromkeys(name for check in checks.values() for name in check["apart"]))
-    lines = [[labels(checks)[name], *(apart(check, name) for check in checks.values())] for name in names]
-    return markdown(("contestant", *(f"job {job}" for job in checks)), lines)
+    """How far each contestant's weights are from the bare loop's after one round, on each processor."""
+    parts = []
+    for found in by_processor("rounds"):
+        if checks := found.get("same_work", {}):
+            names = list(dict.fromkeys(name for check in checks.values() for name in check["apart"]))
+            lines = [[labels(checks)[name], *(apart(check, name) for check in checks.values())] for name in names]
+            parts.append(f"**{processor_of(next(iter(checks.values())))}**")
+            parts.append(markdown(("contestant", *(f"job {job}" for job in checks)), lines))
+    return "\n\n".join(parts) or "Not checked yet."
 
 
 def labels(checks: Table) -> dict[str, str]:
@@ -196,11 +241,9 @@ def apart(check: Table, name: str) -> str:
 
 
 def profile_section() -> str:
-    """Where a stacked step's time goes."""
-    found = read("profile")
-    if not found:
-        return "Not profiled yet."
-    return f"{profile_facts(found)}\n\n{markdown(PROFILE_HEAD, profile_rows(found))}"
+    """Where a stacked step's time goes, on each processor."""
+    tables = (f"{profile_facts(one)}\n\n{markdown(PROFILE_HEAD, profile_rows(one))}" for one in by_processor("profile"))
+    return "\n\n".join(tables) or "Not profiled yet."
 
 
 PROFILE_HEAD = ("kind", "calls", "us a step", "share", "MFLOP", "GFLOP/s", "of the peak")
@@ -220,10 +263,10 @@ def profile_rows(found: Table) -> list[list[str]]:
 def profile_facts(found: Table) -> str:
     """What was profiled."""
     return (
-        f"Job {found['job']}, stacks of {found['stack']} clients, 1 rank, 1 thread, medians of {found['steps']} steps. "
-        f"The peak is what a float32 product of two {found['peak_size']} x {found['peak_size']} matrices reaches in "
-        f"the same run: {found['peak_gflops']:.0f} GFLOP/s. {found['date']}, fedblend at {found['commit']}, "
-        f"{found['machine']['processor']}."
+        f"**Job {found['job']}, {processor_of(found)}**: stacks of {found['stack']} clients, 1 rank, 1 thread, medians "
+        f"of {found['steps']} steps. The peak is what a float32 product of two {found['peak_size']} x "
+        f"{found['peak_size']} matrices reaches in the same run: {found['peak_gflops']:.0f} GFLOP/s. {found['date']}, "
+        f"fedblend at {found['commit']}."
     )
 
 
@@ -293,7 +336,8 @@ def by_processor(name: str) -> list[dict[str, Any]]:
 def processor_of(found: Table) -> str:
     """A processor with the instruction set that PyTorch uses on it."""
     machine = found["machine"]
-    return f"{machine['processor']} with {machine.get('instructions', 'AVX-512')}"
+    limit = " (limited to it)" if machine.get("limited_to") else ""
+    return f"{machine['processor']} with {machine.get('instructions', 'AVX512')}{limit}"
 
 
 def server_step_section() -> str:
@@ -402,6 +446,24 @@ def batch_one_section() -> str:
     return f"{head}\n\n{markdown(('what', 'how', 'ms a step of all', 's a round', 'times as fast'), lines)}"
 
 
+def growth_section() -> str:
+    """How a round grows with each of four numbers."""
+    found = scaling.growth()
+    base = ", ".join(f"{name} {value:,}" for name, value in found["base"].items())
+    head = f"{processor_of(found)}, one thread; not varied: {base}. {found['date']}, fedblend at {found['commit']}."
+    return f"{head}\n\n{markdown(scaling.HEAD, scaling.measured_rows(found))}"
+
+
+def constants_section() -> str:
+    """What one more client or parameter costs."""
+    return scaling.told(scaling.growth())
+
+
+def scaling_section() -> str:
+    """What a large federation would need, computed."""
+    return markdown(scaling.COMPUTED_HEAD, scaling.computed_rows(scaling.growth()))
+
+
 def read(name: str) -> dict[str, Any]:
     """One file of results; empty where there is none."""
     path = RESULTS / f"{name}.json"
@@ -409,12 +471,14 @@ def read(name: str) -> dict[str, Any]:
 
 
 SECTIONS = {
+    "speed": speed_section,
     "job A": lambda: job_section("A"),
     "job A again": lambda: job_section("A again"),
     "job B": lambda: job_section("B"),
     "job C": lambda: job_section("C"),
-    "job A on a GPU": lambda: job_section("A", "rounds-cuda"),
-    "job D on a GPU": lambda: job_section("D", "rounds-cuda"),
+    "job C again": lambda: job_section("C again"),
+    "job A on a GPU": lambda: gpu_section("A"),
+    "job D on a GPU": lambda: gpu_section("D"),
     "same work": same_work_section,
     "profile": profile_section,
     "kernels": kernels_section,
@@ -425,8 +489,17 @@ SECTIONS = {
     "xor": xor_section,
     "population": population_section,
     "flower": flower_section,
+    "growth": growth_section,
+    "growth constants": constants_section,
+    "scaling": scaling_section,
 }
 
 
+def write() -> None:
+    """Rewrite the figures of all pages."""
+    for page in PAGES:
+        page.write_text(fill(page.read_text(), SECTIONS))
+
+
 if __name__ == "__main__":
-    PAGE.write_text(fill(PAGE.read_text(), SECTIONS))
+    write()

@@ -1,6 +1,8 @@
-"""Where a stacked step's time goes: job A, one process, one thread, by kind of operation.
+"""Where a stacked step's time goes: one process, one thread, by kind of operation.
 
-    python benchmarks/profile_step.py [--stack 5] [--out benchmarks/results/profile.json]
+    python benchmarks/profile_step.py [--job A] [--stack 5] [--isa avx2] [--out benchmarks/results]
+
+Each layer is computed in the way that is the fastest when it is timed alone, as `auto` does.
 
 Whole steps are timed as they are run, and in turn with them the same steps operation by operation, each under a
 clock; what the operations do not account for is Python between them. Floating point operations are counted from
@@ -23,12 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import machine
 import page
 import torch
-from contestants import HERE
+from contestants import HERE, STACKS
 from rich.console import Console
 from rich.table import Table
-from rounds import when_and_where, write_job
+from rounds import write_job
 from torch import fx
 
 from fedblend.experiment.setup import make_setup
@@ -40,10 +43,10 @@ from jobs import Job, load
 
 from fedblend._kernels.operators import RAW
 from fedblend.core.engine import TrainTask
-from fedblend.engines.autotune import inner_engine
+from fedblend.engines.autotune import TIMED_CLIENTS, faster_kernels, inner_engine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.schedule import Stack
-from fedblend.engines.stacked.step import Inputs
+from fedblend.engines.stacked.step import Inputs, Program
 from fedblend.experiment.config import resolve
 
 PEAK_SIZE = 1024
@@ -160,17 +163,17 @@ class Clocked(fx.Interpreter):
         return made
 
 
-class ClockedProgram:
+class ClockedProgram(Program):
     """Stands in for a program of the engine's."""
 
-    def __init__(self, graph: fx.GraphModule, clock: Clock) -> None:
-        self.graph, self.clock = graph, clock
+    def __init__(self, program: Program, clock: Clock) -> None:
+        super().__init__(program.graph, program.bytes, program.low_rank)
+        self.clock = clock
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> tuple[list[Any], list[torch.Tensor]]:
-        leaves = torch.utils._pytree.tree_leaves(inputs.tree())
-        *gradients, values = Clocked(self.graph, self.clock).run(*leaves)
-        return gradients, [values]
+        results = Clocked(self.graph, self.clock).run(*torch.utils._pytree.tree_leaves(inputs.tree()))
+        return list(results[: len(inputs.params)]), list(results[len(inputs.params) :])
 
 
 def update_flop(gradients: list[Any]) -> int:
@@ -216,7 +219,9 @@ def peak() -> float:
 def engine_of(job: Job, path: Path, stack: int) -> StackedEngine:
     """A stacked engine on the job."""
     setup = make_setup(resolve(table_of(job.settings, str(path), False)))
-    made = inner_engine(setup, {"engine": "stacked", "stack": stack, "memory_format": "contiguous"})
+    kernels = faster_kernels(setup, min(stack, TIMED_CLIENTS))
+    plan = {"engine": "stacked", "stack": stack, "memory_format": "contiguous", "kernels": kernels}
+    made = inner_engine(setup, plan)
     assert isinstance(made, StackedEngine)
     return made
 
@@ -230,7 +235,7 @@ def profiled(engine: StackedEngine, clients: list[int]) -> tuple[list[float], Cl
     for _ in range(REPEATS):
         engine.programs = plain
         whole += whole_steps(Stack(engine, task, given))
-        engine.programs = {key: ClockedProgram(made.graph, clock) for key, made in plain.items()}  # type: ignore[misc]
+        engine.programs = {key: ClockedProgram(made, clock) for key, made in plain.items()}
         clocked_steps(Stack(engine, task, given), clock)
     return whole, clock
 
@@ -265,23 +270,25 @@ def told_of(whole: list[float], clock: Clock) -> dict[str, Any]:
 
 def main() -> None:
     """Profile, print the table, and write the figures where asked to."""
-    parser = argparse.ArgumentParser(description="Profile a stacked step of job A.")
-    parser.add_argument(
-        "--stack", type=int, default=5, help="clients in the stack (5: a rank's share of job A's cohort)"
-    )
-    parser.add_argument("--out", type=Path, help="where the figures go (JSON)")
+    parser = argparse.ArgumentParser(description="Profile a stacked step.")
+    parser.add_argument("--job", choices=sorted(STACKS), default="A")
+    parser.add_argument("--stack", type=int, help="clients in the stack (default: a rank's share of the job's cohort)")
+    machine.add_option(parser)
+    parser.add_argument("--out", type=Path, help="folder for the figures (profile-PROCESSOR-JOB.json)")
     given = parser.parse_args()
+    machine.limit(given.isa)
+    given.stack = given.stack or STACKS[given.job][-1]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        path = write_job("A", Path(folder) / "A.npz")
+        path = write_job(given.job, Path(folder) / f"{given.job}.npz")
         job = load(path)
         engine = engine_of(job, path, given.stack)
     rates = [peak()]
     whole, clock = profiled(engine, job.cohort(0)[: given.stack])
     rates.append(peak())
     found = {
-        **when_and_where(),
-        "job": "A",
+        **machine.when_and_where(),
+        "job": given.job,
         "stack": given.stack,
         "steps": len(whole),
         "peak_size": PEAK_SIZE,
@@ -294,7 +301,7 @@ def main() -> None:
     Console().print(table)
     print(page.profile_facts(found))
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        (given.out / f"profile-{machine.kind()}-{given.job}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,23 +3,22 @@
     python benchmarks/rounds.py                       all jobs and contestants that are set up
     python benchmarks/rounds.py --jobs A --only bare auto stacked-5 pfl-2
     python benchmarks/rounds.py --same-work           do all of them do the same work?
+    python benchmarks/rounds.py --isa avx2            limited to an instruction set (machine.py)
+    chrt -r 5 python benchmarks/rounds.py             on a busy machine: others only get what is left
     python benchmarks/rounds.py --device cuda         jobs A and D on a GPU, beside pfl
 
 The jobs are said in peers/jobs.py, the contestants in contestants.py. Every measurement is a process of its own; all
 contestants have their turn before the next repeat. What others compute meanwhile is watched (quiet.py), and a
-measurement that they disturbed is thrown away and made again. Whole jobs go to benchmarks/results/rounds.json, and
-from there to docs/benchmarks.md (page.py).
+measurement that they disturbed is thrown away and made again. Whole jobs go to
+benchmarks/results/rounds-PROCESSOR.json, and from there to docs/benchmarks.md and README.md (page.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import os
-import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -30,10 +29,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 import page
 import torch
-from contestants import ENVIRONMENT, HERE, ROOT, Contestant, contestants, fedblend, on_a_gpu
+from contestants import ENVIRONMENT, HERE, Contestant, contestants, fedblend, on_a_gpu
 from quiet import QUIET, run_marked, wait_until_quiet
 from rich.console import Console
 from rich.table import Table
@@ -42,9 +42,8 @@ sys.path.append(str(HERE / "peers"))
 
 from jobs import lenet5
 
-RESULTS = {"cpu": HERE / "results" / "rounds.json", "cuda": HERE / "results" / "rounds-cuda.json"}
 JOBS = {"cpu": ("A", "B", "C"), "cuda": ("A", "D")}
-"""Where results go, and the jobs that are timed, by device."""
+"""The jobs that are timed, by device."""
 WARM_UP = 2
 """Rounds that every contestant leaves out of its median (peers/outcome.py)."""
 
@@ -109,8 +108,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--spare", type=float, help="seconds for a job's disturbed measurements to be made again")
     parser.add_argument("--limit", type=float, help="seconds after which no further repeat of a job ends")
     parser.add_argument("--same-work", action="store_true", help="compare weights after one round instead of timing")
-    told = " or ".join(str(path.relative_to(ROOT)) for path in RESULTS.values())
-    parser.add_argument("--out", type=Path, help=f"results; {told} unless --only is given")
+    machine.add_option(parser)
+    told = "results; rounds-PROCESSOR.json or gpu.json in benchmarks/results unless --only is given"
+    parser.add_argument("--out", type=Path, help=told)
     given = parser.parse_args()
     if given.rounds is not None and given.rounds <= WARM_UP:
         parser.error(f"--rounds must be more than {WARM_UP}")
@@ -168,7 +168,7 @@ class Conditions:
         """Why a measurement says little, or nothing if it is sound."""
         self.best = min(self.best, result["pace_ms"])
         slower = result["pace_ms"] / self.best
-        if result["foreign"] > QUIET:
+        if result["foreign"] > QUIET and not machine.is_real_time():
             return f"others used {result['foreign']:.0%} of a core"
         return f"the machine is {slower:.1f} times as slow as it was" if slower > SLOW else ""
 
@@ -273,7 +273,7 @@ def facts(job: str, plan: Plan, repeats: dict[str, list[Result]]) -> Result:
     settings = next((results[0]["settings"] for results in repeats.values() if results), {})
     tested = {"A": 10_000, "B": 10_000, "C": 2_000, "D": 2_000}[job]
     return {
-        **when_and_where(),
+        **machine.when_and_where(),
         "settings": settings | {"test_samples": tested},
         "versions": versions,
         "repeats": max(map(len, repeats.values()), default=0),
@@ -282,45 +282,9 @@ def facts(job: str, plan: Plan, repeats: dict[str, list[Result]]) -> Result:
     }
 
 
-def when_and_where() -> Result:
-    """The date, the code and the machine."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit(),
-        "machine": {
-            "processor": processor(),
-            "instructions": capability(),
-            "cores": os.cpu_count(),
-            "system": platform.system(),
-        },
-    }
-
-
-def kind_of_machine() -> str:
-    """The processor's name and PyTorch's instruction set for it, as part of a file's name."""
-    return "-".join(re.findall(r"[a-z0-9]+", re.sub(r"\(\w+\)", "", f"{processor()} {capability()}").lower()))
-
-
-def capability() -> str:
-    """The instruction set that PyTorch uses, such as AVX2."""
-    return torch.backends.cpu.get_cpu_capability()
-
-
-def commit() -> str:
-    """The code's commit, with a plus where files differ from it; "unknown" outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=7", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
-
-
-def processor() -> str:
-    """The processor's name."""
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.machine()
+def results(device: str) -> Path:
+    """Where the results of whole jobs go."""
+    return HERE / "results" / ("gpu.json" if device == "cuda" else f"rounds-{machine.kind()}.json")
 
 
 def same_work(job: str, given: argparse.Namespace) -> Result:
@@ -341,7 +305,7 @@ def same_work(job: str, given: argparse.Namespace) -> Result:
                 if (apart[one.id] <= SAME_WORK) == (one == OTHER_ORDER):
                     console.print("[red]  which is not the same work" if one != OTHER_ORDER else "[red]  too near")
     labels = {one.id: one.label for one in [*took_part, OTHER_ORDER]}
-    return {**when_and_where(), "apart": apart, "labels": labels}
+    return {**machine.when_and_where(), "apart": apart, "labels": labels}
 
 
 def weights_of(one: Contestant, job: Path) -> dict[str, np.ndarray]:
@@ -387,8 +351,9 @@ def plan_of(job: str, given: argparse.Namespace) -> Plan:
 def main() -> None:
     """Time or check the jobs that are asked for."""
     given = arguments()
+    machine.limit(given.isa)
     # Some contestants alone are no whole job: they do not take the place of one.
-    out = given.out or (None if given.only else RESULTS[given.device])
+    out = given.out or (None if given.only else results(given.device))
     begun = time.perf_counter()
     for job in given.jobs:
         if given.same_work:
@@ -399,8 +364,8 @@ def main() -> None:
             show(job, found)
         if out:
             keep(out, kind, job, found)
-    if out == RESULTS[given.device] and page.PAGE.exists():
-        page.PAGE.write_text(page.fill(page.PAGE.read_text(), page.SECTIONS))
+    if out == results(given.device):
+        page.write()
     console.print(f"{(time.perf_counter() - begun) / 60:.1f} minutes")
 
 

@@ -15,7 +15,7 @@ from fedblend.engines import loop
 MODELS: dict[str, dict[str, Any]] = {
     "lenet5": {"name": "lenet5"},
     "fedmix-vgg": {"name": "fedmix-vgg"},
-    "pfl-cnn": {"name": "module", "path": "jobs:pfl_cnn"},
+    "pfl-cnn": {"name": "module", "path": "jobs:PflCnn"},
 }
 """A job's network -> fedblend's."""
 

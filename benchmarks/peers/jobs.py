@@ -2,7 +2,8 @@
 
 A job is one .npz file, so that every contestant does the same work: the same clients in each round, the same
 samples in the same batches (in the stored order; pfl never shuffles), the same first weights. Needs torch and
-numpy; only *writing* jobs A and B needs fedblend, for its loader of Fashion-MNIST.
+numpy; only *writing* jobs A and B needs fedblend, for its loader of Fashion-MNIST. MNIST, whose images have the same
+size, takes its place where it is missing and FEDBLEND_DATA has MNIST: the same work, another accuracy.
 
     python benchmarks/peers/jobs.py A A.npz
 
@@ -51,14 +52,21 @@ def lenet5(dropout: bool) -> nn.Sequential:
     )  # fmt: skip
 
 
-def pfl_cnn(dropout: bool) -> nn.Sequential:
+class PflCnn(nn.Module):
     """The "simple CNN" of pfl-research's benchmarks for 28x28x1, without padding as there."""
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(),
-        nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25 * dropout),
-        nn.Flatten(), nn.Linear(64 * 12 * 12, 128), nn.ReLU(), nn.Dropout(0.5 * dropout),
-        nn.Linear(128, CLASSES),
-    )  # fmt: skip
+
+    def __init__(self, dropout: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 32, 3), nn.ReLU(),
+            nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25 * dropout),
+            nn.Flatten(), nn.Linear(64 * 12 * 12, 128), nn.ReLU(), nn.Dropout(0.5 * dropout),
+            nn.Linear(128, CLASSES),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, 1, 28, 28] to [B, 10]."""
+        return self.layers(x)
 
 
 def fedmix_vgg(dropout: bool) -> nn.Sequential:
@@ -77,7 +85,7 @@ def fedmix_vgg(dropout: bool) -> nn.Sequential:
     )  # fmt: skip
 
 
-MODELS: dict[str, Callable[[bool], nn.Sequential]] = {"lenet5": lenet5, "pfl-cnn": pfl_cnn, "fedmix-vgg": fedmix_vgg}
+MODELS: dict[str, Callable[[bool], nn.Module]] = {"lenet5": lenet5, "pfl-cnn": PflCnn, "fedmix-vgg": fedmix_vgg}
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,7 @@ class Settings:
     lr: float
     dropout: bool = True
     seed: int = 0
+    data: str = ""
 
 
 JOBS = {
@@ -154,13 +163,13 @@ def load(path: str | Path) -> Job:
         return Job(settings, x, y, test_x, test_y, file["clients"], file["cohorts"], start)
 
 
-def fashion_mnist() -> tuple[Images, Images]:
-    """Fashion-MNIST's training and test half."""
+def small_images() -> tuple[str, tuple[Images, Images]]:
+    """Name, training and test half of Fashion-MNIST, or of MNIST where only that lies here."""
     # Here, because the peers' environments do not have fedblend.
-    from fedblend.data.loaders.mnist import FashionMnist
+    from fedblend.data.loaders.mnist import FASHION_MNIST, MNIST, FashionMnist, Mnist, local_files
 
-    data = FashionMnist().load()
-    return (data.train.x.numpy(), data.train.y.numpy()), (data.test.x.numpy(), data.test.y.numpy())
+    data = (Mnist() if local_files(MNIST) and not local_files(FASHION_MNIST) else FashionMnist()).load()
+    return data.name, ((data.train.x.numpy(), data.train.y.numpy()), (data.test.x.numpy(), data.test.y.numpy()))
 
 
 def patterns(n: int, rng: np.random.Generator) -> tuple[Images, Images]:
@@ -209,7 +218,7 @@ def first_weights(settings: Settings) -> dict[str, np.ndarray]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = MODELS[settings.model](settings.dropout)
-        for layer in model:
+        for layer in model.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)
@@ -220,7 +229,7 @@ def write(settings: Settings, path: str | Path) -> None:
     """Make a job's file. Only samples that a client holds are kept, in the order of the clients."""
     rng = np.random.default_rng(settings.seed)
     held = settings.clients * settings.samples
-    train, test = patterns(held, rng) if settings.name in "CD" else fashion_mnist()
+    data, (train, test) = ("patterns", patterns(held, rng)) if settings.name in "CD" else small_images()
     split = two_classes_each if settings.name == "A" else evenly
     rows = split(train[1], settings, rng).reshape(-1)
     x, y = train[0][rows], train[1][rows]
@@ -228,7 +237,7 @@ def write(settings: Settings, path: str | Path) -> None:
     cohorts = [np.sort(rng.choice(settings.clients, settings.cohort, replace=False)) for _ in range(ROUNDS)]
     np.savez(
         path,
-        settings=json.dumps(vars(settings)),
+        settings=json.dumps(vars(settings) | {"data": data}),
         x=x, y=y, test_x=test[0], test_y=test[1], factor=factor, offset=offset,
         clients=np.arange(held).reshape(settings.clients, settings.samples),
         cohorts=np.stack(cohorts),

@@ -17,15 +17,20 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fedblend._kernels import build, tiles
-from fedblend._kernels import winograd as transformed
+from fedblend._kernels import winograd as winograd_kernels
 from fedblend._kernels.tracing import opaque
 
 
-def _call_conv(name: str, x_shape: Any, w_shape: Any, padding: int, *tensors: torch.Tensor | None) -> None:
-    """Run a form of a convolution in the kernels that are fastest for its channels."""
+def _call_conv(
+    name: str, x_shape: Any, w_shape: Any, padding: int, by_winograd: bool, *tensors: torch.Tensor | None
+) -> None:
+    """Run a form of a convolution by Winograd's way, or in the direct kernels that are faster for its channels."""
     _, outputs, channels, *kernel = w_shape
-    on_tiles = tiles.take(channels, outputs, kernel, padding)
-    source, name = (tiles.SOURCE, f"tiles_{name}") if on_tiles else (build.SOURCE, name)
+    source = build.SOURCE
+    if by_winograd:
+        source, name = winograd_kernels.SOURCE, f"winograd_{name}"
+    elif tiles.take(channels, outputs, kernel, padding):
+        source, name = tiles.SOURCE, f"tiles_{name}"
     build.function(source, name, "iiiiiiiiiPPPP")(*x_shape, outputs, *kernel, padding, *tensors)
 
 
@@ -38,10 +43,7 @@ def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int, winograd: bool = Fa
     """x [K, B, C, H, W] and w [K, O, C, kh, kw] to y [K, B, O, h, w]; ``winograd``, here and below, for 3x3 kernels."""
     x, w = x.contiguous(), w.contiguous()
     y = x.new_empty(*x.shape[:2], w.shape[1], *_size_after(x.shape[3:], w.shape[3:], padding))
-    if winograd:
-        transformed.run_conv(x, w, padding, y)
-    else:
-        _call_conv("conv", x.shape, w.shape, padding, x, w, y, None)
+    _call_conv("conv", x.shape, w.shape, padding, winograd, x, w, y, None)
     return y
 
 
@@ -49,13 +51,11 @@ def run_conv_pool(
     x: torch.Tensor, w: torch.Tensor, padding: int, winograd: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`run_pool` of :func:`run_conv`, sample by sample, so that the pooled numbers stay in the cache."""
-    if winograd:
-        return run_pool(run_conv(x, w, padding, winograd))
     x, w = x.contiguous(), w.contiguous()
     y = x.new_empty(*x.shape[:2], w.shape[1], *(n // 2 for n in _size_after(x.shape[3:], w.shape[3:], padding)))
     which = torch.empty_like(y, dtype=torch.uint8)
     if y.numel():
-        _call_conv("conv", x.shape, w.shape, padding, x, w, y, which)
+        _call_conv("conv", x.shape, w.shape, padding, winograd, x, w, y, which)
     return y, which
 
 
@@ -77,11 +77,7 @@ def run_conv_input(
     x = g.new_empty(g.shape[0], g.shape[1], w.shape[2], height, width)
     if not g.numel():
         return x.zero_()
-    if winograd:
-        g = g if which is None else run_spread(g, which, *_size_after((height, width), w.shape[3:], padding))
-        transformed.run_conv_input(g, w, padding, x)
-    else:
-        _call_conv("conv_input", x.shape, w.shape, padding, g, w, x, which)
+    _call_conv("conv_input", x.shape, w.shape, padding, winograd, g, w, x, which)
     return x
 
 
@@ -99,11 +95,7 @@ def run_conv_weight(
     w = x.new_empty(x.shape[0], g.shape[2], x.shape[2], height, width)
     if not g.numel():
         return w.zero_()
-    if winograd:
-        g = g if which is None else run_spread(g, which, *_size_after(x.shape[3:], (height, width), padding))
-        transformed.run_conv_weight(x, g, padding, w)
-    else:
-        _call_conv("conv_weight", x.shape, w.shape, padding, x, g, w, which)
+    _call_conv("conv_weight", x.shape, w.shape, padding, winograd, x, g, w, which)
     return w
 
 

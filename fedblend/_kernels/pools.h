@@ -70,16 +70,20 @@ inline void store_run(T* to, V value, int left, int64_t room) {
 // Whether b is the maximum: as in PyTorch, a maximum is NaN if one of its numbers is NaN.
 inline Mask exceeds(Vector b, Vector a) { return (b > a) | (b != b); }
 
+// The maxima of four vectors, and which of the four numbers is the first maximum.
+inline void store_largest(const Vector (&v)[4], float* y, uint8_t* which, int left, int64_t room) {
+    const Mask right = exceeds(v[1], v[0]), lower_right = exceeds(v[3], v[2]);
+    const Vector top = right ? v[1] : v[0], bottom = lower_right ? v[3] : v[2];
+    const Mask below = exceeds(bottom, top), first = right & 1, second = (lower_right & 1) + 2;
+    store_run(y, below ? bottom : top, left, room);
+    store_run(which, __builtin_convertvector(below ? second : first, Bytes), left, room);
+}
+
 // Maxima, and which of the four values is the first maximum; y and which have room for `outputs` numbers.
 inline void pool_planes(const Planes& p, const float* x, float* y, uint8_t* which, int64_t outputs) {
     each_run(p, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
         const auto [v] = load_blocks(x + upper, x + lower, left, room);
-        const Mask right = exceeds(v[1], v[0]), lower_right = exceeds(v[3], v[2]);
-        const Vector top = right ? v[1] : v[0], bottom = lower_right ? v[3] : v[2];
-        const Mask below = exceeds(bottom, top);
-        const Mask first = right & 1, second = (lower_right & 1) + 2;
-        store_run(y + place, below ? bottom : top, left, outputs - place);
-        store_run(which + place, __builtin_convertvector(below ? second : first, Bytes), left, outputs - place);
+        store_largest(v, y + place, which + place, left, outputs - place);
     });
 }
 

@@ -58,7 +58,7 @@ def make(setup: Setup, plan: EnginePlan) -> Engine:
             "to a module of its own (my_parts.py), or set ranks = 1"
         )
     processes, address = RankProcesses(), free_address()
-    processes.start(plan.ranks, address)
+    processes.start(plan.ranks, address, setup)
     try:
         return DistributedEngine(setup, inner, processes.connect(plan.ranks, address), plan.table(), processes)
     except BaseException:

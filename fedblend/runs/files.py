@@ -10,6 +10,7 @@ import io
 import json
 import os
 import secrets
+import weakref
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
@@ -169,6 +170,21 @@ FCNTL, MSVCRT = _module("fcntl"), _module("msvcrt")
 """The modules for locks: on Linux and macOS, and on Windows."""
 
 
+_locked: weakref.WeakSet[IO[Any]] = weakref.WeakSet()
+"""The files that this process has locked."""
+
+
+def _leave_locks() -> None:
+    """Close locked files in a copy of this process: a file stays locked until each process that has it open ends."""
+    for file in _locked:
+        with contextlib.suppress(OSError):
+            os.close(file.fileno())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks)
+
+
 def lock(file: IO[Any], shared: bool = False, wait: bool = False) -> None:
     """Lock a file for this process until it is closed, or until the process ends in any way.
 
@@ -176,6 +192,7 @@ def lock(file: IO[Any], shared: bool = False, wait: bool = False) -> None:
     with ``wait``, and raises :class:`BlockingIOError` without. Raises another :class:`OSError` where the system or the
     file system has no locks.
     """
+    _locked.add(file)
     if FCNTL is not None:
         FCNTL.flock(file, (FCNTL.LOCK_SH if shared else FCNTL.LOCK_EX) | (0 if wait else FCNTL.LOCK_NB))
     elif MSVCRT is not None:

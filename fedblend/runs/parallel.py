@@ -17,12 +17,13 @@ from typing import Any
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped, by_reason, listed
 from fedblend.core.record import RoundRecord
+from fedblend.engines.distributed.pipes import Parent
 from fedblend.engines.distributed.processes import (
-    Parent,
     WorkerProcess,
     defined_in_main,
     interrupts_deferred,
     interrupts_ignored,
+    start_python,
 )
 from fedblend.engines.distributed.ranks import started_by_torchrun
 from fedblend.experiment.config import Experiment, as_table, resolve
@@ -184,7 +185,7 @@ def _run_in_parallel(study: Study, folder: Path, resume: bool, jobs: int, on_rec
     def start_workers(number: int) -> None:
         with interrupts_deferred():
             for _ in range(number):
-                workers.append(WorkerProcess("fedblend.runs.parallel:serve_runs", inbox))
+                workers.append(WorkerProcess(start_python("fedblend.runs.parallel:serve_runs"), inbox))
                 start_next_run(workers[-1])
 
     try:

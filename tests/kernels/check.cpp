@@ -19,11 +19,9 @@ void pool_spread(int64_t, int, int, const float*, const uint8_t*, float*);
 void dense(int, int, int, int, const float*, const float*, float*);
 void dense_update(int, int, int, int, float, const float*, const float*, float*);
 void dense_make(int, int, int, int, int, const float*, const float*, const float*, float*);
-void winograd_input(int, int, int, int, int, const float*, float*);
-void winograd_gradient(int, int, int, int, int, const float*, float*);
-void winograd_output(int, int, int, int, int, const float*, float*);
-void winograd_weight(int, int, int, const float*, float*);
-void winograd_weight_gradient(int, int, const float*, float*);
+void winograd_conv(int, int, int, int, int, int, int, int, int, const float*, const float*, float*, uint8_t*);
+void winograd_conv_input(int, int, int, int, int, int, int, int, int, const float*, const float*, float*, const uint8_t*);
+void winograd_conv_weight(int, int, int, int, int, int, int, int, int, const float*, const float*, float*, const uint8_t*);
 }
 
 typedef std::vector<float> Numbers;
@@ -131,47 +129,37 @@ void check_convolution(int K, int B, int C, int H, int W, int O, int kh, int kw,
     }
 }
 
-// The three forms by Winograd's transforms, for one client, against the direct kernels.
-void check_winograd(int B, int C, int H, int W, int O, int p) {
-    const int h = H + 2 * p - 2, w = W + 2 * p - 2, GAP = 16;
-    const Numbers x = draw(size_t(B) * C * H * W), weights = draw(size_t(O) * C * 9), g = draw(size_t(B) * O * h * w);
-    Numbers y(g.size()), input(x.size()), weight(weights.size());
-    conv(1, B, C, H, W, O, 3, 3, p, x.data(), weights.data(), y.data(), nullptr);
-    conv_input(1, B, C, H, W, O, 3, 3, p, g.data(), weights.data(), input.data(), nullptr);
-    conv_weight(1, B, C, H, W, O, 3, 3, p, x.data(), g.data(), weight.data(), nullptr);
+// The three forms by Winograd's algorithm, alone and with a pool, against the direct kernels.
+void check_winograd(int K, int B, int C, int H, int W, int O, int p) {
+    const int h = H + 2 * p - 2, w = W + 2 * p - 2;
+    const Numbers x = draw(size_t(K) * B * C * H * W), weights = draw(size_t(K) * O * C * 9);
+    const size_t outputs = size_t(K) * B * O * h * w, pooled = size_t(K) * B * O * (h / 2) * (w / 2);
+    Numbers direct(outputs), made(outputs);
+    conv(K, B, C, H, W, O, 3, 3, p, x.data(), weights.data(), direct.data(), nullptr);
+    winograd_conv(K, B, C, H, W, O, 3, 3, p, x.data(), weights.data(), made.data(), nullptr);
+    compare("winograd", made, Exact(direct.begin(), direct.end()));
 
-    const auto convolve = [&](int from, int to, int H, int W, int p, const Numbers& x, bool rotated) {
-        const int h = H + 2 * p - 2, w = W + 2 * p - 2, P = B * ((h + 1) / 2) * ((w + 1) / 2);
-        Numbers U(16 * (size_t(O) * C + GAP)), V(16 * (size_t(from) * P + GAP)), M(16 * (size_t(to) * P + GAP));
-        Numbers made(size_t(B) * to * h * w);
-        winograd_weight(O, C, rotated, weights.data(), U.data());
-        winograd_input(B, from, H, W, p, x.data(), V.data());
-        for (size_t t = 0; t < 16; t++)
-            for (int m = 0; m < to; m++)
-                for (int k = 0; k < from; k++)
-                    for (int q = 0; q < P; q++)
-                        M[t * (size_t(to) * P + GAP) + size_t(m) * P + q] +=
-                            U[t * (size_t(O) * C + GAP) + (rotated ? size_t(k) * C + m : size_t(m) * C + k)] *
-                            V[t * (size_t(from) * P + GAP) + size_t(k) * P + q];
-        winograd_output(B, to, H, W, p, M.data(), made.data());
-        return made;
-    };
-    compare("winograd forward", convolve(C, O, H, W, p, x, false), Exact(y.begin(), y.end()));
-    compare("winograd by input", convolve(O, C, h, w, 2 - p, g, true), Exact(input.begin(), input.end()));
+    Exact largest;
+    std::vector<uint8_t> which, places(pooled);
+    plain_pool(int64_t(K) * B * O, h, w, made, largest, which);
+    Numbers values(pooled);
+    if (pooled) winograd_conv(K, B, C, H, W, O, 3, 3, p, x.data(), weights.data(), values.data(), places.data());
+    compare("winograd with pool", values, largest, 0);
+    if (places != which) failures++, std::printf("winograd with pool: other maxima\n");
 
-    const int P = B * ((h + 1) / 2) * ((w + 1) / 2);
-    Numbers U(16 * (size_t(O) * C + GAP)), V(16 * (size_t(C) * P + GAP)), M(16 * (size_t(O) * P + GAP));
-    Numbers made(weight.size());
-    winograd_input(B, C, H, W, p, x.data(), V.data());
-    winograd_gradient(B, O, H, W, p, g.data(), M.data());
-    for (size_t t = 0; t < 16; t++)
-        for (int o = 0; o < O; o++)
-            for (int c = 0; c < C; c++)
-                for (int q = 0; q < P; q++)
-                    U[t * (size_t(O) * C + GAP) + size_t(o) * C + c] += M[t * (size_t(O) * P + GAP) + size_t(o) * P + q] *
-                                                                       V[t * (size_t(C) * P + GAP) + size_t(c) * P + q];
-    winograd_weight_gradient(O, C, U.data(), made.data());
-    compare("winograd by weights", made, Exact(weight.begin(), weight.end()));
+    for (const bool inside : {false, true}) {
+        if (inside && !pooled) continue;
+        const Numbers g = draw(inside ? pooled : outputs);
+        const uint8_t* at = inside ? which.data() : nullptr;
+        Numbers by_input(x.size()), by_weight(weights.size()), input(x.size()), weight(weights.size());
+        conv_input(K, B, C, H, W, O, 3, 3, p, g.data(), weights.data(), by_input.data(), at);
+        conv_weight(K, B, C, H, W, O, 3, 3, p, x.data(), g.data(), by_weight.data(), at);
+        winograd_conv_input(K, B, C, H, W, O, 3, 3, p, g.data(), weights.data(), input.data(), at);
+        winograd_conv_weight(K, B, C, H, W, O, 3, 3, p, x.data(), g.data(), weight.data(), at);
+        compare(inside ? "winograd by input with pool" : "winograd by input", input, Exact(by_input.begin(), by_input.end()));
+        compare(inside ? "winograd by weights with pool" : "winograd by weights", weight,
+                Exact(by_weight.begin(), by_weight.end()));
+    }
 }
 
 void check_pool(int64_t planes, int H, int W, bool ties) {
@@ -228,7 +216,13 @@ int main() {
         }
     check_convolution(1, 40, 2, 40, 40, 3, 3, 3, 1);
     for (const int side : {3, 8, 13, 16, 34})
-        for (const int p : {0, 1, 2}) check_winograd(2, 3, side, side + 1, 5, p), check_winograd(1, 17, side, side, 9, p);
+        for (const int p : {0, 1, 2}) {
+            check_winograd(2, 2, 3, side, side + 1, 5, p);
+            check_winograd(1, 1, 17, side, side, 9, p);
+        }
+    // Blocks of a part of a sample, and of several samples; few rows are left for the last one.
+    check_winograd(1, 2, 40, 36, 36, 33, 1);
+    check_winograd(2, 11, 70, 8, 8, 67, 1);
     for (const int width : {2, 7, 8, 15, 16, 17, 31, 32, 33, 66})
         for (const bool ties : {false, true}) check_pool(3, 5, width, ties), check_pool(2, 8, width, ties);
     for (const int inputs : {1, 7, 16, 48, 100, 700, 1100})

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-import json
-import os
 import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from fedblend.core.errors import FedblendError, printable
+from fedblend.core.setup import Setup
+from fedblend.engines.distributed.forks import ForkedProcess, can_fork
+from fedblend.engines.distributed.pipes import THREAD, Parent, lines_of, message_of, write
 from fedblend.engines.distributed.ranks import Ranks
 
 POLL_SECONDS = 0.2
@@ -23,9 +25,6 @@ POLL_SECONDS = 0.2
 
 EXIT_SECONDS = 10.0
 """Seconds until a process is killed that does not end by itself."""
-
-Message = dict[str, Any]
-"""Fields that JSON can represent."""
 
 START = """\
 import json, signal, sys
@@ -39,41 +38,50 @@ run_worker()
 """The program of a worker process."""
 
 
-class WorkerProcess:
-    """A new Python process that calls one function of fedblend.
+def start_python(function: str, **arguments: Any) -> subprocess.Popen[bytes]:
+    """Start a new Python process that calls one function of fedblend, with its :class:`Parent` and ``arguments``.
 
-    ``function`` is written ``module:name``. It is called with the :class:`Parent` and ``arguments``. The process has
-    this process's import path and arguments, ignores Ctrl-C, and ends when this process has ended. Start it inside
-    :func:`interrupts_deferred`, so that Ctrl-C does not reach it earlier.
+    ``function`` is written ``module:name``. The process has this process's import path and arguments, ignores Ctrl-C,
+    and ends when this process has ended. Start it inside :func:`interrupts_deferred`, so that Ctrl-C does not reach it
+    earlier.
 
     ``multiprocessing`` is not used: its processes import the user's main script again. That script may have no
     ``if __name__ == "__main__"``, or be no file at all (standard input, a notebook).
     """
+    if not sys.executable:
+        raise FedblendError(
+            "Python does not know its own program (sys.executable is empty), so no further process can be "
+            "started; valid: ranks = 1 and jobs = 1"
+        )
+    # With -P, a file such as json.py in the current folder does not replace Python's.
+    command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", START]
+    process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    write(process.stdin.fileno(), [[str(folder) for folder in sys.path], sys.argv])
+    write(process.stdin.fileno(), {"function": function, "arguments": arguments})
+    return process
 
-    def __init__(self, function: str, inbox: queue.SimpleQueue[Any] | None = None, **arguments: Any) -> None:
+
+class WorkerProcess:
+    """Another process of fedblend, a new Python process or a copy of this one, and the messages that it sends."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes] | ForkedProcess, inbox: queue.SimpleQueue[Any] | None = None
+    ) -> None:
         """``inbox`` gets a pair for each message: this object and the message, or ``None`` after the last one."""
-        if not sys.executable:
-            raise FedblendError(
-                "Python does not know its own program (sys.executable is empty), so no further process can be "
-                "started; valid: ranks = 1 and jobs = 1"
-            )
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue() if inbox is None else inbox
-        # With -P, a file such as json.py in the current folder does not replace Python's.
-        command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", START]
-        self._process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.send([[str(folder) for folder in sys.path], sys.argv])
-        self.send({"function": function, "arguments": arguments})
-        threading.Thread(target=self._receive, daemon=True).start()
+        self.process = process
+        threading.Thread(target=self._receive, name=THREAD, daemon=True).start()
 
     def send(self, message: Any) -> None:
         """Send a message; without effect if the process has ended."""
-        assert self._process.stdin is not None
-        _write(self._process.stdin.fileno(), message)
+        assert self.process.stdin is not None
+        write(self.process.stdin.fileno(), message)
 
     def _receive(self) -> None:
-        assert self._process.stdout is not None
-        for line in _lines(self._process.stdout.fileno()):
-            if (message := _message(line)) is not None:
+        assert self.process.stdout is not None
+        for line in lines_of(self.process.stdout.fileno()):
+            if (message := message_of(line)) is not None:
                 self.inbox.put((self, message))
             else:
                 # Printed while Python starts, by a sitecustomize.
@@ -83,56 +91,21 @@ class WorkerProcess:
     def wait(self, seconds: float | None = None) -> int | None:
         """The exit code, negative for a signal; ``None`` if the process still runs after ``seconds``."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
+            return self.process.wait(seconds)
         return None
 
     def has_ended(self) -> bool:
         """Whether the process has ended."""
-        return self._process.poll() is not None
+        return self.process.poll() is not None
 
     def kill(self) -> None:
         """Kill the process."""
-        self._process.kill()
+        self.process.kill()
 
     def how_it_ended(self) -> str:
         """``was killed by signal 9 (out of memory?)``, or ``ended with exit code 1``."""
         code = self.wait() or 0
         return f"was killed by signal {-code} (out of memory?)" if code < 0 else f"ended with exit code {code}"
-
-
-class Parent:
-    """The process that started this worker process, as the worker sees it.
-
-    Messages have standard input and output for themselves: user code reads nothing, and prints to standard error.
-    """
-
-    def __init__(self) -> None:
-        self._output, self._sending = os.dup(1), threading.Lock()
-        self.messages: Iterator[Message] = map(json.loads, _lines(os.dup(0)))
-        """The parent's messages, until the parent has ended."""
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-        os.dup2(2, 1)
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-    def send(self, message: Message) -> None:
-        """Send a message; without effect if the parent has ended."""
-        with self._sending:
-            _write(self._output, message)
-
-    def listen(self, handle: Callable[[Message], None]) -> None:
-        """Start a thread that calls ``handle`` with each message, and ends this process after its parent.
-
-        A parent that was killed sends no last message. The process must end nevertheless: it holds locks and memory.
-        """
-
-        def work() -> None:
-            for message in self.messages:
-                handle(message)
-            os._exit(1)
-
-        threading.Thread(target=work, daemon=True).start()
 
 
 def run_worker() -> None:
@@ -142,34 +115,6 @@ def run_worker() -> None:
         module, _, name = first["function"].partition(":")
         getattr(importlib.import_module(module), name)(parent, **first["arguments"])
         return
-
-
-def _write(file: int, message: Any) -> None:
-    """Write a message to a pipe as one line; without effect if nobody reads it any more."""
-    line = f"{json.dumps(message)}\n".encode()
-    with contextlib.suppress(OSError):
-        while line:
-            line = line[os.write(file, line) :]
-
-
-def _message(line: bytes) -> Message | None:
-    """A message from its line; ``None`` for any other text."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) else None
-
-
-def _lines(file: int) -> Iterator[bytes]:
-    """Yield the complete lines of a pipe.
-
-    Not read through a buffer: a thread that waits in a buffer's lock when Python ends makes Python abort.
-    """
-    rest = b""
-    while chunk := os.read(file, 1 << 16):
-        *complete, rest = (rest + chunk).split(b"\n")
-        yield from complete
 
 
 @contextlib.contextmanager
@@ -229,13 +174,22 @@ class RankProcesses:
         self.processes: list[WorkerProcess] = []
         """The process of each rank from 1 on. It sends at most one message: its error."""
 
-    def start(self, size: int, address: str) -> None:
-        """Start ranks 1 to ``size`` - 1 on this machine."""
-        function = "fedblend.engines.distributed.worker:serve_process"
+    def start(self, size: int, address: str, setup: Setup) -> None:
+        """Start ranks 1 to ``size`` - 1 on this machine: copies of this process, or new ones that import and read."""
+        from fedblend.engines.distributed.worker import serve_process
+
+        copies, forked = can_fork(), list[ForkedProcess]()
         # Ctrl-C interrupts the whole process group; only rank 0, which then stops the others, handles it.
         with interrupts_deferred():
             for rank in range(1, size):
-                self.processes.append(WorkerProcess(function, rank=rank, size=size, address=address))
+                if copies:
+                    work = functools.partial(serve_process, rank=rank, size=size, address=address, setup=setup)
+                    forked.append(ForkedProcess(work, forked))
+                    self.processes.append(WorkerProcess(forked[-1]))
+                else:
+                    function = f"{serve_process.__module__}:{serve_process.__name__}"
+                    process = start_python(function, rank=rank, size=size, address=address)
+                    self.processes.append(WorkerProcess(process))
 
     def connect(self, size: int, address: str) -> Ranks:
         """Wait until all ranks are connected. Raises :class:`FedblendError` if a process ends before."""
@@ -249,7 +203,7 @@ class RankProcesses:
                 errors.append(error)
 
         # In a thread, since connecting would wait for a process that has died.
-        thread = threading.Thread(target=wait, daemon=True)
+        thread = threading.Thread(target=wait, name=THREAD, daemon=True)
         thread.start()
         while thread.is_alive():
             thread.join(POLL_SECONDS)

@@ -15,7 +15,7 @@ from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
 from fedblend.core.trees import add_prefix, for_clients
 from fedblend.engines.autotune import inner_engine
-from fedblend.engines.distributed.processes import Parent
+from fedblend.engines.distributed.pipes import Parent
 from fedblend.engines.distributed.ranks import Ranks, disconnect, is_about_connection
 from fedblend.engines.distributed.serialization import (
     kept_uploads,
@@ -32,17 +32,17 @@ from fedblend.experiment.setup import make_setup
 from fedblend.methods.aggregators.mean import Sums
 
 
-def serve_process(parent: Parent, rank: int, size: int, address: str) -> None:
+def serve_process(parent: Parent, rank: int, size: int, address: str, setup: Setup | None = None) -> None:
     """Run the process of one rank, started by :class:`fedblend.engines.distributed.processes.RankProcesses`.
 
-    An error goes to rank 0 as one line.
+    A copy of rank 0's process has its ``setup``. An error goes to rank 0 as one line.
     """
     parent.listen(lambda message: None)
     # Rank 0 has given the same warnings.
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        serve(Ranks(rank, size, address))
+        serve(Ranks(rank, size, address), setup)
     except Exception as error:
         if isinstance(error, RuntimeError) and is_about_connection(error):
             # Rank 0 has ended, so this rank has nothing left to do.
@@ -81,10 +81,10 @@ def serve_environment() -> None:
         disconnect()
 
 
-def serve(ranks: Ranks) -> None:
+def serve(ranks: Ranks, setup: Setup | None = None) -> None:
     """Execute rank 0's commands for one run, until the command ``end``."""
     fields, _ = ranks.receive()
-    setup = make_setup(resolve(fields["experiment"]))
+    setup = setup or make_setup(resolve(fields["experiment"]))
     # Rank 0 has checked that the model can be stacked.
     inner = inner_engine(setup, fields["plan"], tested=True)
     pool: Pool | None = None

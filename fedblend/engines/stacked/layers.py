@@ -18,6 +18,9 @@ from fedblend.engines.sgd import Precision
 MAX_CHANNELS = 16
 """Input channels up to which a convolution runs in fedblend's plain kernel where no layer was timed."""
 
+MIN_WINOGRAD_CHANNELS = 32
+"""Channels, in and out, from which on a convolution of 3x3 runs by Winograd's algorithm where no layer was timed."""
+
 FUSED = ([_kernels.Convolution, nn.ReLU, _kernels.MaxPool], [_kernels.Convolution, _kernels.MaxPool, nn.ReLU])
 """Consecutive types of layers that are computed as one."""
 
@@ -76,8 +79,7 @@ def prepare_model(
     if device.type == "cpu" and build.library() is not None:
         for name in own_layers(prepared):
             layer = prepared.get_submodule(name)
-            by_rule = {name: "direct"} if _is_own_by_rule(layer, precision) else {}
-            way = (by_rule if kernels is None else kernels).get(name)
+            way = _way_by_rule(layer, precision) if kernels is None else kernels.get(name)
             if way in (ways := own_ways(layer)):
                 prepared.set_submodule(name, ways[way])
         for layer in list(prepared.modules()):
@@ -134,13 +136,17 @@ def _has_plain_steps(layer: nn.Conv2d) -> bool:
     return plain and zeros and layer.padding[0] == layer.padding[1]
 
 
-def _is_own_by_rule(layer: nn.Module, precision: Precision) -> bool:
+def _way_by_rule(layer: nn.Module, precision: Precision) -> str:
+    """The way of a layer that was not timed; empty for PyTorch's."""
     if not isinstance(layer, nn.Conv2d):
-        return True
-    # Not in bfloat16: oneDNN computes it on the same units, with one multiplication a product.
-    exact = precision != "bfloat16"
-    large = exact and tiles.take(layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0]))
-    return large or layer.in_channels <= MAX_CHANNELS
+        return "direct"
+    sizes = layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0])
+    # Not in bfloat16: oneDNN computes it on the matrix units, with one multiplication a product.
+    if precision != "bfloat16" and tiles.take(*sizes):
+        return "direct"
+    if precision != "bfloat16" and min(sizes[:2]) >= MIN_WINOGRAD_CHANNELS and winograd.supports(*sizes):
+        return "winograd"
+    return "direct" if layer.in_channels <= MAX_CHANNELS else ""
 
 
 def _is_two_by_two(layer: nn.MaxPool2d) -> bool:
