@@ -242,8 +242,8 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
     plain = train.optimizer.is_sgd and not train.schedule_in_round and train.accumulate == 1
     if method.aggregator.counts_steps and not (plain and train.optimizer_state == "reset"):
         raise ValueError(
-            f"method.aggregator: '{method.aggregator.name}' computes how far the steps of plain SGD, or SGD with "
-            "momentum, move a client; valid: train.optimizer sgd with its state reset, no schedule_in_round, accumulate 1"
+            f"method.aggregator: '{method.aggregator.name}' computes how far the steps of SGD move a client; valid: "
+            "train.optimizer sgd with its state reset, without schedule_in_round, accumulate 1"
         )
     personal, step = method.personal, method.server_step
     if personal.own_steps(1) is not None and train.accumulate > 1:

@@ -56,9 +56,8 @@ class Experiment(FrozenTable):
     eval_every: Count = 1
     """Rounds between evaluations on the test samples; the last round is always evaluated."""
     evaluate_model: Literal["server", "device", "each"] | None = None
-    """Model that is evaluated: the server's, that of one device of the first cohort after training, or each client's on
-    its own tests, the samples that it holds out or else its part of the test samples (default: the server's; a device's
-    where clients keep their own weights; each client's where clients keep layers of their own).
+    """Model that is evaluated: the server's, a device's of the first cohort after training, or each client's on its own
+    tests (default: the server's; a device's where clients keep weights, each client's where they keep layers).
     """
     convergence_tol: Positive | None = None
     """Relative change of the model (or of the mean outputs of every label) below which a run ends early."""

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 COMMANDS = (
     *("run", "resume", "report", "compare", "list", "new", "inspect", "channel", "points", "boundaries"),
     *("attack", "leaks", "reproduce", "switches", "data show", "privacy samples", "privacy xor"),
-    *("site init", "site audit", "federation up", "federation app"),
+    *("site init", "site audit", "federation up", "federation app", "export", "predict", "tune"),
 )
 
 
@@ -99,7 +99,7 @@ def test_the_list_without_a_word_names_every_list_with_its_length() -> None:
         succeeded(here("list", word))
     for kind, number in kinds.items():
         assert f"{kind} {number}" in words_of(shown)
-    assert "a table (experiment, train, method, policy, arrival)" in words_of(shown)
+    assert "a table (experiment, train, method, validation, policy, arrival)" in words_of(shown)
 
 
 DATASETS = ("digits", "shakespeare")

@@ -13,6 +13,7 @@ import pytest
 from cli_helpers import here
 
 from fedblend.experiment.config import resolve
+from fedblend.experiment.search import read_tune
 from fedblend.experiment.study import expand
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +25,10 @@ def blocks(language: str) -> list[str]:
 
 
 def test_files_are_valid() -> None:
-    sizes = [len(expand(tomllib.loads(block)).experiments) for block in blocks("toml")]
-    assert sizes == [12]
+    study, search = (tomllib.loads(block) for block in blocks("toml"))
+    assert len(expand(study).experiments) == 12
+    assert set(read_tune(search).fields) == {"train.lr", "method.objective.lambda"}
+    assert expand({**study, "validation": search["validation"]})
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ REQUIRED = {
     ("dataset", "npz"): {"path": "some.npz"},
     ("dataset", "hub"): {"dataset": "some/where"},
     ("dataset", "image-folder"): {"path": "pictures"},
+    ("dataset", "signal-folder"): {"path": "signals"},
+    ("dataset", "table"): {"path": "some.csv", "target": "y"},
     ("model", "module"): {"path": "helpers:BatchNormNet"},
     ("metric", "torchmetrics"): {"path": "torchmetrics.classification:MulticlassF1Score"},
     ("optimizer", "torch"): {"path": "torch.optim:RMSprop"},
@@ -62,10 +64,11 @@ def test_every_part_without_required_options_is_built_from_its_name_alone(kind: 
 
 @pytest.mark.parametrize(("kind", "name"), list(REQUIRED))
 def test_a_required_option_is_asked_for(kind: str, name: str) -> None:
-    (option,) = REQUIRED[kind, name]
-
-    with pytest.raises(FedblendError, match=rf"{option}: is missing"):
-        build(kind, name)
+    needed = REQUIRED[kind, name]
+    for option in needed:
+        others = {other: value for other, value in needed.items() if other != option}
+        with pytest.raises(FedblendError, match=rf"{option}: is missing"):
+            build(kind, {"name": name, **others})
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL)

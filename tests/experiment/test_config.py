@@ -117,7 +117,7 @@ def test_a_table_holds_every_field_but_those_that_are_none() -> None:
     }
     optional |= {"start"}
     assert missing == optional
-    assert set(Train.model_fields) - set(table["train"]) == {"clip_norm", "steps"}
+    assert set(Train.model_fields) - set(table["train"]) == {"clip_norm", "schedule", "schedule_in_round", "steps"}
 
 
 def test_the_defaults_are_the_papers() -> None:

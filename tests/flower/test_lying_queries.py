@@ -174,7 +174,7 @@ def test_two_sets_of_held_out_samples_do_not_tell_of_a_few(tmp_path: Path) -> No
         weights = {name: 0 * tensor for name, tensor in make_setup(asked).weights().items()}
         # Of every sample this model says class 3: the number of right ones depends on which samples are held out.
         next(tensor for tensor in weights.values() if tensor.dim() == 1)[3] = 1.0
-        told = {"own": None, "held": True}
+        told = {"own": None, "split": "holdout"}
         return site.reply("evaluate", asked, run_id=seed, tensors=add_prefix("weights/", weights), **told)[0]
 
     first = score(0.3)
@@ -196,7 +196,7 @@ def test_a_round_that_is_none_is_refused_and_does_not_damage_the_audit_log(kind:
     site = KeptSite(tmp_path)
     site.connect()
     asked = asking(site, holdout=0.3)
-    told = {"begins": "round", "mark": None, "state": None, "pool": None, "own": None, "held": True}
+    told = {"begins": "round", "mark": None, "state": None, "pool": None, "own": None, "split": "holdout"}
     weights = add_prefix("weights/", make_setup(asked).weights())
     for round in (-1, True, 0.0, float("nan"), "0", "\u0663", None, 10**30, [0], 2**31):
         fields, tensors = site.reply(kind, asked, round, tensors=weights, **told)

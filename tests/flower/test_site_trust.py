@@ -23,7 +23,7 @@ from fedblend.experiment.config import as_table
 from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import write_toml
 from fedblend.flower import blended_loss
-from fedblend.flower.app.client import policy_of
+from fedblend.flower.app.client import blend_mod
 from fedblend.flower.messages import APP_FIELDS, pack, unpack
 from fedblend.flower.site import Site, describe_setup, files_of, read_site, reply_text, site_text, trust_of
 from fedblend.runs.files import read_lines
@@ -189,7 +189,8 @@ def test_the_files_of_every_loader_are_known() -> None:
     }
     assert len(options) > 8
     for name, option in options:
-        made = registry.build("dataset", {"name": name, option: "/srv"})
+        required = {"target": "y"} if name == "table" else {}
+        made = registry.build("dataset", {"name": name, option: "/srv", **required})
         assert files_of(made) == {option: "/srv"}, name
 
 
@@ -215,8 +216,9 @@ def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(
     unreadable.push_messages([Message(pack(fields), next(iter(unreadable.contexts)), "train")])
     (reply,) = unreadable.pull_messages(list(unreadable.ready))
     assert unpack(reply.content)[0]["fault"].startswith("(a path)")
+    context = Context(1, 1, {"site": str(home / "no.toml")}, RecordDict(), {})
     with pytest.raises(FedblendError, match=r"^\(a path\)") as caught:
-        policy_of(Context(1, 1, {"site": str(home / "no.toml")}, RecordDict(), {}))
+        blend_mod(Message(RecordDict(), 1, "train"), context, lambda message, _: message)
     assert "ward" not in str(caught.value)
     assert "ward 7" in caplog.text  # the site's own log has the path
     for text in (f"{home}: is damaged", f"cannot read '{home}'", f"open {home} first", "data: ~/ward 7, x"):
