@@ -28,7 +28,8 @@ from fedblend.core.engine import TrainTask
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import gather
-from fedblend.engines.loop import LoopEngine, batches
+from fedblend.engines.assignment import batches
+from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
 

@@ -20,7 +20,8 @@ from fedblend.core.setup import Setup
 from fedblend.core.sharing import ClientData
 from fedblend.core.state import RunState
 from fedblend.data.scale import OneHot, Scaler
-from fedblend.engines.loop import EagerNet, LoopEngine
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.nets import EagerNet
 from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.setup import make_setup

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from fedblend.core.dataset import ClientSplit, Split
 from fedblend.core.engine import (
@@ -36,6 +34,8 @@ from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
 from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.engines.adam import Adam
+from fedblend.engines.assignment import Assignment, batches, group_ends, mean_lr
+from fedblend.engines.nets import EagerNet
 from fedblend.engines.sgd import (
     SGD,
     Accumulator,
@@ -51,96 +51,6 @@ from fedblend.methods.uploads import embedding
 
 SCORE_BATCH = 500
 """Samples in one forward pass without training; a small model's activations then fit into a CPU's cache."""
-
-
-class _ModuleNet:
-    """What nets of a module share."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def with_weights(self, weights: Tensors) -> FunctionalNet:
-        """Return the model with other weights."""
-        return FunctionalNet(self.model, weights)
-
-    @property
-    def layers(self) -> int:
-        """Layers of a staged model; 0 of any other."""
-        return len(getattr(self.model, "stages", ()))
-
-
-class EagerNet(_ModuleNet):
-    """A module as :class:`fedblend.core.objective.Net`, differentiated by autograd."""
-
-    @property
-    def weights(self) -> Tensors:
-        """The module's own trained parameters."""
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-
-    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Return the model's outputs, or hidden states of a staged model."""
-        return self.model(x) if start == 0 and stop is None else self.model(x, start, stop)
-
-    def input_gradient(
-        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return d value / d x, value and aux; the weights' gradient flows through all three."""
-        x = x.detach().requires_grad_()
-        value, aux = scalar(x)
-        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
-        return gradient, value, aux
-
-
-class FunctionalNet(_ModuleNet):
-    """A module with given weights as :class:`fedblend.core.objective.Net`, differentiated by ``torch.func``."""
-
-    def __init__(self, model: nn.Module, weights: Tensors) -> None:
-        super().__init__(model)
-        self.weights = dict(weights)
-
-    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Return the model's outputs, or hidden states of a staged model."""
-        inputs = (x,) if start == 0 and stop is None else (x, start, stop)
-        return functional_call(self.model, self.weights, inputs)
-
-    def input_gradient(
-        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return d value / d x, value and aux, all differentiable."""
-        gradient, (value, aux) = torch.func.grad_and_value(scalar, has_aux=True)(x)
-        return gradient, value, aux
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A client's work of one round."""
-
-    client: int
-    """The client's number."""
-    samples: int
-    """Samples that the client holds."""
-    order: np.ndarray
-    """Samples of all batches in order, int64 [positions]."""
-    bounds: np.ndarray
-    """Positions in ``order`` where batches begin and end, int64 [steps + 1]."""
-    plain: bool
-    """Whether the client has nothing to mix with, and minimises the objective's fallback."""
-    pool: Pool
-    """The client's view of the shared pool."""
-    drawn: dict[str, np.ndarray]
-    """Random numbers of the objective, one row a step."""
-    ends: np.ndarray
-    """Batches after which the optimiser makes a step, bool [batches]: all, unless gradients are accumulated."""
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Batch sizes, int64 [batches]."""
-        return np.diff(self.bounds)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the optimiser."""
-        return int(self.ends.sum())
 
 
 class LocalLoss:
@@ -525,34 +435,3 @@ class LoopEngine:
             if outputs is not None and scores.outputs is not None:
                 outputs[torch.from_numpy(rows)] = scores.outputs
         return Scores(loss, right, samples, outputs=outputs)
-
-
-def group_ends(batches: int, epochs: int, accumulate: int) -> np.ndarray:
-    """Return after which batches the optimiser makes a step, bool [batches]; a group of batches ends with its epoch.
-
-    >>> group_ends(6, 2, 2).tolist()
-    [False, True, True, False, True, True]
-    """
-    place = np.arange(batches) % max(1, batches // epochs)
-    return (place % accumulate == accumulate - 1) | (place == batches // epochs - 1)
-
-
-def mean_lr(train: Train, round: int, steps: int) -> float:
-    """Return the mean learning rate of a round's steps."""
-    factors = train.factors(steps)
-    return train.lr_in(round) * (sum(factors) / len(factors) if factors else 1.0)
-
-
-def batches(
-    n: int, epochs: int, size: int, rng: np.random.Generator, steps: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the samples of all steps in order, int64 [epochs * n], and the bounds of batches, int64 [steps + 1].
-
-    Each epoch is a new permutation of the n samples. Its last, smaller batch is kept, so that small clients train too.
-    With ``steps`` there are instead ``steps`` full batches of samples drawn with replacement.
-    """
-    if steps and n:
-        return rng.integers(n, size=steps * size), size * np.arange(steps + 1)
-    order = np.concatenate([rng.permutation(n) for _ in range(epochs)]) if n else np.empty(0, np.int64)
-    starts = [epoch * n + first for epoch in range(epochs) for first in range(0, n, size)]
-    return order, np.array([*starts, epochs * n if n else 0], np.int64)

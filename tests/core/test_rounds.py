@@ -16,7 +16,8 @@ from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import cohort_of
-from fedblend.engines.loop import LoopEngine, batches
+from fedblend.engines.assignment import batches
+from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import SGD
 from fedblend.experiment.fields import Train
 

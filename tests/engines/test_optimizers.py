@@ -21,8 +21,9 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
 from fedblend.core.setup import Setup, model_spec
 from fedblend.engines.adam import Adam, StackedAdam
+from fedblend.engines.assignment import group_ends
 from fedblend.engines.autotune import plan_engine, unstackable
-from fedblend.engines.loop import LoopEngine, group_ends
+from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import SGD, StackedSGD, TorchOptimizer
 from fedblend.engines.stacked.cuda_graphs import NoRecorder
 from fedblend.engines.stacked.engine import StackedEngine

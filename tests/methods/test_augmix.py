@@ -21,7 +21,8 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Plain, StepPlan, Task
 from fedblend.engines.autotune import unstackable
-from fedblend.engines.loop import EagerNet, LoopEngine
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.augment import augmix
 from fedblend.methods.objectives.augmix import AugMix, jensen_shannon

@@ -19,7 +19,8 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Objective, Plain, StepPlan
 from fedblend.core.registry import build, dump
 from fedblend.core.sharing import gather
-from fedblend.engines.loop import EagerNet, LoopEngine
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment import presets
 from fedblend.experiment.config import resolve

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedblend.core.objective import Batch, Context, Task
 from fedblend.core.sharing import Pool
 from fedblend.data.scale import OneHot
-from fedblend.engines.loop import EagerNet
+from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.models.layers import Staged
 from fedblend.models.lstm import LSTM

@@ -14,7 +14,8 @@ from helpers import numbers, setup
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, StepPlan, Task
-from fedblend.engines.loop import EagerNet, LoopEngine
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives import FedLC, FedMix, FedRS
 
 Slope = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]

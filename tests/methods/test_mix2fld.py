@@ -24,7 +24,9 @@ from fedblend.core.server_step import ServerContext
 from fedblend.core.sharing import Pool
 from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
-from fedblend.engines.loop import EagerNet, LoopEngine, batches
+from fedblend.engines.assignment import batches
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.objectives.terms import Distill
 from fedblend.methods.server_steps.distill import DistillToModel

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedblend.core.objective import Batch, Context, Net, Task
 from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors
-from fedblend.engines.loop import EagerNet
+from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.fedmix import FedMix
 from fedblend.methods.objectives.terms import Proximal
 

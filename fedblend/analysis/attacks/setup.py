@@ -20,7 +20,8 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Context, Plain
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
-from fedblend.engines.loop import Assignment, LoopEngine
+from fedblend.engines.assignment import Assignment
+from fedblend.engines.loop import LoopEngine
 from fedblend.runs.runner import one_thread
 
 Attacker = Literal["guesses", "plain", "knows"]

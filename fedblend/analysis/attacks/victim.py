@@ -11,7 +11,7 @@ from torch import nn
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Batch, Context, Objective, Plain, Term
 from fedblend.core.trees import Tensors
-from fedblend.engines.loop import FunctionalNet
+from fedblend.engines.nets import FunctionalNet
 
 
 @dataclass(frozen=True)

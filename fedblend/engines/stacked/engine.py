@@ -13,7 +13,8 @@ from torch import nn
 from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.engine import ClientUpdate, Tensors, TrainTask
 from fedblend.core.setup import Setup
-from fedblend.engines.loop import Assignment, LoopEngine
+from fedblend.engines.assignment import Assignment
+from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.cuda_graphs import Recorder, recorder_for
 from fedblend.engines.stacked.dropout import Shapes, dropout_shapes
 from fedblend.engines.stacked.layers import prepare_model

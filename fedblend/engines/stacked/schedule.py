@@ -10,7 +10,7 @@ import torch
 
 from fedblend.core.engine import OPTIMIZER, TrainTask, objective_of, terms_of
 from fedblend.core.trees import add_prefix
-from fedblend.engines.loop import Assignment
+from fedblend.engines.assignment import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
 from fedblend.engines.stacked.dropout import DropoutMasks
 from fedblend.engines.stacked.trainer import Owner, StackInputs, StackTrainer, StepBatch

@@ -16,7 +16,7 @@ from fedblend._kernels.simplify import changed_in_place, simplify
 from fedblend._kernels.tracing import trace
 from fedblend.core.objective import Batch, Context
 from fedblend.core.trees import strip_prefix
-from fedblend.engines.loop import FunctionalNet
+from fedblend.engines.nets import FunctionalNet
 from fedblend.engines.sgd import Gradient, Precision, computing_in
 from fedblend.engines.stacked.layers import CannotStack, dropouts
 from fedblend.methods.objectives.output_cache import OutputCache

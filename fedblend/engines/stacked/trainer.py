@@ -73,7 +73,7 @@ class StackInputs:
     shared_tensors: Mapping[str, torch.Tensor]
     """Tensors for the objective that all clients share."""
     plain: bool
-    """Whether the clients have nothing to mix with (:attr:`fedblend.engines.loop.Assignment.plain`)."""
+    """Whether the clients have nothing to mix with (:attr:`fedblend.engines.assignment.Assignment.plain`)."""
     personal: bool = False
     """Whether the clients train their personal models."""
     optimizer_state: Sequence[torch.Tensor] = ()

@@ -19,7 +19,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.core.sharing import ClientData, Payload
-from fedblend.engines.loop import EagerNet
+from fedblend.engines.nets import EagerNet
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.supported import fault_of_sharing
 from fedblend.flower.audit import AuditLog, ReplayGuard

@@ -1,0 +1,69 @@
+"""A network as an objective calls it: with its own weights, or with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedblend.core.engine import Tensors
+
+
+class _ModuleNet:
+    """What nets of a module share."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def with_weights(self, weights: Tensors) -> FunctionalNet:
+        """Return the model with other weights."""
+        return FunctionalNet(self.model, weights)
+
+    @property
+    def layers(self) -> int:
+        """Layers of a staged model; 0 of any other."""
+        return len(getattr(self.model, "stages", ()))
+
+
+class EagerNet(_ModuleNet):
+    """A module as :class:`fedblend.core.objective.Net`, differentiated by autograd."""
+
+    @property
+    def weights(self) -> Tensors:
+        """The module's own trained parameters."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Return the model's outputs, or hidden states of a staged model."""
+        return self.model(x) if start == 0 and stop is None else self.model(x, start, stop)
+
+    def input_gradient(
+        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return d value / d x, value and aux; the weights' gradient flows through all three."""
+        x = x.detach().requires_grad_()
+        value, aux = scalar(x)
+        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+        return gradient, value, aux
+
+
+class FunctionalNet(_ModuleNet):
+    """A module with given weights as :class:`fedblend.core.objective.Net`, differentiated by ``torch.func``."""
+
+    def __init__(self, model: nn.Module, weights: Tensors) -> None:
+        super().__init__(model)
+        self.weights = dict(weights)
+
+    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Return the model's outputs, or hidden states of a staged model."""
+        inputs = (x,) if start == 0 and stop is None else (x, start, stop)
+        return functional_call(self.model, self.weights, inputs)
+
+    def input_gradient(
+        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return d value / d x, value and aux, all differentiable."""
+        gradient, (value, aux) = torch.func.grad_and_value(scalar, has_aux=True)(x)
+        return gradient, value, aux
