@@ -238,3 +238,43 @@ def test_what_does_not_fit_the_model_or_the_data_is_refused(changes: dict[str, A
 
     with pytest.raises(FedblendError, match=message):
         RoundLoop(made, LoopEngine(made))
+
+
+def test_metrics_and_validation_are_of_each_clients_own_model() -> None:
+    settings: dict[str, Any] = {"holdout": 0.3, "validation": {"clients": 0.2}, "metrics": ["f1", "ece"]}
+    made = setup(images(), method="fedper", **settings)
+    loop = RoundLoop(made, LoopEngine(made))
+
+    state, records = run(loop, 2)
+
+    own = {k: {n.removeprefix("own/"): t for n, t in s.items()} for k, s in state.client_states.items()}
+    population, engine = made.population, loop.engine
+    for split, stated in (("holdout", records[-1]["accuracy"]), ("validation", None)):
+        owner, right = population.owners(split), []
+        for client in range(4):
+            scores = engine.score({**state.weights, **own.get(client, {})}, split)
+            assert scores.right is not None
+            right += scores.right[owner == client].tolist()
+        expected = np.mean(right)
+        assert (stated or records[-1]["validation"]["clients"]["accuracy"]) == pytest.approx(expected)
+    assert set(records[-1]["metrics"]) == set(records[-1]["client_metrics"]) == {"f1", "ece"}
+    assert records[-1]["client_metrics"]["f1"]["tested"] == 4
+
+
+def test_layers_that_take_turns_are_not_accumulated() -> None:
+    with pytest.raises(FedblendError, match="train.accumulate: 2: 'fedrep' changes its layers within an epoch"):
+        setup(images(), method="fedrep", train={"accumulate": 2})
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"optimizer": "adam"},
+        {"accumulate": 2},
+        {"schedule_in_round": "cosine"},
+        {"momentum": 0.9, "optimizer_state": "keep"},
+    ],
+)
+def test_fednova_refuses_steps_that_it_cannot_count(train: dict[str, Any]) -> None:
+    with pytest.raises(FedblendError, match="'fednova' computes how far the steps of SGD move a client"):
+        setup(images(), method="fednova", train=train)
