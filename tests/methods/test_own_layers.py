@@ -262,7 +262,7 @@ def test_metrics_and_validation_are_of_each_clients_own_model() -> None:
 
 
 def test_layers_that_take_turns_are_not_accumulated() -> None:
-    with pytest.raises(FedblendError, match="train.accumulate: 2: 'fedrep' changes its layers within an epoch"):
+    with pytest.raises(FedblendError, match=r"train\.accumulate: 2: 'fedrep' changes its layers within an epoch"):
         setup(images(), method="fedrep", train={"accumulate": 2})
 
 
