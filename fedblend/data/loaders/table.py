@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, did_you_mean, legible, listed, missing_package
 from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.files import TestShare, draw_test_half, existing_path, regular_file, sha256_file
 from fedblend.data.loaders.npz import dataset_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_CATEGORIES = 1000
 """Most values of a column of text; a column with more holds names or free text."""
@@ -109,6 +111,8 @@ def read_frame(path: Path) -> pd.DataFrame:
     if path.suffix not in readers:
         raise FedblendError(f"{path}: is no table; valid: {', '.join(readers)}")
     regular_file(path)
+    import pandas as pd
+
     try:
         separator = readers[path.suffix]
         frame = pd.read_csv(path, sep=separator) if separator else pd.read_parquet(path)
@@ -199,6 +203,8 @@ def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarr
 
 def _standardized(frame: pd.DataFrame, features: Sequence[str], client: np.ndarray, train: np.ndarray) -> pd.DataFrame:
     """Each client's columns of numbers by the mean and deviation of its training samples; constant columns by 1."""
+    import pandas as pd
+
     columns = [name for name in features if frame[name].dtype.kind in "iuf"]
     values = frame[columns].astype(np.float64)
     known = values.where(pd.Series(train))
