@@ -13,7 +13,6 @@ import functools
 import hashlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -140,20 +139,7 @@ def _announce(compiler: str, folder: Path) -> None:
 
 
 def _flags() -> tuple[str, ...]:
-    march = os.environ.get(MARCH) or "native"
-    return (*FLAGS, *(("-mno-avx512f",) if march == "native" and _halves_wide_vectors() else ()), f"-march={march}")
-
-
-def _halves_wide_vectors() -> bool:
-    """Whether the processor computes 512 bits in two halves: Zen 4, of AMD's family 25.
-
-    Vectors of 256 bits are as fast there, and fewer of their places stay empty in layers of few channels.
-    """
-    try:
-        processor = CPUINFO.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return bool(re.search(r"^vendor_id\s*: AuthenticAMD$.*?^cpu family\s*: 25$", processor, re.M | re.S))
+    return (*FLAGS, f"-march={os.environ.get(MARCH) or 'native'}")
 
 
 def _cache() -> Path:

@@ -197,24 +197,3 @@ def test_a_cache_that_cannot_be_written_to(
         monkeypatch.setattr(Path, "mkdir", mkdir)
     assert build.library(source) is None
     assert build.missing(source).startswith(f"kernels cannot be stored in or loaded from {cache} (")
-
-
-@pytest.mark.parametrize(
-    ("vendor", "family", "march", "narrow"),
-    [
-        ("AuthenticAMD", 25, "", True),
-        ("AuthenticAMD", 26, "", False),
-        ("GenuineIntel", 25, "", False),
-        ("AuthenticAMD", 25, "x86-64-v4", False),
-    ],
-)
-def test_processors_that_halve_wide_vectors_get_narrow_ones(
-    vendor: str, family: int, march: str, narrow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processor = tmp_path / "cpuinfo"
-    processor.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 17\n\n" * 2)
-    monkeypatch.setattr(build, "CPUINFO", processor)
-    monkeypatch.setenv(build.MARCH, march)
-    assert ("-mno-avx512f" in build._flags()) == narrow
-    monkeypatch.setattr(build, "CPUINFO", tmp_path / "none")
-    assert "-mno-avx512f" not in build._flags()
