@@ -13,6 +13,7 @@ go to evidence/results/studies/NAME.json and evidence/results/PAPER/ITEM-SCALE.j
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import os
@@ -66,6 +67,8 @@ LOOP = ["--set", "engine=loop"]
 MNIST = ["--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"]
 FEMNIST = ["--set", "data.path=$FEDBLEND_DATA/femnist.npz"]
 CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
+AS_CIFAR10 = ["--set", "data={name='cifar10', folder='$FEDBLEND_DATA/cifar-10-batches-bin'}"]
+TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_client=2, samples=500}"]
 
 STUDIES: dict[str, list[str]] = {
     "fashion-mnist": ["run", "examples/fashion-mnist.toml"],
@@ -90,6 +93,10 @@ STUDIES: dict[str, list[str]] = {
     "xormixfl-mnist5k": ["run", "evidence/studies/xormixfl-mnist5k.toml", "--seeds", "0", *LOOP],
     "xormixfl-offset": ["run", "evidence/studies/xormixfl-offset.toml", *LOOP],
     "xormixfl-dummies": ["run", "evidence/studies/xormixfl-dummies.toml", "--seeds", "0", *MNIST, *LOOP],
+    "baselines-fashion-dirichlet": ["tune", "evidence/studies/baselines.toml"],
+    "baselines-fashion-classes": ["tune", "evidence/studies/baselines.toml", *TWO_CLASSES],
+    "baselines-cifar10-dirichlet": ["tune", "evidence/studies/baselines.toml", *AS_CIFAR10],
+    "baselines-cifar10-classes": ["tune", "evidence/studies/baselines.toml", *AS_CIFAR10, *TWO_CLASSES],
     "warm-start": ["run", "examples/warm-start.toml"],
     "xormixfl-mnist": ["run", "evidence/studies/xormixfl-mnist.toml", *MNIST, *LOOP],
     "xormixfl-distance": [
@@ -150,11 +157,32 @@ def remake_study(name: str) -> None:
             result = study_result(RUNS / name, shown)
             if name in ROW_CHANGES:
                 result["runs"] = ROW_CHANGES[name](RUNS / name, result["runs"])
+        elif arguments[0] == "tune":
+            result = tuned_result(RUNS / name, command, shown)
         else:
             subprocess.run([*command, "--json", str(path)], cwd=ROOT, check=True)
             result = {"command": shown, **json.loads(path.read_text())}
         path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"{name}: result written to {path.relative_to(ROOT)}")
+
+
+def tuned_result(folder: Path, command: list[str], shown: str) -> Table:
+    """Tune a study's methods, run each with its best values and all seeds: a study's result, and what tuning found."""
+    search = folder / "search"
+    subprocess.run([*command, "--out", str(search), "--resume"], cwd=ROOT, check=True)
+    best = [FEDBLEND, "run", str(search / "best.toml"), "--out", str(folder / "best"), "--resume"]
+    subprocess.run(best, cwd=ROOT, check=True)
+    with (search / "trials.csv").open(encoding="utf-8", newline="") as lines:
+        trials = [
+            {
+                "method": row["method"],
+                "values": json.loads(row["values"]),
+                "score": float(row["score"]) if row["score"] else None,
+                "rounds": int(row["rounds"]),
+            }
+            for row in csv.DictReader(lines)
+        ]
+    return {**study_result(folder / "best", shown), "trials": trials}
 
 
 def shell_line(words: Sequence[str]) -> str:

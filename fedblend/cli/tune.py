@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -41,11 +42,14 @@ def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | N
         done[label] = done.get(label, 0) + 1
         outcome = f"failed: {trial.failure}" if trial.failure else "" if trial.score is None else f"{trial.score:.4f}"
         early = f", ended early after {trial.rounds} rounds" if trial.pruned else ""
-        values = ", ".join(f"{path}={value}" for path, value in trial.values.items())
-        notes.print(f"{label} {done[label]}/{most}: {values}: {outcome}{early}", highlight=False, soft_wrap=True)
+        line = f"{label} {done[label]}/{most}: {_values(trial.values)}: {outcome}{early}"
+        notes.print(line, highlight=False, soft_wrap=True)
 
     searches = tune(table, folder, on_trial)
     console.print(_best_table(searches))
+    for search in searches:
+        if search.best is not None:
+            console.print(f"{search.label}: {_values(search.best.values)}", highlight=False, soft_wrap=True)
     rows = ["method,metric,score,best_round,rounds,ended_early,failure,run,values"]
     for search in searches:
         rows += [_row(search, trial) for trial in search.trials]
@@ -61,19 +65,9 @@ def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | N
 def _best_table(searches: Sequence[MethodSearch]) -> Table:
     """A row for each method: its budget, its best score on validation, and the test score of the same round."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in (
-        "method",
-        "trials",
-        "ended early",
-        "failed",
-        "rounds",
-        "metric",
-        "validation",
-        "test",
-        "best values",
-    ):
-        left = heading in ("method", "metric", "best values")
-        table.add_column(heading, justify="left" if left else "right", overflow="fold")
+    metrics = list(dict.fromkeys(search.metric for search in searches))
+    for heading in ("method", "trials", "ended early", "failed", "rounds", "validation", "test"):
+        table.add_column(heading, justify="left" if heading == "method" else "right", overflow="fold")
     for search in searches:
         best = search.best
         assert best is not None
@@ -86,12 +80,17 @@ def _best_table(searches: Sequence[MethodSearch]) -> Table:
             str(sum(trial.pruned for trial in search.trials)),
             str(sum(bool(trial.failure) for trial in search.trials)),
             str(sum(trial.rounds for trial in search.trials)),
-            search.metric,
             f"{best.score:.4f}",
             "" if test is None else f"{test:.4f}",
-            Text(", ".join(f"{path}={value}" for path, value in best.values.items())),
         )
+    table.title = f"Best {' and '.join(metrics)}"
+    table.title_justify = "left"
     return table
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    """Values of fields in one line."""
+    return ", ".join(f"{path}={value}" for path, value in values.items())
 
 
 def _row(search: MethodSearch, trial: Trial) -> str:

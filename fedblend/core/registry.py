@@ -32,11 +32,12 @@ T = TypeVar("T")
 
 LARGEST_INT = 2**63 - 1
 """Largest whole number of 64 bits, as arrays and tensors hold it."""
-
+LARGEST_FLOAT = 1e38
+"""The largest number of a field. float32 holds it too."""
 
 Int = Annotated[int, Strict(), Field(ge=-LARGEST_INT, le=LARGEST_INT)]
 """A whole number of 64 bits; ``true`` and "2" are refused."""
-Float = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Float = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=-LARGEST_FLOAT, le=LARGEST_FLOAT)]
 """A finite number; ``true`` and "2" are refused."""
 Fraction = Annotated[Float, Field(ge=0, le=1)]
 """A number in [0, 1]."""
@@ -238,6 +239,9 @@ def has_option(part_or_table: Any, path: str) -> bool:
     (True, False)
     """
     word, _, rest = path.partition(".")
+    if isinstance(part_or_table, (list, tuple)):  # parts by their names
+        parts = [part for part in part_or_table if getattr(part, "name", None) == word]
+        return any(not rest or has_option(part, rest) for part in parts)
     fields = {FILE_WORDS.get(field, field): value for field, value in getattr(part_or_table, "__dict__", {}).items()}
     if word == "name" or isinstance(part_or_table, Mapping):
         return True

@@ -117,6 +117,9 @@ NOT_GIVEN = "not given"
 
 NOUNS = {"integer": "whole number", "number": "number", "string": "text", "array": "list", "object": "table"}
 
+LARGEST = [sign * bound for bound in (registry.LARGEST_INT, registry.LARGEST_FLOAT) for sign in (1, -1)]
+"""Bounds of every whole number and of every number, which texts leave out."""
+
 BOUNDS = {"minimum": " from", "exclusiveMinimum": " above", "maximum": ", at most", "exclusiveMaximum": ", below"}
 
 
@@ -134,9 +137,7 @@ def type_in_words(schema: Mapping[str, Any], many: bool = False) -> str:
     >>> type_in_words({"type": "array", "items": {"type": "array", "items": {"type": "integer"}}})
     'list of lists of whole numbers'
     """
-    schema = {
-        name: bound for name, bound in schema.items() if bound not in (registry.LARGEST_INT, -registry.LARGEST_INT)
-    }
+    schema = {name: bound for name, bound in schema.items() if bound not in LARGEST}
     if "part" in schema:
         return schema["part"] + ("s" if many else "")
     if "anyOf" in schema:

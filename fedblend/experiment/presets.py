@@ -190,7 +190,8 @@ def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
     """The parts of a method: its preset, updated with the fields of ``spec``.
 
     ``spec`` is such as ``{name = "fedmix", objective = {lambda = 0.2}}``; without a name it consists of parts only. A
-    part table without a name changes options of the preset's part. A part table with another name replaces it.
+    part table without a name changes options of the preset's part. A part table with another name replaces it. A list
+    of terms replaces the preset's; a table of terms by name, ``{moon = {mu = 1}}``, changes options of the preset's.
     """
     given = dict(spec)
     name = given.pop("name", None)
@@ -204,12 +205,18 @@ def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
         )
     parts = dict(all_presets[name][1])
     for field, value in given.items():
-        parts[field] = overlay(parts.get(field), value)
+        parts[field] = overlay(parts.get(field), value, f"{where}.{field}")
     return parts
 
 
-def overlay(preset: Any, given: Any) -> Any:
-    """Update a preset's part with given options, and a part inside it likewise."""
+def overlay(preset: Any, given: Any, where: str = "") -> Any:
+    """Update a preset's part, or a list's parts by their names, with given options, and a part inside it likewise."""
+    if isinstance(preset, list) and isinstance(given, Mapping):
+        parts = {part["name"]: part for part in ({"name": p} if isinstance(p, str) else p for p in preset)}
+        for name in given:
+            if name not in parts:
+                raise FedblendError(f"{where}.{name}: there is no such part here; valid: {', '.join(parts) or 'none'}")
+        return [overlay(part, given.get(name, {})) for name, part in parts.items()]
     if isinstance(given, Mapping) and isinstance(preset, Mapping):
         if "name" in given and given["name"] != preset.get("name"):
             return dict(given)

@@ -30,15 +30,28 @@ def write_toml(table: Mapping[str, Any]) -> str:
 
 
 def set_field(table: dict[str, Any], path: str, value: Any) -> None:
-    """Set ``a.b.c`` in nested tables, in place; a part that is given by its name becomes a table."""
-    *outer, last = path.split(".")
-    for step in outer:
-        inner = table.get(step)
-        if isinstance(inner, str):
-            inner = {"name": inner}
-        table[step] = dict(inner) if isinstance(inner, Mapping) else {}
-        table = table[step]
-    table[last] = value
+    """Set ``a.b.c`` in nested tables, in place; a part that is given by its name becomes a table.
+
+    In a list of parts, a part is found by its name: ``method.terms.proximal.mu``.
+    """
+    word, _, rest = path.partition(".")
+    if not rest:
+        table[word] = value
+        return
+    inner = table.get(word)
+    name, _, option = rest.partition(".")
+    if isinstance(inner, list) and option:
+        parts = [{"name": part} if isinstance(part, str) else dict(part) for part in inner]
+        named = [part for part in parts if part.get("name") == name]
+        if not named:
+            raise FedblendError(f"{path}: there is no part '{name}' in the list {word}")
+        for part in named:
+            set_field(part, option, value)
+        table[word] = parts
+        return
+    inner = {"name": inner} if isinstance(inner, str) else inner
+    table[word] = dict(inner) if isinstance(inner, Mapping) else {}
+    set_field(table[word], rest, value)
 
 
 def unset_field(table: dict[str, Any], path: str) -> None:

@@ -48,6 +48,7 @@ def test_leaf_femnist_keeps_pixels_and_writers(tmp_path):
         (lambda p, x, y: leaf(p, "train", {"w": (x, y)}, users=["v"]), "they must be the same users"),
         (lambda p, x, y: leaf(p, "train", {"w": (x, y)}, user_data=[]), "not in LEAF's form"),
         (lambda p, x, y: leaf(p, "train", {"w": ([v[:-1] for v in x], y)}), "no lists of 784 numbers"),
+        (lambda p, x, y: leaf(p, "train", {"w": ([[10**400, *v[1:]] for v in x], y)}), "no lists of 784 numbers"),
         (lambda p, x, y: leaf(p, "train", {"w": ([[255 * n for n in v] for v in x], y)}), "pixels are from 0 to 1"),
         (lambda p, x, y: leaf(p, "train", {"w": ([[float("nan")] * 784] * 3, y)}), "pixels are from 0 to 1"),
         (lambda p, x, y: leaf(p, "train", {"w": (x, [60, 61, 62])}), "y must hold labels from 0 to 61 only"),

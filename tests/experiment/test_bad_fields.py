@@ -77,6 +77,7 @@ def test_unknown_names_come_with_a_suggestion(changes: dict[str, Any], words: tu
         ({"rounds": True}, ("rounds: True", "integer")),
         ({"seed": True}, ("seed: True", "integer")),
         ({"train": {"cohort": "2"}}, ("train.cohort: '2'", "integer")),
+        ({"train": {"weight_decay": 1e39}}, ("train.weight_decay: 1e+39", "less than or equal to 1000000")),
         ({"train": {"lr": True}}, ("train.lr: True", "number")),
         ({"name": 5}, ("name: 5", "string")),
         ({"unsafe": "perhaps"}, ("unsafe: 'perhaps'", "boolean")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from helpers import SMALL, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Plain
 from fedblend.experiment.config import Experiment, as_table, resolve
@@ -421,6 +423,13 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
             {"method": {"objective": {"name": "fedmix", "lambda": 0.2}}},
         ),
         ({"seed": 3}, "seed.x", 1, {"seed": {"x": 1}}),
+        ({"method": "moon"}, "method.terms.moon.mu", 1, {"method": {"name": "moon", "terms": {"moon": {"mu": 1}}}}),
+        (
+            {"method": {"terms": ["moon", {"name": "proximal", "mu": 3}]}},
+            "method.terms.proximal.mu",
+            1,
+            {"method": {"terms": [{"name": "moon"}, {"name": "proximal", "mu": 1}]}},
+        ),
     ],
 )
 def test_a_field_is_set_by_its_path(before: dict, path: str, value: Any, after: dict) -> None:
@@ -444,6 +453,39 @@ def test_a_field_set_on_a_preset_is_resolved() -> None:
     set_field(table, "method.objective.lambda", 0.2)
 
     assert resolve(table).method.objective == FedMix(lam=0.2)
+
+
+def test_a_term_is_found_by_its_name() -> None:
+    table: dict[str, Any] = {**BASE, "method": "fedprox+fedmix"}
+
+    set_field(table, "method.terms.proximal.mu", 0.25)
+    made = resolve(table)
+
+    assert made.method.terms == (Proximal(mu=0.25),)
+    assert made.method.objective == FedMix()
+    assert registry.has_option(made, "method.terms.proximal.mu")
+    assert not registry.has_option(made, "method.terms.moon.mu")
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (
+            {"name": "moon", "terms": {"proximal": {"mu": 1}}},
+            "method.terms.proximal: there is no such part here; valid: moon",
+        ),
+        ({"name": "moon", "terms": {"moon": {"nu": 1}}}, "nu"),
+        ({"name": "fedavg", "terms": {"moon": {"mu": 1}}}, "method.terms"),
+    ],
+)
+def test_a_term_that_the_preset_lacks_is_refused(method: dict, message: str) -> None:
+    with pytest.raises(FedblendError, match=re.escape(message)):
+        resolve({**BASE, "method": method})
+
+
+def test_a_field_of_a_part_that_is_not_in_the_list_is_refused() -> None:
+    with pytest.raises(FedblendError, match="no part 'moon' in the list terms"):
+        set_field({"terms": ["proximal"]}, "terms.moon.mu", 1)
 
 
 @pytest.mark.parametrize(

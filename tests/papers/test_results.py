@@ -56,7 +56,7 @@ def test_no_committed_command_hides_the_variable_from_the_shell(path: Path) -> N
 
 
 def test_every_committed_study_has_the_command_that_makes_it(run: ModuleType) -> None:
-    assert {*run.STUDIES, *run.FUNCTIONS} == set(STUDIES)
+    assert set(STUDIES) <= {*run.STUDIES, *run.FUNCTIONS}  # a study may wait for its run
     for name, path in STUDIES.items():
         command = json.loads(path.read_text())["command"]
         if name in run.STUDIES:

@@ -173,7 +173,7 @@ def _parse_femnist(x: list[Any], y: list[Any], where: str) -> UserSamples:
     try:
         values = np.array(x, np.float64).reshape(len(y), PIXELS)
         labels = np.array(y)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise FedblendError(f"{where}: x holds no lists of {PIXELS} numbers; is it another data set's file?") from None
     if not (np.all(values >= 0) and np.all(values <= 1)):
         raise FedblendError(
