@@ -25,8 +25,9 @@ GOALS = {"naivemix": 1.1, "fedmix": 2.2, "fed-augmix": 3.5}
 """Most that a round of a method may take, as a multiple of FedAvg's."""
 REGRET = 1.05
 """Most that a round may take as auto computes it, as a multiple of the fastest single choice's."""
-EVALUATION = 0.1
-"""Most that evaluating may take, as a share of a round that ends with it."""
+EVALUATION = 0.33
+"""Most that evaluating a sample may take, as a share of training on one: a step takes the outputs and two derivatives.
+"""
 
 GPU_SPEED = 20
 """Least that a round of job A may be faster than pfl's on the same card."""
@@ -115,11 +116,12 @@ def verdicts(job: Table) -> list[str]:
     for method, goal in GOALS.items():
         if method in timed:
             found.append(verdict(f"{method} / fedavg", quotient(timed[method], auto), goal, timed[method], auto))
-    shares = [share for repeat in auto["repeats"] if (share := evaluation_share(repeat)) is not None]
-    if shares:
-        samples = job["settings"]["test_samples"]
-        told = f"evaluating on {samples:,} test samples after each round / the whole of such a round"
-        found.append(verdict(told, statistics.median(shares), EVALUATION, auto))
+    trained = job["settings"]["cohort"] * job["settings"]["samples"] * job["settings"]["epochs"]
+    tested = job["settings"]["test_samples"]
+    ratios = [ratio for repeat in auto["repeats"] if (ratio := evaluation_ratio(repeat, tested, trained)) is not None]
+    if ratios:
+        told = "seconds to evaluate a test sample / to train on a sample, which also takes two derivatives"
+        found.append(verdict(told, statistics.median(ratios), EVALUATION, auto))
     return found
 
 
@@ -136,13 +138,13 @@ def gpu_verdicts(job: Table) -> list[str]:
     return []
 
 
-def evaluation_share(repeat: Table) -> float | None:
-    """Seconds of an evaluation over those of the round that ends with it: the median of those timed."""
+def evaluation_ratio(repeat: Table, tested: int, trained: int) -> float | None:
+    """Seconds of an evaluation by test sample, over those of the round before it by training sample: the median."""
     timed = repeat.get("evaluated")
     if not timed:
         return None
     pairs = zip(timed["round_s"], timed["evaluate_s"], strict=True)
-    return statistics.median(evaluate / whole for whole, evaluate in pairs)
+    return statistics.median((evaluate / tested) / ((whole - evaluate) / trained) for whole, evaluate in pairs)
 
 
 def facts(job: Table) -> str:

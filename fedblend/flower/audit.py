@@ -23,7 +23,7 @@ from fedblend.core.upload import bytes_of
 from fedblend.flower.client_task import Memory
 from fedblend.flower.messages import Tensors
 from fedblend.flower.site import RefusedByPolicy
-from fedblend.runs.files import append_line, lock, read_lines
+from fedblend.runs.files import append_line, lock, read_lines, without_waiting
 
 SHARED_KINDS = ("means", "seeds", "raw", "shared", "masked")
 """Kinds of payload that a site makes of its samples without training."""
@@ -143,7 +143,7 @@ class AuditLog:
             return
         path = self.path.with_name(f"{self.path.name}.lock")
         try:
-            handle = open(path, "ab")  # noqa: SIM115 (closed below)
+            handle = open(path, "ab", opener=without_waiting)  # noqa: SIM115 (closed below)
             lock(handle, wait=True)
         except OSError as error:
             raise FedblendError(

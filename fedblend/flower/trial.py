@@ -245,13 +245,14 @@ def make_credentials(folder: Path, sites: int) -> None:
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     # Python 3.13 and later refuse an authority whose certificate has no keyUsage with keyCertSign.
     ca = ca.add_extension(_key_usage(signs_certificates=True), critical=True)
-    (folder / "ca.crt").write_bytes(ca.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
+    _write_new(folder / "ca.crt", ca.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     certificate = _certificate(subject, issuer, server, authority)
     certificate = certificate.add_extension(x509.SubjectAlternativeName(names), critical=False)
     certificate = certificate.add_extension(_key_usage(signs_certificates=False), critical=True)
-    (folder / "server.crt").write_bytes(certificate.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
-    _write_secret(folder / "server.key", server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    _write_new(folder / "server.crt", certificate.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
+    private = server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    _write_new(folder / "server.key", private, OWNER_ONLY)
     for site in range(sites):
         make_site_key(folder / f"site-{site}")
 
@@ -259,9 +260,10 @@ def make_credentials(folder: Path, sites: int) -> None:
 def make_site_key(path: Path) -> None:
     """Write a site's private key ``path.key`` and its public key ``path.pub``, both in OpenSSH's format."""
     key = ec.generate_private_key(ec.SECP384R1())
-    _write_secret(path.with_suffix(".key"), key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    _write_new(path.with_suffix(".key"), private, OWNER_ONLY)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    path.with_suffix(".pub").write_bytes(public + b"\n")
+    _write_new(path.with_suffix(".pub"), public + b"\n")
 
 
 def _certificate(
@@ -288,9 +290,13 @@ def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(digital_signature=not signs_certificates, key_cert_sign=signs_certificates, **usage)
 
 
-def _write_secret(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, also where a file with another mode, or a link, is in its place."""
+OWNER_ONLY = 0o600
+"""The mode of a file that only its owner can read."""
+
+
+def _write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a new file, also where a file with another mode, a link, or a named pipe is in its place."""
     path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(handle, "wb") as file:
         file.write(content)

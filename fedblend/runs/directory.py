@@ -33,7 +33,15 @@ from fedblend.core.paths import import_from, read_text
 from fedblend.core.record import Amount, EngineChoice, Number, RoundRecord, Whole
 from fedblend.core.registry import LARGEST_INT, explain
 from fedblend.experiment.tables import read_toml, write_toml
-from fedblend.runs.files import append_line, lock, read_lines, remove_temporaries, write_atomically, write_json
+from fedblend.runs.files import (
+    append_line,
+    lock,
+    read_lines,
+    remove_temporaries,
+    without_waiting,
+    write_atomically,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from fedblend.experiment.config import Experiment
@@ -304,7 +312,7 @@ class RunDirectory:
     def is_locked(self) -> bool:
         """Return whether a process is inside :meth:`locked`; true where there are no file locks to tell."""
         try:
-            with open(self.path / LOCK, encoding="utf-8") as handle:
+            with open(self.path / LOCK, encoding="utf-8", opener=without_waiting) as handle:
                 lock(handle, shared=True)
         except FileNotFoundError:
             return False
@@ -388,7 +396,8 @@ def locked_study(folder: Path) -> Iterator[None]:
 def _locked_folder(folder: Path, name: str, what: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = open(folder / name, "w", encoding="utf-8")  # noqa: SIM115 (open for the whole run)
+        # Open for the whole run.
+        handle = open(folder / name, "w", encoding="utf-8", opener=without_waiting)  # noqa: SIM115
     except OSError as error:
         raise FedblendError(f"{folder}: cannot be used as a folder for runs: {error.strerror}") from None
     with handle:

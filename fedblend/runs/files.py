@@ -65,13 +65,18 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=1) + "\n")
 
 
+def without_waiting(path: str, flags: int) -> int:
+    """An opener for :func:`open`: a named pipe in a file's place ends in an error; else one waits for its reader."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+
+
 def append_line(path: Path, value: Any) -> None:
     """Append one JSON line and sync it to the disk. A truncated last line is removed first.
 
     Raises :class:`FedblendError` unless the whole line is on the disk; what was written of it is removed again.
     """
     try:
-        with open(path, "ab", buffering=0) as file:
+        with open(path, "ab", buffering=0, opener=without_waiting) as file:
             size = file.tell()
             end = _whole_lines(path, size)
             if end < size:

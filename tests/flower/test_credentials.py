@@ -76,3 +76,14 @@ def test_a_system_without_process_groups_is_told_of_before_a_trial_begins(
     monkeypatch.delattr(os, "killpg")
     with pytest.raises(FedblendError, match="needs Linux or macOS"), LoopbackTrial(tmp_path, 1):
         pass
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "server.crt", "site-0.pub"])
+def test_a_named_pipe_in_the_place_of_a_certificate_is_replaced(tmp_path: Path, name: str) -> None:
+    """Writing into a pipe that nobody reads would wait for ever."""
+    os.mkfifo(tmp_path / name)
+    pipe = os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK)  # a writer would not wait, and its bytes come here
+    make_credentials(tmp_path, 1)
+    assert os.read(pipe, 1) == b""
+    os.close(pipe)
+    assert (tmp_path / name).is_file()

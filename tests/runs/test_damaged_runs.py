@@ -142,6 +142,14 @@ def test_something_else_in_place_of_a_checkpoint(study: Path, what: str) -> None
     refused(here("resume", study), f"{path}: is not a checkpoint of fedblend or is damaged")
 
 
+@pytest.mark.parametrize("what", ["a folder", "a pipe"])
+@pytest.mark.parametrize("file", ["study.lock", f"{RUN}/run.lock"])
+def test_something_else_in_place_of_a_lock(study: Path, file: str, what: str) -> None:
+    (study / file).unlink(missing_ok=True)
+    REPLACED[what](study / file)
+    refused(here("resume", study), "cannot be used as a folder for runs: ")
+
+
 def test_a_record_may_hold_further_fields_and_numbers_that_diverged(study: Path) -> None:
     path = study / RUN / "metrics.jsonl"
     set_in(path, "loss", value=float("inf"))

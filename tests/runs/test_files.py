@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -142,3 +143,9 @@ def test_a_reader_sees_the_whole_content_of_one_of_two_writers(tmp_path: Path) -
 def test_lines_are_json_one_a_line(tmp_path: Path) -> None:
     append_line(tmp_path / "log.jsonl", {"text": "two\nlines"})
     assert json.loads((tmp_path / "log.jsonl").read_text()) == {"text": "two\nlines"}
+
+
+def test_a_log_that_is_a_named_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(FedblendError, match="could not be written"):
+        append_line(tmp_path / "log", {})
