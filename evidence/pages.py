@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedblend.analysis.plotting import BAND, DASHES, DPI, INK, METHODS, MUTED, LineStyle, line_styles, style_axes
+from fedblend.analysis.plotting import BAND, COLOURS, DASHES, DPI, INK, MUTED, LineStyle, line_styles, style_axes
 from fedblend.experiment.reference import fill
 from fedblend.papers import formatting
 from fedblend.papers.items import Item, all_papers
@@ -408,9 +408,7 @@ def draw_mix2fld_figure_2() -> None:
         style_axes(
             one, "seconds, on the air and computing" if number > 1 else "", "" if number % 2 else "test accuracy (%)"
         )
-    handles = [
-        Line2D([], [], color=look.colour, linestyle=look.matplotlib_dash, linewidth=2) for look in chosen.values()
-    ]
+    handles = [Line2D([], [], color=look.colour, linestyle=look.dash, linewidth=2) for look in chosen.values()]
     lowest = min(min(run["accuracy"][1:]) for panel in found.values() for runs in panel.values() for run in runs)
     axes.flat[0].set_ylim(bottom=100 * lowest - 3)  # untrained models would take most of the figure
     words = [
@@ -425,7 +423,7 @@ def _draw_line(axes: Any, runs: Sequence[Row], look: LineStyle) -> None:
     x = [statistics.mean(times) for times in zip(*(run["clock"] for run in runs), strict=True)]
     values = [[100 * a for a in seeds] for seeds in zip(*(run["accuracy"] for run in runs), strict=True)]
     middle = [statistics.mean(v) for v in values]
-    axes.plot(x, middle, color=look.colour, linestyle=look.matplotlib_dash, marker=".", linewidth=1.6)
+    axes.plot(x, middle, color=look.colour, linestyle=look.dash, marker=".", linewidth=1.6)
     if len(runs) > 1:
         axes.fill_between(x, list(map(min, values)), list(map(max, values)), color=look.colour, alpha=BAND, linewidth=0)
 
@@ -435,7 +433,7 @@ def draw_mix2fld_figure_3() -> None:
     figure = figure_of(9, 3.8)
     forms = {"iid": "even labels", "non-iid": "uneven labels"}
     everything = study_result("mix2fld-figure-3")["runs"]
-    for (form, title), axes, colour in zip(forms.items(), figure.subplots(1, 2, sharey=True), METHODS, strict=False):
+    for (form, title), axes, colour in zip(forms.items(), figure.subplots(1, 2, sharey=True), COLOURS, strict=False):
         runs = [run for run in everything if run["method"].endswith(f" form={form}")]
         by_number = {len(run["devices"]): run for run in sorted(runs, key=lambda run: len(run["devices"]))}
         for number, run in by_number.items():
@@ -1148,8 +1146,8 @@ def draw_augmix_trade_off() -> None:
         for number, stage in enumerate(("untrained", "trained")):
             chosen = sorted((row["severity"], factor * row[measure]) for row in rows if row["stage"] == stage)
             x, y = [value for _, value in chosen], [accuracy[severity] for severity, _ in chosen]
-            stroke = DASHES[number][1]
-            axes.plot(x, y, "o", color=METHODS[number], linestyle=stroke, markersize=6, label=f"{stage} model")
+            stroke = DASHES[number]
+            axes.plot(x, y, "o", color=COLOURS[number], linestyle=stroke, markersize=6, label=f"{stage} model")
         style_axes(axes, label, "test accuracy (%)" if measure == "mse" else "")
         axes.margins(0.08)
     style: dict[str, Any] = {"fontsize": 8, "color": MUTED, "va": "center", "annotation_clip": False}
@@ -1166,9 +1164,9 @@ def draw_augmix_accuracy() -> None:
     figure = figure_of(8.2, 4.2)
     axes = figure.subplots()
     for number, run in enumerate(sorted(study_result("augmix-mnist")["runs"], key=_severity_order)):
-        stroke = DASHES[1][1] if run["method"].startswith("fedprox") else "-"
+        stroke = DASHES[1] if run["method"].startswith("fedprox") else "-"
         accuracy = [100 * value for value in run["accuracy"]]
-        axes.plot(run["rounds"], accuracy, color=METHODS[number], linestyle=stroke, linewidth=1.8, label=run["method"])
+        axes.plot(run["rounds"], accuracy, color=COLOURS[number], linestyle=stroke, linewidth=1.8, label=run["method"])
     style_axes(axes, "round", "test accuracy (%)")
     figure.legend(loc="outside right upper", fontsize=8.5, frameon=False, labelcolor=INK)
     save_png(figure, "augmix-accuracy")
