@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedblend import report
 from fedblend.cli.console import Console
-from fedblend.core.errors import listed
+from fedblend.core.errors import FedblendError, listed
 from fedblend.experiment.tables import write_toml
 from fedblend.report.privacy import guarantees
 from fedblend.report.terminal import sites_table
@@ -27,20 +27,22 @@ def print_left_out(runs: Sequence[RunDirectory], trust: bool) -> None:
         Console(stderr=True).print(f"{text} To run it, add --trust.", highlight=False, soft_wrap=True)
 
 
-def show_table(paths: list[Path], sites: bool = False) -> None:
+def show_table(paths: list[Path], sites: bool = False, baseline: str | None = None) -> None:
     """Print the table of runs, or with ``sites`` their accuracy at each of the data's own clients."""
+    if sites and baseline is not None:
+        raise FedblendError("baseline: goes with the table of results, not with --sites; leave one of them out")
     runs = find_runs(paths)
     console = Console()
-    console.print(sites_table(runs) if sites else report.compare(runs))
+    console.print(sites_table(runs) if sites else report.compare(runs, baseline=baseline))
     for folder, slugs in unstarted_runs(paths).items():
         text = f"Not begun: {listed(slugs)}; start with: fedblend resume {shlex.quote(str(folder))}"
         console.print(text, highlight=False, soft_wrap=True)
 
 
-def write_report(paths: list[Path], out: Path, trust: bool = False) -> None:
+def write_report(paths: list[Path], out: Path, trust: bool = False, baseline: str | None = None) -> None:
     """Write the HTML page ``out`` and its PNG for runs."""
     runs = find_runs(paths)
-    report.write(runs, out, out.with_suffix(".png"), trust)
+    report.write(runs, out, out.with_suffix(".png"), trust, baseline)
     print_left_out(runs, trust)
     Console().print(f"Report: {out} and {out.with_suffix('.png')}", highlight=False, soft_wrap=True)
 

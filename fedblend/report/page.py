@@ -11,6 +11,7 @@ from fedblend.analysis.points import sheets
 from fedblend.analysis.privacy.statements import SCOPE
 from fedblend.core.errors import FedblendError
 from fedblend.report.charts import section_charts
+from fedblend.report.columns import BOLD_RULE
 from fedblend.report.curve_figures import BAND_TEXT, legend_sample
 from fedblend.report.figures import Chart
 from fedblend.report.sections import DatasetSection, dataset_sections, splits
@@ -22,13 +23,13 @@ from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
 
 
-def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> None:
+def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None, baseline: str | None = None) -> None:
     """Write the page, and the summary figure if ``png`` is given. See :func:`fedblend.report.write`."""
     if not runs:
         raise FedblendError("report: no runs given; name run directories, or folders of studies")
     for path in filter(None, (html, png)):
         _require_writable(path)
-    sections = dataset_sections(runs)
+    sections = dataset_sections(runs, baseline)
     write_atomically(html, page(sections))
     if png is not None:
         write_atomically(png, draw_summary(sections, _title(sections)))
@@ -84,7 +85,7 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "unsafe": section.unsafe,
         "only_class": section.groups[0].outcomes[0].only_class,
         "unfinished": section.unfinished,
-        "results": results_table(section.rows),
+        "results": results_table(section.rows, section.baseline),
         "kinds": bytes_table(section.rows),
         "clients": client_table(section.groups),
         "phases": time_table(section.rows),
@@ -97,6 +98,7 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "splits": [(drawn(split.chart), split.measures) for split in splits(section.groups)],
         "guarantees": section.guarantees,
         "scope": SCOPE,
+        "rule": BOLD_RULE,
         "galleries": galleries(section.groups),
         "sheets": sheets.sheets(section.groups),
     }

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 import re
 import shutil
 import subprocess
@@ -32,7 +33,7 @@ from fedblend.experiment.presets import presets
 from fedblend.experiment.privacy import privacy_facts
 from fedblend.report import shared_images
 from fedblend.report.charts import section_charts
-from fedblend.report.columns import best_rows, method_rows
+from fedblend.report.columns import best_row, method_rows
 from fedblend.report.curve_figures import BY_BYTES, BY_ROUND, MAX_MARKS, MAX_POINTS, Line, curve_chart, lines
 from fedblend.report.description import describe_runs, rerun_command
 from fedblend.report.figures import class_chart, split_chart, time_chart
@@ -394,12 +395,16 @@ def test_each_data_set_has_its_own_table_curves_and_classes(mixed):
     assert class_chart(sections["letters"].groups).data.head == ["method", *"abc"]
     assert class_chart(sections["numbers"].groups) is None
     assert len({section.styles["fedmix"] for section in sections.values()}) == 1
-    for name, better in (("digits", max), ("letters", max), ("numbers", min)):
-        finals = [row["final"] for row in sections[name].rows]
-        grid = results_table(sections[name].rows)
-        marked = [value for value, (_, cells) in zip(finals, grid.rows, strict=True) if cells[1].best]
-        assert marked == [better(finals)], name
-        assert grid.headings[1][0] == ("final loss" if name == "numbers" else "final accuracy (%)")
+    for name, heading in (
+        ("digits", "final accuracy (%)"),
+        ("letters", "final accuracy (%)"),
+        ("numbers", "final loss"),
+    ):
+        grid = results_table(sections[name].rows, sections[name].baseline)
+        assert grid.headings[1][0] == heading
+        several = name == "digits"  # the others have one seed
+        assert (grid.headings[2][0] == "difference to fedavg") is several
+        assert any(cell.best for _, cells in grid.rows for cell in cells) <= several
 
 
 def test_a_page_on_several_data_sets_has_a_section_for_each(mixed, tmp_path):
@@ -464,14 +469,29 @@ def test_times_are_in_seconds_unless_every_run_took_a_minute(folder):
     assert shown == [["time (s)", "30.0", "90.0", "0.25", "600"], ["time (min)", "1.0", "1.5", "2.0", "10.0"]]
 
 
-def test_cells_with_the_text_of_the_best_are_best_too():
-    rows = [{"finished": 1, "mb": mb} for mb in (0.821, 0.822, 0.9)]
-    assert best_rows(rows, lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], -1) == {0, 1}
-    assert best_rows(rows[:2], lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], -1) == set()
-    rows[0]["finished"] = 0
-    assert best_rows(rows, lambda row: f"{row['mb']:.3f}", lambda row: row["mb"], -1) == {1}
-    rows[2]["finished"] = 3  # a method with three seeds is not compared with methods with one seed
-    assert best_rows(rows, lambda row: f"{row['mb']:.3f}", lambda row: row["mb"], -1) == set()
+def method_row(*values, unsafe=False):
+    mean = sum(values) / len(values) if values else 0.99
+    return {"mb": mean, "by_seed": {seed: {"mb": value} for seed, value in enumerate(values)}, "unsafe": unsafe}
+
+
+@pytest.mark.parametrize(
+    ("rows", "sign", "best"),
+    [
+        ([method_row(0.7, 0.71), method_row(0.2, 0.22)], 1, 0),
+        ([method_row(0.7, 0.71), method_row(0.2, 0.22)], -1, 1),
+        ([method_row(0.7, 0.71), method_row(0.2, 0.22)], 0, None),
+        ([method_row(0.7, 0.71), method_row(0.2, 0.6)], 1, None),  # the differences are 0.5 and 0.11
+        ([method_row(0.7), method_row(0.2)], 1, None),  # one seed
+        ([method_row(0.7, 0.71), method_row(0.2)], 1, None),
+        ([method_row(0.7, 0.71)], 1, None),
+        ([method_row(0.5, 0.5), method_row(0.5, 0.5)], 1, None),
+        ([method_row(0.7, 0.71, unsafe=True), method_row(0.5, 0.51), method_row(0.2, 0.22)], 1, 1),
+        ([method_row(), method_row(0.5, 0.51), method_row(0.2, 0.22)], 1, 1),  # no finished run
+        ([method_row(math.nan, math.nan), method_row(0.5, 0.51), method_row(0.2, 0.22)], 1, 1),
+    ],
+)
+def test_only_a_clear_best_of_methods_that_keep_samples_private_is_bold(rows, sign, best):
+    assert best_row(rows, lambda row: row["mb"], sign) == best
 
 
 def test_axes_of_rounds_and_clients_have_whole_ticks(folder):
