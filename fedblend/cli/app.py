@@ -149,12 +149,16 @@ def report(
         "report.html"
     ),
     baseline: Baseline = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="A folder for figures as SVG, PDF and CSV, and tables as CSV and LaTeX (default: none)."),
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Write one HTML page (and a PNG) that compares runs; the page works offline."""
     from fedblend.cli.compare import write_report
 
-    write_report(runs, out, trust, baseline)
+    write_report(runs, out, trust, baseline, export)
 
 
 @app.command(epilog="Example: fedblend compare runs/quickstart")

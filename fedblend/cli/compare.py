@@ -39,12 +39,15 @@ def show_table(paths: list[Path], sites: bool = False, baseline: str | None = No
         console.print(text, highlight=False, soft_wrap=True)
 
 
-def write_report(paths: list[Path], out: Path, trust: bool = False, baseline: str | None = None) -> None:
-    """Write the HTML page ``out`` and its PNG for runs."""
+def write_report(
+    paths: list[Path], out: Path, trust: bool = False, baseline: str | None = None, export: Path | None = None
+) -> None:
+    """Write the HTML page ``out`` and its PNG for runs, and the files of an export."""
     runs = find_runs(paths)
-    report.write(runs, out, out.with_suffix(".png"), trust, baseline)
+    report.write(runs, out, out.with_suffix(".png"), trust, baseline, export)
     print_left_out(runs, trust)
-    Console().print(f"Report: {out} and {out.with_suffix('.png')}", highlight=False, soft_wrap=True)
+    more = f", and files for a paper in {export}" if export is not None else ""
+    Console().print(f"Report: {out} and {out.with_suffix('.png')}{more}", highlight=False, soft_wrap=True)
 
 
 def inspect(paths: list[Path]) -> None:
@@ -73,7 +76,9 @@ def _summary(outcome: Outcome) -> dict[str, str]:
         for phase, time in record.machine.get("seconds", {}).items():
             seconds[phase] = seconds.get(phase, 0.0) + time
     last = outcome.evaluated[-1].as_dict() if outcome.evaluated else {}
-    claims = [f"{one.what}, for {one.unit}: {one.text}" for one in guarantees([Group(outcome.label, [outcome])])]
+    claims = [
+        f"{one.what}, for {one.unit}: {one.text} ({one.words})" for one in guarantees([Group(outcome.label, [outcome])])
+    ]
     scores = [f"{k} {last[k]:.4f}" for k in ("accuracy", "loss") if k in last]
     scores += [f"{name} {value:.4f}" for name, value in last.get("metrics", {}).items() if value is not None]
     best = {record.round: record for record in outcome.evaluated}.get(last.get("best_round", -1))

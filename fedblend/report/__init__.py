@@ -23,18 +23,19 @@ def write(
     png: Path | None = None,
     trust: bool = False,
     baseline: str | None = None,
+    export: Path | None = None,
 ) -> None:
     """Write an HTML page that compares runs and works offline, and the summary figure ``png`` if given.
 
     ``baseline`` is the method to which the others are compared over the same seeds (default: fedavg, or the first).
-    Unless ``trust``, code that the runs name is not imported, and what needs it is left out. Missing folders are
-    created. Raises :class:`~fedblend.core.errors.FedblendError` if there is no run, a run is damaged, or a file cannot
-    be written.
+    ``export`` is a folder for the figures and tables as files (SVG, PDF, CSV, LaTeX). Unless ``trust``, code that the
+    runs name is not imported, and what needs it is left out. Missing folders are created. Raises
+    :class:`~fedblend.core.errors.FedblendError` if there is no run, a run is damaged, or a file cannot be written.
     """
     from fedblend.report.page import write as write_page
 
     with reading(runs, trust):
-        write_page(runs, html, png, baseline)
+        write_page(runs, html, png, baseline, export)
 
 
 def compare(runs: Sequence[RunDirectory], reasons: bool = True, baseline: str | None = None) -> RenderableType:

@@ -58,10 +58,11 @@ def method_rows(groups: Sequence[Group]) -> list[MethodRow]:
     ]
 
 
-def best_row(rows: Sequence[MethodRow], value: CellValue, sign: int) -> int | None:
+def best_row(rows: Sequence[MethodRow], text: CellText, value: CellValue, sign: int) -> int | None:
     """The index of the row that is best by ``value`` (largest by ``sign`` 1, smallest by -1) under :data:`BOLD_RULE`.
 
-    Rows without a value, without a finished run, or of methods that share raw samples are not compared.
+    Rows without a value, without a finished run, or of methods that share raw samples are not compared. There is none
+    if another compared cell has the same text.
     """
     if not sign:
         return None
@@ -73,9 +74,13 @@ def best_row(rows: Sequence[MethodRow], value: CellValue, sign: int) -> int | No
     if len(compared) < 2:
         return None
     best = max(compared, key=lambda i: sign * value(rows[i]))
-    others = (paired_difference(compared[best], compared[i]) for i in compared if i != best)
-    clear = all(other is not None and min(sign * other.low, sign * other.high) > 0 for other in others)
-    return best if clear else None
+
+    def clear(i: int) -> bool:
+        found = paired_difference(compared[best], compared[i])
+        leads = found is not None and min(sign * found.low, sign * found.high) > 0
+        return leads and text(rows[i]) != text(rows[best])
+
+    return best if all(clear(i) for i in compared if i != best) else None
 
 
 def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[Column]:

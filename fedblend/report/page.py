@@ -13,7 +13,9 @@ from fedblend.core.errors import FedblendError
 from fedblend.report.charts import section_charts
 from fedblend.report.columns import BOLD_RULE
 from fedblend.report.curve_figures import BAND_TEXT, legend_sample
+from fedblend.report.export import export
 from fedblend.report.figures import Chart
+from fedblend.report.privacy import WORDS_NOTE
 from fedblend.report.sections import DatasetSection, dataset_sections, splits
 from fedblend.report.shared_images import galleries
 from fedblend.report.summary_figure import draw_summary
@@ -23,13 +25,21 @@ from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
 
 
-def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None, baseline: str | None = None) -> None:
-    """Write the page, and the summary figure if ``png`` is given. See :func:`fedblend.report.write`."""
+def write(
+    runs: Sequence[RunDirectory],
+    html: Path,
+    png: Path | None = None,
+    baseline: str | None = None,
+    folder: Path | None = None,
+) -> None:
+    """Write the page, and the summary figure and the files of an export if given. See :func:`fedblend.report.write`."""
     if not runs:
         raise FedblendError("report: no runs given; name run directories, or folders of studies")
     for path in filter(None, (html, png)):
         _require_writable(path)
     sections = dataset_sections(runs, baseline)
+    if folder is not None:
+        export(sections, folder)
     write_atomically(html, page(sections))
     if png is not None:
         write_atomically(png, draw_summary(sections, _title(sections)))
@@ -98,6 +108,7 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "splits": [(drawn(split.chart), split.measures) for split in splits(section.groups)],
         "guarantees": section.guarantees,
         "scope": SCOPE,
+        "words_note": WORDS_NOTE,
         "rule": BOLD_RULE,
         "galleries": galleries(section.groups),
         "sheets": sheets.sheets(section.groups),

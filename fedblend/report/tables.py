@@ -20,7 +20,7 @@ from fedblend.report.columns import (
     times,
 )
 from fedblend.report.figures import phases_of
-from fedblend.report.privacy import shares_raw_samples
+from fedblend.report.privacy import Guarantee, shares_raw_samples
 from fedblend.runs.groups import Group, Outcome
 from fedblend.runs.summary import (
     MEGABYTE,
@@ -54,7 +54,7 @@ class PageTable:
 
 
 def _page_table(rows: Sequence[MethodRow], columns: Sequence[Column]) -> PageTable:
-    best = [best_row(rows, column.value, column.sign) for column in columns]
+    best = [best_row(rows, column.text, column.value, column.sign) for column in columns]
     lines = []
     for i, row in enumerate(rows):
         cells = []
@@ -156,6 +156,13 @@ def _over_clients(outcomes: Sequence[Outcome]) -> MethodRow:
     for size in row["sizes"]:
         row[size] = fmean(final["by_size"][size]["mean"] for final in finals if size in final.get("by_size", {}))
     return row
+
+
+def privacy_table(found: Sequence[Guarantee]) -> PageTable | None:
+    """What is guaranteed about the payloads of each method; ``None`` where no method adds noise."""
+    headings = ["what left the clients", "protects", "(ε, δ)", "in words"]
+    rows = [(one.method, [Cell(one.what), Cell(one.unit), Cell(one.text), Cell(one.words)]) for one in found]
+    return PageTable([(heading, "") for heading in headings], rows) if rows else None
 
 
 def _bytes_column(name: str, heading: str, explanation: str, sign: int) -> Column:

@@ -31,7 +31,14 @@ from fedblend.report.columns import (
     metric_columns,
     times,
 )
-from fedblend.report.privacy import PRIVACY_NOTE, Guarantee, guarantees, shares_raw_samples
+from fedblend.report.privacy import (
+    NO_STRENGTH,
+    PRIVACY_NOTE,
+    Guarantee,
+    guarantees,
+    shares_raw_samples,
+    strength,
+)
 from fedblend.runs.differences import baselines
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data
@@ -118,11 +125,13 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
     if (only := groups[0].outcomes[0].only_class) is not None:
         notes.append(f"! all samples are of one class, '{only}': there is nothing to classify")
     notes += list(dict.fromkeys(map(_epsilon_note, stated.values())))
+    weak = [one for one in stated.values() if one.epsilon is not None and strength(one.epsilon) == NO_STRENGTH]
+    notes += [f"! epsilon {one.short} of {one.method} {one.words}" for one in weak]
     if any(len(row["by_seed"]) > 1 for row in rows) and len(rows) > 1:
         notes.append(BOLD_RULE)
     columns = []
     for column in _comparison_columns(rows, baseline):
-        best = best_row(rows, column.value, column.sign)
+        best = best_row(rows, column.text, column.value, column.sign)
         cells = [Text(column.text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]
         columns.append((column.heading, cells))
     names = [row["method"] + (" *" if row["unfinished"] else "") for row in rows]
@@ -238,5 +247,9 @@ def _table_by_site(data: str, rows: Sequence[MethodRow]) -> WrappedTable:
 
 def _site_cells(rows: Sequence[MethodRow], value: CellValue) -> list[Text]:
     """Accuracies of the methods, the best in bold by the rule."""
-    best = best_row(rows, value, 1)
-    return [Text(plus_minus(value(row)), style="bold" if i == best else "") for i, row in enumerate(rows)]
+
+    def text(row: MethodRow) -> str:
+        return plus_minus(value(row))
+
+    best = best_row(rows, text, value, 1)
+    return [Text(text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]

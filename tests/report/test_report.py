@@ -1,6 +1,7 @@
 """The report: figures against numbers computed by hand, and the page in a browser."""
 
 import base64
+import csv
 import io
 import math
 import re
@@ -36,11 +37,12 @@ from fedblend.report.charts import section_charts
 from fedblend.report.columns import best_row, method_rows
 from fedblend.report.curve_figures import BY_BYTES, BY_ROUND, MAX_MARKS, MAX_POINTS, Line, curve_chart, lines
 from fedblend.report.description import describe_runs, rerun_command
+from fedblend.report.export import LATEX, latex
 from fedblend.report.figures import class_chart, split_chart, time_chart
-from fedblend.report.privacy import shares_raw_samples
+from fedblend.report.privacy import Guarantee, shares_raw_samples
 from fedblend.report.sections import dataset_sections
 from fedblend.report.svg import inline_svg
-from fedblend.report.tables import results_table
+from fedblend.report.tables import Cell, PageTable, results_table
 from fedblend.runs.api import expand_file
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, group
@@ -485,13 +487,14 @@ def method_row(*values, unsafe=False):
         ([method_row(0.7, 0.71), method_row(0.2)], 1, None),
         ([method_row(0.7, 0.71)], 1, None),
         ([method_row(0.5, 0.5), method_row(0.5, 0.5)], 1, None),
+        ([method_row(0.503, 0.503), method_row(0.501, 0.501)], 1, None),  # of equal text
         ([method_row(0.7, 0.71, unsafe=True), method_row(0.5, 0.51), method_row(0.2, 0.22)], 1, 1),
         ([method_row(), method_row(0.5, 0.51), method_row(0.2, 0.22)], 1, 1),  # no finished run
         ([method_row(math.nan, math.nan), method_row(0.5, 0.51), method_row(0.2, 0.22)], 1, 1),
     ],
 )
 def test_only_a_clear_best_of_methods_that_keep_samples_private_is_bold(rows, sign, best):
-    assert best_row(rows, lambda row: row["mb"], sign) == best
+    assert best_row(rows, lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], sign) == best
 
 
 def test_axes_of_rounds_and_clients_have_whole_ticks(folder):
@@ -529,6 +532,75 @@ def test_split_is_drawn_class_by_client():
     bars = split_chart({"classes": [], "counts": [], "sizes": [3, 7]}, "s", "").figure.axes[0].containers[0]
     assert [bar.get_height() for bar in bars] == [3, 7]
     assert split_chart({}, "s", "") is None
+
+
+@pytest.fixture(scope="module")
+def exported(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("exported")
+    report.write(find_runs([folder]), place / "report.html", export=place / "new" / "files")
+    return place / "new" / "files"
+
+
+def test_an_export_has_each_figure_as_svg_pdf_and_csv_and_each_table_as_csv_and_latex(exported):
+    figures = ["accuracy", "classes", "cost", "loss", "split-0", "time", *(f"train_loss-{i}" for i in range(1, 5))]
+    wanted = {f"{name}.{form}" for name in figures for form in ("svg", "pdf", "csv")}
+    wanted |= {f"table-{name}.{form}" for name in ("results", "bytes", "clients", "time") for form in ("csv", "tex")}
+    assert {path.name for path in exported.iterdir()} == wanted
+    for name in figures:
+        pdf, svg = (exported / f"{name}.pdf").read_bytes(), (exported / f"{name}.svg").read_text(encoding="utf-8")
+        assert re.search(rb"/MediaBox \[ 0 0 252 ", pdf), name  # 3.5 inches of 72 points
+        assert b"/FontFile2" in pdf
+        assert 'width="252pt"' in svg
+        assert "<text" not in svg  # letters are outlines
+
+
+def test_exported_numbers_are_those_of_the_runs(exported, folder):
+    frame = curves(find_runs([folder]))
+    with open(exported / "accuracy.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    [last] = [row for row in rows if row["method"] == "fedmix" and row["round"] == "3"]
+    finals = 100 * frame[(frame["method"] == "fedmix") & (frame["round"] == 3) & frame["finished"]]["accuracy"]
+    assert last["seeds"] == "0 1"
+    measured = [float(last[name]) for name in ("test accuracy (%): mean", "lowest seed", "highest seed")]
+    assert measured == pytest.approx([finals.mean(), finals.min(), finals.max()], rel=1e-5)
+    assert {row["method"] for row in rows} >= {HOSTILE, "fedmix, unfinished (seed 2)"}
+    with open(exported / "table-results.csv", encoding="utf-8", newline="") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["fedavg", "fedmix", "global-mixup", HOSTILE]
+
+
+def test_exported_latex_is_escaped_and_has_as_many_columns_as_it_says(exported):
+    text = (exported / "table-results.tex").read_text(encoding="utf-8")
+    assert r"a\textless{}b\textgreater{}\&\textless{}/script\textgreater{} &" in text
+    assert "global-mixup (breaks privacy) &" in text
+    assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
+    [columns] = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", text)
+    lines = [line for line in text.splitlines() if line.endswith(r" \\")]
+    assert len(lines) == 5
+    assert {len(re.findall(r"(?<!\\)&", line)) + 1 for line in lines} == {len(columns)}
+    special = "".join(LATEX)
+    table = PageTable([("x", "")], [(special, [Cell("-1.5 [-2.0, +0.5]", 1.0, True)])])
+    assert r" & \textbf{$-$1.5 {[}$-$2.0, +0.5{]}} \\" in latex(table)
+    assert "".join(LATEX.values()) in latex(table)
+
+
+def test_files_of_several_data_sets_have_their_names(mixed, tmp_path):
+    report.write(mixed, tmp_path / "report.html", export=tmp_path / "files")
+    names = {path.name for path in (tmp_path / "files").iterdir()}
+    assert {"digits-accuracy.svg", "letters-accuracy.svg", "numbers-loss.pdf", "numbers-table-results.tex"} <= names
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedblendError, match=r"file: cannot be created as a folder: .*; give another path"):
+        report.write(mixed[:1], tmp_path / "report.html", export=tmp_path / "file")
+
+
+def test_an_epsilon_has_words_for_how_little_it_protects():
+    def words(epsilon, delta=1e-5):
+        return Guarantee("fedavg", "weights", "a client", epsilon, delta, "", {1: epsilon}).words
+
+    assert words(0.0, 0.0) == "strong: a guess is right up to 50.0 % of the time"
+    assert words(1.0) == "strong: a guess is right up to 73.2 % of the time"  # e / (1 + e) = 0.7311
+    assert words(2.0, 0.1) == "moderate: a guess is right up to 89.3 % of the time"  # (e^2 + 0.1) / (1 + e^2) = 0.8927
+    assert words(11_015.0) == "protects nothing: a guess is right practically all of the time"
+    assert Guarantee("a", "b", "c", None, 0.1, "why", {}).words == "no guarantee"
 
 
 def pixels(picture):

@@ -313,16 +313,18 @@ def test_terminal_table_has_epsilon_where_a_run_adds_noise(tmp_path):
     runs = [write_run(tmp_path / "plain", records, method="fedavg")]
     assert "epsilon" not in printed(runs)
     plain_mean = {"name": "mean", "by": "clients"}
-    for label, multiplier, mean in (("some", 2.0, plain_mean), ("much", 8.0, plain_mean), ("weighted", 8.0, "mean")):
+    for label, multiplier, mean in (("some", 1.0, plain_mean), ("much", 8.0, plain_mean), ("weighted", 8.0, "mean")):
         method = {"name": "fedavg", "label": label, "aggregator": mean}
         noise = {"name": "noise", "clip": 1.0, "side": "server", "multiplier": multiplier}
         runs.append(write_run(tmp_path / label, records, method=method, protection=noise, delta=1e-3))
     text = printed(runs)
-    epsilons = [epsilon_text(epsilon([Release("gaussian", m / 2, 2, (0, 2))], 1e-3)) for m in (2.0, 8.0)]
+    epsilons = [epsilon_text(epsilon([Release("gaussian", m / 2, 2, (0, 2))], 1e-3)) for m in (1.0, 8.0)]
     rows = {line.split()[0]: line.split() for line in re.sub(r"\x1b\[\d*m", "", text).splitlines() if line.strip()}
     place = rows["method"].index("epsilon") - len(rows["method"])
     assert [rows[name][place] for name in ("fedavg", "some", "much", "weighted")] == ["—", *epsilons, "none"]
     words = " ".join(re.sub(r"\x1b\[[\d;]*m", "", text).split())
+    assert f"! epsilon {epsilons[0]} of some protects nothing: a guess is right" in words
+    assert "of much protects" not in words
     assert "epsilon: of the weights sent in one whole run, for a client, at delta = 0.001" in words
     assert "runs on the same data (seeds, grids, repetitions) add up" in words
     assert "epsilon of weighted: none: noise at the server is sized for a plain mean" in words
