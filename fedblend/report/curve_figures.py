@@ -30,6 +30,9 @@ MAX_MARKS = 9
 SHOWN_ROUNDS = 6
 """Rounds in the table below a chart."""
 
+DIVERGED = 1000
+"""From this ratio of the largest to the smallest value on, a chart's y axis is logarithmic."""
+
 HEIGHT = 2.45
 """Height of a chart in inches."""
 
@@ -150,6 +153,7 @@ def curve_chart(
     data: list[list[str]] = []
     shown: dict[str, dict[int, str]] = {}
     all_x: list[float] = []
+    opacity = BAND * min(1, 3 / max(1, len(drawn)))  # of many bands, each is paler
     for line in drawn:
         points = [
             (x, i) for i, x in enumerate(abscissa.values(line)) if x is not None and not (abscissa.log and x <= 0)
@@ -157,7 +161,8 @@ def curve_chart(
         if not points:
             continue
         all_x += [x for x, _ in points]
-        marks[f"line{len(marks)}"] = _draw_line(axes, line, points, abscissa, styles[line.method], f"line{len(marks)}")
+        gid = f"line{len(marks)}"
+        marks[gid] = _draw_line(axes, line, points, abscissa, styles[line.method], gid, opacity)
         seeds = " ".join(map(str, line.seeds))
         data += [
             [line.name, seeds, *(f"{v:.6g}" for v in (line.rounds[i], x, line.mean[i], line.low[i], line.high[i]))]
@@ -171,6 +176,10 @@ def curve_chart(
         log_axis(axes, all_x)
     else:
         axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=abscissa is BY_ROUND))
+    if _spans_decades([value for line in drawn for value in (*line.low, *line.high)]):
+        axes.set_yscale("log")
+        axes.set_ylabel(f"{AXIS_TITLES[column]}, log scale")
+        axes.minorticks_off()
     for target in targets:
         axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         axes.annotate(
@@ -187,20 +196,31 @@ def curve_chart(
     return Chart(name, title, figure, Numbers(head, data), table, marks, methods)
 
 
+def _spans_decades(values: Sequence[float]) -> bool:
+    """Whether positive numbers are so far apart, as when a run diverges, that only a logarithmic axis shows them."""
+    return min(values) > 0 and max(values) > DIVERGED * min(values)
+
+
 def _value(line: Line, i: int) -> str:
     span = f" ({line.low[i]:.4g} to {line.high[i]:.4g})" if len(line.seeds) > 1 else ""
     return f"{line.mean[i]:.4g}{span}"
 
 
 def _draw_line(
-    axes: Axes, line: Line, points: Sequence[tuple[float, int]], abscissa: Abscissa, style: LineStyle, gid: str
+    axes: Axes,
+    line: Line,
+    points: Sequence[tuple[float, int]],
+    abscissa: Abscissa,
+    style: LineStyle,
+    gid: str,
+    opacity: float,
 ) -> Mark:
     """Draw a line with its band, and return what a pointer over it shows."""
     kept = [points[k] for k in evenly_spaced(range(len(points)), MAX_POINTS)]
     x = [x for x, _ in kept]
     if len(line.seeds) > 1:
         band = axes.fill_between(
-            x, [line.low[i] for _, i in kept], [line.high[i] for _, i in kept], color=style.colour, alpha=BAND,
+            x, [line.low[i] for _, i in kept], [line.high[i] for _, i in kept], color=style.colour, alpha=opacity,
             linewidth=0, clip_on=False,
         )  # fmt: skip
         band.set_gid(f"{gid}-band")

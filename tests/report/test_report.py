@@ -352,6 +352,14 @@ def test_the_axis_of_bytes_is_logarithmic_and_leaves_out_what_was_before_any(fol
     assert {0.5, 1.0, 2.0, 5.0} <= {round(tick, 6) for tick in figure.get_xticks()}
 
 
+def test_a_loss_that_diverged_is_drawn_on_a_logarithmic_axis():
+    line = Line("fedavg", (0,), False, [1, 2], [1.0, 999.0], [1.0, 999.0], [1.0, 999.0], [1.0, 2.0], [0.0, 0.0])
+    styles = line_styles(["fedavg"])
+    for values, scale in (([1.0, 999.0], "linear"), ([1.0, 1001.0], "log"), ([0.0, 1001.0], "linear")):
+        chart = curve_chart("a", "A", [replace(line, low=values, high=values)], BY_ROUND, "loss", styles)
+        assert chart.figure.axes[0].get_yscale() == scale
+
+
 def test_a_long_run_is_drawn_by_a_bounded_number_of_points():
     rounds = list(range(5000))
     line = Line("fedavg", (0, 1), False, rounds, rounds, rounds, rounds, [float(r) for r in rounds], rounds)
