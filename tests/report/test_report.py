@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import json
 import math
 import re
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_helpers import PATIENCE_S
+from cli_helpers import PATIENCE_S, here, succeeded
 from matplotlib.colors import to_rgba
 from PIL import Image
 
@@ -44,7 +45,7 @@ from fedblend.report.sections import dataset_sections
 from fedblend.report.svg import inline_svg
 from fedblend.report.tables import Cell, PageTable, results_table
 from fedblend.runs.api import expand_file
-from fedblend.runs.directory import RunDirectory, find_runs
+from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, group
 from fedblend.runs.runner import execute
 from fedblend.runs.summary import curves, table
@@ -691,6 +692,47 @@ def test_settings_that_differ_are_listed_apart(folder):
     shared = dict(about.shared)
     assert (shared["train.lr"], shared["holdout"]) == ("0.05", "0.2")
     assert "seed" not in shared
+
+
+def test_the_commands_of_the_guide_run(folder, tmp_path, monkeypatch):
+    guide = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^fedblend (.*)$", guide, re.M)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(folder, tmp_path / "runs" / "quickstart")
+    for line in lines:
+        succeeded(here(*line.replace("naivemix", "fedmix").split()))
+    assert len(lines) == 4
+    assert {"comparison.html", "report.html", "figures"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_page_of_many_methods_and_rounds_is_at_most_one_and_a_half_megabytes(tmp_path):
+    for i, method in enumerate([*METHOD_STYLES][:16]):
+        for seed in (0, 1):
+            made = experiment(method, seed, rounds=600, unsafe=True)
+            run = RunDirectory(tmp_path / "runs" / f"{method}-{seed}")
+            run.path.mkdir(parents=True)
+            run.create(
+                made,
+                {},
+                {"classes": list("0123456789"), "counts": [[5] * 10] * 200, "sizes": [50] * 200, "measures": {}},
+            )
+            records = [
+                {
+                    "round": r,
+                    "loss": 2 - r / 1000 + i / 99,
+                    "accuracy": (r + 7 * i * seed) / 900,
+                    "train_loss": 1 / (r + 1),
+                }
+                | {"bytes_up": {"weights": 1000 + i}, "bytes_down": {"weights": 1000}, "machine": {}}
+                for r in range(601)
+            ]
+            (run.path / METRICS).write_text("".join(json.dumps(one) + "\n" for one in records))
+            run.set_status("done", 600)
+    report.write(find_runs([tmp_path / "runs"]), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("<title>") > 16 * 4  # lines of each method in four charts
+    assert len(page.encode()) <= 1_500_000
 
 
 def test_no_runs_and_a_folder_for_a_page_are_refused(folder, tmp_path):
