@@ -21,7 +21,7 @@ BAND_TEXT = "Line: mean over seeds. Band: from the lowest to the highest seed (n
 AXIS_TITLES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss"}
 """The title of a measure's axis, with its unit."""
 
-MAX_POINTS = 200
+MAX_POINTS = 150
 """Largest number of points drawn of a line; of more, evenly spaced ones with the first and the last."""
 
 MAX_MARKS = 9

@@ -24,6 +24,9 @@ from fedblend.report.tables import bytes_table, client_table, results_table, tim
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
 
+MAX_IMAGE_BYTES = 600_000
+"""Bytes that images which left clients, and class interior points, may take on a page."""
+
 
 def write(
     runs: Sequence[RunDirectory],
@@ -59,6 +62,7 @@ def page(sections: Sequence[DatasetSection]) -> str:
     )
     # Ids of the first section have no suffix, so that those of a page with one data set have none.
     values = [_template_values(section, f"-{i}" if i > 1 else "") for i, section in enumerate(sections, 1)]
+    _leave_out_images(values)
     return environment.get_template("page.html").render(
         title=_title(sections),
         runs=sum(len(g.outcomes) for section in sections for g in section.groups),
@@ -67,6 +71,22 @@ def page(sections: Sequence[DatasetSection]) -> str:
         style=Markup(_resource("page.css")),
         script=Markup(_resource("page.js")),
     )
+
+
+def _leave_out_images(values: Sequence[dict[str, Any]]) -> None:
+    """Take the galleries and sheets beyond :data:`MAX_IMAGE_BYTES` out of the sections, and list their methods."""
+    left = MAX_IMAGE_BYTES
+    for one in values:
+        one["left_out"] = []
+        for kind in ("galleries", "sheets"):
+            kept = []
+            for images in one[kind]:
+                if images.size <= left:
+                    left -= images.size
+                    kept.append(images)
+                else:
+                    one["left_out"] += images.methods if kind == "galleries" else [f"points of {images.method}"]
+            one[kind] = kept
 
 
 def _title(sections: Sequence[DatasetSection]) -> str:
