@@ -40,7 +40,7 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", (0, (8, 3)))
 METHOD_ROWS = (
     (
         "fedavg", "fedmix", "naivemix", "localmix", "fedprox", "global-mixup",
-        "fed-augmix", "aggenhance", "scaffold", "xormixfl", "mixfl", "vanilla-fl",
+        "xormixfl", "mixfl", "scaffold", "fed-augmix", "aggenhance", "vanilla-fl",
     ),
     (
         "fedavgm", "mix2fld", "mixfld", "fld", "fd", "standalone",
