@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,7 +143,8 @@ def curve_chart(
 ) -> Chart | None:
     """A measure against ``abscissa``: a line for each method, a band over its seeds, and the target accuracies.
 
-    ``column`` is the measure: "accuracy" (in per cent), "loss" or "train_loss". ``None`` if no line has a point.
+    ``column`` is the measure: "accuracy" (in per cent), "loss" or "train_loss". Values that are not finite are left
+    out. ``None`` if no line has a point.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -156,7 +158,9 @@ def curve_chart(
     opacity = BAND * min(1, 3 / max(1, len(drawn)))  # of many bands, each is paler
     for line in drawn:
         points = [
-            (x, i) for i, x in enumerate(abscissa.values(line)) if x is not None and not (abscissa.log and x <= 0)
+            (x, i)
+            for i, x in enumerate(abscissa.values(line))
+            if x is not None and not (abscissa.log and x <= 0) and math.isfinite(line.low[i] + line.high[i])
         ]
         if not points:
             continue
@@ -176,7 +180,7 @@ def curve_chart(
         log_axis(axes, all_x)
     else:
         axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=abscissa is BY_ROUND))
-    if _spans_decades([value for line in drawn for value in (*line.low, *line.high)]):
+    if _spans_decades([v for line in drawn for v in (*line.low, *line.high) if math.isfinite(v)]):
         axes.set_yscale("log")
         axes.set_ylabel(f"{AXIS_TITLES[column]}, log scale")
         axes.minorticks_off()

@@ -361,6 +361,19 @@ def test_a_loss_that_diverged_is_drawn_on_a_logarithmic_axis():
         assert chart.figure.axes[0].get_yscale() == scale
 
 
+def test_losses_that_are_not_finite_are_left_out():
+    values = [1.0, math.inf, math.nan, 0.5]
+    line = Line("fedavg", (0,), False, [1, 2, 3, 4], values, values, values, [1.0, 2.0, 3.0, 4.0], [0.0] * 4)
+    styles = line_styles(["fedavg"])
+    chart = curve_chart("a", "A", [line], BY_ROUND, "loss", styles)
+    [drawn] = drawn_lines(chart).values()
+    assert drawn.get_xdata().tolist() == [1, 4]
+    text = inline_svg(chart.figure, "a", "A", chart.marks)
+    assert re.findall(r"<use [^>]*><title>(.*?)</title>", text) == ["fedavg: 1 in round 1", "fedavg: 0.5 in round 4"]
+    assert chart.figure.axes[0].get_yscale() == "linear"
+    assert curve_chart("a", "A", [replace(line, low=[math.nan] * 4)], BY_ROUND, "loss", styles) is None
+
+
 def test_a_long_run_is_drawn_by_a_bounded_number_of_points():
     rounds = list(range(5000))
     line = Line("fedavg", (0, 1), False, rounds, rounds, rounds, rounds, [float(r) for r in rounds], rounds)
