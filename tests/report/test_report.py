@@ -1,10 +1,6 @@
-"""The report: figures against numbers computed by hand, and the page in a browser."""
+"""The page: its text, its sections, and what a browser makes of it."""
 
-import base64
-import csv
-import io
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -14,43 +10,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from cli_helpers import PATIENCE_S, here, succeeded
-from matplotlib.colors import to_rgba
 from PIL import Image
+from report_helpers import HOSTILE, experiment
 
 from fedblend import report
 from fedblend.analysis.plotting import (
-    COLOURS,
     METHOD_COLOURS,
     METHOD_STYLES,
-    PHASES,
-    line_styles,
-    log_axis,
-    png_data_url,
 )
 from fedblend.core.errors import FedblendError
-from fedblend.experiment.config import as_table, resolve
-from fedblend.experiment.presets import presets
+from fedblend.experiment.config import as_table
 from fedblend.experiment.privacy import privacy_facts
 from fedblend.report import shared_images
-from fedblend.report.charts import section_charts
-from fedblend.report.columns import best_row, method_rows
-from fedblend.report.curve_figures import BY_BYTES, BY_ROUND, MAX_MARKS, MAX_POINTS, Line, curve_chart, lines
 from fedblend.report.description import describe_runs, rerun_command
-from fedblend.report.export import LATEX, latex
-from fedblend.report.figures import class_chart, split_chart, time_chart
-from fedblend.report.privacy import Guarantee, shares_raw_samples
+from fedblend.report.figures import class_chart
+from fedblend.report.privacy import shares_raw_samples
 from fedblend.report.sections import dataset_sections
-from fedblend.report.svg import inline_svg
-from fedblend.report.tables import Cell, PageTable, results_table
+from fedblend.report.tables import results_table
 from fedblend.runs.api import expand_file
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, group
-from fedblend.runs.runner import execute
-from fedblend.runs.summary import curves, table
+from fedblend.runs.summary import table
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -63,40 +48,6 @@ FLAGS = [
     "--virtual-time-budget=8000",
     "--window-size=1200,900",
 ]
-
-HOSTILE = "a<b>&</script>"
-"""A method's label that would be markup without escaping."""
-
-RUNS = [("fedavg", 0), ("fedavg", 1), ("fedmix", 0), ("fedmix", 1), ("naivemix", 0), ("global-mixup", 0)]
-
-
-def experiment(method, seed, **more):
-    spec = {"name": method, "label": HOSTILE} if method == "naivemix" else method
-    fields = {
-        "name": "tiny",
-        "data": "digits",
-        "model": "mlp",
-        "partition": {"name": "classes", "clients": 6, "classes_per_client": 3},
-        "rounds": 3,
-        "target": 0.2,
-        "holdout": 0.2,
-        "unsafe": True,
-        "train": {"cohort": 3, "epochs": 1, "lr": 0.05},
-    }
-    return resolve({**fields, "method": spec, "seed": seed, **more})
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Runs of four methods; one run is unfinished after a round."""
-    folder = tmp_path_factory.mktemp("tiny")
-    for method, seed in RUNS:
-        execute(experiment(method, seed), folder / f"{method}-seed{seed}")
-    execute(experiment("fedmix", 2, rounds=1), folder / "fedmix-seed2")
-    cut = RunDirectory(folder / "fedmix-seed2")
-    cut.set_experiment(experiment("fedmix", 2))
-    cut.set_status("stopped", 1, "interrupted")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -111,23 +62,6 @@ def words_of(page):
     """The visible text of a page, without tags and scripts."""
     words = re.sub(r"<(script|style)\b.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", words))
-
-
-@pytest.fixture(scope="module")
-def mixed(folder, tmp_path_factory):
-    """Runs on three data sets: digits, letters of three classes, and numbers to predict."""
-    place = tmp_path_factory.mktemp("mixed")
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((120, 4))
-    np.savez(place / "letters.npz", x=x, y=np.array(list("abc"))[x[:, :3].argmax(1)])
-    np.savez(place / "numbers.npz", x=x, y=x @ rng.standard_normal((4, 1)))
-    for name in ("letters", "numbers"):
-        data = {"name": "npz", "path": str(place / f"{name}.npz")}
-        for method, rounds in (("fedavg", 2), ("fedmix", 4)):
-            more = {"data": data, "partition": {"name": "iid", "clients": 4}, "name": name, "holdout": 0.0}
-            execute(experiment(method, 0, rounds=rounds, **more), place / name / method)
-    digits = [RunDirectory(folder / f"{method}-seed{seed}") for method in ("fedavg", "fedmix") for seed in (0, 1)]
-    return [*digits, *find_runs([place / "letters"]), *find_runs([place / "numbers"])]
 
 
 class Tags(HTMLParser):
@@ -273,144 +207,6 @@ def test_page_is_no_wider_than_the_window(browsed):
     assert int(browsed.having("body")[0]["data-wide"]) <= 0
 
 
-def test_lines_span_the_seeds_and_unfinished_runs_have_their_own(folder):
-    frame = curves(find_runs([folder]))
-    by_name = {line.name: line for line in lines(frame, "accuracy")}
-    assert list(by_name) == ["fedavg", "fedmix", "fedmix, unfinished (seed 2)", "global-mixup", HOSTILE]
-    line = by_name["fedmix"]
-    assert (line.seeds, line.rounds) == ((0, 1), [0, 1, 2, 3])
-    fedmix = frame[(frame["method"] == "fedmix") & (frame["round"] == 3)]
-    a, b = 100 * fedmix["accuracy"]
-    assert line.mean[-1] == pytest.approx((a + b) / 2)
-    assert (line.low[-1], line.high[-1]) == (min(a, b), max(a, b))
-    assert line.megabytes[-1] == pytest.approx((fedmix["bytes_up"] + fedmix["bytes_down"]).mean() / 1e6)
-    assert by_name["fedmix, unfinished (seed 2)"].rounds == [0, 1]
-
-
-def drawn_lines(chart):
-    return {line.get_gid(): line for line in chart.figure.axes[0].get_lines() if line.get_gid()}
-
-
-def test_every_preset_has_one_style_that_no_other_has():
-    assert set(METHOD_STYLES) == {name for name in presets() if "+" not in name}
-    assert len(set(METHOD_STYLES.values())) == len(METHOD_STYLES)
-    assert len({(style.dash, style.marker) for style in METHOD_STYLES.values()}) == len(METHOD_STYLES)
-    assert {name: style.colour for name, style in METHOD_STYLES.items()} == METHOD_COLOURS
-
-
-def test_a_method_has_its_colour_whatever_stands_beside_it(folder):
-    for names in (["fedmix"], ["mine", "yours", "fedmix"], ["fedavg", "fedmix", "mine"]):
-        assert line_styles(names)["fedmix"].colour == METHOD_COLOURS["fedmix"]
-    assert line_styles(["mine"]) == {"mine": line_styles(["fedmix", "mine"])["mine"]}
-    many = line_styles([f"run {i}" for i in range(48)])
-    assert len({style.colour for style in list(many.values())[:12]}) == 12
-    assert len(set(many.values())) == 48
-    for section in dataset_sections(find_runs([folder])):
-        for chart in section_charts(section):
-            for gid, line in drawn_lines(chart).items():
-                assert line.get_color() == section.styles[chart.marks[gid].method].colour
-
-
-def luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def test_colours_of_methods_have_contrast_with_both_backgrounds():
-    style = (Path(report.__file__).parent / "page.css").read_text(encoding="utf-8")
-    panels = re.findall(r"--panel: (#[0-9a-f]{6});", style)
-    assert len(panels) == 2
-    for colour in COLOURS:
-        for panel in panels:
-            low, high = sorted((luminance(colour), luminance(panel)))
-            assert (high + 0.05) / (low + 0.05) >= 3, (colour, panel)
-
-
-def test_training_losses_of_different_objectives_are_in_different_charts(folder):
-    [section] = dataset_sections(find_runs([folder]))
-    charts = {chart.title: set(chart.methods) for chart in section_charts(section) if "train_loss" in chart.name}
-    assert charts == {
-        "Training loss, objective: plain": {"fedavg"},
-        "Training loss, objective: fedmix": {"fedmix"},
-        "Training loss, objective: global-mixup": {"global-mixup"},
-        "Training loss, objective: naivemix": {HOSTILE},
-    }
-    prox = [group([RunDirectory(folder / "fedavg-seed0")])[0], group([RunDirectory(folder / "fedavg-seed1")])[0]]
-    prox[1].config["method"]["terms"] = [{"name": "proximal", "mu": 0.1}]
-    assert list(replace(section, groups=prox).by_objective) == ["plain", "plain + proximal"]
-
-
-def test_the_axis_of_bytes_is_logarithmic_and_leaves_out_what_was_before_any(folder):
-    [section] = dataset_sections(find_runs([folder]))
-    [cost] = [chart for chart in section_charts(section) if chart.name == "cost"]
-    assert cost.figure.axes[0].get_xscale() == "log"
-    for line in drawn_lines(cost).values():
-        assert min(line.get_xdata()) > 0
-    assert len(drawn_lines(cost)["line0"].get_xdata()) == 3
-    figure = cost.figure.axes[0]
-    log_axis(figure, [0.3, 7.0])
-    assert {0.5, 1.0, 2.0, 5.0} <= {round(tick, 6) for tick in figure.get_xticks()}
-
-
-def test_a_loss_that_diverged_is_drawn_on_a_logarithmic_axis():
-    line = Line("fedavg", (0,), False, [1, 2], [1.0, 999.0], [1.0, 999.0], [1.0, 999.0], [1.0, 2.0], [0.0, 0.0])
-    styles = line_styles(["fedavg"])
-    for values, scale in (([1.0, 999.0], "linear"), ([1.0, 1001.0], "log"), ([0.0, 1001.0], "linear")):
-        chart = curve_chart("a", "A", [replace(line, low=values, high=values)], BY_ROUND, "loss", styles)
-        assert chart.figure.axes[0].get_yscale() == scale
-
-
-def test_losses_that_are_not_finite_are_left_out():
-    values = [1.0, math.inf, math.nan, 0.5]
-    line = Line("fedavg", (0,), False, [1, 2, 3, 4], values, values, values, [1.0, 2.0, 3.0, 4.0], [0.0] * 4)
-    styles = line_styles(["fedavg"])
-    chart = curve_chart("a", "A", [line], BY_ROUND, "loss", styles)
-    [drawn] = drawn_lines(chart).values()
-    assert drawn.get_xdata().tolist() == [1, 4]
-    text = inline_svg(chart.figure, "a", "A", chart.marks)
-    assert re.findall(r"<use [^>]*><title>(.*?)</title>", text) == ["fedavg: 1 in round 1", "fedavg: 0.5 in round 4"]
-    assert chart.figure.axes[0].get_yscale() == "linear"
-    assert curve_chart("a", "A", [replace(line, low=[math.nan] * 4)], BY_ROUND, "loss", styles) is None
-
-
-def test_a_long_run_is_drawn_by_a_bounded_number_of_points():
-    rounds = list(range(5000))
-    line = Line("fedavg", (0, 1), False, rounds, rounds, rounds, rounds, [float(r) for r in rounds], rounds)
-    chart = curve_chart("a", "A", [line], BY_ROUND, "loss", line_styles(["fedavg"]))
-    [drawn] = drawn_lines(chart).values()
-    assert len(drawn.get_xdata()) == MAX_POINTS
-    assert (drawn.get_xdata()[0], drawn.get_xdata()[-1]) == (0, 4999)
-    assert len(chart.data.rows) == 5000  # an export has all
-    assert len(chart.marks["line0"].points) == MAX_MARKS
-    assert curve_chart("b", "B", [replace(line, megabytes=[0.0] * 5000)], BY_BYTES, "loss", {}) is None
-
-
-def test_a_picture_shows_numbers_to_a_pointer_and_escapes_names(folder):
-    [section] = dataset_sections(find_runs([folder]))
-    chart = section_charts(section)[0]
-    text = inline_svg(chart.figure, "accuracy", "Accuracy", chart.marks, dict.fromkeys(section.styles, "0"))
-    assert HOSTILE not in text
-    fedavg = section.rows[0]["final"]
-    assert re.search(rf"<title>fedavg: {100 * fedavg:.4g} \([\d.]+ to [\d.]+\) in round 3 \(mean of 2 seeds\)", text)
-    assert text.count("<use") == text.count("<use ") > 0
-    marks = sum(len(mark.points) for mark in chart.marks.values())
-    assert text.count("<title>") == marks + len(chart.marks)
-    assert len(re.findall(r"<use [^>]*><title>", text)) == marks
-    assert not re.search(r"#1d2730|#5c6873|#e3e7ea|clip-path", text)
-
-
-def test_by_class_is_the_mean_over_finished_seeds(folder):
-    groups = group(find_runs([folder]))
-    chart = class_chart(groups)
-    fedmix = next(g for g in groups if g.name == "fedmix")
-    finals = [o.records[-1].per_class for o in fedmix.outcomes[:2]]
-    row = [one[0] for one in chart.data.rows].index("fedmix")
-    means = [50 * (a + b) for a, b in zip(*finals, strict=True)]
-    assert chart.figure.axes[0].images[0].get_array()[row].tolist() == pytest.approx(means)
-    assert chart.data.rows[row][1:] == [f"{mean:.4g}" for mean in means]
-
-
 def test_each_data_set_has_its_own_table_curves_and_classes(mixed):
     sections = {section.name: section for section in dataset_sections(mixed)}
     assert list(sections) == ["digits", "letters", "numbers"]
@@ -447,19 +243,6 @@ def test_a_page_on_several_data_sets_has_a_section_for_each(mixed, tmp_path):
     assert heights[1] == 3 * heights[0]
 
 
-def test_the_mean_of_the_last_evaluations_shows_their_number(mixed):
-    letters = dataset_sections(mixed[4:6])[0]
-    (heading, _), cells = (
-        results_table(letters.rows).headings[2],
-        [row[1][2].text for row in results_table(letters.rows).rows],
-    )
-    assert heading == "mean of last n"
-    assert [re.findall(r"\(.*", cell) for cell in cells] == [["(n = 2)"], ["(n = 4)"]]
-    alike = results_table(dataset_sections(mixed[:4])[0].rows)
-    assert alike.headings[2][0] == "mean of last 3"
-    assert "n =" not in alike.rows[0][1][2].text
-
-
 def test_methods_are_counted_apart_from_their_configurations(tmp_path):
     def tiles(*runs):
         place = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -474,200 +257,6 @@ def test_methods_are_counted_apart_from_their_configurations(tmp_path):
     assert tiles(grid[0], grid[2]) == [("2", "methods"), ("1", "seed")]
     prox = [experiment({"name": "fedavg", "terms": terms}, 0) for terms in ([], ["proximal"])]
     assert tiles(*prox) == [("2", "methods"), ("1", "seed")]
-
-
-def test_the_status_column_shows_how_runs_ended(folder):
-    by_method = {
-        method: cells[-1].text for method, cells in results_table(method_rows(group(find_runs([folder])))).rows
-    }
-    assert (by_method["fedavg"], by_method["fedmix"]) == ("done", "1 stopped")
-
-
-def test_times_are_in_seconds_unless_every_run_took_a_minute(folder):
-    rows = method_rows(group(find_runs([folder])))
-    shown = []
-    for seconds in ([30.0, 90.0, 0.25, 600.0], [60.0, 90.0, 120.0, 600.0]):
-        grid = results_table([row | {"seconds": time} for row, time in zip(rows, seconds, strict=True)])
-        place = next(i for i, (heading, _) in enumerate(grid.headings) if heading.startswith("time"))
-        shown.append([grid.headings[place][0], *(cells[place].text for _, cells in grid.rows)])
-    assert shown == [["time (s)", "30.0", "90.0", "0.25", "600"], ["time (min)", "1.0", "1.5", "2.0", "10.0"]]
-
-
-def method_row(*values, unsafe=False):
-    mean = sum(values) / len(values) if values else 0.99
-    return {"mb": mean, "by_seed": {seed: {"mb": value} for seed, value in enumerate(values)}, "unsafe": unsafe}
-
-
-@pytest.mark.parametrize(
-    ("rows", "sign", "best"),
-    [
-        ([method_row(0.7, 0.71), method_row(0.2, 0.22)], 1, 0),
-        ([method_row(0.7, 0.71), method_row(0.2, 0.22)], -1, 1),
-        ([method_row(0.7, 0.71), method_row(0.2, 0.22)], 0, None),
-        ([method_row(0.7, 0.71), method_row(0.2, 0.6)], 1, None),  # the differences are 0.5 and 0.11
-        ([method_row(0.7), method_row(0.2)], 1, None),  # one seed
-        ([method_row(0.7, 0.71), method_row(0.2)], 1, None),
-        ([method_row(0.7, 0.71)], 1, None),
-        ([method_row(0.5, 0.5), method_row(0.5, 0.5)], 1, None),
-        ([method_row(0.503, 0.503), method_row(0.501, 0.501)], 1, None),  # of equal text
-        ([method_row(0.7, 0.71, unsafe=True), method_row(0.5, 0.51), method_row(0.2, 0.22)], 1, 1),
-        ([method_row(), method_row(0.5, 0.51), method_row(0.2, 0.22)], 1, 1),  # no finished run
-        ([method_row(math.nan, math.nan), method_row(0.5, 0.51), method_row(0.2, 0.22)], 1, 1),
-    ],
-)
-def test_only_a_clear_best_of_methods_that_keep_samples_private_is_bold(rows, sign, best):
-    assert best_row(rows, lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], sign) == best
-
-
-def test_axes_of_rounds_and_clients_have_whole_ticks(folder):
-    [section] = dataset_sections(find_runs([folder]))
-    by_round = section_charts(section)[0]
-    few = split_chart({"classes": ["x"], "counts": [[1], [2]], "sizes": [1, 2]}, "split-0", "")
-    sizes = split_chart({"classes": [], "counts": [], "sizes": [3, 7]}, "split-0", "")
-    for axis in (by_round.figure.axes[0].xaxis, few.figure.axes[0].xaxis, sizes.figure.axes[0].xaxis):
-        assert all(tick == int(tick) for tick in axis.get_ticklocs())
-
-
-def test_a_phase_has_one_colour_in_every_report(folder):
-    rows = [row | {"seconds.encode": 50.0} for row in method_rows(group(find_runs([folder])))]
-
-    def colours(rows):
-        axes = time_chart(rows).figure.axes[0]
-        return {bars.get_label(): bars[0].get_facecolor() for bars in axes.containers}
-
-    found = colours(rows)
-    assert found["train"] == to_rgba(PHASES["train"])
-    assert found["evaluate"] == to_rgba(PHASES["evaluate"])
-    assert found["encode"] not in map(to_rgba, PHASES.values())
-    less = [{name: v for name, v in row.items() if name not in ("seconds.train", "seconds.encode")} for row in rows]
-    assert colours(less).items() <= found.items()
-    assert time_chart([{"method": "a", "seconds.train": 0.0}]) is None
-
-
-def test_split_is_drawn_class_by_client():
-    chart = split_chart({"classes": ["x", " "], "counts": [[1, 2], [3, 4], [5, 6]], "sizes": [3, 7, 11]}, "s", "")
-    image = chart.figure.axes[0].images[0]
-    assert image.get_clim() == (0, 6)
-    assert image.get_array().tolist() == [[1, 3, 5], [2, 4, 6]]
-    assert [text.get_text() for text in chart.figure.axes[0].get_yticklabels()] == ["x", "' '"]
-    assert chart.shown.rows == [["x", "1", "3", "5"], ["' '", "2", "4", "6"]]
-    bars = split_chart({"classes": [], "counts": [], "sizes": [3, 7]}, "s", "").figure.axes[0].containers[0]
-    assert [bar.get_height() for bar in bars] == [3, 7]
-    assert split_chart({}, "s", "") is None
-
-
-@pytest.fixture(scope="module")
-def exported(folder, tmp_path_factory):
-    place = tmp_path_factory.mktemp("exported")
-    report.write(find_runs([folder]), place / "report.html", export=place / "new" / "files")
-    return place / "new" / "files"
-
-
-def test_an_export_has_each_figure_as_svg_pdf_and_csv_and_each_table_as_csv_and_latex(exported):
-    figures = ["accuracy", "classes", "cost", "loss", "split-0", "time", *(f"train_loss-{i}" for i in range(1, 5))]
-    wanted = {f"{name}.{form}" for name in figures for form in ("svg", "pdf", "csv")}
-    wanted |= {f"table-{name}.{form}" for name in ("results", "bytes", "clients", "time") for form in ("csv", "tex")}
-    assert {path.name for path in exported.iterdir()} == wanted
-    for name in figures:
-        pdf, svg = (exported / f"{name}.pdf").read_bytes(), (exported / f"{name}.svg").read_text(encoding="utf-8")
-        assert re.search(rb"/MediaBox \[ 0 0 252 ", pdf), name  # 3.5 inches of 72 points
-        assert b"/FontFile2" in pdf
-        assert 'width="252pt"' in svg
-        assert "<text" not in svg  # letters are outlines
-
-
-def test_exported_numbers_are_those_of_the_runs(exported, folder):
-    frame = curves(find_runs([folder]))
-    with open(exported / "accuracy.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    [last] = [row for row in rows if row["method"] == "fedmix" and row["round"] == "3"]
-    finals = 100 * frame[(frame["method"] == "fedmix") & (frame["round"] == 3) & frame["finished"]]["accuracy"]
-    assert last["seeds"] == "0 1"
-    measured = [float(last[name]) for name in ("test accuracy (%): mean", "lowest seed", "highest seed")]
-    assert measured == pytest.approx([finals.mean(), finals.min(), finals.max()], rel=1e-5)
-    assert {row["method"] for row in rows} >= {HOSTILE, "fedmix, unfinished (seed 2)"}
-    with open(exported / "table-results.csv", encoding="utf-8", newline="") as file:
-        assert [row["method"] for row in csv.DictReader(file)] == ["fedavg", "fedmix", "global-mixup", HOSTILE]
-
-
-def test_exported_latex_is_escaped_and_has_as_many_columns_as_it_says(exported):
-    text = (exported / "table-results.tex").read_text(encoding="utf-8")
-    assert r"a\textless{}b\textgreater{}\&\textless{}/script\textgreater{} &" in text
-    assert "global-mixup (breaks privacy) &" in text
-    assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
-    [columns] = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", text)
-    lines = [line for line in text.splitlines() if line.endswith(r" \\")]
-    assert len(lines) == 5
-    assert {len(re.findall(r"(?<!\\)&", line)) + 1 for line in lines} == {len(columns)}
-    special = "".join(LATEX)
-    table = PageTable([("x", "")], [(special, [Cell("-1.5 [-2.0, +0.5]", 1.0, True)])])
-    assert r" & \textbf{$-$1.5 {[}$-$2.0, +0.5{]}} \\" in latex(table)
-    assert "".join(LATEX.values()) in latex(table)
-
-
-def test_files_of_several_data_sets_have_their_names(mixed, tmp_path):
-    report.write(mixed, tmp_path / "report.html", export=tmp_path / "files")
-    names = {path.name for path in (tmp_path / "files").iterdir()}
-    assert {"digits-accuracy.svg", "letters-accuracy.svg", "numbers-loss.pdf", "numbers-table-results.tex"} <= names
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FedblendError, match=r"file: cannot be created as a folder: .*; give another path"):
-        report.write(mixed[:1], tmp_path / "report.html", export=tmp_path / "file")
-
-
-def test_an_epsilon_has_words_for_how_little_it_protects():
-    def words(epsilon, delta=1e-5):
-        return Guarantee("fedavg", "weights", "a client", epsilon, delta, "", {1: epsilon}).words
-
-    assert words(0.0, 0.0) == "strong: a guess is right up to 50.0 % of the time"
-    assert words(1.0) == "strong: a guess is right up to 73.2 % of the time"  # e / (1 + e) = 0.7311
-    assert words(2.0, 0.1) == "moderate: a guess is right up to 89.3 % of the time"  # (e^2 + 0.1) / (1 + e^2) = 0.8927
-    assert words(11_015.0) == "protects nothing: a guess is right practically all of the time"
-    assert Guarantee("a", "b", "c", None, 0.1, "why", {}).words == "no guarantee"
-
-
-def pixels(picture):
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.url.split(",")[1]))))
-
-
-def test_images_are_the_means_of_each_clients_samples(folder):
-    gallery = next(g for g in shared_images.galleries(group(find_runs([folder]))) if "fedmix" in g.methods)
-    assert gallery.methods == ("fedmix", HOSTILE)  # both share the same means
-    assert (gallery.shown, gallery.entries, gallery.raw, gallery.seed) == (6, 6, False, 0)
-    made = execute(experiment("fedmix", 0), folder.parent / "again").setup
-    for picture in (gallery.images[0], gallery.images[5]):
-        held = torch.from_numpy(made.population.indices(picture.client))
-        mean = made.data.train.x[held].double().mean(0)[0].numpy()
-        image = pixels(picture)
-        assert image.shape == (8, 8)
-        assert np.abs(image - mean).max() <= 1
-        labels = made.data.train.y[held].numpy()
-        common = np.bincount(labels).argmax()
-        assert picture.caption.startswith(f"{common}: {100 * (labels == common).mean():.0f} %")
-    sizes = made.population.sizes
-    assert gallery.caption.endswith(f"held when it shared: {sizes.min()} to {sizes.max()}.")
-
-
-def test_raw_samples_are_marked_as_raw(folder):
-    gallery = next(g for g in shared_images.galleries(group(find_runs([folder]))) if "global-mixup" in g.methods)
-    assert gallery.raw
-    assert gallery.caption == "Each image is one raw sample."
-    assert (gallery.shown, len(gallery.images)) == (24, 24)
-    assert {picture.client for picture in gallery.images} == set(range(6))
-
-
-def test_images_come_from_all_clients_before_a_second_one_of_any():
-    assert shared_images.rows_across_clients(np.array([0, 0, 0, 1, 1, 2]), 4).tolist() == [0, 1, 3, 5]
-    assert shared_images.rows_across_clients(np.array([4, 4]), 24).tolist() == [0, 1]
-
-
-def test_colour_images_keep_their_colours():
-    image = np.zeros((3, 2, 2), np.float32)
-    image[0, 0, 0] = 1
-    url = png_data_url(image)
-    made = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
-    assert made.shape == (2, 2, 3)
-    assert made[0, 0].tolist() == [255, 0, 0]
-    assert made[1, 1].tolist() == [0, 0, 0]
 
 
 def test_images_beyond_the_limit_are_left_out_and_named(folder, tmp_path, monkeypatch):

@@ -1,0 +1,62 @@
+"""Images on the page: what left the clients."""
+
+import base64
+import io
+
+import numpy as np
+import torch
+from PIL import Image
+from report_helpers import HOSTILE, experiment
+
+from fedblend.analysis.plotting import (
+    png_data_url,
+)
+from fedblend.report import shared_images
+from fedblend.runs.directory import find_runs
+from fedblend.runs.groups import group
+from fedblend.runs.runner import execute
+
+
+def pixels(picture):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.url.split(",")[1]))))
+
+
+def test_images_are_the_means_of_each_clients_samples(folder):
+    gallery = next(g for g in shared_images.galleries(group(find_runs([folder]))) if "fedmix" in g.methods)
+    assert gallery.methods == ("fedmix", HOSTILE)  # both share the same means
+    assert (gallery.shown, gallery.entries, gallery.raw, gallery.seed) == (6, 6, False, 0)
+    made = execute(experiment("fedmix", 0), folder.parent / "again").setup
+    for picture in (gallery.images[0], gallery.images[5]):
+        held = torch.from_numpy(made.population.indices(picture.client))
+        mean = made.data.train.x[held].double().mean(0)[0].numpy()
+        image = pixels(picture)
+        assert image.shape == (8, 8)
+        assert np.abs(image - mean).max() <= 1
+        labels = made.data.train.y[held].numpy()
+        common = np.bincount(labels).argmax()
+        assert picture.caption.startswith(f"{common}: {100 * (labels == common).mean():.0f} %")
+    sizes = made.population.sizes
+    assert gallery.caption.endswith(f"held when it shared: {sizes.min()} to {sizes.max()}.")
+
+
+def test_raw_samples_are_marked_as_raw(folder):
+    gallery = next(g for g in shared_images.galleries(group(find_runs([folder]))) if "global-mixup" in g.methods)
+    assert gallery.raw
+    assert gallery.caption == "Each image is one raw sample."
+    assert (gallery.shown, len(gallery.images)) == (24, 24)
+    assert {picture.client for picture in gallery.images} == set(range(6))
+
+
+def test_images_come_from_all_clients_before_a_second_one_of_any():
+    assert shared_images.rows_across_clients(np.array([0, 0, 0, 1, 1, 2]), 4).tolist() == [0, 1, 3, 5]
+    assert shared_images.rows_across_clients(np.array([4, 4]), 24).tolist() == [0, 1]
+
+
+def test_colour_images_keep_their_colours():
+    image = np.zeros((3, 2, 2), np.float32)
+    image[0, 0, 0] = 1
+    url = png_data_url(image)
+    made = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
+    assert made.shape == (2, 2, 3)
+    assert made[0, 0].tolist() == [255, 0, 0]
+    assert made[1, 1].tolist() == [0, 0, 0]
