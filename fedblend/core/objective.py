@@ -44,6 +44,12 @@ class Task:
         # A shared distribution broadcasts, so no [B, C] copy of it is made.
         return -(F.log_softmax(outputs, -1) * target).sum(-1).mean()
 
+    def losses(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss of each sample [n], for targets as stored."""
+        if self.kind == "classification":
+            return -F.log_softmax(outputs, -1).gather(-1, target[:, None])[:, 0]
+        return (outputs - target).square().sum(1)
+
     def encode(self, target: torch.Tensor) -> torch.Tensor:
         """Targets as float vectors [n, outputs]: one-hot classes, or the numbers themselves."""
         if self.kind == "regression":
