@@ -124,11 +124,11 @@ class FedMix(MeanMix):
             if self.average == "twice":
                 taylor = taylor / len(batch.y)
             return (1 - lam) * own_loss + shared_loss + factor * taylor
-        own = (1 - lam) * task.losses(outputs, batch.y)
+        unmixed = (1 - lam) * task.losses(outputs, batch.y)
         rise = len(batch.y) * factor * (gradient * x_g).flatten(1).sum(1)
-        predicted = own + rise
+        predicted = unmixed + rise
         if self.remedy == "drop":
-            return torch.where(predicted > 0, predicted, own).mean() + shared_loss
+            return torch.where(predicted > 0, predicted, unmixed).mean() + shared_loss
         actual = (1 - lam) * task.losses(net(torch.lerp(batch.x, x_g.expand_as(batch.x), lam)), batch.y)
         trusted = (predicted - actual).detach().abs() <= self.trust * actual.detach()
         return torch.where(trusted, predicted, actual).mean() + shared_loss
