@@ -50,10 +50,10 @@ class Devices(Measure):
 
 @part("measure", "after-training")
 class AfterTraining(Measure):
-    """Test accuracy of clients' own models after local training, on their own tests: the mean over clients, in per cent.
+    """Test accuracy of clients' own models after local training, on their own tests: mean over clients, in per cent.
 
-    Each client that holds tests trains the run's last global model once more, as in the next round. Federated benchmarks
-    state this number beside the global model's (FL-bench's "after").
+    Each client that holds tests trains the run's last global model once more, as in the next round. Federated
+    benchmarks state this number beside the global model's (FL-bench's "after").
     """
 
     def measured(self, cell: CellRun) -> float:
