@@ -137,6 +137,18 @@ def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: 
     assert all(name.endswith("/kept") for name in kept), "what clients keep stays at their sites"
 
 
+def test_sites_train_on_the_loops_pictures(tmp_path: Path) -> None:
+    asked = quick("fedmix", train={**DATA["train"], "augment": ["random-crop", "horizontal-flip"]})
+    state, _ = by_loop(asked)
+
+    finished = run(
+        Nodes({"partition-id": client} for client in range(4)), asked, tmp_path, FederationLimits(deadline=5)
+    )
+
+    for name, tensor in state.weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+
+
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     """The messages of a first round of FedMix with a model of this size."""
     grid = Counting({"partition-id": client} for client in range(4))

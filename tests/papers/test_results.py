@@ -16,10 +16,8 @@ STUDIES = {path.stem: path for path in RESULTS if path.parent.name == "studies"}
 
 @pytest.fixture(scope="module")
 def run() -> ModuleType:
-    """evidence/run.py, which imports modules of its folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "evidence")
-        return script("evidence/run.py")
+    """evidence/run.py."""
+    return script("evidence/run.py")
 
 
 def words_in_a_shell(line: str) -> list[str]:

@@ -48,6 +48,44 @@ class Devices(Measure):
         return {"accuracy": found}
 
 
+@part("measure", "after-training")
+class AfterTraining(Measure):
+    """Test accuracy of clients' own models after local training, on their own tests: mean over clients, in per cent.
+
+    Each client that holds tests trains the run's last global model once more, as in the next round. Federated
+    benchmarks state this number beside the global model's (FL-bench's "after").
+    """
+
+    def measured(self, cell: CellRun) -> float:
+        """In per cent."""
+        return 100 * float(cell.cached("after-training", {}, lambda folder: self._train(cell))["mean"])
+
+    def _train(self, cell: CellRun) -> dict[str, Any]:
+        from fedblend.core.evaluation import over_clients
+        from fedblend.core.loop import RoundLoop
+        from fedblend.engines.loop import LoopEngine
+        from fedblend.runs import checkpoint
+        from fedblend.runs.runner import one_thread
+
+        assert cell.run is not None
+        state = checkpoint.read(cell.run)
+        setup = make_setup(cell.experiment)
+        population = setup.population
+        if state is None or not len(population.held_order):
+            raise FedblendError("clients hold no tests of their own; give the experiment a holdout")
+        with one_thread():
+            engine = LoopEngine(setup)
+            task = RoundLoop(setup, engine).begin_round(state).task
+            tested = np.unique(population.owners("holdout"))
+            models = {}
+            for number, client in enumerate(tested.tolist()):
+                cell.on_step("clients trained", number, len(tested))
+                models[client] = next(iter(engine.train(task, [client]))).weights
+            scores = engine.score_each(state.weights, models, "holdout")
+        assert scores.right is not None
+        return over_clients(population.owners("holdout"), scores.right, population.sizes)
+
+
 @part("measure", "points")
 class PointsFigure(Measure):
     """A figure of the points that a run's server made (AggEnhance, Figure 8; :mod:`fedblend.analysis.points`)."""

@@ -1,0 +1,118 @@
+"""Results of ``fedblend reproduce``: every item's page, and the overview."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+
+from fedblend.papers import formatting
+from fedblend.papers.items import Item, all_papers
+from tables.common import (
+    RESULTS,
+    Row,
+    all_items,
+    table,
+)
+
+STUDY_HEADINGS = {
+    "aggenhance/table-1": "aggenhance-three-ways-to-aggregate-with-and-without-the-points",
+    "fed-augmix/table-2": "on-mnist-itself",
+    "fed-augmix/table-3": "on-mnist-itself",
+    "fed-augmix/figure-3": "on-mnist-itself",
+    "fed-augmix/figure-4": "on-mnist-itself",
+    "fed-augmix/figure-6": "on-mnist-itself",
+    "fedmix/table-1": "fashion-mnist-two-classes-a-client",
+    "fedmix/table-2": "shakespeare-mixing-embeddings",
+    "fedmix/table-11": "femnist-real-writers",
+    "fedmix/table-13": "femnist-real-writers",
+    "mix2fld/figure-2": "figure-2-at-the-papers-sizes",
+    "mix2fld/figure-3": "figure-3-ten-to-fifty-devices",
+    "mix2fld/table-2": "tables-ii-and-iii-sample-privacy",
+    "mix2fld/table-3": "tables-ii-and-iii-sample-privacy",
+    "xormixfl/table-2": "table-2-accuracy-by-target-label",
+    "xormixfl/table-3": "table-3-distance-to-raw-samples",
+    "xormixfl/table-4": "table-4-dummy-labels-blending-and-alpha",
+}
+"""The heading in docs/results.md of a study of the item."""
+
+COMPARED_WITH_FEDMIX = {
+    "localmix": "LocalMix's",
+    "naivemix": "NaiveMix's",
+    "fedavg": "FedAvg's",
+    "global": "Global Mixup's",
+}
+"""Rows that FedMix is compared with, and their names."""
+
+ABSENT_DATA = {"fedmix/table-2": "LEAF's Shakespeare is not at hand"}
+"""Items without a result because of their data."""
+
+
+def item_results() -> list[Row]:
+    """All committed results of items, in the order of papers and items."""
+    found = [json.loads(path.read_text()) for paper in all_papers() for path in (RESULTS / paper).glob("*.json")]
+    order = list(all_items())
+    return sorted(found, key=lambda result: (order.index(result["item"]), result["scale"] != "paper"))
+
+
+def overview() -> str:
+    """A row for each item: scale, data, claims that hold, and a link to the study."""
+    results, items = item_results(), all_items()
+    claims = Counter(claim["verdict"] for result in results for claim in result["claims"])
+    text = (
+        f"{len({result['item'] for result in results})} of {len(items)} items have results, {len(results)} in all. "
+        f"Of their {claims.total()} claims, {claims['holds']} hold, {claims['holds in part']} in part, "
+        f"{claims['does not hold']} do not, and {claims['undecided'] + claims['not measured']} were not decided."
+    )
+    rows = [
+        _overview_row(name, item, [result for result in results if result["item"] == name])
+        for name, item in items.items()
+    ]
+    return table(["item", "what", "scale", "data", "claims that hold", "also"], rows, text)
+
+
+def _overview_row(name: str, item: Item, results: list[Row]) -> list[str]:
+    study = f"[a study](#{STUDY_HEADINGS[name]})" if name in STUDY_HEADINGS else ""
+    if not results:
+        return [name, item.title, ABSENT_DATA.get(name, "not yet"), "", "", study]
+    heading = re.sub(r"[^\w\- ]", "", f"{name}: {item.title}".lower()).replace(" ", "-")
+    columns = zip(*map(_scale_data_claims, results), strict=True)
+    cells = ("; ".join(dict.fromkeys(column)) for column in columns)
+    return [f"[{name}](reproductions.md#{heading})", item.title, *cells, study]
+
+
+def _scale_data_claims(result: Row) -> tuple[str, str, str]:
+    """The scale, the data, and how many of the claims hold."""
+    full = not (result["smaller"] or result["other_data"])
+    # A result in which nothing is trained has no facts.
+    data = ", ".join(result["facts"].get("data", {})) or ", ".join(t.split(" for ")[0] for t in result["other_data"])
+    verdicts = [claim["verdict"] for claim in result["claims"]]
+    decided = [verdict for verdict in verdicts if verdict not in ("undecided", "not measured")]
+    in_part = f", {verdicts.count('holds in part')} in part" if "holds in part" in verdicts else ""
+    holding = f"{verdicts.count('holds')} of {len(decided)}{in_part}" if verdicts else ""
+    return "the paper's" if full else result["scale"], data, holding
+
+
+def fedmix_in_small() -> str:
+    """In how many cells on Fashion-MNIST FedMix ends above other methods; equal pairs of accuracies count once."""
+    pairs: dict[str, set[tuple[float, float]]] = defaultdict(set)
+    for result in item_results():
+        if not (result["item"].startswith("fedmix/") and "fashion-mnist for cifar10" in result["other_data"]):
+            continue
+        cells = {(c["row"], c["column"]): c["ours"] for c in result["quantities"].get("accuracy", {}).get("cells", [])}
+        for row, column in cells:
+            fedmix = cells.get(("fedmix", column))
+            if row in COMPARED_WITH_FEDMIX and column != "femnist" and cells[row, column] and fedmix:
+                mean, other = (formatting.mean_over_seeds(ours) or 0.0 for ours in (fedmix, cells[row, column]))
+                pairs[row].add((mean, other))
+    texts = []
+    for row, name in COMPARED_WITH_FEDMIX.items():
+        differences = sorted(mean - other for mean, other in pairs[row])
+        above = f"{sum(d > 0 for d in differences)} of {len(differences)} places"
+        texts.append(f"{name} in {above} ({differences[0]:+.1f} to {differences[-1]:+.1f} points)")
+    return f"Final accuracies of FedMix, on Fashion-MNIST in small, are above {', '.join(texts)}."
+
+
+def item_pages() -> str:
+    """Every result of an item, as its command printed it."""
+    return "\n".join(formatting.markdown(result) for result in item_results()).rstrip()
