@@ -78,3 +78,13 @@ def test_the_flower_page_counts_the_lines_of_its_app() -> None:
     ours = [line for line in app.splitlines() if "# fedblend" in line or line.startswith("from fedblend")]
     assert len(ours) == 6
     assert "Six lines of it are fedblend's" in (ROOT / "docs" / "flower.md").read_text()
+
+
+def test_the_comparison_names_files_of_fedblend_that_exist() -> None:
+    page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| fedblend")]
+    named = [path for row in rows for path in re.findall(r"`(fedblend/[^`]+)`|\]\(([^)#]+)", row)]
+    assert len(rows) == 6
+    assert named
+    for ours, linked in named:
+        assert (ROOT / ours if ours else ROOT / "docs" / linked).exists()
