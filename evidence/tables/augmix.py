@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from fedblend.analysis.plotting import DASHES, INK, METHODS, MUTED, style_axes
+from fedblend.analysis.plotting import COLOURS, DASHES, INK, MUTED, style_axes
 from tables.common import (
     Row,
     command_of,
@@ -111,8 +111,8 @@ def draw_augmix_trade_off() -> None:
         for number, stage in enumerate(("untrained", "trained")):
             chosen = sorted((row["severity"], factor * row[measure]) for row in rows if row["stage"] == stage)
             x, y = [value for _, value in chosen], [accuracy[severity] for severity, _ in chosen]
-            stroke = DASHES[number][1]
-            axes.plot(x, y, "o", color=METHODS[number], linestyle=stroke, markersize=6, label=f"{stage} model")
+            stroke = DASHES[number]
+            axes.plot(x, y, "o", color=COLOURS[number], linestyle=stroke, markersize=6, label=f"{stage} model")
         style_axes(axes, label, "test accuracy (%)" if measure == "mse" else "")
         axes.margins(0.08)
     style: dict[str, Any] = {"fontsize": 8, "color": MUTED, "va": "center", "annotation_clip": False}
@@ -129,9 +129,9 @@ def draw_augmix_accuracy() -> None:
     figure = figure_of(8.2, 4.2)
     axes = figure.subplots()
     for number, run in enumerate(sorted(study_result("augmix-mnist")["runs"], key=_severity_order)):
-        stroke = DASHES[1][1] if run["method"].startswith("fedprox") else "-"
+        stroke = DASHES[1] if run["method"].startswith("fedprox") else "-"
         accuracy = [100 * value for value in run["accuracy"]]
-        axes.plot(run["rounds"], accuracy, color=METHODS[number], linestyle=stroke, linewidth=1.8, label=run["method"])
+        axes.plot(run["rounds"], accuracy, color=COLOURS[number], linestyle=stroke, linewidth=1.8, label=run["method"])
     style_axes(axes, "round", "test accuracy (%)")
     figure.legend(loc="outside right upper", fontsize=8.5, frameon=False, labelcolor=INK)
     save_png(figure, "augmix-accuracy")

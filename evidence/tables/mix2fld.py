@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedblend.analysis.plotting import BAND, INK, METHODS, MUTED, LineStyle, line_styles, style_axes
+from fedblend.analysis.plotting import BAND, COLOURS, INK, MUTED, LineStyle, line_styles, style_axes
 from tables.common import (
     Row,
     command_of,
@@ -90,9 +90,7 @@ def draw_mix2fld_figure_2() -> None:
         style_axes(
             one, "seconds, on the air and computing" if number > 1 else "", "" if number % 2 else "test accuracy (%)"
         )
-    handles = [
-        Line2D([], [], color=look.colour, linestyle=look.matplotlib_dash, linewidth=2) for look in chosen.values()
-    ]
+    handles = [Line2D([], [], color=look.colour, linestyle=look.dash, linewidth=2) for look in chosen.values()]
     lowest = min(min(run["accuracy"][1:]) for panel in found.values() for runs in panel.values() for run in runs)
     axes.flat[0].set_ylim(bottom=100 * lowest - 3)  # untrained models would take most of the figure
     words = [
@@ -107,7 +105,7 @@ def _draw_line(axes: Any, runs: Sequence[Row], look: LineStyle) -> None:
     x = [statistics.mean(times) for times in zip(*(run["clock"] for run in runs), strict=True)]
     values = [[100 * a for a in seeds] for seeds in zip(*(run["accuracy"] for run in runs), strict=True)]
     middle = [statistics.mean(v) for v in values]
-    axes.plot(x, middle, color=look.colour, linestyle=look.matplotlib_dash, marker=".", linewidth=1.6)
+    axes.plot(x, middle, color=look.colour, linestyle=look.dash, marker=".", linewidth=1.6)
     if len(runs) > 1:
         axes.fill_between(x, list(map(min, values)), list(map(max, values)), color=look.colour, alpha=BAND, linewidth=0)
 
@@ -117,7 +115,7 @@ def draw_mix2fld_figure_3() -> None:
     figure = figure_of(9, 3.8)
     forms = {"iid": "even labels", "non-iid": "uneven labels"}
     everything = study_result("mix2fld-figure-3")["runs"]
-    for (form, title), axes, colour in zip(forms.items(), figure.subplots(1, 2, sharey=True), METHODS, strict=False):
+    for (form, title), axes, colour in zip(forms.items(), figure.subplots(1, 2, sharey=True), COLOURS, strict=False):
         runs = [run for run in everything if run["method"].endswith(f" form={form}")]
         by_number = {len(run["devices"]): run for run in sorted(runs, key=lambda run: len(run["devices"]))}
         for number, run in by_number.items():
