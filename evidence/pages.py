@@ -19,6 +19,7 @@ from tables.augmix import (
     invgrad_speed,
     invgrad_table,
 )
+from tables.claims import claim_counts, claim_table
 from tables.items import fedmix_in_small, item_pages, overview
 from tables.mix2fld import (
     channel_table,
@@ -88,6 +89,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "private": lambda: epsilon_table("private", "weights"),
     "private-means": lambda: epsilon_table("private-means", "means", "private-base"),
     "reproduced": item_pages,
+    "claims": claim_table,
+    "claim counts": claim_counts,
     "reproduced overview": overview,
     "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,
