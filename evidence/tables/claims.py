@@ -42,7 +42,7 @@ class JudgedClaim(NamedTuple):
 
 
 def judged_claims() -> list[JudgedClaim]:
-    """The claims of all committed results."""
+    """The claims of all committed results, choices among them."""
     return [
         JudgedClaim(result, claim, judge_result(result, claim))
         for result in item_results()
@@ -52,7 +52,7 @@ def judged_claims() -> list[JudgedClaim]:
 
 def claim_counts() -> str:
     """Verdicts counted by scale and data."""
-    found = judged_claims()
+    found = [one for one in judged_claims() if not one.claim.get("choice")]
     words = [HOLDS, PART, NOISE, FAILS, *(f"{ONE_SEED}: {way}" for way in ("for", "both ways", "against")), UNDECIDED]
     counts = {setting: Counter(one.word for one in found if one.setting == setting) for setting in SETTINGS}
     total = sum(counts.values(), Counter[str]())
@@ -81,6 +81,7 @@ def claim_table() -> str:
             one.word,
         ]
         for one in judged_claims()
+        if not one.claim.get("choice")
     ]
     return table(["item", "claim", "paper", "ours", "95 % interval", "scale, data", "verdict"], rows)
 
@@ -112,3 +113,21 @@ def _margin_text(margin: float) -> str:
     if math.isfinite(margin):
         return re.sub(r"^\+0$", "0", f"{margin:+.3g}")
     return "never reached" if margin < 0 else "the other never"
+
+
+def choice_table() -> str:
+    """A row for each choice that can flip a verdict: whose it is, and the verdict that it gives."""
+    judged = {(one.result["item"], one.claim["says"], one.claim.get("choice")): one for one in judged_claims()}
+    rows = []
+    for name, item in all_items().items():
+        for claim in item.claims:
+            if not claim.choice:
+                continue
+            one = judged.get((name, claim.says, claim.choice))
+            found = (
+                [*_ours_and_interval(one.verdict), scale_of(one.result), one.word] if one else ["", "", "", "not run"]
+            )
+            rows.append([link(name) if one else name, claim.says, claim.choice, claim.source, *found])
+    return table(
+        ["item", "claim", "choice", "whose, and how known", "margin", "95 % interval", "scale", "verdict"], rows
+    )

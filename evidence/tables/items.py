@@ -57,7 +57,8 @@ def item_results() -> list[Row]:
 
 def overview() -> str:
     """A row for each item: scale, data, claims that point the paper's way, and a link to the study."""
-    results, items = item_results(), all_items()
+    items = {name: item for name, item in all_items().items() if "/choice-" not in name}
+    results = [result for result in item_results() if result["item"] in items]
     text = f"{len({result['item'] for result in results})} of {len(items)} items have results, {len(results)} in all."
     rows = [
         _overview_row(name, item, [result for result in results if result["item"] == name])
