@@ -19,7 +19,7 @@ from tables.augmix import (
     invgrad_speed,
     invgrad_table,
 )
-from tables.claims import choice_table, claim_counts, claim_table
+from tables.claims import choice_table, claim_counts, claim_table, deciding_table
 from tables.items import fedmix_in_small, item_pages, overview
 from tables.mix2fld import (
     channel_table,
@@ -93,6 +93,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "reproduced": item_pages,
     "claims": claim_table,
     "choices": choice_table,
+    "deciding": deciding_table,
     "claim counts": claim_counts,
     "reproduced overview": overview,
     "augmix-attack": augmix_small,

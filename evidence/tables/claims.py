@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections import Counter
 from typing import NamedTuple
 
 from fedblend.papers.claims import judge_claim, parse_claim
 from fedblend.papers.result import paper_numbers
 from fedblend.papers.verdicts import FAILS, HOLDS, NOISE, ONE_SEED, PART, UNDECIDED, ClaimVerdict, judge_result
-from tables.common import Row, all_items, table
+from tables.common import ROOT, Row, all_items, table
 from tables.items import data_of, item_results, link, scale_of
 
 FULL, OWN, OTHER = "the paper's settings and data", "smaller, the paper's data", "smaller, other data"
@@ -131,3 +132,19 @@ def choice_table() -> str:
     return table(
         ["item", "claim", "choice", "whose, and how known", "margin", "95 % interval", "scale", "verdict"], rows
     )
+
+
+def deciding_table() -> str:
+    """The runs of evidence/deciding.toml, the cheapest first."""
+    runs = tomllib.loads((ROOT / "evidence" / "deciding.toml").read_text(encoding="utf-8"))
+    rows = [
+        [
+            f"`{name}`",
+            f"{run['item']}, {run['scale']} scale" + (f", {', '.join(run['only'])}" if "only" in run else ""),
+            str(len(run["seeds"])),
+            f"{run['hours']:g}" + (" (GPU)" if run.get("gpu") else ""),
+            run["decides"],
+        ]
+        for name, run in sorted(runs.items(), key=lambda one: one[1]["hours"])
+    ]
+    return table(["name", "runs", "seeds", "hours", "decides"], rows)
