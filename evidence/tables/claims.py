@@ -74,7 +74,7 @@ def claim_table() -> str:
     """A row for each claim of each committed result."""
     rows = [
         [
-            link(one.result["item"]),
+            link(one.result["item"], ""),
             one.claim["says"].replace("|", "\\|"),
             _paper_text(one),
             *_ours_and_interval(one.verdict),

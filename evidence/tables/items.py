@@ -76,10 +76,10 @@ def _overview_row(name: str, item: Item, results: list[Row]) -> list[str]:
     return [link(name), item.title, *cells, study]
 
 
-def link(name: str) -> str:
-    """A link to an item's result."""
+def link(name: str, page: str = "reproductions.md") -> str:
+    """A link to an item's result on a page; the page is empty for a link within it."""
     heading = re.sub(r"[^\w\- ]", "", f"{name}: {all_items()[name].title}".lower()).replace(" ", "-")
-    return f"[{name}](reproductions.md#{heading})"
+    return f"[{name}]({page}#{heading})"
 
 
 def scale_of(result: Row) -> str:
