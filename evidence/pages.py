@@ -19,6 +19,7 @@ from tables.augmix import (
     invgrad_speed,
     invgrad_table,
 )
+from tables.claims import choice_table, claim_counts, claim_table, deciding_table
 from tables.items import fedmix_in_small, item_pages, overview
 from tables.mix2fld import (
     channel_table,
@@ -27,6 +28,7 @@ from tables.mix2fld import (
     mix2fld_claims,
     mix2fld_figure_2,
     mix2fld_figure_3,
+    mix2fld_outage,
     mix2fld_t_max,
     sample_privacy,
 )
@@ -82,12 +84,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "mix2fld-small": lambda: channel_table("mix2fld-small"),
     "mix2fld-figure-2": mix2fld_figure_2,
     "mix2fld-literal": mix2fld_t_max,
+    "mix2fld outage": mix2fld_outage,
     "mix2fld-claims": mix2fld_claims,
     "mix2fld-figure-3": mix2fld_figure_3,
     "mix2fld-privacy": sample_privacy,
     "private": lambda: epsilon_table("private", "weights"),
     "private-means": lambda: epsilon_table("private-means", "means", "private-base"),
     "reproduced": item_pages,
+    "claims": claim_table,
+    "choices": choice_table,
+    "deciding": deciding_table,
+    "claim counts": claim_counts,
     "reproduced overview": overview,
     "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,

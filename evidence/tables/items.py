@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from fedblend.papers import formatting
 from fedblend.papers.items import Item, all_papers
@@ -56,41 +56,51 @@ def item_results() -> list[Row]:
 
 
 def overview() -> str:
-    """A row for each item: scale, data, claims that hold, and a link to the study."""
-    results, items = item_results(), all_items()
-    claims = Counter(claim["verdict"] for result in results for claim in result["claims"])
-    text = (
-        f"{len({result['item'] for result in results})} of {len(items)} items have results, {len(results)} in all. "
-        f"Of their {claims.total()} claims, {claims['holds']} hold, {claims['holds in part']} in part, "
-        f"{claims['does not hold']} do not, and {claims['undecided'] + claims['not measured']} were not decided."
-    )
+    """A row for each item: scale, data, claims that point the paper's way, and a link to the study."""
+    items = {name: item for name, item in all_items().items() if "/choice-" not in name}
+    results = [result for result in item_results() if result["item"] in items]
+    text = f"{len({result['item'] for result in results})} of {len(items)} items have results, {len(results)} in all."
     rows = [
         _overview_row(name, item, [result for result in results if result["item"] == name])
         for name, item in items.items()
     ]
-    return table(["item", "what", "scale", "data", "claims that hold", "also"], rows, text)
+    return table(["item", "what", "scale", "data", "claims that our means bear out", "also"], rows, text)
 
 
 def _overview_row(name: str, item: Item, results: list[Row]) -> list[str]:
     study = f"[a study](#{STUDY_HEADINGS[name]})" if name in STUDY_HEADINGS else ""
     if not results:
         return [name, item.title, ABSENT_DATA.get(name, "not yet"), "", "", study]
-    heading = re.sub(r"[^\w\- ]", "", f"{name}: {item.title}".lower()).replace(" ", "-")
-    columns = zip(*map(_scale_data_claims, results), strict=True)
+    columns = zip(*((scale_of(result), data_of(result), _borne_out(result)) for result in results), strict=True)
     cells = ("; ".join(dict.fromkeys(column)) for column in columns)
-    return [f"[{name}](reproductions.md#{heading})", item.title, *cells, study]
+    return [link(name), item.title, *cells, study]
 
 
-def _scale_data_claims(result: Row) -> tuple[str, str, str]:
-    """The scale, the data, and how many of the claims hold."""
-    full = not (result["smaller"] or result["other_data"])
+def link(name: str, page: str = "reproductions.md") -> str:
+    """A link to an item's result on a page; the page is empty for a link within it."""
+    heading = re.sub(r"[^\w\- ]", "", f"{name}: {all_items()[name].title}".lower()).replace(" ", "-")
+    return f"[{name}]({page}#{heading})"
+
+
+def scale_of(result: Row) -> str:
+    """The scale of a result, in words."""
+    if "outdated" in result:
+        return "settings that were corrected since"
+    return result["scale"] if result["smaller"] or result["other_data"] else "the paper's"
+
+
+def data_of(result: Row) -> str:
+    """The data sets of a result."""
     # A result in which nothing is trained has no facts.
-    data = ", ".join(result["facts"].get("data", {})) or ", ".join(t.split(" for ")[0] for t in result["other_data"])
+    return ", ".join(result["facts"].get("data", {})) or ", ".join(t.split(" for ")[0] for t in result["other_data"])
+
+
+def _borne_out(result: Row) -> str:
+    """How many of the claims hold on means over seeds."""
     verdicts = [claim["verdict"] for claim in result["claims"]]
     decided = [verdict for verdict in verdicts if verdict not in ("undecided", "not measured")]
     in_part = f", {verdicts.count('holds in part')} in part" if "holds in part" in verdicts else ""
-    holding = f"{verdicts.count('holds')} of {len(decided)}{in_part}" if verdicts else ""
-    return "the paper's" if full else result["scale"], data, holding
+    return f"{verdicts.count('holds')} of {len(decided)}{in_part}" if verdicts else ""
 
 
 def fedmix_in_small() -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedblend.analysis.plotting import BAND, COLOURS, INK, MUTED, LineStyle, line_styles, style_axes
+from fedblend.methods.channels.wireless import Wireless
 from tables.common import (
     Row,
     command_of,
@@ -177,6 +178,15 @@ def mix2fld_t_max() -> str:
             curve = ", ".join(f"{100 * accuracy:.1f}" for accuracy in run["accuracy"][1:])
             rows.append([run["method"], curve, f"{run['lost']} of {10 * run['rounds'][-1]}"])
     return table(("method", "accuracy % by round", "uploads lost"), rows)
+
+
+def mix2fld_outage() -> str:
+    """Probability that a model of 12,544 weights is uploaded, exactly, by T_max and channel; ten devices transmit."""
+    rows = []
+    for milliseconds in range(100, 111):
+        links = [Wireless(t_max=milliseconds / 1000, power_up=power).link("up", 10) for power in (23.0, 40.0)]
+        rows.append([str(milliseconds), *(f"{1 - link.outage(32 * 12_544):.5f}" for link in links)])
+    return table(["T_max, ms", "asymmetric channel", "symmetric channel"], rows)
 
 
 def mix2fld_figure_3() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,11 +85,9 @@ class ClaimVerdict:
         return min(lines, key=lambda line: line.mean, default=None)
 
 
-def judge(
-    text: str, rows: Sequence[str], columns: Sequence[str], by_seed: Mapping[int, Cells], lines: Iterable[str]
-) -> ClaimVerdict:
+def judge(text: str, by_seed: Mapping[int, Cells], lines: Iterable[str]) -> ClaimVerdict:
     """Judge a claim's text in some lines (columns or rows; any one name where it is asserted once)."""
-    comparison = parse_claim(text, rows, columns)
+    comparison = parse_claim(text)
     found = {}
     for line in lines:
         checks = [check_line(comparison, cells, line) for _, cells in sorted(by_seed.items())]
@@ -106,9 +104,8 @@ def judge_result(result: Mapping[str, Any], claim: Mapping[str, Any]) -> ClaimVe
             number = math.inf if value == "never" else value
             if isinstance(number, (int, float)):
                 by_seed.setdefault(int(seed), {})[cell["row"], cell["column"]] = float(number)
-    columns = list(result["columns"])
-    lines = ["" if place == "all" and "" in columns else place for place in claim["places"]]
-    return judge(claim["holds"], list(result["rows"]), columns, by_seed, lines)
+    lines = ["" if place == "all" and "" in result["columns"] else place for place in claim["places"]]
+    return judge(claim["holds"], by_seed, lines)
 
 
 def count(verdicts: Iterable[ClaimVerdict]) -> Counter[str]:

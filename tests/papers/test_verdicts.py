@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from fedblend.papers.formatting import verdict_text
 from fedblend.papers.verdicts import T_95, ClaimVerdict, LineVerdict, judge, judge_result
 
 INF = math.inf
@@ -67,7 +68,7 @@ def test_margins_are_paired_by_seed() -> None:
     # Seeds differ by 10 points, the two rows of one seed by 1: unpaired, the difference would be within noise.
     by_seed = {s: {("a", "x"): 50.0 + 10 * s + 1 + 0.01 * s, ("b", "x"): 50.0 + 10 * s} for s in range(3)}
 
-    verdict = judge("a > b", ["a", "b"], ["x"], by_seed, ["x"])
+    verdict = judge("a > b", by_seed, ["x"])
 
     assert verdict.lines["x"].margins == pytest.approx((1.0, 1.01, 1.02))
     assert verdict.word == "holds"
@@ -76,7 +77,7 @@ def test_margins_are_paired_by_seed() -> None:
 def test_a_seed_with_one_side_alone_does_not_count() -> None:
     by_seed = {0: {("a", "x"): 1.0, ("b", "x"): 0.0}, 1: {("a", "x"): 5.0}}
 
-    assert judge("a > b", ["a", "b"], ["x"], by_seed, ["x"]).lines["x"].margins == (1.0,)
+    assert judge("a > b", by_seed, ["x"]).lines["x"].margins == (1.0,)
 
 
 @pytest.mark.parametrize("column", ["", "x"])
@@ -96,3 +97,23 @@ def test_a_written_result_is_judged_by_its_numbers(column: str) -> None:
     assert verdict.lines[column].margins == (4.0, 4.5, INF)
     assert verdict.word == "holds"
     assert verdict.weakest is verdict.lines[column]
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        ([3.0], "holds (by +2), one seed"),
+        ([3.0, 3.0], "holds (by +2), 2 of 2 seeds and places, 95 % interval +2 to +2"),
+        ([4.0, 2.0], "holds (by +2), 2 of 2 seeds and places, 95 % interval -10.7 to +14.7: within noise"),
+    ],
+)
+def test_the_verdict_in_words_names_the_interval(ours: list[float], words: str) -> None:
+    def cell(row: str, values: list[float]) -> dict[str, object]:
+        return {"row": row, "column": "x", "ours": {str(seed): value for seed, value in enumerate(values)}}
+
+    cells = [cell("a", ours), cell("b", [1.0] * len(ours))]
+    result = {"rows": {"a": "A", "b": "B"}, "columns": {"x": "X"}, "quantities": {"q": {"cells": cells}}}
+    result |= {"other_data": [], "scale": "paper"}
+    claim = {"holds": "a > b", "of": "q", "places": {"x": [True, 2.0]}, "verdict": "holds", "paper": "holds"}
+
+    assert verdict_text(claim | {"seeds": [len(ours), len(ours)]}, result) == words

@@ -61,10 +61,12 @@ class AfterTraining(Measure):
         return 100 * float(cell.cached("after-training", {}, lambda folder: self._train(cell))["mean"])
 
     def _train(self, cell: CellRun) -> dict[str, Any]:
+        from fedblend import engines
         from fedblend.core.evaluation import over_clients
         from fedblend.core.loop import RoundLoop
-        from fedblend.engines.loop import LoopEngine
+        from fedblend.engines.autotune import EnginePlan
         from fedblend.runs import checkpoint
+        from fedblend.runs.directory import RunDirectory
         from fedblend.runs.runner import one_thread
 
         assert cell.run is not None
@@ -74,14 +76,15 @@ class AfterTraining(Measure):
         if state is None or not len(population.held_order):
             raise FedblendError("clients hold no tests of their own; give the experiment a holdout")
         with one_thread():
-            engine = LoopEngine(setup)
+            engine = engines.make(setup, EnginePlan(**{**RunDirectory(cell.run).facts()["engine"], "ranks": 1}))
             task = RoundLoop(setup, engine).begin_round(state).task
-            tested = np.unique(population.owners("holdout"))
+            tested = np.unique(population.owners("holdout")).tolist()
             models = {}
-            for number, client in enumerate(tested.tolist()):
-                cell.on_step("clients trained", number, len(tested))
-                models[client] = next(iter(engine.train(task, [client]))).weights
+            for update in engine.train(task, tested):
+                cell.on_step("clients trained", len(models), len(tested))
+                models[update.client] = update.weights
             scores = engine.score_each(state.weights, models, "holdout")
+            engine.close()
         assert scores.right is not None
         return over_clients(population.owners("holdout"), scores.right, population.sizes)
 
