@@ -52,6 +52,7 @@ def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (np.array(["cat", "dog"] * 20), "classification"),
         (np.arange(40) % 3 * 1.0, "regression"),
         (np.ones((40, 2), np.float32), "regression"),
+        (np.eye(40, 2, dtype=np.int64), "multi-label"),
     ],
 )
 def test_the_type_of_y_decides_the_task(tmp_path: Path, y: np.ndarray, task: str) -> None:
