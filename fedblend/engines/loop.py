@@ -414,11 +414,9 @@ class LoopEngine:
             outputs = outputs_of(x)
             if keeps_outputs:
                 kept.append(outputs)
+            losses.append(task.losses(outputs, y))
             if task.kind == "classification":
-                losses.append(nn.functional.cross_entropy(outputs, y, reduction="none"))
                 rights.append(outputs.argmax(1) == y)
-            else:
-                losses.append((outputs - y).square().sum(1))
         loss = torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
         right = torch.cat(rights).cpu().numpy() if rights else None
         if keeps_outputs and not kept:

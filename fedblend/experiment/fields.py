@@ -207,7 +207,7 @@ class Validation(FrozenTable):
     """Share of each client's samples that it keeps for validation, besides those of `holdout`."""
     metric: str | None = None
     """Metric by which the best round is chosen: accuracy, loss, or the name of one of `metrics`; on the server's
-    samples where it has some, else on the clients' (default: accuracy, in regression loss).
+    samples where it has some, else on the clients' (default: accuracy, without classes loss).
     """
 
     @property

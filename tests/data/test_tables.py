@@ -70,6 +70,18 @@ def test_targets_are_classes_or_numbers(tmp_path: Path) -> None:
     assert table(tmp_path / "c.csv", flags).load().classes == ("0", "1")
 
 
+def test_several_targets_of_0_and_1_are_labels(tmp_path: Path) -> None:
+    flags = PATIENTS.fillna(0).assign(tired=[0, 1, 0, 1, 1, 0], cough=[True, True, False, True, False, False])
+    made = table(tmp_path / "a.csv", flags, target=["tired", "cough"], features=["age"]).load()
+    assert (made.task, made.labels) == ("multi-label", ("tired", "cough"))
+    assert made.train.y.tolist() == [[0, 1], [1, 1], [0, 0], [1, 1]]
+    # One column with another number: numbers to predict.
+    count = table(tmp_path / "b.csv", flags.assign(tired=[0, 1, 2, 1, 1, 0]), target=["tired", "cough"])
+    assert count.load().task == "regression"
+    shares = table(tmp_path / "c.csv", flags.assign(tired=flags.tired * 1.0), target=["tired", "cough"])
+    assert shares.load().task == "regression"
+
+
 def test_rows_with_gaps_are_dropped_where_asked(tmp_path: Path) -> None:
     data = table(tmp_path / "p.csv", missing="drop").load()
     assert data.train.x[:, 0].tolist() == [40, 60, 70]

@@ -140,7 +140,7 @@ def make_mixtures(
     for too few clients with two labels, and for clients whose mixtures do not match.
     """
     if data.task != "classification" or data.kind == "text":
-        kind = "text" if data.kind == "text" else "regression"
+        kind = "text" if data.kind == "text" else data.task
         raise FedblendError(f"data: '{data.name}' is {kind}, but mixing needs labels; valid: images or features")
     rng = stream(seed, "sample privacy", repeat)
     labels = data.train.y.numpy()
