@@ -91,7 +91,10 @@ def draw_mix2fld_figure_2() -> None:
         style_axes(
             one, "seconds, on the air and computing" if number > 1 else "", "" if number % 2 else "test accuracy (%)"
         )
-    handles = [Line2D([], [], color=look.colour, linestyle=look.dash, linewidth=2) for look in chosen.values()]
+    handles = [
+        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4, linewidth=2)
+        for look in chosen.values()
+    ]
     lowest = min(min(run["accuracy"][1:]) for panel in found.values() for runs in panel.values() for run in runs)
     axes.flat[0].set_ylim(bottom=100 * lowest - 3)  # untrained models would take most of the figure
     words = [
@@ -106,7 +109,7 @@ def _draw_line(axes: Any, runs: Sequence[Row], look: LineStyle) -> None:
     x = [statistics.mean(times) for times in zip(*(run["clock"] for run in runs), strict=True)]
     values = [[100 * a for a in seeds] for seeds in zip(*(run["accuracy"] for run in runs), strict=True)]
     middle = [statistics.mean(v) for v in values]
-    axes.plot(x, middle, color=look.colour, linestyle=look.dash, marker=".", linewidth=1.6)
+    axes.plot(x, middle, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4, linewidth=1.6)
     if len(runs) > 1:
         axes.fill_between(x, list(map(min, values)), list(map(max, values)), color=look.colour, alpha=BAND, linewidth=0)
 

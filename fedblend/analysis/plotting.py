@@ -40,7 +40,7 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", (0, (8, 3)))
 METHOD_ROWS = (
     (
         "fedavg", "fedmix", "naivemix", "localmix", "fedprox", "global-mixup",
-        "fed-augmix", "aggenhance", "scaffold", "xormixfl", "mixfl", "vanilla-fl",
+        "xormixfl", "mixfl", "scaffold", "fed-augmix", "aggenhance", "vanilla-fl",
     ),
     (
         "fedavgm", "mix2fld", "mixfld", "fld", "fd", "standalone",
@@ -197,9 +197,6 @@ def evenly_spaced(rounds: Sequence[int], most: int) -> list[int]:
 MAX_NAMED_CLASSES = 3
 """Largest number of classes named in a label; the other shares of a mixture are summed."""
 
-MIN_IMAGE_WIDTH = 96
-"""Smallest width in pixels of a stored image; smaller images are enlarged by a whole factor."""
-
 
 @dataclass(frozen=True)
 class ClientImage:
@@ -214,11 +211,9 @@ class ClientImage:
 
 
 def png_data_url(image: np.ndarray) -> str:
-    """An image [C, H, W] in [0, 1], with one channel or three, as the data URL of a PNG."""
+    """An image [C, H, W] in [0, 1], with one channel or three, as the data URL of a PNG. The page enlarges it."""
     pixels = np.rint(255 * image).astype(np.uint8)
     picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-    times = max(1, -(-MIN_IMAGE_WIDTH // picture.width))
-    picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -57,6 +57,10 @@ Best = Annotated[bool, typer.Option("--best", help="The best model that the call
 RunName = Annotated[str | None, typer.Option("--run", help="Folder name of one run, where the file has several.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Import and run code that the runs name (own parts, models).")]
 MinSites = Annotated[int, typer.Option(min=0, help="Sites without which no exchange begins (0: all).")]
+Baseline = Annotated[
+    str | None,
+    typer.Option(help="The method that others are compared with over the same seeds (default: fedavg, or the first)."),
+]
 Deadline = Annotated[float | None, typer.Option(help="Seconds in which sites must answer (default: 600).")]
 
 
@@ -144,23 +148,29 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write; the PNG has the same name, ending in .png.")] = Path(
         "report.html"
     ),
+    baseline: Baseline = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="A folder for figures as SVG, PDF and CSV, and tables as CSV and LaTeX (default: none)."),
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Write one HTML page (and a PNG) that compares runs; the page works offline."""
     from fedblend.cli.compare import write_report
 
-    write_report(runs, out, trust)
+    write_report(runs, out, trust, baseline, export)
 
 
 @app.command(epilog="Example: fedblend compare runs/quickstart")
 def compare(
     runs: Runs,
     sites: Annotated[bool, typer.Option("--sites", help="Accuracy at each of the data's own clients.")] = False,
+    baseline: Baseline = None,
 ) -> None:
     """Compare runs in a table in the terminal."""
     from fedblend.cli.compare import show_table
 
-    show_table(runs, sites)
+    show_table(runs, sites, baseline)
 
 
 @app.command(epilog="Example: fedblend inspect runs/quickstart")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedblend import report
 from fedblend.cli.console import Console
-from fedblend.core.errors import listed
+from fedblend.core.errors import FedblendError, listed
 from fedblend.experiment.tables import write_toml
 from fedblend.report.privacy import guarantees
 from fedblend.report.terminal import sites_table
@@ -27,22 +27,27 @@ def print_left_out(runs: Sequence[RunDirectory], trust: bool) -> None:
         Console(stderr=True).print(f"{text} To run it, add --trust.", highlight=False, soft_wrap=True)
 
 
-def show_table(paths: list[Path], sites: bool = False) -> None:
+def show_table(paths: list[Path], sites: bool = False, baseline: str | None = None) -> None:
     """Print the table of runs, or with ``sites`` their accuracy at each of the data's own clients."""
+    if sites and baseline is not None:
+        raise FedblendError("baseline: goes with the table of results, not with --sites; leave one of them out")
     runs = find_runs(paths)
     console = Console()
-    console.print(sites_table(runs) if sites else report.compare(runs))
+    console.print(sites_table(runs) if sites else report.compare(runs, baseline=baseline))
     for folder, slugs in unstarted_runs(paths).items():
         text = f"Not begun: {listed(slugs)}; start with: fedblend resume {shlex.quote(str(folder))}"
         console.print(text, highlight=False, soft_wrap=True)
 
 
-def write_report(paths: list[Path], out: Path, trust: bool = False) -> None:
-    """Write the HTML page ``out`` and its PNG for runs."""
+def write_report(
+    paths: list[Path], out: Path, trust: bool = False, baseline: str | None = None, export: Path | None = None
+) -> None:
+    """Write the HTML page ``out`` and its PNG for runs, and the files of an export."""
     runs = find_runs(paths)
-    report.write(runs, out, out.with_suffix(".png"), trust)
+    report.write(runs, out, out.with_suffix(".png"), trust, baseline, export)
     print_left_out(runs, trust)
-    Console().print(f"Report: {out} and {out.with_suffix('.png')}", highlight=False, soft_wrap=True)
+    more = f", and files for a paper in {export}" if export is not None else ""
+    Console().print(f"Report: {out} and {out.with_suffix('.png')}{more}", highlight=False, soft_wrap=True)
 
 
 def inspect(paths: list[Path]) -> None:
@@ -71,7 +76,9 @@ def _summary(outcome: Outcome) -> dict[str, str]:
         for phase, time in record.machine.get("seconds", {}).items():
             seconds[phase] = seconds.get(phase, 0.0) + time
     last = outcome.evaluated[-1].as_dict() if outcome.evaluated else {}
-    claims = [f"{one.what}, for {one.unit}: {one.text}" for one in guarantees([Group(outcome.label, [outcome])])]
+    claims = [
+        f"{one.what}, for {one.unit}: {one.text} ({one.words})" for one in guarantees([Group(outcome.label, [outcome])])
+    ]
     scores = [f"{k} {last[k]:.4f}" for k in ("accuracy", "loss") if k in last]
     scores += [f"{name} {value:.4f}" for name, value in last.get("metrics", {}).items() if value is not None]
     best = {record.round: record for record in outcome.evaluated}.get(last.get("best_round", -1))

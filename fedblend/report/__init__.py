@@ -17,26 +17,34 @@ if TYPE_CHECKING:
 __all__ = ["compare", "write"]
 
 
-def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None, trust: bool = False) -> None:
+def write(
+    runs: Sequence[RunDirectory],
+    html: Path,
+    png: Path | None = None,
+    trust: bool = False,
+    baseline: str | None = None,
+    export: Path | None = None,
+) -> None:
     """Write an HTML page that compares runs and works offline, and the summary figure ``png`` if given.
 
-    Unless ``trust``, code that the runs name is not imported, and what needs it is left out. Missing folders are
-    created. Raises :class:`~fedblend.core.errors.FedblendError` if there is no run, a run is damaged, or a file cannot
-    be written.
+    ``baseline`` is the method to which the others are compared over the same seeds (default: fedavg, or the first).
+    ``export`` is a folder for the figures and tables as files (SVG, PDF, CSV, LaTeX). Unless ``trust``, code that the
+    runs name is not imported, and what needs it is left out. Missing folders are created. Raises
+    :class:`~fedblend.core.errors.FedblendError` if there is no run, a run is damaged, or a file cannot be written.
     """
     from fedblend.report.page import write as write_page
 
     with reading(runs, trust):
-        write_page(runs, html, png)
+        write_page(runs, html, png, baseline, export)
 
 
-def compare(runs: Sequence[RunDirectory], reasons: bool = True) -> RenderableType:
+def compare(runs: Sequence[RunDirectory], reasons: bool = True, baseline: str | None = None) -> RenderableType:
     """A table for each data set for the terminal, with a row for each method over its seeds.
 
-    The best value of a column is bold. Without ``reasons`` the notes on failed runs have no reasons.
-    Code that the runs name is not imported.
+    ``baseline`` is the method to which the others are compared (default: fedavg, or the first). Without ``reasons`` the
+    notes on failed runs have no reasons. Code that the runs name is not imported.
     """
     from fedblend.report.terminal import comparison_tables
 
     with reading(runs):
-        return comparison_tables(runs, reasons)
+        return comparison_tables(runs, reasons, baseline)

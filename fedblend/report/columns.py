@@ -7,11 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedblend.report.privacy import shares_raw_samples
+from fedblend.runs.differences import LEVEL, Difference, paired_difference
 from fedblend.runs.groups import Group
 from fedblend.runs.summary import MINUTE, NOTHING, averaged, duration, plus_minus, rows_of, score
 
 MethodRow = dict[str, Any]
-"""A method's row of :func:`~fedblend.runs.summary.table`, by column name."""
+"""A method's row of :func:`~fedblend.runs.summary.table`, by column name.
+
+``by_seed`` has the same row of each finished run alone; ``unsafe`` is whether the method shares raw samples.
+"""
+
+BOLD_RULE = (
+    "Bold: the best of a column where the 95 % interval of its difference to every other method, over the same seeds, "
+    "leaves out zero. Never bold: one seed, and a method that shares raw samples."
+)
+"""The rule of :func:`best_row`, for readers."""
 
 CellText = Callable[[MethodRow], str]
 CellValue = Callable[[MethodRow], float]
@@ -33,24 +44,79 @@ class Column:
 
 def method_rows(groups: Sequence[Group]) -> list[MethodRow]:
     """The rows of methods on one data set; a method that failed before its first round has NaN as scores."""
+    finished = {g.name: [o for o in g.outcomes if o.finished] for g in groups}
+    single = [Group(name, [outcome]) for name, outcomes in finished.items() for outcome in outcomes]
+    rows = rows_of([*groups, *single])  # at once, so that all rows have the same columns
+    of_seeds = iter(rows[len(groups) :])
     scores = dict.fromkeys(("final", "last", "best", "chosen"), math.nan)
-    return [row | scores if row["failed"] else row for row in rows_of(groups)]
+    return [
+        row
+        | (scores if row["failed"] else {})
+        | {"by_seed": {outcome.seed: next(of_seeds) for outcome in finished[g.name]}}
+        | {"unsafe": shares_raw_samples(g.outcomes[0])}
+        for g, row in zip(groups, rows, strict=False)
+    ]
 
 
-def best_rows(rows: Sequence[MethodRow], text: CellText, value: CellValue, sign: int) -> set[int]:
-    """The indices of the rows with the best value (largest by ``sign`` 1, smallest by -1), and those of equal text.
+def best_row(rows: Sequence[MethodRow], text: CellText, value: CellValue, sign: int) -> int | None:
+    """The index of the row that is best by ``value`` (largest by ``sign`` 1, smallest by -1) under :data:`BOLD_RULE`.
 
-    Only methods with the largest number of finished seeds are compared. The set is empty if all compared cells have
-    the same text, if there is none, or if ``sign`` is 0.
+    Rows without a value, without a finished run, or of methods that share raw samples are not compared. There is none
+    if another compared cell has the same text.
     """
-    seeds = max((row["finished"] for row in rows), default=0)
-    compared = [i for i, row in enumerate(rows) if row["finished"] == seeds > 0]
-    values = {i: value(rows[i]) for i in compared if not math.isnan(value(rows[i]))}
-    if not sign or not values:
-        return set()
-    best = max(values, key=lambda i: sign * values[i])
-    equal = {i for i in values if text(rows[i]) == text(rows[best])}
-    return equal if len(equal) < len(values) else set()
+    if not sign:
+        return None
+    compared = {
+        i: {seed: value(of_seed) for seed, of_seed in row["by_seed"].items()}
+        for i, row in enumerate(rows)
+        if row["by_seed"] and not row["unsafe"] and not math.isnan(value(row))
+    }
+    if len(compared) < 2:
+        return None
+    best = max(compared, key=lambda i: sign * value(rows[i]))
+
+    def clear(i: int) -> bool:
+        found = paired_difference(compared[best], compared[i])
+        leads = found is not None and min(sign * found.low, sign * found.high) > 0
+        return leads and text(rows[i]) != text(rows[best])
+
+    return best if all(clear(i) for i in compared if i != best) else None
+
+
+def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[Column]:
+    """The difference of each method to the baseline over the same seeds; empty where no two seeds are common."""
+    base = next((row for row in rows if row["method"] == baseline), None)
+    if base is None:
+        return []
+    which = "final" if any(math.isnan(row["chosen"]) for row in rows if row["by_seed"]) else "chosen"
+    factor, digits = (100, 1) if measure_of(rows) == "accuracy" else (1, 3)
+
+    def scores(row: MethodRow) -> dict[int, float]:
+        return {seed: factor * of_seed[which] for seed, of_seed in row["by_seed"].items()}
+
+    def difference(row: MethodRow) -> Difference | None:
+        return None if row is base or row["failed"] else paired_difference(scores(row), scores(base))
+
+    def text(row: MethodRow) -> str:
+        if row is base:
+            return "baseline"
+        if (found := difference(row)) is None:
+            return NOTHING
+        seeds = "" if len(found.seeds) == len(row["by_seed"]) else f" ({len(found.seeds)} seeds)"
+        return f"{found.mean:+.{digits}f} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]{seeds}"
+
+    def value(row: MethodRow) -> float:
+        return 0.0 if row is base else found.mean if (found := difference(row)) is not None else math.nan
+
+    if all(difference(row) is None for row in rows):
+        return []
+    score = {"final": "after the last round", "chosen": "in the round that was best on validation"}[which]
+    unit = "percentage points of accuracy" if factor == 100 else "loss"
+    why = (
+        f"{unit} {score}: mean over the seeds that both methods finished of the difference with the same seed, and its "
+        f"{100 * LEVEL:g} % interval (Student's t)"
+    )
+    return [Column(f"difference to {baseline}", text, value, 0, why)]
 
 
 def measure_of(rows: Sequence[MethodRow]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ BAND_TEXT = "Line: mean over seeds. Band: from the lowest to the highest seed (n
 AXIS_TITLES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss"}
 """The title of a measure's axis, with its unit."""
 
-MAX_POINTS = 200
+MAX_POINTS = 150
 """Largest number of points drawn of a line; of more, evenly spaced ones with the first and the last."""
 
 MAX_MARKS = 9
@@ -29,6 +30,9 @@ MAX_MARKS = 9
 
 SHOWN_ROUNDS = 6
 """Rounds in the table below a chart."""
+
+DIVERGED = 1000
+"""From this ratio of the largest to the smallest value on, a chart's y axis is logarithmic."""
 
 HEIGHT = 2.45
 """Height of a chart in inches."""
@@ -139,7 +143,8 @@ def curve_chart(
 ) -> Chart | None:
     """A measure against ``abscissa``: a line for each method, a band over its seeds, and the target accuracies.
 
-    ``column`` is the measure: "accuracy" (in per cent), "loss" or "train_loss". ``None`` if no line has a point.
+    ``column`` is the measure: "accuracy" (in per cent), "loss" or "train_loss". Values that are not finite are left
+    out. ``None`` if no line has a point.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -150,14 +155,18 @@ def curve_chart(
     data: list[list[str]] = []
     shown: dict[str, dict[int, str]] = {}
     all_x: list[float] = []
+    opacity = BAND * min(1, 3 / max(1, len(drawn)))  # of many bands, each is paler
     for line in drawn:
         points = [
-            (x, i) for i, x in enumerate(abscissa.values(line)) if x is not None and not (abscissa.log and x <= 0)
+            (x, i)
+            for i, x in enumerate(abscissa.values(line))
+            if x is not None and not (abscissa.log and x <= 0) and math.isfinite(line.low[i] + line.high[i])
         ]
         if not points:
             continue
         all_x += [x for x, _ in points]
-        marks[f"line{len(marks)}"] = _draw_line(axes, line, points, abscissa, styles[line.method], f"line{len(marks)}")
+        gid = f"line{len(marks)}"
+        marks[gid] = _draw_line(axes, line, points, abscissa, styles[line.method], gid, opacity)
         seeds = " ".join(map(str, line.seeds))
         data += [
             [line.name, seeds, *(f"{v:.6g}" for v in (line.rounds[i], x, line.mean[i], line.low[i], line.high[i]))]
@@ -171,6 +180,10 @@ def curve_chart(
         log_axis(axes, all_x)
     else:
         axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=abscissa is BY_ROUND))
+    if _spans_decades([v for line in drawn for v in (*line.low, *line.high) if math.isfinite(v)]):
+        axes.set_yscale("log")
+        axes.set_ylabel(f"{AXIS_TITLES[column]}, log scale")
+        axes.minorticks_off()
     for target in targets:
         axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         axes.annotate(
@@ -187,20 +200,31 @@ def curve_chart(
     return Chart(name, title, figure, Numbers(head, data), table, marks, methods)
 
 
+def _spans_decades(values: Sequence[float]) -> bool:
+    """Whether positive numbers are so far apart, as when a run diverges, that only a logarithmic axis shows them."""
+    return min(values) > 0 and max(values) > DIVERGED * min(values)
+
+
 def _value(line: Line, i: int) -> str:
     span = f" ({line.low[i]:.4g} to {line.high[i]:.4g})" if len(line.seeds) > 1 else ""
     return f"{line.mean[i]:.4g}{span}"
 
 
 def _draw_line(
-    axes: Axes, line: Line, points: Sequence[tuple[float, int]], abscissa: Abscissa, style: LineStyle, gid: str
+    axes: Axes,
+    line: Line,
+    points: Sequence[tuple[float, int]],
+    abscissa: Abscissa,
+    style: LineStyle,
+    gid: str,
+    opacity: float,
 ) -> Mark:
     """Draw a line with its band, and return what a pointer over it shows."""
     kept = [points[k] for k in evenly_spaced(range(len(points)), MAX_POINTS)]
     x = [x for x, _ in kept]
     if len(line.seeds) > 1:
         band = axes.fill_between(
-            x, [line.low[i] for _, i in kept], [line.high[i] for _, i in kept], color=style.colour, alpha=BAND,
+            x, [line.low[i] for _, i in kept], [line.high[i] for _, i in kept], color=style.colour, alpha=opacity,
             linewidth=0, clip_on=False,
         )  # fmt: skip
         band.set_gid(f"{gid}-band")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COLUMN_WIDTH = 3.5
 """Width of a chart in inches: a column of a paper in two columns."""
 
-LETTERS = 7.5
+LETTERS = 8.0
 """Size of letters in points."""
 
 NAME_WIDTH = 18

@@ -11,8 +11,11 @@ from fedblend.analysis.points import sheets
 from fedblend.analysis.privacy.statements import SCOPE
 from fedblend.core.errors import FedblendError
 from fedblend.report.charts import section_charts
+from fedblend.report.columns import BOLD_RULE
 from fedblend.report.curve_figures import BAND_TEXT, legend_sample
+from fedblend.report.export import export
 from fedblend.report.figures import Chart
+from fedblend.report.privacy import WORDS_NOTE
 from fedblend.report.sections import DatasetSection, dataset_sections, splits
 from fedblend.report.shared_images import galleries
 from fedblend.report.summary_figure import draw_summary
@@ -21,14 +24,25 @@ from fedblend.report.tables import bytes_table, client_table, results_table, tim
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
 
+MAX_IMAGE_BYTES = 600_000
+"""Bytes that images which left clients, and class interior points, may take on a page."""
 
-def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> None:
-    """Write the page, and the summary figure if ``png`` is given. See :func:`fedblend.report.write`."""
+
+def write(
+    runs: Sequence[RunDirectory],
+    html: Path,
+    png: Path | None = None,
+    baseline: str | None = None,
+    folder: Path | None = None,
+) -> None:
+    """Write the page, and the summary figure and the files of an export if given. See :func:`fedblend.report.write`."""
     if not runs:
         raise FedblendError("report: no runs given; name run directories, or folders of studies")
     for path in filter(None, (html, png)):
         _require_writable(path)
-    sections = dataset_sections(runs)
+    sections = dataset_sections(runs, baseline)
+    if folder is not None:
+        export(sections, folder)
     write_atomically(html, page(sections))
     if png is not None:
         write_atomically(png, draw_summary(sections, _title(sections)))
@@ -48,6 +62,7 @@ def page(sections: Sequence[DatasetSection]) -> str:
     )
     # Ids of the first section have no suffix, so that those of a page with one data set have none.
     values = [_template_values(section, f"-{i}" if i > 1 else "") for i, section in enumerate(sections, 1)]
+    _leave_out_images(values)
     return environment.get_template("page.html").render(
         title=_title(sections),
         runs=sum(len(g.outcomes) for section in sections for g in section.groups),
@@ -56,6 +71,22 @@ def page(sections: Sequence[DatasetSection]) -> str:
         style=Markup(_resource("page.css")),
         script=Markup(_resource("page.js")),
     )
+
+
+def _leave_out_images(values: Sequence[dict[str, Any]]) -> None:
+    """Take the galleries and sheets beyond :data:`MAX_IMAGE_BYTES` out of the sections, and list their methods."""
+    left = MAX_IMAGE_BYTES
+    for one in values:
+        one["left_out"] = []
+        for kind in ("galleries", "sheets"):
+            kept = []
+            for images in one[kind]:
+                if images.size <= left:
+                    left -= images.size
+                    kept.append(images)
+                else:
+                    one["left_out"] += images.methods if kind == "galleries" else [f"points of {images.method}"]
+            one[kind] = kept
 
 
 def _title(sections: Sequence[DatasetSection]) -> str:
@@ -84,7 +115,7 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "unsafe": section.unsafe,
         "only_class": section.groups[0].outcomes[0].only_class,
         "unfinished": section.unfinished,
-        "results": results_table(section.rows),
+        "results": results_table(section.rows, section.baseline),
         "kinds": bytes_table(section.rows),
         "clients": client_table(section.groups),
         "phases": time_table(section.rows),
@@ -97,6 +128,8 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "splits": [(drawn(split.chart), split.measures) for split in splits(section.groups)],
         "guarantees": section.guarantees,
         "scope": SCOPE,
+        "words_note": WORDS_NOTE,
+        "rule": BOLD_RULE,
         "galleries": galleries(section.groups),
         "sheets": sheets.sheets(section.groups),
     }

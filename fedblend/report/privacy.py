@@ -16,6 +16,20 @@ from fedblend.runs.groups import Group, Outcome
 
 PRIVACY_NOTE = "breaks privacy"
 
+STRENGTHS = ((1.0, "strong"), (10.0, "moderate"))
+"""Largest epsilon of each word. TensorFlow Privacy's guide asks for less than 10, and for less than 1 "for more
+stringent privacy guarantees"."""
+
+NO_STRENGTH = "protects nothing"
+"""The word for a larger epsilon."""
+
+WORDS_NOTE = (
+    "In words: strong up to epsilon 1, moderate up to 10. Above that the guarantee protects nothing. The share is the "
+    "largest that the guarantee allows to an attacker who knows all other data, and guesses which of two values a "
+    "client (or a sample) had. Without the payloads, half of the guesses are right."
+)
+"""What :attr:`Guarantee.words` means, for readers."""
+
 
 def shares_raw_samples(outcome: Outcome) -> bool:
     """Whether a run shares raw samples, by its facts.
@@ -62,17 +76,46 @@ class Guarantee:
         """Epsilon and delta, or the reason why there are none."""
         return f"none: {self.reason}" if self.epsilon is None else f"({self.short}, {self.delta:g})"
 
+    @property
+    def words(self) -> str:
+        """How strong the guarantee is, and how often an attacker can be right under it."""
+        if self.epsilon is None:
+            return "no guarantee"
+        return f"{strength(self.epsilon)}: a guess is right {right_guesses(self.epsilon, self.delta)} of the time"
+
+
+def strength(epsilon: float) -> str:
+    """The word for an epsilon.
+
+    >>> strength(1.0), strength(9.9), strength(11_015.0)
+    ('strong', 'moderate', 'protects nothing')
+    """
+    return next((word for most, word in STRENGTHS if epsilon <= most), NO_STRENGTH)
+
+
+def right_guesses(epsilon: float, delta: float) -> str:
+    """The largest probability of telling two values of one client or sample apart, each with a prior of one half.
+
+    It is (e^epsilon + delta) / (1 + e^epsilon) (Kairouz, Oh and Viswanath 2015), rounded up.
+
+    >>> right_guesses(0.0, 0.0), right_guesses(1.0, 1e-5), right_guesses(6.0, 1e-5), right_guesses(11_015.0, 1e-5)
+    ('up to 50.0 %', 'up to 73.2 %', 'up to 99.8 %', 'practically all')
+    """
+    inverse = math.exp(-epsilon)
+    percent = math.ceil(1000 * (1 + delta * inverse) / (1 + inverse)) / 10
+    return f"up to {percent:.1f} %" if percent < 100 else "practically all"
+
 
 def epsilon_text(epsilon: float) -> str:
     """An epsilon with three digits, rounded up: a smaller number would claim too much.
 
-    >>> epsilon_text(3.14159), epsilon_text(123.4), epsilon_text(0.01234)
-    ('3.15', '124', '0.0124')
+    >>> epsilon_text(3.14159), epsilon_text(11_014.2), epsilon_text(0.01234)
+    ('3.15', '11,015', '0.0124')
     """
     if not math.isfinite(epsilon) or epsilon == 0:
         return f"{epsilon:g}"
     digits = max(0, 2 - math.floor(math.log10(abs(epsilon))))
-    return f"{math.ceil(epsilon * 10**digits) / 10**digits:.{digits}f}"
+    return f"{math.ceil(epsilon * 10**digits) / 10**digits:,.{digits}f}"
 
 
 def run_statements(outcome: Outcome) -> list[Statement]:

@@ -10,7 +10,8 @@ from fedblend.analysis.plotting import LineStyle, line_styles
 from fedblend.report.columns import MethodRow, method_rows
 from fedblend.report.description import RunDescription, describe_runs
 from fedblend.report.figures import Chart, split_chart
-from fedblend.report.privacy import Guarantee, guarantees, shares_raw_samples
+from fedblend.report.privacy import Guarantee, guarantees
+from fedblend.runs.differences import baselines
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data
 from fedblend.runs.summary import curves_of
@@ -31,11 +32,13 @@ class DatasetSection:
     styles: Mapping[str, LineStyle]
     """Line styles by method, the same in all sections of a report."""
     guarantees: list[Guarantee]
+    baseline: str | None
+    """The method to which the others are compared."""
 
     @property
     def unsafe(self) -> list[str]:
         """The methods that share raw samples."""
-        return [g.name for g in self.groups if shares_raw_samples(g.outcomes[0])]
+        return [row["method"] for row in self.rows if row["unsafe"]]
 
     @property
     def by_objective(self) -> dict[str, list[str]]:
@@ -69,13 +72,21 @@ def _objective_text(method: Mapping[str, Any]) -> str:
     return " + ".join([" of ".join(names) or "unknown", *sorted(terms)])
 
 
-def dataset_sections(runs: Sequence[RunDirectory]) -> list[DatasetSection]:
-    """A section for each data set, in order of first appearance."""
+def dataset_sections(runs: Sequence[RunDirectory], baseline: str | None = None) -> list[DatasetSection]:
+    """A section for each data set, in order of first appearance; ``baseline`` is the method to compare with."""
     sets = by_data(runs)
+    chosen = baselines(sets, baseline)
     styles = line_styles([g.name for groups in sets.values() for g in groups])
     return [
         DatasetSection(
-            name, groups, describe_runs(groups), curves_of(groups), method_rows(groups), styles, guarantees(groups)
+            name,
+            groups,
+            describe_runs(groups),
+            curves_of(groups),
+            method_rows(groups),
+            styles,
+            guarantees(groups),
+            chosen[name],
         )
         for name, groups in sets.items()
     ]

@@ -55,6 +55,11 @@ class Gallery:
     strips: list[ClientImage]
     """Single seeds step by step, where the run's data are available."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of the images on a page."""
+        return sum(len(image.url) for image in (*self.images, *self.strips))
+
 
 def galleries(groups: Sequence[Group]) -> list[Gallery]:
     """A gallery for each way of sharing that sends images, of the first seed whose run has any.

@@ -10,8 +10,9 @@ from statistics import fmean
 from fedblend.report.columns import (
     Column,
     MethodRow,
-    best_rows,
+    best_row,
     chosen_columns,
+    difference_columns,
     final_score,
     last_evaluations,
     measure_of,
@@ -19,7 +20,8 @@ from fedblend.report.columns import (
     times,
 )
 from fedblend.report.figures import phases_of
-from fedblend.runs.groups import Group
+from fedblend.report.privacy import Guarantee, shares_raw_samples
+from fedblend.runs.groups import Group, Outcome
 from fedblend.runs.summary import (
     MEGABYTE,
     NOTHING,
@@ -52,19 +54,19 @@ class PageTable:
 
 
 def _page_table(rows: Sequence[MethodRow], columns: Sequence[Column]) -> PageTable:
-    best = [best_rows(rows, column.text, column.value, column.sign) for column in columns]
+    best = [best_row(rows, column.text, column.value, column.sign) for column in columns]
     lines = []
     for i, row in enumerate(rows):
         cells = []
-        for column, winners in zip(columns, best, strict=True):
+        for column, winner in zip(columns, best, strict=True):
             number = column.value(row)
-            cells.append(Cell(column.text(row), None if math.isnan(number) else number, i in winners))
+            cells.append(Cell(column.text(row), None if math.isnan(number) else number, i == winner))
         lines.append((str(row["method"]), cells))
     return PageTable([(column.heading, column.explanation) for column in columns], lines)
 
 
-def results_table(rows: Sequence[MethodRow]) -> PageTable:
-    """The main table of one data set: a row for each method over its seeds."""
+def results_table(rows: Sequence[MethodRow], baseline: str | None = None) -> PageTable:
+    """The main table of one data set: a row for each method over its seeds, with differences to ``baseline``."""
     accuracy = measure_of(rows) == "accuracy"
     sign = 1 if accuracy else -1
     last, mean_of_last = last_evaluations(rows)
@@ -81,6 +83,7 @@ def results_table(rows: Sequence[MethodRow]) -> PageTable:
                "finished runs averaged, or all where none is finished"),
         Column(f"final {'accuracy (%)' if accuracy else 'loss'}", final_score, lambda row: row["final"], sign,
                "after the last round; mean ± sample deviation over seeds"),
+        *difference_columns(rows, baseline),
         Column(last, mean_of_last, lambda row: row["last"], sign, "the mean of the last evaluations, ten at most"),
         *(chosen_columns(rows) or [
             Column("best", best_score, lambda row: row["best"], sign,
@@ -123,18 +126,13 @@ def bytes_table(rows: Sequence[MethodRow]) -> PageTable | None:
 def client_table(groups: Sequence[Group]) -> PageTable | None:
     """Accuracies of the final model over clients with test samples of their own; ``None`` where none has."""
     rows: list[MethodRow] = []
-    sizes: dict[str, None] = {}
     for g in groups:
-        finals = [clients for o in g.counted if o.evaluated and (clients := o.evaluated[-1].clients) is not None]
-        if not finals:
-            continue
-        row: MethodRow = {"method": g.name, "finished": sum(o.finished for o in g.outcomes)}
-        for name in ("tested", "mean", "std", "p10"):
-            row[name] = fmean(final[name] for final in finals)
-        for size in dict.fromkeys(size for final in finals for size in final.get("by_size", {})):
-            sizes[size] = None
-            row[size] = fmean(final["by_size"][size]["mean"] for final in finals if size in final["by_size"])
-        rows.append(row)
+        tested = [o for o in g.counted if o.evaluated and o.evaluated[-1].clients is not None]
+        if tested:
+            by_seed = {o.seed: _over_clients([o]) for o in tested if o.finished}
+            more = {"method": g.name, "by_seed": by_seed, "unsafe": shares_raw_samples(g.outcomes[0])}
+            rows.append(_over_clients(tested) | more)
+    sizes = dict.fromkeys(size for row in rows for size in row["sizes"])
     if not rows:
         return None
     columns = [
@@ -148,6 +146,23 @@ def client_table(groups: Sequence[Group]) -> PageTable | None:
         _percent_column(size, f"{size} samples (%)", f"mean over clients with {size} samples") for size in sizes
     ]
     return _page_table(rows, columns)
+
+
+def _over_clients(outcomes: Sequence[Outcome]) -> MethodRow:
+    """Accuracies over clients, and by the number of their samples (``sizes``), as means over runs."""
+    finals = [clients for o in outcomes if (clients := o.evaluated[-1].clients) is not None]
+    row: MethodRow = {name: fmean(final[name] for final in finals) for name in ("tested", "mean", "std", "p10")}
+    row["sizes"] = list(dict.fromkeys(size for final in finals for size in final.get("by_size", {})))
+    for size in row["sizes"]:
+        row[size] = fmean(final["by_size"][size]["mean"] for final in finals if size in final.get("by_size", {}))
+    return row
+
+
+def privacy_table(found: Sequence[Guarantee]) -> PageTable | None:
+    """What is guaranteed about the payloads of each method; ``None`` where no method adds noise."""
+    headings = ["what left the clients", "protects", "(ε, δ)", "in words"]
+    rows = [(one.method, [Cell(one.what), Cell(one.unit), Cell(one.text), Cell(one.words)]) for one in found]
+    return PageTable([(heading, "") for heading in headings], rows) if rows else None
 
 
 def _bytes_column(name: str, heading: str, explanation: str, sign: int) -> Column:

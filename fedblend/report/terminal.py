@@ -17,10 +17,13 @@ from rich.text import Text
 
 from fedblend.core.errors import FedblendError
 from fedblend.report.columns import (
+    BOLD_RULE,
+    CellValue,
     Column,
     MethodRow,
-    best_rows,
+    best_row,
     chosen_columns,
+    difference_columns,
     final_score,
     last_evaluations,
     measure_of,
@@ -28,23 +31,34 @@ from fedblend.report.columns import (
     metric_columns,
     times,
 )
-from fedblend.report.privacy import PRIVACY_NOTE, Guarantee, guarantees, shares_raw_samples
+from fedblend.report.privacy import (
+    NO_STRENGTH,
+    PRIVACY_NOTE,
+    Guarantee,
+    guarantees,
+    shares_raw_samples,
+    strength,
+)
+from fedblend.runs.differences import baselines
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.groups import Group, by_data
-from fedblend.runs.summary import NOTHING, megabytes, progress, rounds_to_target, status, target_text
+from fedblend.runs.groups import Group, Outcome, by_data
+from fedblend.runs.summary import NOTHING, megabytes, plus_minus, progress, rounds_to_target, status, target_text
 
 
-def comparison_tables(runs: Sequence[RunDirectory], reasons: bool = True) -> RenderableType:
-    """A table for each data set with a row for each method over its seeds; the best value of a column is bold.
+def comparison_tables(
+    runs: Sequence[RunDirectory], reasons: bool = True, baseline: str | None = None
+) -> RenderableType:
+    """A table for each data set with a row for each method over its seeds, and the difference to ``baseline``.
 
-    Notes below a table name unfinished runs (marked with an asterisk), with ``reasons`` why they are unfinished, and
-    methods that share raw samples. Raises :class:`FedblendError` if there is no run to compare.
+    Notes below a table have the rule for bold values, unfinished runs (marked with an asterisk), with ``reasons`` why
+    they are unfinished, and methods that share raw samples. Raises :class:`FedblendError` if there is no run.
     """
     if not runs:
         raise FedblendError("compare: no runs given; name run directories, or folders of studies")
     sets = by_data(runs)
     titles = {name: name if len(sets) > 1 else None for name in sets}
-    return Renderables(*(_comparison_table(groups, titles[name], reasons) for name, groups in sets.items()))
+    chosen = baselines(sets, baseline)
+    return Renderables(*(_comparison_table(g, titles[name], reasons, chosen[name]) for name, g in sets.items()))
 
 
 NamedCells = tuple[str, list[Text]]
@@ -102,7 +116,7 @@ class WrappedTable:
         return table
 
 
-def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool) -> WrappedTable:
+def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool, baseline: str | None) -> WrappedTable:
     """The table of one data set."""
     stated = {one.method: one for one in guarantees(groups)}  # the last one of a method covers all its payloads
     rows = [row | {"guarantee": stated.get(row["method"])} for row in method_rows(groups)]
@@ -111,16 +125,20 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool)
     if (only := groups[0].outcomes[0].only_class) is not None:
         notes.append(f"! all samples are of one class, '{only}': there is nothing to classify")
     notes += list(dict.fromkeys(map(_epsilon_note, stated.values())))
+    weak = [one for one in stated.values() if one.epsilon is not None and strength(one.epsilon) == NO_STRENGTH]
+    notes += [f"! epsilon {one.short} of {one.method} {one.words}" for one in weak]
+    if any(len(row["by_seed"]) > 1 for row in rows) and len(rows) > 1:
+        notes.append(BOLD_RULE)
     columns = []
-    for column in _comparison_columns(rows):
-        best = best_rows(rows, column.text, column.value, column.sign)
-        cells = [Text(column.text(row), style="bold" if i in best else "") for i, row in enumerate(rows)]
+    for column in _comparison_columns(rows, baseline):
+        best = best_row(rows, column.text, column.value, column.sign)
+        cells = [Text(column.text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]
         columns.append((column.heading, cells))
     names = [row["method"] + (" *" if row["unfinished"] else "") for row in rows]
     return WrappedTable("method", names, columns, title, "\n".join(notes))
 
 
-def _comparison_columns(rows: Sequence[MethodRow]) -> list[Column]:
+def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[Column]:
     accuracy = measure_of(rows) == "accuracy"
     sign = 1 if accuracy else -1
     last, mean_of_last = last_evaluations(rows)
@@ -128,6 +146,10 @@ def _comparison_columns(rows: Sequence[MethodRow]) -> list[Column]:
     columns = [
         Column("seeds", lambda row: str(row["seeds"]), lambda row: math.nan, 0),
         Column("accuracy\n% ± std" if accuracy else "loss\n± std", final_score, lambda row: row["final"], sign),
+        *(
+            replace(one, heading=one.heading.replace("difference ", "difference\n"))
+            for one in difference_columns(rows, baseline)
+        ),
         Column(last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], sign),
     ]
     columns += [replace(one, heading=one.heading.replace(" on ", "\non ")) for one in chosen_columns(rows)]
@@ -138,7 +160,9 @@ def _comparison_columns(rows: Sequence[MethodRow]) -> list[Column]:
         columns.append(Column(to, lambda row: rounds_to_target(row).replace(" (", "\n("), _rounds_of_all_seeds, -1))
     if any(row["guarantee"] for row in rows):
         columns.append(
-            Column("epsilon", lambda row: row["guarantee"].short if row["guarantee"] else NOTHING, _epsilon, -1)
+            Column(
+                "epsilon", lambda row: row["guarantee"].short if row["guarantee"] else NOTHING, lambda row: math.nan, 0
+            )
         )
     return [
         *columns,
@@ -148,9 +172,8 @@ def _comparison_columns(rows: Sequence[MethodRow]) -> list[Column]:
     ]
 
 
-def _epsilon(row: MethodRow) -> float:
-    guarantee = row["guarantee"]
-    return math.nan if guarantee is None or guarantee.epsilon is None else guarantee.epsilon
+def _epsilon(row: MethodRow) -> str:
+    return row["guarantee"].short if row["guarantee"] else NOTHING
 
 
 def _epsilon_note(guarantee: Guarantee) -> str:
@@ -178,9 +201,8 @@ def sites_table(runs: Sequence[RunDirectory]) -> RenderableType:
     """
     tables = []
     for name, groups in by_data(runs).items():
-        columns = {group.name: sites for group in groups if (sites := _site_accuracies(group))}
-        if columns:
-            tables.append(_table_by_site(name, columns))
+        if rows := [row for g in groups if (row := _site_row(g))["sites"]]:
+            tables.append(_table_by_site(name, rows))
     if not tables:
         raise FedblendError(
             "sites: none of these runs has accuracies by site; valid: runs on data with 1 to 50 clients of their "
@@ -189,25 +211,45 @@ def sites_table(runs: Sequence[RunDirectory]) -> RenderableType:
     return Renderables(*tables)
 
 
-def _site_accuracies(group: Group) -> dict[str, float]:
-    """A method's final accuracy at each site, the mean over its seeds; empty where its runs have none."""
-    finals = [o.evaluated[-1].sites or {} for o in group.counted if o.evaluated]
+def _site_row(group: Group) -> MethodRow:
+    """A method's final accuracy at each site, the mean over its seeds, and that of each finished seed."""
+    by_seed = {o.seed: {"sites": _site_accuracies([o])} for o in group.outcomes if o.finished and o.evaluated}
+    return {
+        "method": group.name,
+        "sites": _site_accuracies([o for o in group.counted if o.evaluated]),
+        "by_seed": by_seed,
+        "unsafe": shares_raw_samples(group.outcomes[0]),
+    }
+
+
+def _site_accuracies(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The final accuracy in per cent at each site, the mean over runs; empty where runs have none."""
+    finals = [o.evaluated[-1].sites or {} for o in outcomes]
     names = dict.fromkeys(name for final in finals for name in final)
-    return {name: fmean(final[name] for final in finals if name in final) for name in names}
+    return {name: 100 * fmean(final[name] for final in finals if name in final) for name in names}
 
 
-def _table_by_site(data: str, columns: dict[str, dict[str, float]]) -> WrappedTable:
-    sites = list(dict.fromkeys(site for found in columns.values() for site in found))
-    rows = [_site_cells([found.get(site) for found in columns.values()]) for site in sites]
-    rows.append(_site_cells([fmean(found.values()) for found in columns.values()]))
-    rows.append(_site_cells([min(found.values()) for found in columns.values()]))
-    by_method = [(method, [row[k] for row in rows]) for k, method in enumerate(columns)]
+def _table_by_site(data: str, rows: Sequence[MethodRow]) -> WrappedTable:
+    sites = list(dict.fromkeys(site for row in rows for site in row["sites"]))
+
+    def at(site: str) -> CellValue:
+        return lambda row: row["sites"].get(site, math.nan)
+
+    lines = [
+        *(_site_cells(rows, at(site)) for site in sites),
+        _site_cells(rows, lambda row: fmean(row["sites"].values()) if row["sites"] else math.nan),
+        _site_cells(rows, lambda row: min(row["sites"].values(), default=math.nan)),
+    ]
+    by_method = [(row["method"], [line[k] for line in lines]) for k, row in enumerate(rows)]
     names = [*sites, "mean over sites", "worst site"]
-    return WrappedTable("site", names, by_method, f"{data}: accuracy in % at each site", footer=2)
+    return WrappedTable("site", names, by_method, f"{data}: accuracy in % at each site", BOLD_RULE, footer=2)
 
 
-def _site_cells(values: Sequence[float | None]) -> list[Text]:
-    """Accuracies in per cent, the best in bold."""
-    texts = [NOTHING if value is None else f"{100 * value:.1f}" for value in values]
-    best = f"{100 * max(value for value in values if value is not None):.1f}"
-    return [Text(text, style="bold" if text == best and len(set(texts)) > 1 else "") for text in texts]
+def _site_cells(rows: Sequence[MethodRow], value: CellValue) -> list[Text]:
+    """Accuracies of the methods, the best in bold by the rule."""
+
+    def text(row: MethodRow) -> str:
+        return plus_minus(value(row))
+
+    best = best_row(rows, text, value, 1)
+    return [Text(text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]

@@ -61,7 +61,7 @@ def gallery(folder: Path, label: str) -> shared_images.Gallery:
     return next(g for g in shared_images.galleries(group(find_runs([folder]))) if label in g.methods)
 
 
-def shown(picture: ClientImage, times: int = 12) -> np.ndarray:
+def shown(picture: ClientImage, times: int = 1) -> np.ndarray:
     """The pixels of a picture at the size they were stored in."""
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.url.split(",")[1]))))
     return pixels[times // 2 :: times, times // 2 :: times]

@@ -153,7 +153,7 @@ def test_a_resumed_run_shows_no_round_again() -> None:
 
 
 def test_compare_shows_every_label_once(study: Path) -> None:
-    shown = words_of(succeeded(here("compare", study)).out)
+    shown = re.split("─+", words_of(succeeded(here("compare", study)).out))[1]  # the rows of the first columns
     # Long labels may wrap, but not be cut off: cut labels of different runs can be equal.
     for label in ("fedavg", "ours"):
         assert shown.count(label) == 2
@@ -217,6 +217,15 @@ def test_report_writes_one_page_that_works_offline_and_a_picture(study: Path) ->
     # Addresses that a browser would fetch: sources of elements, and of style sheets.
     fetched = re.findall(r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)\s*=\s*[\"']?(https?:[^\"'\s>]+)", page)
     assert not fetched
+
+
+def test_a_baseline_that_is_no_method_and_one_for_sites_are_refused(study: Path) -> None:
+    for order in (("compare", study), ("report", study, "--out", "page.html")):
+        refused(here(*order, "--baseline", "fedprox"), "baseline: 'fedprox' is none of these runs' methods; valid: fed")
+    assert not Path("page.html").exists()
+    both = here("compare", study, "--sites", "--baseline", "fedavg lr=0.05")
+    refused(both, "baseline: goes with the table of results, not with --sites")
+    assert "to ours lr=0.05" in words_of(succeeded(here("compare", study, "--baseline", "ours lr=0.05")).out)
 
 
 def test_inspect_prints_status_costs_and_configuration(study: Path) -> None:

@@ -234,11 +234,11 @@ def test_megabytes(number, text):
     assert megabytes(number) == text
 
 
-def printed(runs, width=120):
+def printed(runs, width=120, **options):
     from rich.console import Console
 
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(compare(runs))
+    console.print(compare(runs, **options))
     return console.export_text(styles=True)
 
 
@@ -249,13 +249,42 @@ def test_terminal_table_marks_the_best_and_tells_what_is_unfinished(tmp_path, tw
     cut = write_run(tmp_path / "cut", [record(0, 0.99)], "stopped", method="naivemix")
     again = write_run(tmp_path / "again", low, method={"name": "fedavg", "label": "[red]avg[/]"}, seed=1)
     text = printed([*two_seeds, fedavg, again, cut])
-    assert "\x1b[1m55.0 ± 21.2\x1b[0m" in text
-    assert "\x1b[1m       99.0" not in text  # the best, but unfinished
+    assert not re.search(r"\x1b\[1m *55.0 ± 21.2", text)  # the best, but its differences are 15 and 45 points
+    assert re.search(r"\x1b\[1m *<0.001", text)  # fewest bytes, with every seed
+    assert not re.search(r"\x1b\[1m *99.0", text)  # the best, but unfinished
+    assert "Never bold: one seed" in text
     assert "[red]avg[/]" in text
     assert "naivemix *" in text
     assert "* naivemix: seed 0: stopped at round 0 of 2" in text
     for word in ("(1 of 2)", "not reached", "5.0", "7.0", "90.0", "3.5"):
         assert word in text
+
+
+def test_terminal_table_has_differences_to_the_baseline_over_equal_seeds(tmp_path):
+    runs = []
+    for method, finals in (("fedmix", (0.75, 0.74)), ("fedavg", (0.25, 0.26, 0.9)), ("naivemix", (0.5,))):
+        for seed, final in enumerate(finals):
+            made = [record(0, 0.1), record(1, 0.2), record(2, final)]
+            runs.append(write_run(tmp_path / f"{method}{seed}", made, method=method, seed=seed))
+    words = " ".join(re.sub(r"\x1b\[[\d;]*m", "", printed(runs, 200)).split())
+    assert "to fedavg" in words
+    # 50 and 48 points: deviation 1.414, and 12.706 * 1.414 / sqrt(2) = 12.7
+    assert "+49.0 [+36.3, +61.7]" in words
+    assert words.count("baseline") == 1
+    assert "naivemix 1 50.0 —" in words
+    words = " ".join(re.sub(r"\x1b\[[\d;]*m", "", printed(runs, 200, baseline="fedmix")).split())
+    assert "-49.0 [-61.7, -36.3] (2 seeds)" in words
+    with pytest.raises(FedblendError, match="baseline: 'fedprox' is none of these runs' methods"):
+        compare(runs, baseline="fedprox")
+
+
+def test_differences_are_of_the_round_best_on_validation_where_all_methods_validate(tmp_path):
+    runs = []
+    for method, gain in (("fedmix", 0.3), ("fedavg", 0.0)):
+        for seed in (0, 1):
+            made = [record(0, 0.1), record(1, 0.5 + gain, best_round=1), record(2, 0.4, best_round=1)]
+            runs.append(write_run(tmp_path / f"{method}{seed}", made, method=method, seed=seed))
+    assert "+30.0 [+30.0, +30.0]" in printed(runs, 200)
 
 
 def test_terminal_has_a_table_for_each_data_set(tmp_path):
@@ -266,8 +295,10 @@ def test_terminal_has_a_table_for_each_data_set(tmp_path):
             runs.append(write_run(tmp_path / f"{data}-{method}", made, method=method, data=data))
     text = printed(runs)
     assert [word for word in re.findall(r"digits|mnist5k", text)] == ["digits", "mnist5k"]
-    for best in ("90.0", "40.0"):
-        assert re.search(rf"\x1b\[1m\s*{best}\x1b\[0m", text)
+    for best in ("90.0", "40.0"):  # of one seed
+        assert not re.search(rf"\x1b\[1m\s*{best}\x1b\[0m", text)
+    assert "difference" not in text
+    assert "Bold:" not in text
     assert "3.0" in text  # seconds
     assert "digits" not in printed(runs[:2])
 
@@ -282,17 +313,18 @@ def test_terminal_table_has_epsilon_where_a_run_adds_noise(tmp_path):
     runs = [write_run(tmp_path / "plain", records, method="fedavg")]
     assert "epsilon" not in printed(runs)
     plain_mean = {"name": "mean", "by": "clients"}
-    for label, multiplier, mean in (("some", 2.0, plain_mean), ("much", 8.0, plain_mean), ("weighted", 8.0, "mean")):
+    for label, multiplier, mean in (("some", 1.0, plain_mean), ("much", 8.0, plain_mean), ("weighted", 8.0, "mean")):
         method = {"name": "fedavg", "label": label, "aggregator": mean}
         noise = {"name": "noise", "clip": 1.0, "side": "server", "multiplier": multiplier}
         runs.append(write_run(tmp_path / label, records, method=method, protection=noise, delta=1e-3))
     text = printed(runs)
-    epsilons = [epsilon_text(epsilon([Release("gaussian", m / 2, 2, (0, 2))], 1e-3)) for m in (2.0, 8.0)]
+    epsilons = [epsilon_text(epsilon([Release("gaussian", m / 2, 2, (0, 2))], 1e-3)) for m in (1.0, 8.0)]
     rows = {line.split()[0]: line.split() for line in re.sub(r"\x1b\[\d*m", "", text).splitlines() if line.strip()}
     place = rows["method"].index("epsilon") - len(rows["method"])
     assert [rows[name][place] for name in ("fedavg", "some", "much", "weighted")] == ["—", *epsilons, "none"]
-    assert f"\x1b[1m{epsilons[1]}\x1b[0m" in text.replace(" ", "")
     words = " ".join(re.sub(r"\x1b\[[\d;]*m", "", text).split())
+    assert f"! epsilon {epsilons[0]} of some protects nothing: a guess is right" in words
+    assert "of much protects" not in words
     assert "epsilon: of the weights sent in one whole run, for a client, at delta = 0.001" in words
     assert "runs on the same data (seeds, grids, repetitions) add up" in words
     assert "epsilon of weighted: none: noise at the server is sized for a plain mean" in words

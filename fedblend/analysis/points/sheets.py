@@ -30,6 +30,11 @@ class Sheet:
     rounds: int
     points: int
 
+    @property
+    def size(self) -> int:
+        """Bytes of the images on a page."""
+        return sum(len(url) for _, urls in self.rows for url in urls)
+
 
 def sheets(groups: Sequence[Group]) -> list[Sheet]:
     """Return a sheet for each method with points, from its first seed that has any.

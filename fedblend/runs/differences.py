@@ -1,0 +1,96 @@
+"""Differences between methods over the same seeds, with an interval: runs of one seed have equal splits and cohorts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from fedblend.core.errors import FedblendError, listed
+from fedblend.runs.groups import Group
+
+LEVEL = 0.95
+"""Level of confidence of every interval."""
+
+PLAIN = "fedavg"
+"""The baseline where none is chosen."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean over seeds of one method's value minus another's with the same seed."""
+
+    seeds: tuple[int, ...]
+    mean: float
+    half: float
+    """Half the width of the interval at :data:`LEVEL`, by Student's t."""
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.mean + self.half
+
+
+def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
+    """The difference of two methods, whose values are given by seed; ``None`` for fewer than two common seeds.
+
+    >>> one = paired_difference({0: 3.0, 1: 5.0, 7: 9.0}, {0: 1.0, 1: 2.0})
+    >>> one.seeds, one.mean, round(one.half, 3)  # 12.706 * 0.707 / sqrt(2)
+    ((0, 1), 2.5, 6.353)
+    """
+    pairs = {seed: values[seed] - others[seed] for seed in sorted(values) if seed in others}
+    found = {seed: value for seed, value in pairs.items() if not math.isnan(value)}
+    if len(found) < 2:
+        return None
+    error = stdev(found.values()) / math.sqrt(len(found))
+    return Difference(tuple(found), fmean(found.values()), student_t(len(found) - 1) * error)
+
+
+def student_t(degrees: int, level: float = LEVEL) -> float:
+    """The number t for which Student's t lies in [-t, t] with probability ``level``, to eight digits.
+
+    The probability is a finite sum for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+
+    >>> round(student_t(1), 3), round(student_t(4), 3)
+    (12.706, 2.776)
+    """
+    low, high = 0.0, 1.0
+    while _within(high, degrees) < level:
+        high *= 2
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < level else (low, middle)
+    return high
+
+
+def _within(t: float, degrees: int) -> float:
+    """The probability that Student's t lies in [-t, t]."""
+    angle = math.atan(t / math.sqrt(degrees))
+    odd = degrees % 2
+    term = total = math.cos(angle) if odd else 1.0
+    for k in range(2 + odd, degrees, 2):
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+        total += term
+    if not odd:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + (math.sin(angle) * total if degrees > 1 else 0.0))
+
+
+def baselines(sets: Mapping[str, Sequence[Group]], wanted: str | None) -> dict[str, str | None]:
+    """The baseline of each data set: ``wanted`` where a method has that name, or by default FedAvg or the first method.
+
+    Raises :class:`FedblendError` if no data set has the wanted method.
+    """
+    names = {data: [g.name for g in groups] for data, groups in sets.items()}
+    if wanted is None:
+        return {data: PLAIN if PLAIN in of_data else of_data[0] for data, of_data in names.items()}
+    if not any(wanted in of_data for of_data in names.values()):
+        known = listed(list(dict.fromkeys(name for of_data in names.values() for name in of_data)))
+        raise FedblendError(f"baseline: '{wanted}' is none of these runs' methods; valid: {known}")
+    return {data: wanted if wanted in of_data else None for data, of_data in names.items()}

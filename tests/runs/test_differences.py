@@ -1,0 +1,46 @@
+"""Paired differences: numbers worked out by hand, and Student's t against scipy."""
+
+import math
+
+import pytest
+from scipy import stats
+
+from fedblend.core.errors import FedblendError
+from fedblend.runs.differences import baselines, paired_difference, student_t
+from fedblend.runs.groups import Group
+
+
+def test_the_difference_is_that_of_equal_seeds():
+    one = paired_difference({4: 0.9, 0: 0.5, 1: 0.7, 9: 0.0}, {0: 0.4, 1: 0.5, 4: 0.6, 7: 0.9})
+    assert one.seeds == (0, 1, 4)
+    assert one.mean == pytest.approx(0.2)  # 0.1, 0.2 and 0.3, with deviation 0.1
+    assert (one.low, one.high) == pytest.approx(
+        (0.2 - 4.302653 * 0.1 / math.sqrt(3), 0.2 + 4.302653 * 0.1 / math.sqrt(3))
+    )
+
+
+@pytest.mark.parametrize("others", [{}, {1: 0.5}, {0: 0.4}, {0: 0.4, 1: math.nan}])
+def test_one_common_seed_gives_no_difference(others):
+    assert paired_difference({0: 0.5, 1: 0.6}, others) is None
+
+
+def test_equal_differences_have_an_interval_without_width():
+    one = paired_difference({0: 3.0, 1: 4.0}, {0: 1.0, 1: 2.0})
+    assert (one.low, one.mean, one.high) == (2, 2, 2)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_quantiles_are_those_of_scipy(level):
+    for degrees in [*range(1, 12), 29, 30, 200]:
+        assert student_t(degrees, level) == pytest.approx(stats.t.ppf((1 + level) / 2, degrees), rel=1e-6)
+
+
+def test_the_baseline_is_fedavg_or_the_first_unless_one_is_chosen():
+    sets = {
+        "a": [Group("fedmix", []), Group("fedavg", [])],
+        "b": [Group("fedmix", []), Group("fedavg (lr=0.1)", [])],
+    }
+    assert baselines(sets, None) == {"a": "fedavg", "b": "fedmix"}
+    assert baselines(sets, "fedavg (lr=0.1)") == {"a": None, "b": "fedavg (lr=0.1)"}
+    with pytest.raises(FedblendError, match=r"baseline: 'fedprox' .* valid: fedmix, fedavg, fedavg \(lr=0.1\)$"):
+        baselines(sets, "fedprox")
