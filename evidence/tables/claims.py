@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from fedblend.papers.claims import judge_claim, parse_claim
@@ -117,21 +117,23 @@ def _margin_text(margin: float) -> str:
 
 
 def choice_table() -> str:
-    """A row for each choice that can flip a verdict: whose it is, and the verdict that it gives."""
-    judged = {(one.result["item"], one.claim["says"], one.claim.get("choice")): one for one in judged_claims()}
+    """A row for each result of a choice that can flip a verdict: whose it is, and the verdict that it gives."""
+    judged: dict[tuple[str, ...], list[JudgedClaim]] = defaultdict(list)
+    for one in judged_claims():
+        if one.claim.get("choice") and one.claim["verdict"] != "not measured":
+            judged[one.result["item"], one.claim["says"], one.claim["choice"]].append(one)
     rows = []
     for name, item in all_items().items():
         for claim in item.claims:
-            if not claim.choice:
-                continue
-            one = judged.get((name, claim.says, claim.choice))
-            found = (
-                [*_ours_and_interval(one.verdict), scale_of(one.result), one.word] if one else ["", "", "", "not run"]
-            )
-            rows.append([link(name) if one else name, claim.says, claim.choice, claim.source, *found])
-    return table(
-        ["item", "claim", "choice", "whose, and how known", "margin", "95 % interval", "scale", "verdict"], rows
-    )
+            found = judged[name, claim.says, claim.choice]
+            stated = [claim.says, claim.choice, claim.source]
+            for one in found:
+                measured = [*_ours_and_interval(one.verdict), scale_of(one.result), one.word]
+                rows.append([link(name), *stated, *measured])
+            if claim.choice and not found:
+                rows.append([name, *stated, "", "", "", "not run"])
+    head = ["item", "claim", "choice", "whose, and how known", "margin", "95 % interval", "scale", "verdict"]
+    return table(head, rows)
 
 
 def deciding_table() -> str:

@@ -75,6 +75,11 @@ def difference_text(cell: Mapping[str, Any], digits: int) -> str:
     return f"{ours - cell['paper']:+,.{digits}f}"
 
 
+def claim_text(claim: Mapping[str, Any]) -> str:
+    """The claim in words, with the choice that it is judged under, if it is one of several."""
+    return f"{claim['says']}; {claim['choice']}" if "choice" in claim else str(claim["says"])
+
+
 def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """The verdict in words: in which columns or rows the claim holds, by how much, in how many seeds, on which data."""
     text: str = claim["verdict"]
@@ -141,7 +146,7 @@ def markdown(result: Mapping[str, Any], level: int = 2) -> str:
         lines += [*_quantity_table(result, quantity), ""]
     if result["claims"]:
         lines += ["| claim | verdict |", "|---|---|"]
-        lines += [f"| {claim['says']} | {verdict_text(claim, result)} |" for claim in result["claims"]]
+        lines += [f"| {claim_text(claim)} | {verdict_text(claim, result)} |" for claim in result["claims"]]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

@@ -177,7 +177,7 @@ def _given(value: Any) -> Any:
     if isinstance(value, BaseModel):
         defaults = {name: field.get_default() for name, field in type(value).model_fields.items()}
         return _not_default(value, defaults)
-    if isinstance(value, registry.Part) or dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         defaults = {field.name: field.default for field in dataclasses.fields(value) if field.init}
         return {"name": registry.dump(value)["name"], **_not_default(value, defaults)}
     if isinstance(value, (list, tuple)):

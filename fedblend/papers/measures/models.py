@@ -79,7 +79,7 @@ class AfterTraining(Measure):
             engine = engines.make(setup, EnginePlan(**{**RunDirectory(cell.run).facts()["engine"], "ranks": 1}))
             task = RoundLoop(setup, engine).begin_round(state).task
             tested = np.unique(population.owners("holdout")).tolist()
-            models = {}
+            models: dict[int, Any] = {}
             for update in engine.train(task, tested):
                 cell.on_step("clients trained", len(models), len(tested))
                 models[update.client] = update.weights
