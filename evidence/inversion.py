@@ -33,11 +33,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pages import figure_of, save_png
+from tables.common import figure_of, save_png
 
 from fedblend.analysis.attacks.outcome import TABLE, attack_run
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
-from fedblend.analysis.plotting import DASHES, INK, METHODS, style_axes
+from fedblend.analysis.plotting import COLOURS, DASHES, INK, style_axes
 from fedblend.core.engine import TrainTask
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.setup import make_setup
@@ -468,12 +468,12 @@ def draw_loss_scaling(rows: Sequence[Row]) -> None:
         scaling = "on" if attack.loss_scaling else "off"
         word = f"s = {attack.severity}, loss scaling {scaling}" if attack.severity else "no Fed-AugMix"
         x, y = zip(*row["curve"], strict=True)
-        axes.plot(x, y, color=METHODS[number], linestyle=DASHES[number][1], linewidth=1.8, label=word)
+        axes.plot(x, y, color=COLOURS[number], linestyle=DASHES[number], linewidth=1.8, label=word)
         original, rebuilt = read_images(augmix_folder("augmix-mnist", attack, 0))
         for k in range(4):
             _show(grid[0, k], original[k])
             _show(grid[number + 1, k], rebuilt[k])
-        grid[number + 1, 0].set_ylabel(word.replace(", ", "\n"), fontsize=8, color=METHODS[number])
+        grid[number + 1, 0].set_ylabel(word.replace(", ", "\n"), fontsize=8, color=COLOURS[number])
     grid[0, 0].set_ylabel("original", fontsize=8, color=INK)
     style_axes(axes, "iteration", "cost: 1 - cosine, and total variation")
     axes.set_yscale("log")

@@ -1,12 +1,14 @@
 """Colours, line styles, axes and PNG images that all figures share.
 
-A method has one colour and one dash in every figure of a report. The dash distinguishes methods without colour.
+A method has one colour, one dash and one marker in every figure of every report. Dash and marker distinguish methods
+without colour.
 """
 
 from __future__ import annotations
 
 import base64
 import io
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,9 +24,39 @@ if TYPE_CHECKING:
 DPI = 150
 """Pixels an inch of every still figure."""
 
-METHODS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F8790")
-"""Colours of methods: Okabe and Ito's, which colour-blind readers can distinguish. Yellow and black are left out: each
-is invisible on one of the page's two backgrounds."""
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#2E93CF", "#B8860B",
+    "#8A63D2", "#1E97A6", "#D0454C", "#7C8A1A", "#A0673A", "#7F8790",
+)  # fmt: skip
+"""Colours of methods, the first six after Okabe and Ito. Each has a contrast of 3 to 1 or more with white and with the
+page's dark background."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+"""A marker for each colour: with the dash, it distinguishes methods without colour."""
+
+DASHES: tuple[Any, ...] = ("-", "--", "-.", (0, (8, 3)))
+"""Dashes of methods. Dots mark unfinished runs."""
+
+METHOD_ROWS = (
+    (
+        "fedavg", "fedmix", "naivemix", "localmix", "fedprox", "global-mixup",
+        "fed-augmix", "aggenhance", "scaffold", "xormixfl", "mixfl", "vanilla-fl",
+    ),
+    (
+        "fedavgm", "mix2fld", "mixfld", "fld", "fd", "standalone",
+        "moon", "feddyn", "fednova", "fedlc", "fedrs", "fedntd",
+    ),
+    (
+        "fedadam", "fedmix-hidden", "naivemix-hidden", "local-means", "fedyogi", "noise-mix",
+        "fedadagrad", "aggenhance-secure", "ditto", "fedper", "fedrep", "pfedme",
+    ),
+    ("fedproto", "fedbn", "prior-samples"),
+)  # fmt: skip
+"""The presets, without their combinations: a row for each dash, a column for each colour. Methods that papers compare
+have different colours."""
+
+METHOD_COLOURS = {method: colour for row in METHOD_ROWS for method, colour in zip(row, COLOURS, strict=False)}
+"""The colour of each preset on every page and in every figure."""
 
 PHASES = {
     "train": "#77AADD",
@@ -40,11 +72,8 @@ colour-blind and differ from those of the methods."""
 OTHER_PHASES = ("#BBCC33", "#AAAA00")
 """Colours of phases that a user's part adds."""
 
-DASHES = (("solid", "-"), ("dash", "--"), ("dashdot", "-."), ("longdash", (0, (8, 3))))
-"""Dashes as (plotly, matplotlib). Dots mark unfinished runs."""
-
 INK, MUTED, GRID = "#1d2730", "#5c6873", "#e3e7ea"
-"""Colours of text, notes and grid on white; the page replaces them in dark mode."""
+"""Colours of text, notes and grid on white; the page replaces them by its own (:mod:`fedblend.report.svg`)."""
 
 BAND = 0.16
 """Opacity of the band over seeds."""
@@ -52,32 +81,46 @@ BAND = 0.16
 
 @dataclass(frozen=True)
 class LineStyle:
-    """The colour and the dash of a method's lines."""
+    """The colour, dash and marker of a method's lines."""
 
     colour: str
     """A colour as ``#RRGGBB``."""
-    dash: str
-    """The dash in plotly."""
-    matplotlib_dash: Any
+    dash: Any
     """The dash in matplotlib: a string, or (offset, lengths)."""
+    marker: str
 
-    @property
-    def band_colour(self) -> str:
-        """The colour of the band over seeds, in CSS."""
-        red, green, blue = (int(self.colour[i : i + 2], 16) for i in (1, 3, 5))
-        return f"rgba({red},{green},{blue},{BAND})"
+
+METHOD_STYLES = {
+    method: LineStyle(colour, dash, marker)
+    for row, dash in zip(METHOD_ROWS, DASHES, strict=True)
+    for method, colour, marker in zip(row, COLOURS, MARKERS, strict=False)
+}
+"""The style of each preset."""
 
 
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
-    """A line style for each method, in order; after seven colours the same colours follow with another dash.
+    """A line style for each method, in order.
 
-    >>> styles = line_styles(["fedavg", "fedmix"])
-    >>> styles["fedavg"].colour != styles["fedmix"].colour
+    A preset has its own style everywhere. Any other name starts at a place that its letters determine, and takes the
+    next style that is free among ``methods``; styles repeat after 48.
+
+    >>> line_styles(["mine", "fedmix"])["fedmix"] == line_styles(["fedavg", "fedmix"])["fedmix"]
     True
     """
+    names = list(dict.fromkeys(methods))
+    taken = [METHOD_STYLES[name] for name in names if name in METHOD_STYLES]
+    n = len(COLOURS)
+    all_styles = [LineStyle(c, dash, m) for dash in DASHES for c, m in zip(COLOURS, MARKERS, strict=True)]
     styles = {}
-    for i, method in enumerate(dict.fromkeys(methods)):
-        styles[method] = LineStyle(METHODS[i % len(METHODS)], *DASHES[i // len(METHODS) % len(DASHES)])
+    for name in names:
+        if (style := METHOD_STYLES.get(name)) is None:
+            start = zlib.crc32(name.encode()) % n
+            order = [all_styles[k // n * n + (k + start) % n] for k in range(len(all_styles))]
+            style = next((one for one in order if one.colour not in {t.colour for t in taken}), None) or next(
+                (one for one in order if one not in taken), order[0]
+            )
+            taken.append(style)
+        styles[name] = style
     return styles
 
 
@@ -111,19 +154,33 @@ def png_bytes(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def style_axes(axes: Axes, x: str, y: str) -> None:
-    """Label the axes of a matplotlib figure, and set their grid and colours."""
-    axes.set_xlabel(x, fontsize=9.5, color=INK)
-    axes.set_ylabel(y, fontsize=9.5, color=INK)
+def style_axes(axes: Axes, x: str, y: str, size: float = 9.5) -> None:
+    """Label the axes of a matplotlib figure in letters of ``size`` points, and set their grid and colours."""
+    axes.set_xlabel(x, fontsize=size, color=INK)
+    axes.set_ylabel(y, fontsize=size, color=INK)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8.5, colors=INK, length=0)
+    axes.tick_params(labelsize=size - 1, colors=INK, length=0)
     axes.margins(x=0.01)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GRID)
+
+
+def log_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Make the x axis logarithmic; ticks at 1, 2 and 5 times powers of ten where ``values`` span less than a thousand.
+
+    Numbers are not drawn below zero on such an axis: leave them out before.
+    """
+    from matplotlib.ticker import LogLocator
+
+    narrow = not values or max(values) < 1000 * min(values)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,), numticks=12))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axes.minorticks_off()
 
 
 def evenly_spaced(rounds: Sequence[int], most: int) -> list[int]:

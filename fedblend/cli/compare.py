@@ -14,7 +14,7 @@ from fedblend.cli.console import Console
 from fedblend.core.errors import listed
 from fedblend.experiment.tables import write_toml
 from fedblend.report.privacy import guarantees
-from fedblend.report.tables import sites_table
+from fedblend.report.terminal import sites_table
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, code_of, find_runs, reading, unstarted_runs
 from fedblend.runs.groups import Group, Outcome, read

@@ -51,10 +51,10 @@ class Task:
     def losses(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss of each sample [n], for targets as stored."""
         if self.kind == "classification":
-            return F.cross_entropy(outputs, target, reduction="none")
-        return (
-            _label_losses(outputs, target).mean(1) if self.kind == "multi-label" else (outputs - target).square().sum(1)
-        )
+            return -F.log_softmax(outputs, -1).gather(-1, target[:, None])[:, 0]
+        if self.kind == "multi-label":
+            return _label_losses(outputs, target).mean(1)
+        return (outputs - target).square().sum(1)
 
     def encode(self, target: torch.Tensor) -> torch.Tensor:
         """Targets as float vectors [n, outputs]: one-hot classes, or the stored numbers themselves."""

@@ -108,6 +108,8 @@ class Train(FrozenTable):
     """Momentum of SGD."""
     weight_decay: NonNegative = 0.0
     """L2 penalty: weight_decay times the weights is added to each gradient; AdamW shrinks the weights instead."""
+    augment: parts_field("augmentation", "train.augment") = ()  # type: ignore[valid-type]
+    """Augmentation of the pictures of each batch, one part after another: a list (default: none)."""
     clip_norm: Positive | None = None
     """Largest norm of a step's gradient; a larger gradient is scaled down to it (default: no clipping)."""
 

@@ -1,6 +1,6 @@
 """Reports: an HTML page, a summary figure (PNG), and tables for the terminal.
 
-Plotly, matplotlib and jinja2 are imported when a report is written.
+Matplotlib and jinja2 are imported when a report is written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def compare(runs: Sequence[RunDirectory], reasons: bool = True) -> RenderableTyp
     The best value of a column is bold. Without ``reasons`` the notes on failed runs have no reasons.
     Code that the runs name is not imported.
     """
-    from fedblend.report.tables import comparison_tables
+    from fedblend.report.terminal import comparison_tables
 
     with reading(runs):
         return comparison_tables(runs, reasons)

@@ -1,46 +1,15 @@
 "use strict";
 (() => {
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-
-  /* The figures have colours for a white background; replace them by the page's. */
-  const restyled = (figure) => {
-    const css = getComputedStyle(document.documentElement);
-    const colour = (name) => css.getPropertyValue(name).trim();
-    const layout = structuredClone(figure.layout);
-    const data = structuredClone(figure.data);
-    layout.font = { ...layout.font, color: colour("--ink"), family: getComputedStyle(document.body).fontFamily };
-    layout.hoverlabel = { bgcolor: colour("--panel"), bordercolor: colour("--line"), font: { color: colour("--ink") } };
-    layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: colour("--line"), activecolor: colour("--accent") };
-    for (const name of Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))) {
-      layout[name] = { ...layout[name], gridcolor: colour("--grid"), linecolor: colour("--line") };
-    }
-    for (const trace of data.filter((one) => one.type === "heatmap")) {
-      /* Cells with numbers have pale colours, so that the numbers are readable. */
-      const written = Boolean(trace.texttemplate);
-      trace.colorscale = (written ? ["--heat-0", "--heat-soft"] : ["--heat-0", "--heat-1", "--heat-2"])
-        .map((name, i, all) => [i / (all.length - 1), colour(name)]);
-      if (written) trace.textfont = { color: colour("--ink") };
-    }
-    return { data, layout };
-  };
-
-  /* Buttons are listed: plotly's default has one that uploads the figure to a cloud. */
-  const options = {
-    responsive: true,
-    displaylogo: false,
-    showSendToCloud: false,
-    plotlyServerURL: "",
-    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
-  };
-  const draw = () => {
-    for (const place of document.querySelectorAll("[data-figure]")) {
-      const figure = JSON.parse(document.getElementById(`figure-${place.dataset.figure}`).textContent);
-      const { data, layout } = restyled(figure);
-      Plotly.react(place, data, layout, { ...options, toImageButtonOptions: { filename: place.dataset.figure, scale: 2 } });
-    }
-  };
-  draw();
-  dark.addEventListener("change", draw);
+  /* A method of the legend hides and shows its lines in all figures of its data set. */
+  for (const button of document.querySelectorAll("[data-toggle]")) {
+    button.addEventListener("click", () => {
+      const shown = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(shown));
+      for (const line of document.querySelectorAll(`[data-method="${button.dataset.toggle}"]`)) {
+        line.style.display = shown ? "" : "none";
+      }
+    });
+  }
 
   /* Sorting: numbers by value, text alphabetically, missing cells last in both directions. */
   const valueOf = (row, column) => row.cells[column].dataset.value;

@@ -1,26 +1,25 @@
-"""The page: one HTML file that holds all its data and scripts, so that it works offline and can be mailed."""
+"""The page: one HTML file that holds its pictures and scripts, so that it works offline and can be mailed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedblend.analysis.points import sheets
 from fedblend.analysis.privacy.statements import SCOPE
 from fedblend.core.errors import FedblendError
-from fedblend.report import figures
-from fedblend.report.privacy import epsilon_by_round
-from fedblend.report.sections import DatasetSection, dataset_sections, split_figures
+from fedblend.report.charts import section_charts
+from fedblend.report.curve_figures import BAND_TEXT, legend_sample
+from fedblend.report.figures import Chart
+from fedblend.report.sections import DatasetSection, dataset_sections, splits
 from fedblend.report.shared_images import galleries
 from fedblend.report.summary_figure import draw_summary
+from fedblend.report.svg import inline_svg
 from fedblend.report.tables import bytes_table, client_table, results_table, time_table
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 
 def write(runs: Sequence[RunDirectory], html: Path, png: Path | None = None) -> None:
@@ -39,7 +38,6 @@ def page(sections: Sequence[DatasetSection]) -> str:
     """The page as text."""
     import jinja2
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedblend", "report"),
@@ -50,14 +48,11 @@ def page(sections: Sequence[DatasetSection]) -> str:
     )
     # Ids of the first section have no suffix, so that those of a page with one data set have none.
     values = [_template_values(section, f"-{i}" if i > 1 else "") for i, section in enumerate(sections, 1)]
-    all_figures = {name: figure for one in values for name, figure in one.pop("figures").items()}
     return environment.get_template("page.html").render(
         title=_title(sections),
         runs=sum(len(g.outcomes) for section in sections for g in section.groups),
         sections=values,
-        band=figures.BAND_TEXT,
-        data={name: Markup(_as_json(figure)) for name, figure in all_figures.items()},
-        plotly=Markup(get_plotlyjs()),
+        band=BAND_TEXT,
         style=Markup(_resource("page.css")),
         script=Markup(_resource("page.js")),
     )
@@ -70,8 +65,16 @@ def _title(sections: Sequence[DatasetSection]) -> str:
 
 def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
     """The template's values for a section; the ids of its elements end in ``suffix``."""
-    splits = split_figures(section.groups)
-    drawn = _figures(section) | {split.name: split.figure for split in splits}
+    from markupsafe import Markup
+
+    keys = {g.name: f"{i}{suffix}" for i, g in enumerate(section.groups)}
+
+    def drawn(chart: Chart) -> dict[str, Any]:
+        prefix = f"{chart.name}{suffix}"
+        svg = inline_svg(chart.figure, prefix, chart.title, chart.marks, keys)
+        return {"id": prefix, "title": chart.title, "svg": Markup(svg), "numbers": chart.shown}
+
+    charts = section_charts(section)
     return {
         "name": section.name,
         "suffix": suffix,
@@ -81,56 +84,22 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "unsafe": section.unsafe,
         "only_class": section.groups[0].outcomes[0].only_class,
         "unfinished": section.unfinished,
-        "results": results_table(section.table),
-        "kinds": bytes_table(section.table),
+        "results": results_table(section.rows),
+        "kinds": bytes_table(section.rows),
         "clients": client_table(section.groups),
-        "phases": time_table(section.table),
-        "drawn": set(drawn),
-        "curves": [(name, title) for name, title in _curve_titles(drawn) if name in drawn],
-        "splits": splits,
+        "phases": time_table(section.rows),
+        "legend": [
+            (name, keys[name], Markup(inline_svg(legend_sample(section.styles[name]), f"key-{key}", name)))
+            for name, key in keys.items()
+        ],
+        "curves": [drawn(chart) for chart in charts if chart.methods and chart.name != "epsilon"],
+        "charts": {chart.name: drawn(chart) for chart in charts if not chart.methods or chart.name == "epsilon"},
+        "splits": [(drawn(split.chart), split.measures) for split in splits(section.groups)],
         "guarantees": section.guarantees,
         "scope": SCOPE,
         "galleries": galleries(section.groups),
         "sheets": sheets.sheets(section.groups),
-        "figures": {f"{name}{suffix}": figure for name, figure in drawn.items()},
     }
-
-
-def _figures(section: DatasetSection) -> dict[str, go.Figure]:
-    """The figures that have data, by name."""
-    curves, styles = section.curves, section.styles
-    drawn: dict[str, go.Figure | None] = {}
-    if curves["accuracy"].notna().any():
-        drawn["accuracy"] = figures.figure_by_round(curves, "accuracy", styles, section.targets)
-        drawn["cost"] = figures.figure_by_bytes(curves, "accuracy", styles)
-    elif len(curves):
-        drawn["cost"] = figures.figure_by_bytes(curves, "loss", styles)
-    if len(curves) and curves["clock"].max() > 0:
-        drawn["clock"] = figures.figure_by_time(curves, "accuracy" if "accuracy" in drawn else "loss", styles)
-    for column in ("loss", "train_loss"):
-        if curves[column].notna().any():
-            drawn[column] = figures.figure_by_round(curves, column, styles)
-    if curves["accuracy"].notna().any():
-        drawn["epsilon"] = figures.figure_by_epsilon(curves, styles, epsilon_by_round(section.guarantees))
-    drawn["classes"] = figures.class_figure(section.groups)
-    if section.table["seconds"].sum() > 0:
-        drawn["time"] = figures.time_figure(section.table)
-    return {name: figure for name, figure in drawn.items() if figure is not None}
-
-
-def _curve_titles(drawn: Collection[str]) -> list[tuple[str, str]]:
-    """The names and titles of the curves, in order; without accuracies the loss comes first."""
-    measure = "Accuracy" if "accuracy" in drawn else "Loss"
-    cost, clock = ("cost", f"{measure} against bytes sent"), ("clock", f"{measure} against time")
-    loss = ("loss", "Loss on the test samples")
-    first = [("accuracy", "Accuracy by round"), cost, clock, loss] if "accuracy" in drawn else [loss, cost, clock]
-    return [*first, ("train_loss", "Loss in local training")]
-
-
-def _as_json(figure: go.Figure) -> str:
-    """A figure as JSON for a script element, escaped so that it cannot end the element."""
-    text: str = figure.to_json()
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _resource(name: str) -> str:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedblend.analysis.plotting import LineStyle, line_styles
-from fedblend.report import figures
+from fedblend.report.columns import MethodRow, method_rows
 from fedblend.report.description import RunDescription, describe_runs
+from fedblend.report.figures import Chart, split_chart
 from fedblend.report.privacy import Guarantee, guarantees, shares_raw_samples
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data
-from fedblend.runs.summary import curves_of, table_of
+from fedblend.runs.summary import curves_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class DatasetSection:
     groups: list[Group]
     description: RunDescription
     curves: pd.DataFrame
-    table: pd.DataFrame
+    rows: list[MethodRow]
     styles: Mapping[str, LineStyle]
     """Line styles by method, the same in all sections of a report."""
     guarantees: list[Guarantee]
@@ -36,6 +36,14 @@ class DatasetSection:
     def unsafe(self) -> list[str]:
         """The methods that share raw samples."""
         return [g.name for g in self.groups if shares_raw_samples(g.outcomes[0])]
+
+    @property
+    def by_objective(self) -> dict[str, list[str]]:
+        """The methods by the objective and terms of their local training; losses are comparable within one alone."""
+        found: dict[str, list[str]] = {}
+        for g in self.groups:
+            found.setdefault(_objective_text(g.config["method"]), []).append(g.name)
+        return found
 
     @property
     def unfinished(self) -> list[Group]:
@@ -49,13 +57,25 @@ class DatasetSection:
         return list(dict.fromkeys(config["target"] for config in configs if config.get("target") is not None))
 
 
+def _objective_text(method: Mapping[str, Any]) -> str:
+    """The names of a method's objective, of those that it wraps, and of its terms: ``fedmix + proximal``."""
+    objective, names = method.get("objective", {}), []
+    while isinstance(objective, Mapping) and "name" in objective:
+        names.append(str(objective["name"]))
+        objective = objective.get("base")
+    if len(names) > 1 and names[-1] == "plain":
+        names.pop()
+    terms = [str(term.get("name")) for term in method.get("terms", []) if isinstance(term, Mapping)]
+    return " + ".join([" of ".join(names) or "unknown", *sorted(terms)])
+
+
 def dataset_sections(runs: Sequence[RunDirectory]) -> list[DatasetSection]:
     """A section for each data set, in order of first appearance."""
     sets = by_data(runs)
     styles = line_styles([g.name for groups in sets.values() for g in groups])
     return [
         DatasetSection(
-            name, groups, describe_runs(groups), curves_of(groups), table_of(groups), styles, guarantees(groups)
+            name, groups, describe_runs(groups), curves_of(groups), method_rows(groups), styles, guarantees(groups)
         )
         for name, groups in sets.items()
     ]
@@ -71,29 +91,27 @@ SPLIT_FIELDS = ("data", "partition", "fraction", "holdout", "validation")
 
 
 @dataclass(frozen=True)
-class SplitFigure:
-    """The figure of a split and its measures."""
+class Split:
+    """The chart of a split and its measures."""
 
-    name: str
-    caption: str
-    figure: go.Figure
+    chart: Chart
     measures: list[tuple[str, str, str]]
     """Measures as (name, explanation, value as text)."""
 
 
-def split_figures(groups: Sequence[Group]) -> list[SplitFigure]:
-    """A figure for each different split, of the run with the lowest seed; splits without a record are left out."""
+def splits(groups: Sequence[Group]) -> list[Split]:
+    """A chart for each different split, of the run with the lowest seed; splits without a record are left out."""
     by_fields: dict[str, list[Outcome]] = {}
     for outcome in (o for g in groups for o in g.outcomes):
         by_fields.setdefault(repr([outcome.config.get(field) for field in SPLIT_FIELDS]), []).append(outcome)
-    drawn: list[SplitFigure] = []
+    drawn: list[Split] = []
     for outcomes in by_fields.values():
         first = min(outcomes, key=lambda o: o.seed)
         record = RunDirectory(first.path).split()
-        figure = figures.split_figure(record)
-        if figure is not None and len(drawn) < MAX_SPLITS:
-            measures = _split_measures(record.get("measures", {}))
-            drawn.append(SplitFigure(f"split-{len(drawn)}", _split_caption(first, outcomes, record), figure, measures))
+        if len(drawn) < MAX_SPLITS:
+            chart = split_chart(record, f"split-{len(drawn)}", _split_caption(first, outcomes, record))
+            if chart is not None:
+                drawn.append(Split(chart, _split_measures(record.get("measures", {}))))
     return drawn
 
 

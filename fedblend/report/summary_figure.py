@@ -6,11 +6,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedblend.analysis.plotting import BAND, INK, MUTED, LineStyle, blank_figure, png_bytes, style_axes
-from fedblend.report.figures import BAND_TEXT, Line, lines
+from fedblend.analysis.plotting import BAND, INK, MUTED, LineStyle, blank_figure, log_axis, png_bytes, style_axes
+from fedblend.report.curve_figures import BAND_TEXT, Line, lines
 from fedblend.report.privacy import PRIVACY_NOTE
 from fedblend.report.sections import DatasetSection
-from fedblend.report.tables import method_rows
 from fedblend.runs.summary import averaged, megabytes, score
 
 if TYPE_CHECKING:
@@ -45,14 +44,18 @@ def _draw_section(figure: SubFigure, section: DatasetSection, legend: Sequence[s
 
     column = "accuracy" if section.curves["accuracy"].notna().any() else "loss"
     by_round, by_bytes = figure.subplots(1, 2, sharey=True)
-    factor = 100 if column == "accuracy" else 1
-    for line in lines(section.curves, column):
-        _draw_line(by_round, line, line.rounds, section.styles[line.method], factor)
-        _draw_line(by_bytes, line, line.megabytes, section.styles[line.method], factor)
+    drawn = lines(section.curves, column)
+    for line in drawn:
+        style = section.styles[line.method]
+        _draw_line(by_round, line, line.rounds, style)
+        sent = next((i for i, megabytes in enumerate(line.megabytes) if megabytes > 0), len(line.megabytes))
+        _draw_line(by_bytes, line, line.megabytes, style, sent)
     by_round.set_title(section.description.short, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
     style_axes(by_round, "round", "test accuracy (%)" if column == "accuracy" else "test loss")
     by_round.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    style_axes(by_bytes, "sent so far, up and down, all clients (MB)", "")
+    style_axes(by_bytes, "sent so far, up and down, all clients (MB, log scale)", "")
+    if amounts := [megabytes for line in drawn for megabytes in line.megabytes if megabytes > 0]:
+        log_axis(by_bytes, amounts)
     for target in section.targets if column == "accuracy" else ():
         for axes in (by_round, by_bytes):
             axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
@@ -60,23 +63,27 @@ def _draw_section(figure: SubFigure, section: DatasetSection, legend: Sequence[s
             f"target {100 * target:g} %", (0.01, 100 * target), xycoords=("axes fraction", "data"), xytext=(0, 2),
             textcoords="offset points", fontsize=8, color=MUTED,
         )  # fmt: skip
-    _draw_legend(figure, legend, [section.styles[name] for name in section.table["method"]])
+    _draw_legend(figure, legend, [section.styles[g.name] for g in section.groups])
 
 
-def _draw_line(axes: Axes, line: Line, x: Sequence[float], style: LineStyle, factor: float) -> None:
+def _draw_line(axes: Axes, line: Line, x: Sequence[float], style: LineStyle, first: int = 0) -> None:
+    """Draw a line from its point number ``first``, with its band."""
     if len(line.seeds) > 1:
-        low, high = ([factor * value for value in values] for values in (line.low, line.high))
-        axes.fill_between(x, low, high, color=style.colour, alpha=BAND, linewidth=0)
-    dash: Any = ":" if line.unfinished else style.matplotlib_dash
-    values = [factor * value for value in line.mean]
-    axes.plot(x, values, color=style.colour, linestyle=dash, linewidth=1.2 if line.unfinished else 1.8)
+        axes.fill_between(x[first:], line.low[first:], line.high[first:], color=style.colour, alpha=BAND, linewidth=0)
+    axes.plot(
+        x[first:], line.mean[first:], color=style.colour, linestyle=":" if line.unfinished else style.dash,
+        linewidth=1.2 if line.unfinished else 1.8, marker=style.marker, markersize=4.5, markeredgewidth=0,
+        markevery=max(1, (len(x) - first) // 8),
+    )  # fmt: skip
 
 
 def _draw_legend(figure: SubFigure, texts: Sequence[str], styles: Sequence[LineStyle]) -> None:
     """Draw a row for each method below the panels: its line, its final numbers and its bytes."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=style.colour, linestyle=style.matplotlib_dash, linewidth=2) for style in styles]
+    handles = [
+        Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, markersize=4.5, linewidth=2) for s in styles
+    ]
     legend = figure.legend(
         handles, texts, loc="outside lower left", fontsize=9, frameon=False,
         title=BAND_TEXT, title_fontsize=8, alignment="left", labelcolor=INK,
@@ -88,8 +95,8 @@ def _draw_legend(figure: SubFigure, texts: Sequence[str], styles: Sequence[LineS
 
 def _legend_texts(section: DatasetSection) -> list[str]:
     """The wrapped legend text of each method."""
-    rows = method_rows(section.table)
-    return [textwrap.fill(_legend_text(row, row["method"] in section.unsafe), LEGEND_LETTERS) for row in rows]
+    unsafe = section.unsafe
+    return [textwrap.fill(_legend_text(row, row["method"] in unsafe), LEGEND_LETTERS) for row in section.rows]
 
 
 def _legend_text(row: Mapping[str, Any], unsafe: bool) -> str:

@@ -18,7 +18,7 @@ from fedblend.experiment import index, presets
 
 pytestmark = pytest.mark.slow
 
-LARGE = ("torch", "pandas", "plotly", "matplotlib", "sklearn", "skimage", "flwr")
+LARGE = ("torch", "pandas", "matplotlib", "sklearn", "skimage", "flwr")
 
 PROGRAM = """
 import contextlib, importlib.abc, io, json, sys

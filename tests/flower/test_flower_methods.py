@@ -137,6 +137,18 @@ def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: 
     assert all(name.endswith("/kept") for name in kept), "what clients keep stays at their sites"
 
 
+def test_sites_train_on_the_loops_pictures(tmp_path: Path) -> None:
+    asked = quick("fedmix", train={**DATA["train"], "augment": ["random-crop", "horizontal-flip"]})
+    state, _ = by_loop(asked)
+
+    finished = run(
+        Nodes({"partition-id": client} for client in range(4)), asked, tmp_path, FederationLimits(deadline=5)
+    )
+
+    for name, tensor in state.weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+
+
 def test_adam_with_kept_state_over_flower_equals_the_loop_and_its_state_stays_at_sites(tmp_path: Path) -> None:
     adam = {"name": "adam", "eps": 0.1, "beta1": 0.8}
     kept, reset = (

@@ -45,7 +45,7 @@ NOBODY = 65534
 """The user that reads the inputs where the fuzzer is started by root, to whom every file is readable."""
 
 LIBRARIES = (
-    "matplotlib.pyplot", "matplotlib.backends.backend_agg", "plotly.graph_objects", "plotly.io", "jinja2",
+    "matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "jinja2",
     "sklearn.datasets", "sklearn.manifold", "skimage.metrics", "scipy.optimize", "pandas", "pyarrow.parquet",
     "datasets", "flwr_datasets", "mlxtend.data", "sympy", "sympy.printing", "torch._dynamo", "torch.distributed",
     "PIL.Image",     "dp_accounting", "pooch",

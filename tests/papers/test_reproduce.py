@@ -239,7 +239,7 @@ def test_a_page_shows_ours_the_papers_the_difference_and_the_verdict() -> None:
 
     assert "| A | 81.0 ± 1.4 (81.2 ± 0.5; -0.2) |" in lines
     assert "| B | 70.0 (1 of 2) |" in lines
-    assert "| A above B | holds (by +11), 2 of 2 seeds and places, on other data |" in lines
+    assert "| A above B | holds (by +11), 2 of 2 seeds and places: within noise, on other data |" in lines
     assert "Scaled down: rounds: 2, not 4." in lines
     assert "On other data: digits for cifar10." in lines
     assert "Data not at hand: cifar10." in lines

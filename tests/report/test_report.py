@@ -13,20 +13,33 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import PATIENCE_S
+from matplotlib.colors import to_rgba
 from PIL import Image
 
 from fedblend import report
-from fedblend.analysis.plotting import METHODS, PHASES, line_styles, png_data_url
+from fedblend.analysis.plotting import (
+    COLOURS,
+    METHOD_COLOURS,
+    METHOD_STYLES,
+    PHASES,
+    line_styles,
+    log_axis,
+    png_data_url,
+)
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table, resolve
+from fedblend.experiment.presets import presets
 from fedblend.experiment.privacy import privacy_facts
 from fedblend.report import shared_images
+from fedblend.report.charts import section_charts
+from fedblend.report.columns import best_rows, method_rows
+from fedblend.report.curve_figures import BY_BYTES, BY_ROUND, MAX_MARKS, MAX_POINTS, Line, curve_chart, lines
 from fedblend.report.description import describe_runs, rerun_command
-from fedblend.report.figures import class_figure, figure_by_round, lines, plotly_text, split_figure, time_figure
-from fedblend.report.page import _as_json
+from fedblend.report.figures import class_chart, split_chart, time_chart
 from fedblend.report.privacy import shares_raw_samples
 from fedblend.report.sections import dataset_sections
-from fedblend.report.tables import best_rows, results_table
+from fedblend.report.svg import inline_svg
+from fedblend.report.tables import results_table
 from fedblend.runs.api import expand_file
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, group
@@ -131,9 +144,11 @@ class Tags(HTMLParser):
 def test_page_loads_nothing_from_elsewhere(page):
     text = page.read_text(encoding="utf-8")
     tags = Tags(text).tags
-    links = [a[k] for _, a in tags for k in ("src", "href", "srcset", "data", "action", "poster") if a.get(k)]
+    links = [
+        a[k] for _, a in tags for k in ("src", "href", "xlink:href", "srcset", "data", "action", "poster") if a.get(k)
+    ]
     assert links
-    assert all(link.startswith("data:") for link in links)
+    assert all(link.startswith(("data:", "#")) for link in links)
     assert not [t for t, _ in tags if t in ("link", "iframe", "object", "embed", "base")]
     own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     assert "@import" not in own
@@ -162,7 +177,7 @@ def test_page_describes_the_runs_unfinished_runs_and_methods_that_break_privacy(
 def test_summary_figure_has_the_colours_of_all_methods(page):
     image = np.asarray(Image.open(page.with_suffix(".png")).convert("RGB"))
     assert image.shape[1] == 1650
-    for colour in METHODS[:4]:
+    for colour in (METHOD_COLOURS[method] for method in ("fedavg", "fedmix", "global-mixup")):
         wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
         assert (np.abs(image.astype(int) - wanted).max(axis=2) < 8).sum() > 100, colour
 
@@ -185,7 +200,10 @@ def browsed(page, tmp_path_factory):
       const note = (name, value) => document.body.setAttribute(`data-${name}`, value);
       button.click(); note("up", rows()); note("sort", button.closest("th").getAttribute("aria-sort"));
       button.click(); note("down", rows());
-      note("tools", [...document.querySelectorAll(".modebar-btn")].map((tool) => tool.dataset.title).join("; "));
+      const hidden = () => [...document.querySelectorAll("[data-method='1']")].map((line) => line.style.display);
+      const key = document.querySelector("[data-toggle='1']");
+      key.click(); note("hidden", hidden().join(" ")); note("pressed", key.getAttribute("aria-pressed"));
+      key.click(); note("shown", hidden().join(" ").trim());
       note("wide", document.documentElement.scrollWidth - document.documentElement.clientWidth);
     </script></body>"""
     copy = page.with_name("clicked.html")
@@ -194,31 +212,34 @@ def browsed(page, tmp_path_factory):
 
 
 def drawn(browsed):
-    """The `d` of every curve and of every band, by figure; the samples in legends are left out."""
-    curves: dict[str, list[str]] = {}
-    bands: dict[str, list[str]] = {}
-    figure = layer = ""
+    """The methods' keys of the lines and bands, by figure."""
+    found: dict[str, list[str]] = {}
+    figure = ""
     for tag, attrs in browsed.tags:
-        words = (attrs.get("class") or "").split()
         figure = attrs.get("data-figure", figure)
-        layer = next((word for word in words if word in ("scatterlayer", "legend")), layer)
-        if tag == "path" and layer == "scatterlayer":
-            for kind, paths in (("js-line", curves), ("js-fill", bands)):
-                if kind in words:
-                    paths.setdefault(figure, []).append(attrs.get("d") or "")
-    return curves, bands
+        if tag == "g" and "data-method" in attrs:
+            found.setdefault(figure, []).append(attrs["data-method"])
+    return found
 
 
-def test_browser_draws_a_curve_a_method_and_one_for_the_unfinished_run(browsed):
-    paths, bands = drawn(browsed)
-    assert set(paths) == set(bands) == {"accuracy", "cost", "loss", "train_loss"}
+def test_browser_has_a_line_a_method_a_band_over_seeds_and_a_line_for_the_unfinished_run(browsed):
+    found = drawn(browsed)
+    # Methods: 0 fedavg and 1 fedmix with two finished seeds, fedmix with an unfinished one, 2 and 3 with one seed.
     for figure in ("accuracy", "cost", "loss"):
-        assert len(paths[figure]) == 5, figure
-        assert all(re.match(r"M[\d.]+,[\d.]+[LHV]", d) for d in paths[figure]), figure
-        assert len(bands[figure]) == 2, figure  # two methods have two finished seeds
-        assert all(d.startswith("M") for d in bands[figure]), figure
-    assert browsed.having("g", **{"class": "heatmaplayer mlayer"})
-    assert browsed.having("g", **{"class": "barlayer mlayer"})
+        assert sorted(found.pop(figure)) == ["0", "0", "1", "1", "1", "2", "3"], figure
+    assert {figure: set(keys) for figure, keys in found.items()} == {
+        "train_loss-1": {"0"},
+        "train_loss-2": {"1"},
+        "train_loss-3": {"2"},
+        "train_loss-4": {"3"},
+    }
+
+
+def test_a_method_of_the_legend_hides_its_lines_in_every_figure(browsed):
+    body = browsed.having("body")[0]
+    assert set(body["data-hidden"].split()) == {"none"}
+    assert len(body["data-hidden"].split()) == 12  # three in each of three figures, and in the training loss
+    assert (body["data-pressed"], body["data-shown"]) == ("false", "")
 
 
 def test_browser_sorts_by_value_both_ways(browsed, folder):
@@ -236,18 +257,12 @@ def test_browser_draws_every_figure_of_every_data_set(mixed, tmp_path):
     report.write(mixed, tmp_path / "report.html")
     opened = browse(tmp_path / "report.html", tmp_path / "chromium")
     places = {attrs["data-figure"]: attrs for tag, attrs in opened.tags if "data-figure" in attrs}
-    classified = {"accuracy", "cost", "loss", "train_loss", "classes", "split-0", "time"}
+    classified = {"accuracy", "cost", "loss", "train_loss-1", "train_loss-2", "classes", "split-0", "time"}
     wanted = classified | {f"{name}-2" for name in classified}
     wanted |= {f"{name}-3" for name in classified - {"accuracy", "classes"}}
     assert set(places) == wanted
-    assert all("js-plotly-plot" in attrs["class"] for attrs in places.values())
+    assert len(opened.having("svg", role="img")) == len(wanted) + 6  # and a piece of line a method and data set
     assert [a["id"] for a in opened.having("section", **{"class": "dataset"})] == ["data", "data-2", "data-3"]
-
-
-def test_browser_shows_no_button_that_uploads_a_figure(browsed):
-    tools = browsed.having("body")[0]["data-tools"]
-    assert "Download" in tools
-    assert not re.search(r"cloud|share|upload|edit", tools, re.IGNORECASE)
 
 
 def test_page_is_no_wider_than_the_window(browsed):
@@ -261,52 +276,127 @@ def test_lines_span_the_seeds_and_unfinished_runs_have_their_own(folder):
     line = by_name["fedmix"]
     assert (line.seeds, line.rounds) == ((0, 1), [0, 1, 2, 3])
     fedmix = frame[(frame["method"] == "fedmix") & (frame["round"] == 3)]
-    a, b = fedmix["accuracy"]
+    a, b = 100 * fedmix["accuracy"]
     assert line.mean[-1] == pytest.approx((a + b) / 2)
     assert (line.low[-1], line.high[-1]) == (min(a, b), max(a, b))
     assert line.megabytes[-1] == pytest.approx((fedmix["bytes_up"] + fedmix["bytes_down"]).mean() / 1e6)
     assert by_name["fedmix, unfinished (seed 2)"].rounds == [0, 1]
 
 
-def test_a_method_has_one_colour_in_every_figure(folder):
-    runs = find_runs([folder])
-    by_method = line_styles([g.name for g in group(runs)])
-    for column in ("accuracy", "loss"):
-        figure = figure_by_round(curves(runs), column, by_method)
-        named = {trace.name: trace.line.color for trace in figure.data if trace.name}
-        assert named["fedmix"] == by_method["fedmix"].colour
-        assert named[plotly_text(HOSTILE)] == by_method[HOSTILE].colour
-    assert len({look.colour for look in line_styles(list("abcdefg")).values()}) == 7
-    assert line_styles(list("abcdefgh"))["h"].dash != "solid"
+def drawn_lines(chart):
+    return {line.get_gid(): line for line in chart.figure.axes[0].get_lines() if line.get_gid()}
 
 
-def test_nothing_in_a_figure_can_end_its_script(folder):
-    runs = find_runs([folder])
-    figure = figure_by_round(curves(runs), "accuracy", line_styles([g.name for g in group(runs)]))
-    assert "</script" not in _as_json(figure)
-    assert "<" not in _as_json(figure)
+def test_every_preset_has_one_style_that_no_other_has():
+    assert set(METHOD_STYLES) == {name for name in presets() if "+" not in name}
+    assert len(set(METHOD_STYLES.values())) == len(METHOD_STYLES)
+    assert len({(style.dash, style.marker) for style in METHOD_STYLES.values()}) == len(METHOD_STYLES)
+    assert {name: style.colour for name, style in METHOD_STYLES.items()} == METHOD_COLOURS
+
+
+def test_a_method_has_its_colour_whatever_stands_beside_it(folder):
+    for names in (["fedmix"], ["mine", "yours", "fedmix"], ["fedavg", "fedmix", "mine"]):
+        assert line_styles(names)["fedmix"].colour == METHOD_COLOURS["fedmix"]
+    assert line_styles(["mine"]) == {"mine": line_styles(["fedmix", "mine"])["mine"]}
+    many = line_styles([f"run {i}" for i in range(48)])
+    assert len({style.colour for style in list(many.values())[:12]}) == 12
+    assert len(set(many.values())) == 48
+    for section in dataset_sections(find_runs([folder])):
+        for chart in section_charts(section):
+            for gid, line in drawn_lines(chart).items():
+                assert line.get_color() == section.styles[chart.marks[gid].method].colour
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_colours_of_methods_have_contrast_with_both_backgrounds():
+    style = (Path(report.__file__).parent / "page.css").read_text(encoding="utf-8")
+    panels = re.findall(r"--panel: (#[0-9a-f]{6});", style)
+    assert len(panels) == 2
+    for colour in COLOURS:
+        for panel in panels:
+            low, high = sorted((luminance(colour), luminance(panel)))
+            assert (high + 0.05) / (low + 0.05) >= 3, (colour, panel)
+
+
+def test_training_losses_of_different_objectives_are_in_different_charts(folder):
+    [section] = dataset_sections(find_runs([folder]))
+    charts = {chart.title: set(chart.methods) for chart in section_charts(section) if "train_loss" in chart.name}
+    assert charts == {
+        "Training loss, objective: plain": {"fedavg"},
+        "Training loss, objective: fedmix": {"fedmix"},
+        "Training loss, objective: global-mixup": {"global-mixup"},
+        "Training loss, objective: naivemix": {HOSTILE},
+    }
+    prox = [group([RunDirectory(folder / "fedavg-seed0")])[0], group([RunDirectory(folder / "fedavg-seed1")])[0]]
+    prox[1].config["method"]["terms"] = [{"name": "proximal", "mu": 0.1}]
+    assert list(replace(section, groups=prox).by_objective) == ["plain", "plain + proximal"]
+
+
+def test_the_axis_of_bytes_is_logarithmic_and_leaves_out_what_was_before_any(folder):
+    [section] = dataset_sections(find_runs([folder]))
+    [cost] = [chart for chart in section_charts(section) if chart.name == "cost"]
+    assert cost.figure.axes[0].get_xscale() == "log"
+    for line in drawn_lines(cost).values():
+        assert min(line.get_xdata()) > 0
+    assert len(drawn_lines(cost)["line0"].get_xdata()) == 3
+    figure = cost.figure.axes[0]
+    log_axis(figure, [0.3, 7.0])
+    assert {0.5, 1.0, 2.0, 5.0} <= {round(tick, 6) for tick in figure.get_xticks()}
+
+
+def test_a_long_run_is_drawn_by_a_bounded_number_of_points():
+    rounds = list(range(5000))
+    line = Line("fedavg", (0, 1), False, rounds, rounds, rounds, rounds, [float(r) for r in rounds], rounds)
+    chart = curve_chart("a", "A", [line], BY_ROUND, "loss", line_styles(["fedavg"]))
+    [drawn] = drawn_lines(chart).values()
+    assert len(drawn.get_xdata()) == MAX_POINTS
+    assert (drawn.get_xdata()[0], drawn.get_xdata()[-1]) == (0, 4999)
+    assert len(chart.data.rows) == 5000  # an export has all
+    assert len(chart.marks["line0"].points) == MAX_MARKS
+    assert curve_chart("b", "B", [replace(line, megabytes=[0.0] * 5000)], BY_BYTES, "loss", {}) is None
+
+
+def test_a_picture_shows_numbers_to_a_pointer_and_escapes_names(folder):
+    [section] = dataset_sections(find_runs([folder]))
+    chart = section_charts(section)[0]
+    text = inline_svg(chart.figure, "accuracy", "Accuracy", chart.marks, dict.fromkeys(section.styles, "0"))
+    assert HOSTILE not in text
+    fedavg = section.rows[0]["final"]
+    assert re.search(rf"<title>fedavg: {100 * fedavg:.4g} \([\d.]+ to [\d.]+\) in round 3 \(mean of 2 seeds\)", text)
+    assert text.count("<use") == text.count("<use ") > 0
+    marks = sum(len(mark.points) for mark in chart.marks.values())
+    assert text.count("<title>") == marks + len(chart.marks)
+    assert len(re.findall(r"<use [^>]*><title>", text)) == marks
+    assert not re.search(r"#1d2730|#5c6873|#e3e7ea|clip-path", text)
 
 
 def test_by_class_is_the_mean_over_finished_seeds(folder):
     groups = group(find_runs([folder]))
-    figure = class_figure(groups)
+    chart = class_chart(groups)
     fedmix = next(g for g in groups if g.name == "fedmix")
     finals = [o.records[-1].per_class for o in fedmix.outcomes[:2]]
-    row = list(figure.data[0].y).index("fedmix")
-    assert list(figure.data[0].z[row]) == pytest.approx([50 * (a + b) for a, b in zip(*finals, strict=True)])
+    row = [one[0] for one in chart.data.rows].index("fedmix")
+    means = [50 * (a + b) for a, b in zip(*finals, strict=True)]
+    assert chart.figure.axes[0].images[0].get_array()[row].tolist() == pytest.approx(means)
+    assert chart.data.rows[row][1:] == [f"{mean:.4g}" for mean in means]
 
 
 def test_each_data_set_has_its_own_table_curves_and_classes(mixed):
     sections = {section.name: section for section in dataset_sections(mixed)}
     assert list(sections) == ["digits", "letters", "numbers"]
     assert [g.name for section in sections.values() for g in section.groups] == ["fedavg", "fedmix"] * 3
-    assert list(class_figure(sections["digits"].groups).data[0].x) == list("0123456789")
-    assert list(class_figure(sections["letters"].groups).data[0].x) == list("abc")
-    assert class_figure(sections["numbers"].groups) is None
+    assert class_chart(sections["digits"].groups).data.head == ["method", *"0123456789"]
+    assert class_chart(sections["letters"].groups).data.head == ["method", *"abc"]
+    assert class_chart(sections["numbers"].groups) is None
     assert len({section.styles["fedmix"] for section in sections.values()}) == 1
     for name, better in (("digits", max), ("letters", max), ("numbers", min)):
-        finals = sections[name].table["final"].tolist()
-        grid = results_table(sections[name].table)
+        finals = [row["final"] for row in sections[name].rows]
+        grid = results_table(sections[name].rows)
         marked = [value for value, (_, cells) in zip(finals, grid.rows, strict=True) if cells[1].best]
         assert marked == [better(finals)], name
         assert grid.headings[1][0] == ("final loss" if name == "numbers" else "final accuracy (%)")
@@ -331,12 +421,12 @@ def test_a_page_on_several_data_sets_has_a_section_for_each(mixed, tmp_path):
 def test_the_mean_of_the_last_evaluations_shows_their_number(mixed):
     letters = dataset_sections(mixed[4:6])[0]
     (heading, _), cells = (
-        results_table(letters.table).headings[2],
-        [row[1][2].text for row in results_table(letters.table).rows],
+        results_table(letters.rows).headings[2],
+        [row[1][2].text for row in results_table(letters.rows).rows],
     )
     assert heading == "mean of last n"
     assert [re.findall(r"\(.*", cell) for cell in cells] == [["(n = 2)"], ["(n = 4)"]]
-    alike = results_table(dataset_sections(mixed[:4])[0].table)
+    alike = results_table(dataset_sections(mixed[:4])[0].rows)
     assert alike.headings[2][0] == "mean of last 3"
     assert "n =" not in alike.rows[0][1][2].text
 
@@ -358,15 +448,17 @@ def test_methods_are_counted_apart_from_their_configurations(tmp_path):
 
 
 def test_the_status_column_shows_how_runs_ended(folder):
-    by_method = {method: cells[-1].text for method, cells in results_table(table(find_runs([folder]))).rows}
+    by_method = {
+        method: cells[-1].text for method, cells in results_table(method_rows(group(find_runs([folder])))).rows
+    }
     assert (by_method["fedavg"], by_method["fedmix"]) == ("done", "1 stopped")
 
 
 def test_times_are_in_seconds_unless_every_run_took_a_minute(folder):
-    frame = table(find_runs([folder]))
+    rows = method_rows(group(find_runs([folder])))
     shown = []
     for seconds in ([30.0, 90.0, 0.25, 600.0], [60.0, 90.0, 120.0, 600.0]):
-        grid = results_table(frame.assign(seconds=seconds))
+        grid = results_table([row | {"seconds": time} for row, time in zip(rows, seconds, strict=True)])
         place = next(i for i, (heading, _) in enumerate(grid.headings) if heading.startswith("time"))
         shown.append([grid.headings[place][0], *(cells[place].text for _, cells in grid.rows)])
     assert shown == [["time (s)", "30.0", "90.0", "0.25", "600"], ["time (min)", "1.0", "1.5", "2.0", "10.0"]]
@@ -382,33 +474,41 @@ def test_cells_with_the_text_of_the_best_are_best_too():
     assert best_rows(rows, lambda row: f"{row['mb']:.3f}", lambda row: row["mb"], -1) == set()
 
 
-def test_axes_of_few_rounds_or_clients_have_whole_ticks(folder):
-    runs = find_runs([folder])
-    frame, by_method = curves(runs), line_styles([g.name for g in group(runs)])
-    assert figure_by_round(frame, "accuracy", by_method).layout.xaxis.dtick == 1
-    assert figure_by_round(frame.assign(round=20 * frame["round"]), "accuracy", by_method).layout.xaxis.dtick is None
-    few = split_figure({"classes": ["x"], "counts": [[1], [2]], "sizes": [1, 2]})
-    assert (few.layout.xaxis.dtick, few.data[0].colorbar.dtick) == (1, 1)
-    assert split_figure({"classes": [], "counts": [], "sizes": [3, 7]}).layout.yaxis.dtick == 1
+def test_axes_of_rounds_and_clients_have_whole_ticks(folder):
+    [section] = dataset_sections(find_runs([folder]))
+    by_round = section_charts(section)[0]
+    few = split_chart({"classes": ["x"], "counts": [[1], [2]], "sizes": [1, 2]}, "split-0", "")
+    sizes = split_chart({"classes": [], "counts": [], "sizes": [3, 7]}, "split-0", "")
+    for axis in (by_round.figure.axes[0].xaxis, few.figure.axes[0].xaxis, sizes.figure.axes[0].xaxis):
+        assert all(tick == int(tick) for tick in axis.get_ticklocs())
 
 
 def test_a_phase_has_one_colour_in_every_report(folder):
-    frame = table(find_runs([folder])).assign(**{"seconds.encode": 50.0})
-    colours = {bar.name: bar.marker.color for bar in time_figure(frame).data}
-    assert colours["train"] == PHASES["train"]
-    assert colours["evaluate"] == PHASES["evaluate"]
-    assert colours["encode"] not in PHASES.values()
-    less = time_figure(frame.drop(columns=["seconds.train", "seconds.encode"]))
-    assert {bar.name: bar.marker.color for bar in less.data}.items() <= colours.items()
+    rows = [row | {"seconds.encode": 50.0} for row in method_rows(group(find_runs([folder])))]
+
+    def colours(rows):
+        axes = time_chart(rows).figure.axes[0]
+        return {bars.get_label(): bars[0].get_facecolor() for bars in axes.containers}
+
+    found = colours(rows)
+    assert found["train"] == to_rgba(PHASES["train"])
+    assert found["evaluate"] == to_rgba(PHASES["evaluate"])
+    assert found["encode"] not in map(to_rgba, PHASES.values())
+    less = [{name: v for name, v in row.items() if name not in ("seconds.train", "seconds.encode")} for row in rows]
+    assert colours(less).items() <= found.items()
+    assert time_chart([{"method": "a", "seconds.train": 0.0}]) is None
 
 
 def test_split_is_drawn_class_by_client():
-    figure = split_figure({"classes": ["x", " "], "counts": [[1, 2], [3, 4], [5, 6]], "sizes": [3, 7, 11]})
-    assert (figure.data[0].zmin, figure.data[0].zmax) == (0, 6)  # plotly ignores zmin without zmax
-    assert [list(row) for row in figure.data[0].z] == [[1, 3, 5], [2, 4, 6]]
-    assert list(figure.data[0].y) == ["x", "' '"]
-    assert list(split_figure({"classes": [], "counts": [], "sizes": [3, 7]}).data[0].y) == [3, 7]
-    assert split_figure({}) is None
+    chart = split_chart({"classes": ["x", " "], "counts": [[1, 2], [3, 4], [5, 6]], "sizes": [3, 7, 11]}, "s", "")
+    image = chart.figure.axes[0].images[0]
+    assert image.get_clim() == (0, 6)
+    assert image.get_array().tolist() == [[1, 3, 5], [2, 4, 6]]
+    assert [text.get_text() for text in chart.figure.axes[0].get_yticklabels()] == ["x", "' '"]
+    assert chart.shown.rows == [["x", "1", "3", "5"], ["' '", "2", "4", "6"]]
+    bars = split_chart({"classes": [], "counts": [], "sizes": [3, 7]}, "s", "").figure.axes[0].containers[0]
+    assert [bar.get_height() for bar in bars] == [3, 7]
+    assert split_chart({}, "s", "") is None
 
 
 def pixels(picture):

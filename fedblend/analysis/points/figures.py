@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedblend.analysis.plotting import DASHES, DPI, INK, METHODS, MUTED, style_axes
+from fedblend.analysis.plotting import COLOURS, DASHES, DPI, INK, MUTED, style_axes
 from fedblend.analysis.points.point_metrics import PointMeasurements
 from fedblend.analysis.points.replay import Row
 
@@ -83,7 +83,7 @@ def draw_curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels:
     FigureCanvasAgg(figure)
     axes: Axes = figure.add_subplot()
     figure.suptitle(title, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
-    for (name, (x, y)), colour in zip(lines.items(), METHODS, strict=False):
+    for (name, (x, y)), colour in zip(lines.items(), COLOURS, strict=False):
         shown = [math.nan if value is None else value for value in y]
         axes.plot(x, shown, color=colour, linewidth=1.8, marker="o" if len(x) <= 20 else None, markersize=4, label=name)
     named = [name for name in levels if name]
@@ -91,8 +91,8 @@ def draw_curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels:
         at = named.index(name) if name else 0
         axes.axhline(
             value,
-            color=METHODS[(len(lines) + at) % len(METHODS)] if name else MUTED,
-            linestyle=DASHES[1 + at % 3][1] if name else "-",
+            color=COLOURS[(len(lines) + at) % len(COLOURS)] if name else MUTED,
+            linestyle=DASHES[1 + at % 3] if name else "-",
             linewidth=1.4 if name else 0.8,
             label=name or None,
             zorder=1,

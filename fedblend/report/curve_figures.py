@@ -1,0 +1,245 @@
+"""Curves of a report: a measure by round, against bytes, time or epsilon, with a band over seeds."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedblend.analysis.plotting import BAND, MUTED, LineStyle, evenly_spaced, log_axis, style_axes
+from fedblend.report.figures import LETTERS, Chart, Mark, Numbers, column_figure, plain_legend
+from fedblend.runs.summary import MEGABYTE, NOTHING
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BAND_TEXT = "Line: mean over seeds. Band: from the lowest to the highest seed (no band: one seed). Dotted: unfinished."
+
+AXIS_TITLES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss"}
+"""The title of a measure's axis, with its unit."""
+
+MAX_POINTS = 200
+"""Largest number of points drawn of a line; of more, evenly spaced ones with the first and the last."""
+
+MAX_MARKS = 9
+"""Largest number of marked points of a line."""
+
+SHOWN_ROUNDS = 6
+"""Rounds in the table below a chart."""
+
+HEIGHT = 2.45
+"""Height of a chart in inches."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a figure, with a point for each round: mean and range over the seeds of a method.
+
+    An unfinished run has a line of its own, with one seed.
+    """
+
+    method: str
+    seeds: tuple[int, ...]
+    unfinished: bool
+    rounds: list[int]
+    mean: list[float]
+    low: list[float]
+    """The lowest value over the seeds."""
+    high: list[float]
+    """The highest value over the seeds."""
+    megabytes: list[float]
+    """Megabytes sent up and down by all clients, from the start to each round."""
+    clock: list[float]
+    """Seconds from the start to each round, with clients that compute in parallel and send over their channel."""
+
+    @property
+    def name(self) -> str:
+        """The line's name."""
+        return f"{self.method}, unfinished (seed {self.seeds[0]})" if self.unfinished else self.method
+
+
+def lines(curves: pd.DataFrame, column: str) -> list[Line]:
+    """The lines of one column of :func:`~fedblend.runs.summary.curves`, in order of method.
+
+    Only rounds that all finished runs of a method have are kept, so that no mean jumps where one seed ends. Methods
+    without any value have no line.
+    """
+    drawn = []
+    for method, of_method in curves.dropna(subset=[column]).groupby("method", sort=False):
+        finished = of_method[of_method["finished"]]
+        if len(finished):
+            drawn.append(_line(str(method), finished, column, False))
+        for _, run in of_method[~of_method["finished"]].groupby(["study", "run"], sort=False):
+            drawn.append(_line(str(method), run, column, True))
+    return drawn
+
+
+def _line(method: str, points: pd.DataFrame, column: str, unfinished: bool) -> Line:
+    seeds = points["seed"].nunique()
+    factor = 100 if column == "accuracy" else 1
+    points = points.assign(
+        megabytes=(points["bytes_up"] + points["bytes_down"]) / MEGABYTE, value=factor * points[column]
+    )
+    by_round = points.groupby("round").agg(
+        mean=("value", "mean"),
+        low=("value", "min"),
+        high=("value", "max"),
+        megabytes=("megabytes", "mean"),
+        clock=("clock", "mean"),
+        seeds=("seed", "nunique"),
+    )
+    by_round = by_round[by_round["seeds"] == seeds]
+    return Line(
+        method,
+        tuple(sorted(points["seed"].unique().tolist())),
+        unfinished,
+        by_round.index.tolist(),
+        *(by_round[name].tolist() for name in ("mean", "low", "high", "megabytes", "clock")),
+    )
+
+
+@dataclass(frozen=True)
+class Abscissa:
+    """What a chart has on its x axis."""
+
+    label: str
+    values: Callable[[Line], Sequence[float | None]]
+    """A number for each round of a line; ``None``: the round is left out."""
+    text: str
+    """A point's place in words, such as ``at {:,.4g} MB``."""
+    log: bool = False
+    """A logarithmic axis, which leaves out numbers that are not above zero."""
+
+
+BY_ROUND = Abscissa("round", lambda line: line.rounds, "in round {:g}")
+BY_BYTES = Abscissa("sent so far, up and down (MB, log scale)", lambda line: line.megabytes, "at {:,.4g} MB", log=True)
+BY_TIME = Abscissa("time of sending and computing (s)", lambda line: line.clock, "at {:,.4g} s")
+
+
+def by_epsilon(spent: Mapping[str, Mapping[int, float]]) -> Abscissa:
+    """The axis of epsilon until each round, from epsilons by method and round."""
+
+    def values(line: Line) -> list[float | None]:
+        return [None if line.unfinished else spent.get(line.method, {}).get(round) for round in line.rounds]
+
+    return Abscissa("epsilon spent so far (log scale)", values, "at epsilon {:.3g}", log=True)
+
+
+def curve_chart(
+    name: str,
+    title: str,
+    drawn: Sequence[Line],
+    abscissa: Abscissa,
+    column: str,
+    styles: Mapping[str, LineStyle],
+    targets: Sequence[float] = (),
+) -> Chart | None:
+    """A measure against ``abscissa``: a line for each method, a band over its seeds, and the target accuracies.
+
+    ``column`` is the measure: "accuracy" (in per cent), "loss" or "train_loss". ``None`` if no line has a point.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure = column_figure(HEIGHT)
+    axes = figure.add_subplot()
+    style_axes(axes, abscissa.label, AXIS_TITLES[column], LETTERS)
+    marks: dict[str, Mark] = {}
+    data: list[list[str]] = []
+    shown: dict[str, dict[int, str]] = {}
+    all_x: list[float] = []
+    for line in drawn:
+        points = [
+            (x, i) for i, x in enumerate(abscissa.values(line)) if x is not None and not (abscissa.log and x <= 0)
+        ]
+        if not points:
+            continue
+        all_x += [x for x, _ in points]
+        marks[f"line{len(marks)}"] = _draw_line(axes, line, points, abscissa, styles[line.method], f"line{len(marks)}")
+        seeds = " ".join(map(str, line.seeds))
+        data += [
+            [line.name, seeds, *(f"{v:.6g}" for v in (line.rounds[i], x, line.mean[i], line.low[i], line.high[i]))]
+            for x, i in points
+        ]
+        where = "" if abscissa is BY_ROUND else f" {abscissa.text}"
+        shown[line.name] = {line.rounds[i]: _value(line, i) + where.format(x) for x, i in points}
+    if not marks:
+        return None
+    if abscissa.log:
+        log_axis(axes, all_x)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=abscissa is BY_ROUND))
+    for target in targets:
+        axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        axes.annotate(
+            f"target {100 * target:g} %", (0.01, 100 * target), xycoords=("axes fraction", "data"), xytext=(0, 2),
+            textcoords="offset points", fontsize=LETTERS - 1, color=MUTED,
+        )  # fmt: skip
+    head = ["method", "seeds", "round", abscissa.label, f"{AXIS_TITLES[column]}: mean", "lowest seed", "highest seed"]
+    rounds = evenly_spaced(sorted({r for cells in shown.values() for r in cells}), SHOWN_ROUNDS)
+    table = Numbers(
+        ["method", *(f"round {r}" for r in rounds)],
+        [[method, *(cells.get(r, NOTHING) for r in rounds)] for method, cells in shown.items()],
+    )
+    methods = {mark.method: styles[mark.method] for mark in marks.values()}
+    return Chart(name, title, figure, Numbers(head, data), table, marks, methods)
+
+
+def _value(line: Line, i: int) -> str:
+    span = f" ({line.low[i]:.4g} to {line.high[i]:.4g})" if len(line.seeds) > 1 else ""
+    return f"{line.mean[i]:.4g}{span}"
+
+
+def _draw_line(
+    axes: Axes, line: Line, points: Sequence[tuple[float, int]], abscissa: Abscissa, style: LineStyle, gid: str
+) -> Mark:
+    """Draw a line with its band, and return what a pointer over it shows."""
+    kept = [points[k] for k in evenly_spaced(range(len(points)), MAX_POINTS)]
+    x = [x for x, _ in kept]
+    if len(line.seeds) > 1:
+        band = axes.fill_between(
+            x, [line.low[i] for _, i in kept], [line.high[i] for _, i in kept], color=style.colour, alpha=BAND,
+            linewidth=0, clip_on=False,
+        )  # fmt: skip
+        band.set_gid(f"{gid}-band")
+    marked = evenly_spaced(range(len(kept)), MAX_MARKS)
+    axes.plot(
+        x, [line.mean[i] for _, i in kept], color=style.colour, gid=gid, clip_on=False, marker=style.marker,
+        linestyle=":" if line.unfinished else style.dash, linewidth=0.9 if line.unfinished else 1.3, markersize=3.4,
+        markeredgewidth=0, markevery=marked,
+    )  # fmt: skip
+    seeds = f"mean of {len(line.seeds)} seeds" if len(line.seeds) > 1 else f"seed {line.seeds[0]}"
+    texts = tuple(f"{line.name}: {_value(line, kept[k][1])} {abscissa.text.format(kept[k][0])}" for k in marked)
+    return Mark(line.method, f"{texts[-1]} ({seeds})", texts)
+
+
+def add_method_legend(figure: Figure, methods: Mapping[str, LineStyle]) -> None:
+    """Add a legend of methods below a chart, which grows by as much."""
+    from matplotlib.lines import Line2D
+
+    texts = [textwrap.fill(name, 24) for name in methods]
+    columns = 2 if len(texts) > 1 else 1
+    rows = sum(1 + text.count("\n") for text in texts) / columns
+    figure.set_figheight(figure.get_figheight() + 0.16 * (rows + 1))
+    handles = [
+        Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, linewidth=1.3, markersize=3.4)
+        for s in methods.values()
+    ]
+    plain_legend(figure, handles, texts, columns)
+
+
+def legend_sample(style: LineStyle) -> Figure:
+    """A short piece of a method's line, for a legend outside of figures."""
+    from matplotlib.figure import Figure as NewFigure
+
+    figure = NewFigure(figsize=(0.42, 0.13))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.plot(
+        [0, 1, 2], [0, 0, 0], color=style.colour, linestyle=style.dash, marker=style.marker, markevery=[1],
+        markersize=4.6, markeredgewidth=0, linewidth=1.5, clip_on=False,
+    )  # fmt: skip
+    axes.set_xlim(0, 2)
+    return figure
