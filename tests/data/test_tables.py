@@ -200,6 +200,14 @@ def test_test_halves_and_floats_are_kept(tmp_path: Path) -> None:
     assert torch.equal(data.train.x, x)
 
 
+def test_samples_with_several_labels_are_kept_with_their_names(tmp_path: Path) -> None:
+    y = torch.tensor([[True, False], [True, True], [False, False], [False, True], [True, False]])
+    made = TensorDataset(torch.randn(5, 3), y)
+    data = fedblend.from_torch(made, tmp_path / "l.npz", test=made, labels=["red", "big"]).load()
+    assert (data.task, data.labels) == ("multi-label", ("red", "big"))
+    assert torch.equal(data.train.y, y.float())
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -141,7 +141,9 @@ def make_mixtures(
     """
     if data.task != "classification" or data.kind == "text":
         kind = "text" if data.kind == "text" else data.task
-        raise FedblendError(f"data: '{data.name}' is {kind}, but mixing needs labels; valid: images or features")
+        raise FedblendError(
+            f"data: '{data.name}' is {kind}, but mixing needs classes; valid: images or features with classes"
+        )
     rng = stream(seed, "sample privacy", repeat)
     labels = data.train.y.numpy()
     rows = [population.indices(client) for client in _clients_of_two_labels(labels, population, devices, rng)]
