@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pages import figure_of, save_png
+from tables.common import figure_of, save_png
 
 from fedblend.analysis.attacks.outcome import TABLE, attack_run
 from fedblend.analysis.attacks.snapshot import RoundSnapshot

@@ -1,9 +1,11 @@
 """Remake the committed results behind docs/results.md and docs/reproductions.md.
 
     make evidence    or    python evidence/run.py [NAME ...] [--scale SCALE] [--only ROW_OR_COLUMN ...] [--seeds S,...]
+    python evidence/run.py --deciding [NAME ...]
 
 A NAME is a study of this file (``fedmix-search``) or an item of a paper (``fedmix/table-1``). Without names, every
-study runs, and then every item with a committed result. The options apply to items that are named.
+study runs, and then every item with a committed result. The options apply to items that are named. With --deciding,
+the runs of evidence/deciding.toml are made (or those named), which would decide what is open; they take hours to days.
 
 Runs lie in runs/evidence/NAME (studies) and runs/reproductions (items); runs that were interrupted are resumed. Results
 go to evidence/results/studies/NAME.json and evidence/results/PAPER/ITEM-SCALE.json, pictures to docs/figures. Then
@@ -24,6 +26,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -55,6 +58,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "evidence" / "results"
 FIGURES = ROOT / "docs" / "figures"
 RUNS = ROOT / "runs" / "evidence"
+DECIDING = ROOT / "evidence" / "deciding.toml"
 REPRODUCTIONS = "runs/reproductions"
 FEDBLEND = str(Path(sys.executable).with_name("fedblend"))
 INTERRUPTED = 130
@@ -117,7 +121,11 @@ def main() -> None:
     parser.add_argument("--scale", default="laptop", choices=("laptop", "paper"), help="of the items that are named")
     parser.add_argument("--only", nargs="*", default=[], help="rows or columns of the items")
     parser.add_argument("--seeds", help="of the items, such as 0,1")
+    parser.add_argument("--deciding", action="store_true", help="make the runs of evidence/deciding.toml")
     given = parser.parse_args()
+    if given.deciding:
+        make_deciding(given.names)
+        return
     studies = [name for name in given.names if "/" not in name]
     items = [name for name in given.names if "/" in name]
     every_study = [*STUDIES, *FUNCTIONS]
@@ -133,6 +141,36 @@ def main() -> None:
         remake_study(name)
     for command in commands:
         remake_item(command)
+
+
+# Deciding runs ----------------------------------------------------------------------------------------------
+
+
+def deciding_runs() -> dict[str, Table]:
+    """The runs of evidence/deciding.toml by name, those with the fewest hours first."""
+    runs = tomllib.loads(DECIDING.read_text(encoding="utf-8"))
+    return dict(sorted(runs.items(), key=lambda one: one[1]["hours"]))
+
+
+def deciding_command(run: Table) -> list[str]:
+    """The arguments of ``fedblend`` that make a deciding run, or resume it."""
+    options = [option for line in run.get("only", ()) for option in ("--only", line)]
+    seeds = ",".join(map(str, run["seeds"]))
+    return ["reproduce", run["item"], "--scale", run["scale"], "--seeds", seeds, *options]
+
+
+def make_deciding(names: Sequence[str]) -> None:
+    """Make the deciding runs with these names, or all; finished runs are not made again."""
+    runs = deciding_runs()
+    unknown = [name for name in names if name not in runs]
+    if unknown:
+        raise SystemExit(f"unknown deciding run {unknown[0]!r}; valid: {', '.join(runs)}")
+    chosen = {name: run for name, run in runs.items() if not names or name in names}
+    for name, run in chosen.items():
+        on_gpu = " (take a GPU)" if run.get("gpu") else ""
+        print(f"{name}: about {run['hours']:g} h on two cores{on_gpu}: {run['decides']}", flush=True)
+    for run in chosen.values():
+        remake_item(deciding_command(run))
 
 
 # Studies ----------------------------------------------------------------------------------------------------

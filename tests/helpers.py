@@ -78,6 +78,13 @@ def numbers(n: int = 30, width: int = 5, outputs: int = 2, seed: int = 0) -> Dat
     return Dataset("numbers", "features", *halves, ())
 
 
+def labelled(n: int = 40, width: int = 5, labels: int = 3, seed: int = 0) -> Dataset:
+    """Random features, each sample with any number of labels."""
+    made = numbers(n, width, labels, seed)
+    halves = (replace(half, y=(half.y > 0.3).float()) for half in (made.train, made.test))
+    return Dataset("labelled", "features", *halves, (), labels=tuple("abcdefgh"[:labels]))
+
+
 # Experiments -----------------------------------------------------------------------------------------------
 
 

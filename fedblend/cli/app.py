@@ -192,7 +192,7 @@ def predict(
     best: Best = False,
     trust: Trust = False,
 ) -> None:
-    """Predict for samples with a run's final model: the class and its probability, or the numbers of a regression.
+    """Predict for samples with a run's final model: a class and its probability, labels, or numbers.
 
     Samples are given as the run's data set has them: pixels from 0 to 255 with the same colours, features in the same
     units and order. Pictures of another size are resized.

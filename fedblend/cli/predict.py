@@ -43,15 +43,17 @@ def show_predictions(run: Path, files: Sequence[Path], out: Path | None, best: b
     with steps_shown() as steps:
         for number, path in enumerate(files, 1):
             names, samples = read_samples(path, predictor)
-            frames.append(_predictions(names, predictor.predict_proba(samples), predictor.classes))
+            frames.append(_predictions(names, predictor.predict_proba(samples), predictor))
             steps("files", number, len(files))
     predictions = pd.concat(frames, ignore_index=True)
     console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    # The probabilities of all classes are in the CSV file only.
-    shown = predictions.iloc[:SHOWN, : 3 if predictor.classes else None]
+    # The probabilities of all classes and labels are in the CSV file only.
+    shown = predictions.iloc[:SHOWN, : 3 if predictor.classes else 2 if predictor.labels else None]
     for name in shown.columns:
-        table.add_column(str(name), justify="left" if name in ("sample", "class") else "right", overflow="fold")
+        table.add_column(
+            str(name), justify="left" if name in ("sample", "class", "labels") else "right", overflow="fold"
+        )
     for row in shown.itertuples(index=False):
         table.add_row(*(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row))
     console.print(table)
@@ -62,14 +64,17 @@ def show_predictions(run: Path, files: Sequence[Path], out: Path | None, best: b
         console.print(f"Predictions: {out}", highlight=False, soft_wrap=True)
 
 
-def _predictions(names: Sequence[str], outputs: np.ndarray, classes: Sequence[str]) -> pd.DataFrame:
-    """One row for each sample: the class with its probability and those of all classes, or the predicted numbers."""
-    first = {"sample": names}
-    if not classes:
+def _predictions(names: Sequence[str], outputs: np.ndarray, predictor: Predictor) -> pd.DataFrame:
+    """A row for each sample: class and its probability, or labels, with all probabilities; or the predicted numbers."""
+    first, known = {"sample": names}, predictor.classes or predictor.labels
+    if not known:
         return pd.DataFrame(first | {f"output {i}": column for i, column in enumerate(outputs.T.astype(float))})
+    columns = {f"p({name})": column for name, column in zip(known, outputs.T.astype(float), strict=True)}
+    if predictor.labels:
+        of_samples = [", ".join(np.array(known)[row]) for row in outputs > 0.5]
+        return pd.DataFrame(first | {"labels": of_samples} | columns)
     best = outputs.argmax(1)
-    columns = {f"p({name})": column for name, column in zip(classes, outputs.T.astype(float), strict=True)}
-    found = {"class": np.array(classes)[best], "probability": outputs.max(1, initial=0).astype(float)}
+    found = {"class": np.array(known)[best], "probability": outputs.max(1, initial=0).astype(float)}
     return pd.DataFrame(first | found | columns)
 
 

@@ -121,7 +121,7 @@ def _print_result(console: Console, result: Mapping[str, Any]) -> None:
         table.add_column("claim", ratio=1)
         table.add_column("verdict", ratio=1)
         for claim in result["claims"]:
-            table.add_row(Text(claim["says"]), Text(formatting.verdict_text(claim, result)))
+            table.add_row(Text(formatting.claim_text(claim)), Text(formatting.verdict_text(claim, result)))
         console.print(table)
 
 

@@ -43,6 +43,11 @@ def run_file(
     Raises :class:`FedblendError` if ``out`` is a file, or holds files and ``resume`` is false.
     """
     study = api.expand_file(file, changes, seeds)
+    if "tune" in api.load(file):
+        text = (
+            f"{file}: [tune] has no effect here, and its fields have the file's values; to search: fedblend tune {file}"
+        )
+        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
     default = api.RUNS / slugify(study.name)
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))
     if out is not None and out.exists() and not out.is_dir():

@@ -10,13 +10,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+TaskKind = Literal["classification", "multi-label", "regression"]
+"""What is predicted of a sample: one of several classes, which of several labels it has, or numbers."""
+
 
 @dataclass(frozen=True)
 class Samples:
     """Samples as stored: images stay uint8 [n, C, H, W]; text is codes [n, T]; features float32 [n, d].
 
-    ``y`` is int64 [n] (classes) or float32 [n, q] (regression). ``client`` is int64 [n] where the
-    data has clients of its own (writers, roles, hospitals), else ``None``.
+    ``y`` is int64 [n] (classes), float32 [n, L] of 0 and 1 (multi-label) or float32 [n, q] (regression). ``client`` is
+    int64 [n] where the data has clients of its own (writers, roles, hospitals), else ``None``.
     """
 
     x: torch.Tensor
@@ -31,7 +34,8 @@ class Samples:
 class Dataset:
     """A data set, split into train and test by its publisher or by a fixed rule that ``facts`` states.
 
-    ``classes`` are the names of the labels (empty: regression); ``facts`` holds the source, the
+    ``classes`` are the names of the classes, of which a sample has one; ``labels`` are the names of labels, of which a
+    sample has any number; without both the targets are numbers (regression). ``facts`` holds the source, the
     SHA-256 of every file read, and notes; ``vocabulary`` is the number of codes of a text.
     """
 
@@ -43,15 +47,18 @@ class Dataset:
     client_names: tuple[str, ...] = ()
     vocabulary: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
 
     @property
-    def task(self) -> Literal["classification", "regression"]:
-        """What is predicted: one of ``classes``, or numbers."""
-        return "classification" if self.classes else "regression"
+    def task(self) -> TaskKind:
+        """What is predicted: one of ``classes``, some of ``labels``, or numbers."""
+        if self.classes:
+            return "classification"
+        return "multi-label" if self.labels else "regression"
 
     @property
     def outputs(self) -> int:
-        """Width of a model's output: the number of classes, or of numbers to predict."""
+        """Width of a model's output: the number of classes, of labels, or of numbers to predict."""
         return len(self.classes) if self.classes else int(self.train.y.shape[1])
 
 

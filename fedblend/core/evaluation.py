@@ -184,7 +184,7 @@ class Selection:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self.experiment, regression = setup.experiment, setup.task.kind == "regression"
+        self.experiment, classifies = setup.experiment, setup.task.kind == "classification"
         metrics, validation = self.experiment.metrics, self.experiment.validation
         for i, metric in enumerate(metrics):
             try:
@@ -194,9 +194,11 @@ class Selection:
         needed = {"validation.metric": validation.metric if validation.active else None}
         needed |= {"target_metric": self.experiment.target_metric if self.experiment.stop_at_target else None}
         for field, name in needed.items():
-            if name == "accuracy" and regression:
-                raise FedblendError(f"{field}: accuracy is not defined in regression; valid: loss, or one of metrics")
-        self.metric = validation.metric or ("loss" if regression else "accuracy")
+            if name == "accuracy" and not classifies:
+                raise FedblendError(
+                    f"{field}: accuracy is not defined for {setup.task.kind} data; valid: loss, or one of metrics"
+                )
+        self.metric = validation.metric or ("accuracy" if classifies else "loss")
         larger = {"accuracy": True, "loss": False, **{m.label: m.larger_is_better for m in metrics}}
         self.signs = {name: 1.0 if better else -1.0 for name, better in larger.items()}
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
+from fedblend.core.dataset import TaskKind
 from fedblend.core.objective import Task
 from fedblend.core.registry import Part
 
@@ -13,13 +12,13 @@ from fedblend.core.registry import Part
 class Metric(Part):
     """Base of metrics. A metric is computed from the outputs of one pass over the samples, on the CPU.
 
-    ``outputs`` are float32 [n, C], logits in classification and predictions in regression; ``targets`` are int64 [n] or
-    float32 [n, C]. A value that is not defined, such as the AUC of samples of one class, is NaN: the record then has
-    none.
+    ``outputs`` are float32 [n, C], logits of classes or labels, and predictions in regression; ``targets`` are int64
+    [n] or float32 [n, C]. A value that is not defined, such as the AUC of samples of one class, is NaN: the record then
+    has none.
     """
 
-    task: Literal["classification", "regression"] = "classification"
-    """The task that the metric is for."""
+    tasks: tuple[TaskKind, ...] = ("classification",)
+    """The tasks that the metric is for."""
     larger_is_better: bool = True
     """Whether a larger value is better."""
 
@@ -30,8 +29,8 @@ class Metric(Part):
 
     def require_possible(self, task: Task) -> None:
         """Raise ``ValueError`` where the metric is not defined for a task."""
-        if task.kind != self.task:
-            raise ValueError(f"'{self.label}' is for {self.task}, but the data are for {task.kind}")
+        if task.kind not in self.tasks:
+            raise ValueError(f"'{self.label}' is for {' and '.join(self.tasks)}, but the data are for {task.kind}")
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
         """The metric of all samples together."""

@@ -9,27 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedblend.core.dataset import TaskKind
 from fedblend.core.registry import Part, part
 from fedblend.core.trees import Tensors, strip_prefix
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted, and the loss it is scored with; both losses are means over the batch.
+    """What is predicted, and the loss it is scored with, a mean over the batch.
 
     - classification: cross-entropy of logits [B, C] with class indices [B], a distribution [C] that
       the whole batch shares, or one a sample [B, C];
+    - multi-label: binary cross-entropy of logits [B, L] with shares [L] or [B, L] from 0 to 1, the mean over labels;
     - regression: squared error, summed over the outputs [B, q] (FedMix, footnotes 1 and 2).
     """
 
-    kind: Literal["classification", "regression"]
+    kind: TaskKind
     outputs: int
     features: int = 0
     """Numbers of an embedding, where clients send mean embeddings; else 0."""
@@ -38,17 +40,32 @@ class Task:
         """Mean loss of a batch; a target without batch dimension stands for every sample."""
         if self.kind == "regression":
             return (outputs - target).square().sum(-1).mean()
+        if self.kind == "multi-label":
+            return _label_losses(outputs, target).mean()
         if not target.is_floating_point():
             # F.cross_entropy but for targets to leave out, which cost a traced step a dozen operations.
             return -F.log_softmax(outputs, -1).gather(-1, target[:, None]).mean()
         # A shared distribution broadcasts, so no [B, C] copy of it is made.
         return -(F.log_softmax(outputs, -1) * target).sum(-1).mean()
 
+    def losses(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss of each sample [n], for targets as stored."""
+        if self.kind == "classification":
+            return -F.log_softmax(outputs, -1).gather(-1, target[:, None])[:, 0]
+        if self.kind == "multi-label":
+            return _label_losses(outputs, target).mean(1)
+        return (outputs - target).square().sum(1)
+
     def encode(self, target: torch.Tensor) -> torch.Tensor:
-        """Targets as float vectors [n, outputs]: one-hot classes, or the numbers themselves."""
-        if self.kind == "regression":
-            return target.float()
-        return F.one_hot(target.long(), self.outputs).float()
+        """Targets as float vectors [n, outputs]: one-hot classes, or the stored numbers themselves."""
+        if self.kind == "classification":
+            return F.one_hot(target.long(), self.outputs).float()
+        return target.float()
+
+
+def _label_losses(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy of each logit, as PyTorch computes it; targets may broadcast."""
+    return (1 - target) * outputs - F.logsigmoid(outputs)
 
 
 class Batch(NamedTuple):

@@ -59,6 +59,7 @@ MODULES: dict[str, str] = {
     "objective": "fedblend.methods.objectives",
     "term": "fedblend.methods.objectives",
     "personal": "fedblend.methods.personal",
+    "augmentation": "fedblend.methods.augment",
     "optimizer": "fedblend.methods.optimizers",
     "schedule": "fedblend.methods.optimizers",
     "upload": "fedblend.methods.uploads",

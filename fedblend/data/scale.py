@@ -62,6 +62,11 @@ class Scaler:
         """Convert values of the unit scale (ink as 1) to this scale: the inverse of :meth:`to_unit`, not clipped."""
         return (unit - self.unit_offset) / self.unit_factor * self.factor + self.offset
 
+    def background(self, x: Tensor) -> Tensor:
+        """The stored value of 0 on the unit scale (no ink), [C, 1, 1] in the type of the stored values ``x``."""
+        value = -self.unit_offset / self.unit_factor
+        return (value if x.is_floating_point() else value.round()).to(x.dtype)
+
     def diameter(self, shape: Sequence[int]) -> float:
         """The largest L2 distance on this scale of two samples of ``shape`` in [0, 1] on the unit scale."""
         widths = (self.factor / self.unit_factor).double().square().flatten()

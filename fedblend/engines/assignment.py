@@ -30,6 +30,8 @@ class Assignment:
     """Random numbers of the objective, one row a step."""
     ends: np.ndarray
     """Batches after which the optimiser makes a step, bool [batches]: all, unless gradients are accumulated."""
+    augment: np.ndarray | None = None
+    """Random choices of the augmentations, one row a position in ``order``, int64; ``None`` without augmentations."""
 
     @property
     def sizes(self) -> np.ndarray:

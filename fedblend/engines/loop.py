@@ -46,6 +46,7 @@ from fedblend.engines.sgd import (
     split_proximal,
 )
 from fedblend.experiment.fields import Train
+from fedblend.methods.augment import pictures
 from fedblend.methods.objectives.output_cache import LabelMeans, OutputCache
 from fedblend.methods.uploads import embedding
 
@@ -154,7 +155,11 @@ class LoopEngine:
         drawn = objective.draw(stream(seed, task.purpose("objective"), task.round, client), plan)
         epochs = 1 if settings.steps else settings.epochs
         ends = group_ends(len(sizes), epochs, settings.accumulate)
-        return Assignment(client, samples, order, bounds, plain, pool, drawn, ends)
+        augment = None
+        if settings.augment:
+            rng = stream(seed, task.purpose("augment"), task.round, client)
+            augment = pictures.draw(settings.augment, rng, len(order))
+        return Assignment(client, samples, order, bounds, plain, pool, drawn, ends, augment)
 
     def _train_client(self, task: TrainTask, client: int) -> ClientUpdate:
         method, settings = self.setup.experiment.method, self.setup.experiment.train
@@ -176,6 +181,7 @@ class LoopEngine:
         drawn = {name: torch.from_numpy(a).to(self.device) for name, a in assignment.drawn.items()}
         x, y = (half.to(self.device) for half in self.setup.samples(client, assignment.samples))
         rows = torch.from_numpy(assignment.order).to(self.device)
+        augment = None if assignment.augment is None else torch.from_numpy(assignment.augment).to(self.device)
         optimizer = self._optimizer(task, client_state)
         accumulator = Accumulator() if settings.accumulate > 1 else None
         factors, made = settings.factors(assignment.steps), 0
@@ -183,7 +189,7 @@ class LoopEngine:
         means = LabelMeans(self.setup.task.outputs, self.device) if method.upload.watches else None
         with lent_generator(self.setup.experiment.seed, task.purpose("train"), task.round, client):
             for step, (a, b) in enumerate(pairwise(assignment.bounds.tolist())):
-                batch = Batch(self.scale(x[rows[a:b]]), y[rows[a:b]])
+                batch = Batch(self.scale(self.augmented(x[rows[a:b]], augment, slice(a, b))), y[rows[a:b]])
                 row = {name: values[step] for name, values in drawn.items()}
                 ends = bool(assignment.ends[step])
                 if factors is not None and made < len(factors):
@@ -209,6 +215,12 @@ class LoopEngine:
                 for name, tensor in zip(self.names, tensors, strict=True)
             }
         return self.update(task, assignment, weights, mean_loss, outputs, step_notes, kept)
+
+    def augmented(self, x: torch.Tensor, augment: torch.Tensor | None, rows: slice = slice(None)) -> torch.Tensor:
+        """Return stored samples after the augmentations by these ``rows`` of random choices, if there are any."""
+        if augment is None:
+            return x
+        return pictures.augmented(self.setup.experiment.train.augment, x, augment[rows], self.scale.background(x))
 
     def keeps_optimizer(self, task: TrainTask) -> bool:
         """Whether clients keep their optimiser's state after this task; that of personal models is not kept."""
@@ -402,11 +414,9 @@ class LoopEngine:
             outputs = outputs_of(x)
             if keeps_outputs:
                 kept.append(outputs)
+            losses.append(task.losses(outputs, y))
             if task.kind == "classification":
-                losses.append(nn.functional.cross_entropy(outputs, y, reduction="none"))
                 rights.append(outputs.argmax(1) == y)
-            else:
-                losses.append((outputs - y).square().sum(1))
         loss = torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
         right = torch.cat(rights).cpu().numpy() if rights else None
         if keeps_outputs and not kept:

@@ -108,6 +108,8 @@ class Train(FrozenTable):
     """Momentum of SGD."""
     weight_decay: NonNegative = 0.0
     """L2 penalty: weight_decay times the weights is added to each gradient; AdamW shrinks the weights instead."""
+    augment: parts_field("augmentation", "train.augment") = ()  # type: ignore[valid-type]
+    """Augmentation of the pictures of each batch, one part after another: a list (default: none)."""
     clip_norm: Positive | None = None
     """Largest norm of a step's gradient; a larger gradient is scaled down to it (default: no clipping)."""
 
@@ -205,7 +207,7 @@ class Validation(FrozenTable):
     """Share of each client's samples that it keeps for validation, besides those of `holdout`."""
     metric: str | None = None
     """Metric by which the best round is chosen: accuracy, loss, or the name of one of `metrics`; on the server's
-    samples where it has some, else on the clients' (default: accuracy, in regression loss).
+    samples where it has some, else on the clients' (default: accuracy, without classes loss).
     """
 
     @property

@@ -91,8 +91,8 @@ UNITS = """\
 - **Shares and probabilities** are numbers from 0 to 1 in files, in Python and in `metrics.jsonl`. So is a `target`
   of the accuracy. Tables and reports show accuracies in per cent.
 - **Rounds** are counted from 1; round 0 in a run's record is the untrained model.
-- **Loss** is a mean over samples of the cross-entropy in nats, or in regression of the squared error summed over the
-  outputs.
+- **Loss** is a mean over samples: of the cross-entropy in nats, in multi-label data of the mean binary cross-entropy of
+  the labels, in regression of the squared error summed over the outputs.
 - **Learning rate**: a step is the learning rate times the gradient of the mean loss over the batch.
 - **Noise** is in units of the model's inputs, after the `scale`; with the scale `standard`, 1 is their deviation.
 - **Bytes** are the sizes of the tensors that would be sent; 1 MB is 10⁶ bytes. **Time** is wall clock in seconds.

@@ -20,6 +20,7 @@ from fedblend.experiment.config import Experiment
 def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     """Load the data (unless given), partition them, fit the scale and build the model with its initial weights."""
     data = data or experiment.data.load()
+    _require_pictures(experiment, data)
     population = split(experiment, data)
     scale = experiment.scale.fit(data)
     task = Task(data.task, data.outputs)
@@ -67,6 +68,18 @@ def require_model_memory(experiment: Experiment, shape: tuple[int, ...], outputs
     except Exception:
         return
     require_memory(needed, f"model: {experiment.model.name}", "take a smaller one")
+
+
+def _require_pictures(experiment: Experiment, data: Dataset) -> None:
+    """Raise :class:`FedblendError` if local training augments pictures and the data are none, or too small."""
+    shape = tuple(data.train.x.shape[1:])
+    for one in experiment.train.augment:
+        if data.kind != "image" or len(shape) != 3:
+            raise FedblendError(
+                f"train.augment: '{one.name}' needs pictures, but '{data.name}' holds {data.kind} of shape "
+                f"{list(shape)}; valid: no augmentation"
+            )
+        one.require_possible(shape)
 
 
 def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:

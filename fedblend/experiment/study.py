@@ -16,10 +16,11 @@ from fedblend.core.errors import FedblendError, brief
 from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
 from fedblend.experiment.fields import Method
 from fedblend.experiment.presets import overlay
+from fedblend.experiment.search import read_tune
 from fedblend.experiment.tables import set_field
 
-STUDY_KEYS = ("methods", "seeds", "grid", "variants")
-"""Keys of a file that make it a study; all other keys apply to each of its experiments."""
+STUDY_KEYS = ("methods", "seeds", "grid", "variants", "tune")
+"""Keys of a file that are of all its experiments together; all other keys apply to each of its experiments."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,13 @@ class Study:
 def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Study:
     """All experiments of a file: methods x grid x seeds, and those of its variants.
 
-    ``seeds`` replaces the file's. Raises :class:`FedblendError` with one message that names the field.
+    ``seeds`` replaces the file's. A table ``tune`` must be valid, and has no effect: its fields have the file's values.
+    Raises :class:`FedblendError` with one message that names the field.
     """
     table = renamed(table)
     check_keys(table, STUDY_KEYS)
+    if "tune" in table:
+        read_tune(table)
     base = {k: v for k, v in table.items() if k not in STUDY_KEYS}
     methods = _methods(table, base)
     grid = _grid(table.get("grid", {}))

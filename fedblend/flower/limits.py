@@ -36,7 +36,7 @@ AT_SITES = (
     *("evaluate_model", "policy.min_mean", "method.name", "method.label", "method.sharing", "method.objective"),
     *("method.terms", "method.personal", "method.upload", "method.stateful_clients", "method.aggregator"),
     *("method.server_step", "train.cohort", "train.epochs", "train.steps", "train.batch_size", "train.lr"),
-    *("train.lr_decay", "train.momentum", "train.weight_decay", "train.clip_norm", "train.accumulate"),
+    *("train.lr_decay", "train.momentum", "train.weight_decay", "train.clip_norm", "train.accumulate", "train.augment"),
     *("train.schedule", "train.schedule_in_round", "train.optimizer", "train.optimizer_state"),
 )
 """Fields that sites follow, within what their site files allow."""

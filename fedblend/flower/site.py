@@ -206,6 +206,7 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
         log.error("fedblend: data: %s", error)
         raise FedblendError("data: this site's samples cannot be loaded; the site's log states why") from None
     own = {"shape": list(data.train.x.shape[1:]), "classes": list(data.classes), "outputs": data.outputs}
+    own |= {"labels": list(data.labels)}
     for field, value in own.items():
         if value != server_setup[field]:
             theirs = brief(server_setup[field])
@@ -256,6 +257,7 @@ def describe_setup(setup: Setup) -> dict[str, Any]:
         "shape": list(setup.data.train.x.shape[1:]),
         "classes": list(setup.data.classes),
         "outputs": setup.data.outputs,
+        "labels": list(setup.data.labels),
         "scale": numbers,
     }
 

@@ -23,6 +23,12 @@ def _counts(predicted: np.ndarray, targets: np.ndarray, classes: int) -> tuple[n
     return right, np.bincount(targets, minlength=classes), np.bincount(predicted, minlength=classes)
 
 
+def _label_counts(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same of labels, of which a sample may have several: a label is predicted if its logit is above 0."""
+    predicted, present = outputs.numpy() > 0, targets.numpy() > 0.5
+    return (predicted & present).sum(0), present.sum(0), predicted.sum(0)
+
+
 def _divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Quotients, float64 [C]; NaN where the divisor is 0."""
     return np.divide(above, below, out=np.full(len(above), np.nan), where=below > 0)
@@ -46,36 +52,83 @@ class BalancedAccuracy(Metric):
 
 @part("metric", "f1")
 class F1(Metric):
-    """F1 = 2 TP / (2 TP + FP + FN) of each class, and its mean over classes (macro).
+    """F1 = 2 TP / (2 TP + FP + FN) of each class or label, and its mean over them (macro).
 
-    A class that no sample has and that is never predicted is left out of the mean.
+    A class that no sample has and that is never predicted is left out of the mean. In multi-label data a label is
+    predicted if its probability is above 1/2.
     """
 
+    tasks = ("classification", "multi-label")
+
+    average: Literal["macro", "micro"] = "macro"
+    """The mean over labels, or one F1 of the counts of all labels together (micro; in multi-label data only)."""
+
+    @property
+    def label(self) -> str:
+        """``f1``, or ``f1-micro``."""
+        return "f1" if self.average == "macro" else "f1-micro"
+
+    def require_possible(self, task: Task) -> None:
+        """Refuse the micro average of classes, which is the accuracy."""
+        super().require_possible(task)
+        if self.average == "micro" and task.kind == "classification":
+            raise ValueError("average: 'micro' is the accuracy where a sample has one class; valid: macro")
+
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The mean over classes."""
+        """The mean over classes or labels, or F1 of all labels together."""
+        return _mean(self._values(outputs, targets))
+
+    def by_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
+        """F1 of each class or label; of the micro average none."""
+        return self._values(outputs, targets).tolist() if self.average == "macro" else None
+
+    def _values(self, outputs: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
+        """F1 of each class or label, or one of all labels together, float64."""
+        if targets.dim() == 2:
+            right, present, guessed = _label_counts(outputs, targets)
+        else:
+            right, present, guessed = _counts(outputs.argmax(1).numpy(), targets.numpy(), outputs.shape[1])
+        if self.average == "micro":
+            right, present, guessed = (counts.sum(keepdims=True) for counts in (right, present, guessed))
+        return _divided(2.0 * right, present + guessed)
+
+
+@part("metric", "hamming-loss")
+class HammingLoss(Metric):
+    """The share of wrong labels, of all samples and of each label; a label is predicted above probability 1/2."""
+
+    tasks = ("multi-label",)
+    larger_is_better = False
+
+    def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        """The share of all pairs of a sample and a label."""
         return _mean(np.array(self.by_class(outputs, targets)))
 
     def by_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
-        """F1 of each class."""
-        right, of_class, guessed = _counts(outputs.argmax(1).numpy(), targets.numpy(), outputs.shape[1])
-        return [float(v) for v in _divided(2.0 * right, of_class + guessed)]
+        """The share of samples whose label is wrong, of each label."""
+        wrong = (outputs > 0) != (targets > 0.5)
+        return [float(v) for v in wrong.double().mean(0)]
 
 
 @part("metric", "auc")
 class AUC(Metric):
-    """Area under the ROC curve of each class against all others, and its mean over classes (macro, one-vs-rest).
+    """Area under the ROC curve of each class against all others, or of each label, and its mean over them (macro).
 
     It is the probability that a sample of the class has a higher softmax output for the class than another sample; a
     tie counts half (Mann and Whitney 1947). A class that all samples have, or none, is left out of the mean. With two
-    classes both have the same AUC.
+    classes both have the same AUC. In multi-label data the outputs of each label are compared as they are.
     """
+
+    tasks = ("classification", "multi-label")
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
         """The mean over classes."""
         return _mean(np.array(self.by_class(outputs, targets)))
 
     def by_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
-        """The AUC of each class."""
+        """The AUC of each class or label."""
+        if targets.dim() == 2:
+            return [_area(outputs[:, i].numpy(), targets[:, i].numpy() > 0.5) for i in range(outputs.shape[1])]
         scores, labels = outputs.double().softmax(1).numpy(), targets.numpy()
         return [_area(scores[:, c], labels == c) for c in range(outputs.shape[1])]
 
@@ -152,7 +205,7 @@ class CalibrationError(Metric):
 class _Regression(Metric):
     """Base of the errors of regression."""
 
-    task = "regression"
+    tasks = ("regression",)
     larger_is_better = False
 
 
@@ -202,10 +255,12 @@ class TorchMetric(Metric):
 
     In a file the path may be the name, and the options stand beside it:
     ``metrics = [{ name = "torchmetrics.classification:MulticlassCohenKappa", weights = "linear" }]``. The metric
-    receives logits (torchmetrics makes probabilities of them) and class indices, or in regression predictions and
-    targets. Its options ``task = "multiclass"``, ``num_classes`` and ``num_outputs`` are set unless they are given. A
-    result with one number a class is recorded by class.
+    receives logits (torchmetrics makes probabilities of them) and class indices, in multi-label data probabilities and
+    labels 0 and 1, in regression predictions and targets. Its options ``task``, ``num_classes``, ``num_labels`` and
+    ``num_outputs`` are set unless they are given. A result with one number a class is recorded by class.
     """
+
+    tasks = ("classification", "multi-label", "regression")
 
     path: Annotated[str, AfterValidator(_of_torchmetrics)]
     """A class of metrics, or a function in `torchmetrics.functional`, as `torchmetrics.module:Name`."""
@@ -250,6 +305,8 @@ class TorchMetric(Metric):
         outputs = torch.zeros(2, task.outputs)
         targets = torch.zeros(2, dtype=torch.int64) if task.kind == "classification" else outputs
         try:
+            if task.kind != "classification" and self._of_labels != (task.kind == "multi-label"):
+                raise ValueError("it is for numbers" if task.kind == "multi-label" else "it is for classes or labels")
             self._computed(outputs, targets)
         except Exception as error:
             reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
@@ -265,16 +322,25 @@ class TorchMetric(Metric):
         computed = self._computed(outputs, targets)
         return computed.tolist() if computed.numel() > 1 else None
 
+    @property
+    def _of_labels(self) -> bool:
+        """Whether the metric takes the number of labels: a metric of classes or labels, and not of numbers."""
+        return "num_labels" in inspect.signature(self._made).parameters
+
     def _computed(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        takes = inspect.signature(self._made).parameters
-        classes = {"task": "multiclass", "num_classes": outputs.shape[1]}
-        known = classes if not targets.is_floating_point() else {"num_outputs": outputs.shape[1]}
+        takes, number = inspect.signature(self._made).parameters, outputs.shape[1]
+        known: dict[str, Any] = {"num_outputs": number}
+        if not targets.is_floating_point():
+            known = {"task": "multiclass", "num_classes": number}
+        elif self._of_labels:
+            # torchmetrics takes logits for probabilities where all of them lie in [0, 1].
+            known, outputs, targets = {"task": "multilabel", "num_labels": number}, outputs.sigmoid(), targets.long()
         options = {name: value for name, value in known.items() if name in takes} | dict(self.options)
-        if outputs.shape[1] == 1 and targets.is_floating_point():
+        if number == 1 and targets.is_floating_point():
             outputs, targets = outputs[:, 0], targets[:, 0]
         call = functools.partial(self._made, **options) if inspect.isfunction(self._made) else self._made(**options)
         result = call(outputs, targets)
         shape = tuple(result.shape) if isinstance(result, torch.Tensor) else None
-        if shape not in ((), (1,), (outputs.shape[-1],)):
+        if shape not in ((), (1,), (number,)):
             raise TypeError(f"its result is no number, and not one a class: {brief(result)}")
         return result.double()

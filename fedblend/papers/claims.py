@@ -78,8 +78,11 @@ class Check:
     """The smallest difference between two neighbours in the comparison; negative where it does not hold."""
 
 
-def parse_claim(text: str, rows: Sequence[str], columns: Sequence[str]) -> Comparison:
-    """Parse a claim's text. Raises :class:`FedblendError` that names what is not valid."""
+def parse_claim(text: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> Comparison:
+    """Parse a claim's text; with ``rows`` and ``columns`` names must be among them.
+
+    Raises :class:`FedblendError` that names what is not valid.
+    """
     operands: list[Operand] = []
     code = []
     for token in text.split():
@@ -100,13 +103,13 @@ def parse_claim(text: str, rows: Sequence[str], columns: Sequence[str]) -> Compa
     return Comparison(tree, tuple(operands))
 
 
-def _operand(token: str, rows: Sequence[str], columns: Sequence[str], text: str) -> Operand:
+def _operand(token: str, rows: Sequence[str] | None, columns: Sequence[str] | None, text: str) -> Operand:
     reduction, colon, rest = token.partition(":")
     if not colon or reduction not in REDUCTIONS:
         reduction, rest = "", token
     row, at, column = rest.partition("@")
     for name, valid, what in ((row, rows, "row"), (column if at else "", columns, "column")):
-        if name and name not in valid:
+        if name and valid is not None and name not in valid:
             raise FedblendError(f"claim {text!r}: no {what} '{name}'{did_you_mean(name, valid)}")
     if reduction and row and at:
         raise FedblendError(f"claim {text!r}: '{token}' is one cell, of which there is no {reduction}")

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedblend.papers.verdicts import ONE_SEED, ClaimVerdict, judge_result
+
 NEVER = "never"
 NOTHING = "—"
 
@@ -21,6 +23,7 @@ def heading(result: Mapping[str, Any]) -> list[str]:
     """Lines on the scale, the seeds, the differences from the paper's scale, and what is missing."""
     scale = SCALES["paper"] if not (result["smaller"] or result["other_data"]) else SCALES[result["scale"]]
     lines = [f"Scale {result['scale']}: {scale}. Seeds: {', '.join(map(str, result['seeds'])) or 'none'}."]
+    lines += [f"Made with settings that were corrected since: {result['outdated']}."] if "outdated" in result else []
     lines += [f"On other data: {', '.join(result['other_data'])}."] if result["other_data"] else []
     lines += [f"Scaled down: {'; '.join(result['smaller'])}."] if result["smaller"] else []
     lines += [f"Data not at hand: {', '.join(result['absent'])}."] if result["absent"] else []
@@ -72,6 +75,11 @@ def difference_text(cell: Mapping[str, Any], digits: int) -> str:
     return f"{ours - cell['paper']:+,.{digits}f}"
 
 
+def claim_text(claim: Mapping[str, Any]) -> str:
+    """The claim in words, with the choice that it is judged under, if it is one of several."""
+    return f"{claim['says']}; {claim['choice']}" if "choice" in claim else str(claim["says"])
+
+
 def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """The verdict in words: in which columns or rows the claim holds, by how much, in how many seeds, on which data."""
     text: str = claim["verdict"]
@@ -89,12 +97,26 @@ def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
             text += " (level)"
     if claim["seeds"][1] > len(lines):
         text += f", {claim['seeds'][0]} of {claim['seeds'][1]} seeds and places"
+    if "quantities" in result:
+        text += _noise_text(judge_result(result, claim), claim["verdict"])
     if claim["verdict"] not in ("not measured", "undecided"):
         text += ", on other data" if result["other_data"] else ""
         text += ", at smoke" if result["scale"] == "smoke" else ""
     if claim["paper"] not in ("holds", "not measured"):
         text += f" [the paper's own numbers: {claim['paper']}]"
     return text
+
+
+def _noise_text(verdict: ClaimVerdict, on_means: str) -> str:
+    """What the seeds tell of a verdict on means: one seed, the interval in the weakest place, or another verdict."""
+    weakest = verdict.weakest
+    if verdict.word == ONE_SEED:
+        return ", one seed"
+    if weakest is None:
+        return ""
+    interval = weakest.interval
+    between = f", 95 % interval {interval[0]:+.3g} to {interval[1]:+.3g}" if interval else ""
+    return between if verdict.word == on_means else f"{between}: {verdict.word}"
 
 
 def _first_names(names: Sequence[str], most: int = 6) -> str:
@@ -124,7 +146,7 @@ def markdown(result: Mapping[str, Any], level: int = 2) -> str:
         lines += [*_quantity_table(result, quantity), ""]
     if result["claims"]:
         lines += ["| claim | verdict |", "|---|---|"]
-        lines += [f"| {claim['says']} | {verdict_text(claim, result)} |" for claim in result["claims"]]
+        lines += [f"| {claim_text(claim)} | {verdict_text(claim, result)} |" for claim in result["claims"]]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

@@ -111,6 +111,10 @@ class Claim(_Table):
     """The quantity that is compared (default: the first)."""
     where: tuple[str, ...] | None = None
     """The columns (or rows) in which it is asserted (default: all)."""
+    choice: str = ""
+    """In an item on a choice that the paper leaves open, or that can flip a verdict: the choice that is judged."""
+    source: str = ""
+    """Whose choice it is, and how this is known."""
     differs: bool = False
     """Whether the paper's own numbers contradict the claim in at least one column (or row)."""
 

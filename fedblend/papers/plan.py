@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -10,6 +11,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import BaseModel
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, did_you_mean
@@ -83,7 +86,7 @@ class ItemPlan:
 
     def provenance(self, quantity: str, cell: Cell) -> str:
         """Eight hexadecimal digits of the experiment and the measure that make a quantity of a cell."""
-        measure = registry.dump(self.measures[quantity, cell.row, cell.column])
+        measure = _given(self.measures[quantity, cell.row, cell.column])
         text = json.dumps([cell.fingerprint, measure], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -160,10 +163,32 @@ def _changes(original: Experiment, smaller: Experiment) -> dict[str, tuple[str, 
 
 
 def fingerprint(experiment: Experiment) -> str:
-    """Eight hexadecimal digits of every field that determines a run, except its seed."""
-    table = {key: value for key, value in as_table(experiment).items() if key not in NOT_RUN}
-    table["method"] = {key: value for key, value in table["method"].items() if key not in ("label", "name")}
+    """Eight hexadecimal digits of every field that determines a run, except its seed.
+
+    Fields with their default are left out. So a new field changes no fingerprint, and a default must not be changed.
+    """
+    table = {key: value for key, value in _given(experiment).items() if key not in NOT_RUN}
+    table["method"] = {key: value for key, value in table.get("method", {}).items() if key not in ("label", "name")}
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _given(value: Any) -> Any:
+    """Plain data of a table or part without fields that have their default, so a new field changes no fingerprint."""
+    if isinstance(value, BaseModel):
+        defaults = {name: field.get_default() for name, field in type(value).model_fields.items()}
+        return _not_default(value, defaults)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        defaults = {field.name: field.default for field in dataclasses.fields(value) if field.init}
+        return {"name": registry.dump(value)["name"], **_not_default(value, defaults)}
+    if isinstance(value, (list, tuple)):
+        return [_given(one) for one in value]
+    return {str(key): _given(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+
+
+def _not_default(value: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {name: _given(getattr(value, name)) for name in defaults}
+    # The default of a field that holds a part is the part's name.
+    return {name: one for name, one in plain.items() if one not in (_given(defaults[name]), {"name": defaults[name]})}
 
 
 def plan_item(

@@ -145,6 +145,7 @@ def _claim(plan: ItemPlan, claim: Claim, values: Values) -> dict[str, Any]:
     of_paper = claims.judge_claim(comparison, paper_numbers(item, quantity), {}, claim.where)
     return {
         "says": claim.says,
+        **({"choice": claim.choice, "source": claim.source} if claim.choice else {}),
         "holds": claim.holds,
         "of": quantity,
         "verdict": verdict.word,

@@ -149,7 +149,8 @@ def _data(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> str:
     if train and test:
         shape = _values_text(_sample(data) for data in _facts(outcomes, "data"))
         classes = _values_text(len(c) for c in _facts(outcomes, "data", "classes"))
-        kind = "regression" if classes == "0" else f"{classes} classes"
+        labels = _values_text(len(data.get("labels", ())) for data in _facts(outcomes, "data"))
+        kind = f"{classes} classes" if classes != "0" else "regression" if labels == "0" else f"{labels} labels"
         text += f": {train} training samples and {test} test samples ({shape}; {kind})"
     return text + "."
 

@@ -130,6 +130,7 @@ class _DataFacts(_Table):
     test: Whole = 0
     shape: list[Whole] = []
     classes: list[str] = []
+    labels: list[str] = []
     outputs: Whole = 0
     files: dict[str, str] = {}
 

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError, legible, missing_package
 from fedblend.core.setup import Setup
 from fedblend.core.trees import Tensors, differing
@@ -39,7 +40,7 @@ FORMATS = {
 
 
 class Deployed(nn.Module):
-    """The scale, the network, and the softmax of a classifier as one module.
+    """The scale, the network, and the softmax of classes or the sigmoid of labels as one module.
 
     It takes samples as stored (:class:`fedblend.core.dataset.Samples`) and returns probabilities [n, C], or the
     predicted numbers [n, q] of a regression.
@@ -49,10 +50,10 @@ class Deployed(nn.Module):
     offset: torch.Tensor
 
     def __init__(
-        self, net: nn.Module, factor: torch.Tensor | None, offset: torch.Tensor | None, codes: int, classifies: bool
+        self, net: nn.Module, factor: torch.Tensor | None, offset: torch.Tensor | None, codes: int, task: TaskKind
     ) -> None:
         super().__init__()
-        self.net, self.codes, self.classifies = net, codes, classifies
+        self.net, self.codes, self.task = net, codes, task
         self.register_buffer("factor", factor)
         self.register_buffer("offset", offset)
 
@@ -63,7 +64,9 @@ class Deployed(nn.Module):
         else:
             inputs = stored.to(torch.float32) * self.factor + self.offset
         outputs: torch.Tensor = self.net(inputs)
-        return outputs.softmax(1) if self.classifies else outputs
+        if self.task == "classification":
+            return outputs.softmax(1)
+        return outputs.sigmoid() if self.task == "multi-label" else outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +76,14 @@ class Predictor:
     module: Deployed
     """From stored samples to probabilities or numbers, in evaluation mode."""
     description: dict[str, Any]
-    """Name, kind (image, text, features), shape and type of a stored sample, classes, scale, versions."""
+    """Name, kind (image, text, features), shape and type of a stored sample, classes or labels, scale, versions."""
 
     @staticmethod
     def of_setup(setup: Setup, weights: Tensors, round: int) -> Predictor:
         """The predictor of a finished run."""
         data, scale = setup.data, setup.scale.describe()
         facts = {"name": data.name, "kind": data.kind, "shape": data.train.x.shape[1:], "classes": data.classes}
+        facts |= {"labels": data.labels}
         facts |= {"table": data.facts["table"]} if "table" in data.facts else {}
         net = setup.model
         net.load_state_dict(dict(weights))
@@ -115,22 +119,34 @@ class Predictor:
     def predict_proba(self, x: Any) -> np.ndarray:
         """Probabilities float32 [n, C] of samples as stored (array or tensor [n, ...]); in regression, numbers [n, q].
 
+        The probabilities of labels are independent of each other; those of classes have the sum 1.
+
         Raises :class:`FedblendError` for samples of another shape.
         """
         samples = self._samples(x)
         with torch.no_grad():
             parts = [self.module(samples[i : i + CHUNK]) for i in range(0, len(samples), CHUNK)]
-        return torch.cat(parts).numpy() if parts else np.empty((0, len(self.classes)), np.float32)
+        return torch.cat(parts).numpy() if parts else np.empty((0, len(self.classes or self.labels)), np.float32)
 
     def predict(self, x: Any) -> np.ndarray:
-        """The most probable class's name for each sample as stored; of a regression, numbers float32 [n, q]."""
+        """The most probable class's name for each sample as stored; of a regression, numbers float32 [n, q].
+
+        Of multi-label data, bool [n, L]: the labels whose probability is above 1/2.
+        """
         outputs = self.predict_proba(x)
+        if self.labels:
+            return outputs > 0.5
         return np.array(self.classes)[outputs.argmax(1)] if self.classes else outputs
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; empty for a regression."""
+        """Names of the classes; empty for a regression, and for multi-label data."""
         return tuple(self.description["classes"])
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels of multi-label data, else empty."""
+        return tuple(self.description.get("labels", ()))
 
     def _samples(self, x: Any) -> torch.Tensor:
         """Samples as the module takes them."""
@@ -212,7 +228,8 @@ def _weights_of(folder: Path, best: bool) -> tuple[int, dict[str, torch.Tensor]]
 def _predictor(
     experiment: Experiment, data: dict[str, Any], scale: dict[str, Any], net: nn.Module, round: int
 ) -> Predictor:
-    shape, classes = list(data["shape"]), list(data["classes"])
+    shape, classes, labels = list(data["shape"]), list(data["classes"]), list(data.get("labels", ()))
+    task: TaskKind = "classification" if classes else "multi-label" if labels else "regression"
     factor = offset = None
     if "vocabulary" not in scale and not len(scale["factor"]) == len(scale["offset"]) == shape[0]:
         raise FedblendError(f"scale: {len(scale['factor'])} factors for samples of shape {shape}; the run is damaged")
@@ -221,7 +238,7 @@ def _predictor(
         factor, offset = (
             torch.tensor(scale[name], dtype=torch.float32).reshape(column) for name in ("factor", "offset")
         )
-    module = Deployed(net, factor, offset, scale.get("vocabulary", 0), bool(classes))
+    module = Deployed(net, factor, offset, scale.get("vocabulary", 0), task)
     description = {
         "name": experiment.name,
         "data": data["name"],
@@ -229,6 +246,7 @@ def _predictor(
         "shape": shape,
         "type": _number_type(data["kind"]),
         "classes": classes,
+        **({"labels": labels} if labels else {}),
         "scale": scale,
         **({"table": data["table"]} if "table" in data else {}),
         "model": experiment.model.name,

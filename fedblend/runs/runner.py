@@ -248,6 +248,7 @@ def collect_facts(setup: Setup) -> dict[str, Any]:
             "shape": list(setup.data.train.x.shape[1:]),
             "classes": list(setup.data.classes),
             "outputs": setup.data.outputs,
+            **({"labels": list(setup.data.labels)} if setup.data.labels else {}),
             **setup.data.facts,
         },
         "scale": setup.scale.describe(),
@@ -273,7 +274,7 @@ def collect_facts(setup: Setup) -> dict[str, Any]:
 def describe_split(setup: Setup) -> dict[str, Any]:
     """Return class counts by client and the split's non-IID measures (AggEnhance, section 4.3).
 
-    Counts and measures are empty in regression, and if the samples are at real sites.
+    Counts and measures are empty for data without classes, and if the samples are at real sites.
     """
     if not setup.data.classes or setup.population.elsewhere:
         return {

@@ -186,7 +186,7 @@ def _run(
         experiment = resolve(table)
         if not search.metric:
             data = experiment.data.load()
-            search.metric = experiment.validation.metric or ("loss" if data.task == "regression" else "accuracy")
+            search.metric = experiment.validation.metric or ("accuracy" if data.task == "classification" else "loss")
             larger = {"loss": False, **{metric.label: metric.larger_is_better for metric in experiment.metrics}}
             search.larger_is_better = larger.get(search.metric, True)
         was_pruned = RunDirectory.is_run(folder) and RunDirectory(folder).status()["state"] == "done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import here
+from cli_helpers import here, records, succeeded
 
 from fedblend.experiment.config import resolve
 from fedblend.experiment.search import read_tune
@@ -52,6 +53,7 @@ def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (np.array(["cat", "dog"] * 20), "classification"),
         (np.arange(40) % 3 * 1.0, "regression"),
         (np.ones((40, 2), np.float32), "regression"),
+        (np.eye(40, 2, dtype=np.int64), "multi-label"),
     ],
 )
 def test_the_type_of_y_decides_the_task(tmp_path: Path, y: np.ndarray, task: str) -> None:
@@ -78,3 +80,50 @@ def test_the_flower_page_counts_the_lines_of_its_app() -> None:
     ours = [line for line in app.splitlines() if "# fedblend" in line or line.startswith("from fedblend")]
     assert len(ours) == 6
     assert "Six lines of it are fedblend's" in (ROOT / "docs" / "flower.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    printed = ""
+    for language, block in re.findall(r"^```(sh|toml|python|text)\n(.*?)^```", page, re.M | re.S):
+        if language == "toml":
+            Path("study.toml").write_text(block)
+        elif language == "python":
+            exec(block, {})
+        elif language == "text":
+            # Accuracies may differ by rounding, and times do; the methods are those of the command before.
+            rows = [re.split(r"\s{2,}", line.strip())[0] for line in block.splitlines()[3:]]
+            assert rows
+            assert all(re.search(rf"^ {re.escape(row)}  ", printed, re.M) for row in rows), printed
+        else:
+            for line in block.splitlines():
+                _, *words = shlex.split(line)
+                words, out = (words[:-2], words[-1]) if ">" in words else (words, None)
+                printed = succeeded(here(*words)).out
+                if out:
+                    Path(out).write_text(printed)
+    table = json.loads((tmp_path / "model.json").read_text())
+    assert (table["method"], table["round"]) == ("scaffold classes_per_client=2", 30)
+    assert "tensor([" in capsys.readouterr().out
+    last = {run.name: json.loads(records(run)[-1])["accuracy"] for run in Path("runs/labels").glob("*-seed?")}
+    mean = {
+        name: np.mean([v for run, v in last.items() if name in run])
+        for name in ("fedavg-classes_per_client-2", "fedavg-classes_per_client-10", "scaffold-classes_per_client-2")
+    }
+    fewer, all_classes, corrected = mean.values()
+    assert fewer < min(all_classes, corrected)
+
+
+def test_the_comparison_names_files_of_fedblend_that_exist() -> None:
+    page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| fedblend")]
+    named = [path for row in rows for path in re.findall(r"`(fedblend/[^`]+)`|\]\(([^)#]+)", row)]
+    assert len(rows) == 6
+    assert named
+    for ours, linked in named:
+        assert (ROOT / ours if ours else ROOT / "docs" / linked).exists()

@@ -215,7 +215,7 @@ def test_a_run_ends_at_its_target(metric: str, target: float, validation: Any, t
 
 
 def test_accuracy_is_no_target_in_regression() -> None:
-    with pytest.raises(FedblendError, match="target_metric: accuracy is not defined in regression"):
+    with pytest.raises(FedblendError, match="target_metric: accuracy is not defined for regression data"):
         RoundLoop(made := setup(numbers(), target=0.5, stop_at_target=True), engine_of(made))
 
 

@@ -38,7 +38,7 @@ def with_nan() -> np.ndarray:
         (arrays(x=np.ones((40, 0))), ("'x'", "[40, 0]")),
         (arrays(x=None), ("no array 'x'", "are needed")),
         (arrays(y=np.arange(40) - 1), ("labels in 'y' are from -1", "valid: ")),
-        (arrays(y=np.ones((40, 2), int)), ("'y'", "[40, 2]", "valid: ")),
+        (arrays(y=np.full((40, 2), 3)), ("'y'", "[n, 2] holds 3", "valid: 0 and 1")),
         (arrays(split=["train"] * 39 + ["tset"]), ("'split' holds 'tset'", "'test'")),
         (arrays(split=["train"] * 40), ("test half", "empty")),
         (arrays(client=np.ones(40)), ("'client'", "float64", "valid: ")),

@@ -131,6 +131,16 @@ def test_classes_of_fedmix():
     assert (counts > 0).sum(0).tolist() == [12] * 10
 
 
+def test_random_classes_are_distinct_and_not_balanced():
+    spec = {"name": "classes", "clients": 30, "classes_per_client": 2, "random": True}
+    held = table(spec, LEVEL) > 0
+
+    assert held.sum(1).tolist() == [2] * 30
+    assert len(set(held.sum(0).tolist())) > 2, "levelled classes would have 6 clients each"
+    one = split({**spec, "clients": 1}, LEVEL)
+    assert len(one.notes["classes_unheld"]) == 8
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 12), st.data())
 def test_drawn_classes_are_distinct_and_balanced(clients, classes, data):

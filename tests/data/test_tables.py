@@ -70,6 +70,18 @@ def test_targets_are_classes_or_numbers(tmp_path: Path) -> None:
     assert table(tmp_path / "c.csv", flags).load().classes == ("0", "1")
 
 
+def test_several_targets_of_0_and_1_are_labels(tmp_path: Path) -> None:
+    flags = PATIENTS.fillna(0).assign(tired=[0, 1, 0, 1, 1, 0], cough=[True, True, False, True, False, False])
+    made = table(tmp_path / "a.csv", flags, target=["tired", "cough"], features=["age"]).load()
+    assert (made.task, made.labels) == ("multi-label", ("tired", "cough"))
+    assert made.train.y.tolist() == [[0, 1], [1, 1], [0, 0], [1, 1]]
+    # One column with another number: numbers to predict.
+    count = table(tmp_path / "b.csv", flags.assign(tired=[0, 1, 2, 1, 1, 0]), target=["tired", "cough"])
+    assert count.load().task == "regression"
+    shares = table(tmp_path / "c.csv", flags.assign(tired=flags.tired * 1.0), target=["tired", "cough"])
+    assert shares.load().task == "regression"
+
+
 def test_rows_with_gaps_are_dropped_where_asked(tmp_path: Path) -> None:
     data = table(tmp_path / "p.csv", missing="drop").load()
     assert data.train.x[:, 0].tolist() == [40, 60, 70]
@@ -186,6 +198,14 @@ def test_test_halves_and_floats_are_kept(tmp_path: Path) -> None:
     data = fedblend.from_torch(regression, tmp_path / "r.npz", test=TensorDataset(x[:2], x[:2].sum(1))).load()
     assert (data.task, len(data.train), len(data.test)) == ("regression", 10, 2)
     assert torch.equal(data.train.x, x)
+
+
+def test_samples_with_several_labels_are_kept_with_their_names(tmp_path: Path) -> None:
+    y = torch.tensor([[True, False], [True, True], [False, False], [False, True], [True, False]])
+    made = TensorDataset(torch.randn(5, 3), y)
+    data = fedblend.from_torch(made, tmp_path / "l.npz", test=made, labels=["red", "big"]).load()
+    assert (data.task, data.labels) == ("multi-label", ("red", "big"))
+    assert torch.equal(data.train.y, y.float())
 
 
 @pytest.mark.parametrize(

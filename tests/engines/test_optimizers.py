@@ -372,6 +372,34 @@ def test_what_is_no_optimizer_is_refused(spec: Any, words: str) -> None:
         next(iter(engine_of(made := setup(train={"optimizer": spec})).train(task_of(made), [0])))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"beta1": 0.5}, {"beta2": 0.5}, {"eps": 1.0}, {"name": "adamw"}, {"name": "torch.optim:RMSprop", "eps": EPS}],
+)
+def test_each_option_of_an_optimizer_changes_the_steps(changes: dict[str, Any]) -> None:
+    base = {"name": "adam", "eps": EPS}
+    given = changes if ":" in changes.get("name", "") else {**base, **changes}
+    weights = []
+    for optimizer in (base, given):
+        made = setup(images(40), train={"optimizer": optimizer, "weight_decay": 0.0 if given is changes else 0.1})
+        (update,) = engine_of(made).train(task_of(made), [0])
+        weights.append(update.weights)
+    assert not any(torch.equal(weights[1][name], tensor) for name, tensor in weights[0].items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"beta1": 1.0}, "train.optimizer.beta1: 1"),
+        ({"beta2": -0.1}, "train.optimizer.beta2: -0.1"),
+        ({"eps": 0.0}, "train.optimizer.eps: 0"),
+    ],
+)
+def test_options_of_adam_outside_their_range_are_refused(changes: dict[str, float], words: str) -> None:
+    with pytest.raises(FedblendError, match=words):
+        resolve({**BASE, "train": {"optimizer": {"name": "adam", **changes}}})
+
+
 def test_a_path_of_torch_is_a_name() -> None:
     made = resolve({**BASE, "train": {"optimizer": {"name": "torch.optim:RMSprop", "alpha": 0.9}}})
     table = as_table(made)["train"]["optimizer"]

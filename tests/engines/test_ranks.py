@@ -120,6 +120,37 @@ def test_queries_and_client_states_are_the_same_on_two_ranks(method: Any, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("split", "changes"),
+    [
+        ("server", {"method": {"name": "fedavg", "label": "one"}}),
+        ("clients", {"method": {"name": "ditto", "label": "one"}, "evaluate_model": "each"}),
+    ],
+    ids=["one model", "personal models"],
+)
+def test_metrics_on_two_ranks_are_those_of_one(split: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    fields = {
+        "rounds": 2,
+        "holdout": 0.2,
+        "engine": "loop",
+        "metrics": ["f1", "auc", "ece", {"name": "top-k", "k": 2}],
+        "validation": {split: 0.1, "metric": "f1"},
+    }
+    file = write(tmp_path / "file.toml", {**SETTINGS, **fields, **changes})
+
+    succeeded(call("run", file, "--ranks", 2, "--out", tmp_path / "two"))
+    succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
+
+    one, two = (records(tmp_path / folder / "one-seed0") for folder in ("one", "two"))
+    assert one == two
+    last = json.loads(one[-1])
+    names = {"f1", "auc", "ece", "top-2"}
+    assert (
+        last["metrics"].keys() == last["client_metrics"].keys() == last["validation"][split]["metrics"].keys() == names
+    )
+
+
+@pytest.mark.slow
 def test_more_ranks_than_clients_in_a_round(one_rank: Path, tmp_path: Path) -> None:
     settings = {**SETTINGS, "rounds": 2, "train": {"cohort": 1}, "ranks": 3}
     file = write(tmp_path / "file.toml", settings)

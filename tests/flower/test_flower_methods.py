@@ -137,6 +137,57 @@ def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: 
     assert all(name.endswith("/kept") for name in kept), "what clients keep stays at their sites"
 
 
+def test_sites_train_on_the_loops_pictures(tmp_path: Path) -> None:
+    asked = quick("fedmix", train={**DATA["train"], "augment": ["random-crop", "horizontal-flip"]})
+    state, _ = by_loop(asked)
+
+    finished = run(
+        Nodes({"partition-id": client} for client in range(4)), asked, tmp_path, FederationLimits(deadline=5)
+    )
+
+    for name, tensor in state.weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+
+
+def test_adam_with_kept_state_over_flower_equals_the_loop_and_its_state_stays_at_sites(tmp_path: Path) -> None:
+    adam = {"name": "adam", "eps": 0.1, "beta1": 0.8}
+    kept, reset = (
+        quick("fedavg", rounds=3, train={**DATA["train"], "optimizer": adam, "optimizer_state": how})
+        for how in ("keep", "reset")
+    )
+    state, _ = by_loop(kept)
+    grid = nodes()
+
+    finished = run(grid, kept, tmp_path, FederationLimits(deadline=5))
+
+    for name, tensor in state.weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+    assert not any(torch.equal(by_loop(reset)[0].weights[name], tensor) for name, tensor in state.weights.items())
+    model = sum(tensor.numel() * 4 for tensor in state.weights.values())
+    assert {up for _, kind, _, up in grid.sent if kind == "train"} == {model}
+    assert all(any("exp_avg" in name for name in table) for table in state.client_states.values())
+    assert all(name.endswith("/kept") for table in finished.state.client_states.values() for name in table)
+
+
+def test_samples_with_several_labels_are_learned_over_flower(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((80, 3))
+    path = tmp_path / "labels.npz"
+    np.savez(path, x=x, y=(x[:, :2] > 0.3).astype(int), labels=np.array(["a", "b"]))
+    data = {"name": "npz", "path": str(path)}
+    fields = {"holdout": 0.25, "validation": {"clients": 0.25}, "metrics": ["hamming-loss"]}
+    asked = experiment("naivemix", data=data, partition={"name": "iid", "clients": 4}, **fields)
+    state, _ = by_loop(asked)
+    allow = ["weights", "means", "scores", "metrics"]
+    grid = Nodes(site_files(tmp_path, 4, trusted=[str(path)], allow=allow, min_mean=2))
+
+    finished = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5))
+
+    for name, tensor in state.weights.items():
+        assert torch.equal(finished.state.weights[name], tensor), name
+    assert set(finished.directory.metrics()[-1]["validation"]["clients"]["metrics"]) == {"hamming-loss"}
+
+
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     """The messages of a first round of FedMix with a model of this size."""
     grid = Counting({"partition-id": client} for client in range(4))

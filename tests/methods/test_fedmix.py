@@ -317,3 +317,78 @@ def test_weights_keep_no_gradient_of_their_own() -> None:
 
     assert all(p.grad is None for p in model.parameters())
     assert not batch.x.requires_grad
+
+
+# Remedies against a prediction without a bound ---------------------------------------------------------------
+
+
+def parts_of(model: nn.Module, batch: Batch, task: Task, lam: float, pool: dict[str, torch.Tensor]) -> tuple:
+    """Of each sample: its own share of the loss, the predicted one and the one at the mixed sample; and the entry's."""
+    z = ((1 - lam) * batch.x).requires_grad_()
+    outputs = model(z)
+    losses = task.losses(outputs, batch.y)
+    slopes = torch.autograd.grad(losses.sum(), z, create_graph=True)[0]
+    own = (1 - lam) * losses
+    predicted = own + lam * (1 - lam) * (slopes * pool["x"][0]).sum(1)
+    actual = (1 - lam) * task.losses(model((1 - lam) * batch.x + lam * pool["x"][0]), batch.y)
+    return own, predicted, actual, lam * task.loss(outputs, pool["y"][0])
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("remedy", ["drop", "check"])
+def test_a_remedy_takes_another_loss_for_the_samples_with_wrong_predictions_alone(task: Task, remedy: str) -> None:
+    model, batch, pool, lam = tanh_net(seed=1), Batch(*draws(task, 40, 1)), random_pool(task), 0.4
+    pool["x"] = 40 * pool["x"]
+    own, predicted, actual, entrys = parts_of(model, batch, task, lam, pool)
+    wrong = predicted <= 0 if remedy == "drop" else (predicted - actual).abs() > 0.5 * actual
+    assert 0 < wrong.sum() < len(wrong)
+
+    made = loss_of(FedMix(lam=lam, remedy=remedy), model, batch, task, lam, pool)
+
+    wanted = torch.where(wrong, own if remedy == "drop" else actual, predicted).mean() + entrys
+    torch.testing.assert_close(made, wanted)
+    torch.testing.assert_close(weight_gradient(made, model), weight_gradient(wanted, model))
+
+
+@pytest.mark.parametrize("remedy", ["drop", "check"])
+def test_a_remedy_changes_nothing_where_all_predictions_are_right(remedy: str) -> None:
+    model, batch, pool = tanh_net(seed=1), Batch(*draws(CLASSES, 8, 1)), random_pool(CLASSES)
+
+    made, plain = (loss_of(FedMix(remedy=r), model, batch, CLASSES, 0.05, pool) for r in (remedy, "none"))
+
+    torch.testing.assert_close(made, plain)
+
+
+@pytest.mark.parametrize("remedy", ["drop", "check"])
+def test_with_a_remedy_the_loss_has_a_bound(remedy: str) -> None:
+    """Input gradients that grow lower FedMix's loss without end; with a remedy it stays at 0 or above."""
+    model, pool = linear_net(), {"x": torch.zeros(1, 5).double(), "y": one_hot(torch.tensor([0]))}
+    batch = Batch(torch.zeros(2, 5).double(), torch.tensor([0, 0]))
+    with torch.no_grad():
+        model.weight.zero_()
+        model.weight[0, 0] = 1.0
+    pool["x"][0, 0] = 1e4
+
+    plain, bounded = (loss_of(FedMix(remedy=r), model, batch, CLASSES, 0.5, pool) for r in ("none", remedy))
+
+    assert float(plain.detach()) < -100
+    assert float(bounded.detach()) >= 0
+
+
+def test_a_remedy_needs_predictions_of_losses() -> None:
+    with pytest.raises(ValueError, match='remedy: "drop" needs predictions of losses'):
+        FedMix(remedy="drop", average="twice")
+
+
+@pytest.mark.parametrize("objective", [NaiveMix, FedMix])
+def test_an_entry_for_each_sample_is_the_mean_of_one_batch_an_entry(objective: type) -> None:
+    model, batch, pool = tanh_net(seed=1), Batch(*draws(CLASSES, 3, 1)), random_pool(CLASSES, 4)
+    rows = [2, 0, 2]
+
+    made = loss_of(objective(entries="sample"), model, batch, CLASSES, 0.2, pool, entry=[*rows, 3])
+
+    single = [
+        loss_of(objective(), model, Batch(batch.x[i : i + 1], batch.y[i : i + 1]), CLASSES, 0.2, pool, entry=row)
+        for i, row in enumerate(rows)
+    ]
+    torch.testing.assert_close(made, torch.stack(single).mean())

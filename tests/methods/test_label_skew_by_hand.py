@@ -116,7 +116,7 @@ def test_data_without_classes_are_refused(method: str) -> None:
     loop = RoundLoop(made, LoopEngine(made))
     state, _ = loop.start()
 
-    with pytest.raises(FedblendError, match=f"'{method}' .* targets are numbers"):
+    with pytest.raises(FedblendError, match=f"'{method}' .* targets are no classes"):
         loop.round(state)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from cli_helpers import here
+from helpers import experiment
 from reproduce_helpers import RUNNABLE
 
+import fedblend
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.record import RoundRecord
@@ -23,7 +25,8 @@ from fedblend.papers.items import all_papers
 from fedblend.papers.measures.attack import AttackFigure
 from fedblend.papers.measures.base import CellRun
 from fedblend.papers.measures.memory import most_kept
-from fedblend.papers.measures.runs import Accuracy, AccuracyAt, RoundsTo
+from fedblend.papers.measures.models import AfterTraining
+from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, RoundsTo
 from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import RESULT as RESULT_FILE
@@ -193,6 +196,31 @@ def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reach
     assert not Accuracy().is_settled(cell_run(0.5))
 
 
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_clients_are_tested_with_the_model_that_each_has_after_training(engine: str, tmp_path: Path) -> None:
+    def measured(lr: float) -> tuple[float, float]:
+        one = experiment(
+            partition={"name": "classes", "clients": 6, "classes_per_client": 1, "samples": 40},
+            holdout=0.25,
+            rounds=1,
+            engine=engine,
+            train={"cohort": 2, "epochs": 5, "lr": lr},
+        )
+        folder = tmp_path / f"{lr}"
+        fedblend.run(one, folder / "run")
+        cell = CellRun(one, folder / "run", folder, lambda *_: None)
+        after, of_global = AfterTraining().measured(cell), Clients().measured(cell)
+        assert of_global is not None
+        return after, of_global
+
+    # A client of one class answers with its class after training; without a step it has the global model.
+    after, of_global = measured(0.3)
+    assert after == 100
+    assert of_global < 100
+    after, of_global = measured(1e-30)
+    assert after == pytest.approx(of_global)
+
+
 # Pages ----------------------------------------------------------------------------------------------------
 
 RESULT: dict[str, Any] = {
@@ -239,7 +267,7 @@ def test_a_page_shows_ours_the_papers_the_difference_and_the_verdict() -> None:
 
     assert "| A | 81.0 ± 1.4 (81.2 ± 0.5; -0.2) |" in lines
     assert "| B | 70.0 (1 of 2) |" in lines
-    assert "| A above B | holds (by +11), 2 of 2 seeds and places, on other data |" in lines
+    assert "| A above B | holds (by +11), 2 of 2 seeds and places: within noise, on other data |" in lines
     assert "Scaled down: rounds: 2, not 4." in lines
     assert "On other data: digits for cifar10." in lines
     assert "Data not at hand: cifar10." in lines

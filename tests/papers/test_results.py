@@ -10,16 +10,16 @@ from types import ModuleType
 import pytest
 from script_helpers import ROOT, script
 
+from fedblend.papers.plan import plan_item
+
 RESULTS = sorted((ROOT / "evidence" / "results").glob("*/*.json"))
 STUDIES = {path.stem: path for path in RESULTS if path.parent.name == "studies"}
 
 
 @pytest.fixture(scope="module")
 def run() -> ModuleType:
-    """evidence/run.py, which imports modules of its folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "evidence")
-        return script("evidence/run.py")
+    """evidence/run.py."""
+    return script("evidence/run.py")
 
 
 def words_in_a_shell(line: str) -> list[str]:
@@ -84,3 +84,27 @@ def test_every_committed_item_lies_where_its_command_says(run: ModuleType) -> No
             )
     assert all(words[0] == "reproduce" for words in run.committed_commands())
     assert len(run.committed_commands()) == len(RESULTS) - len(STUDIES)
+
+
+def test_every_deciding_run_is_an_item_that_can_be_planned_and_decides(run: ModuleType) -> None:
+    runs = run.deciding_runs()
+
+    assert [one["hours"] for one in runs.values()] == sorted(one["hours"] for one in runs.values())
+    for one in runs.values():
+        plan = plan_item(one["item"], one["scale"], one["seeds"], one.get("only", ()))
+        assert plan.cells_to_run
+        assert plan.item.claims
+        assert one["decides"]
+
+
+def test_a_deciding_run_is_made_by_its_command(run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[str]] = []
+    monkeypatch.setattr(run, "remake_item", made.append)
+
+    run.make_deciding(["mix2fld-t-max"])
+
+    assert [" ".join(words) for words in made] == [
+        "reproduce mix2fld/choice-t-max --scale paper --seeds 0,1,2 --only 0.104"
+    ]
+    with pytest.raises(SystemExit, match="unknown deciding run 'nothing'; valid: mix2fld-t-max, "):
+        run.make_deciding(["nothing"])

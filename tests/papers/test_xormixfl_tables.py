@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -15,8 +16,8 @@ from script_helpers import script
 def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """evidence/pages.py, which reads results from an empty folder and draws figures into it."""
     module = script("evidence/pages.py")
-    monkeypatch.setattr(module, "RESULTS", tmp_path)
-    monkeypatch.setattr(module, "FIGURES", tmp_path)
+    monkeypatch.setattr(sys.modules["tables.common"], "RESULTS", tmp_path)
+    monkeypatch.setattr(sys.modules["tables.common"], "FIGURES", tmp_path)
     (tmp_path / "studies").mkdir()
     return module
 

@@ -14,7 +14,7 @@ from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.search import Tune
 from fedblend.experiment.tables import read_toml
 from fedblend.runs import api
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import RunDirectory, runs_in
 from fedblend.runs.tuning import MethodSearch, Trial, tune
 
 pytest.importorskip("optuna", reason="the extra 'tune' is not installed")
@@ -119,6 +119,21 @@ def test_the_command_writes_a_table_a_figure_and_a_file_that_runs(tmp_path: Path
     refused(here("tune", tmp_path / "x.toml", "--out", tmp_path / "found"), "add --resume to go on")
     assert here("tune", tmp_path / "x.toml", "--out", tmp_path / "found", "--resume").code == 0
     assert read_toml(tmp_path / "found" / "best.toml")["data"] == {"name": "digits"}
+
+
+def test_a_file_with_a_search_runs_with_its_own_values_and_a_note(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.toml", search(train={"lr": 0.03}))
+    ran = here("run", file, "--out", tmp_path / "runs", "--jobs", 1)
+    assert ran.code == 0, ran.err
+    assert (
+        f"[tune] has no effect here, and its fields have the file's values; to search: fedblend tune {file}" in ran.err
+    )
+    (one,) = runs_in(tmp_path / "runs")
+    assert RunDirectory(one).experiment().train.lr == 0.03
+    plain = write(tmp_path / "y.toml", {key: value for key, value in search().items() if key != "tune"})
+    assert "tune" not in here("run", plain, "--out", tmp_path / "plain", "--jobs", 1).err
+    wrong = write(tmp_path / "z.toml", search(tune={"search": "rando"}))
+    refused(here("run", wrong), "tune.search: 'rando' is not valid")
 
 
 @pytest.mark.parametrize(

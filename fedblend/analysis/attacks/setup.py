@@ -134,6 +134,10 @@ def _make_victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker:
             "train.optimizer: the attack repeats steps of SGD with one learning rate in a round and one batch a step; "
             "valid: a run without another optimizer, schedule_in_round and accumulate"
         )
+    if settings.augment:
+        raise FedblendError(
+            "train.augment: the attack repeats steps on pictures as they are; valid: a run without augmentation"
+        )
     if settings.optimizer_state == "keep":
         raise FedblendError(
             "train.optimizer_state: 'keep': the attack begins each round without momentum; valid: reset"

@@ -140,8 +140,10 @@ def make_mixtures(
     for too few clients with two labels, and for clients whose mixtures do not match.
     """
     if data.task != "classification" or data.kind == "text":
-        kind = "text" if data.kind == "text" else "regression"
-        raise FedblendError(f"data: '{data.name}' is {kind}, but mixing needs labels; valid: images or features")
+        kind = "text" if data.kind == "text" else data.task
+        raise FedblendError(
+            f"data: '{data.name}' is {kind}, but mixing needs classes; valid: images or features with classes"
+        )
     rng = stream(seed, "sample privacy", repeat)
     labels = data.train.y.numpy()
     rows = [population.indices(client) for client in _clients_of_two_labels(labels, population, devices, rng)]

@@ -246,7 +246,7 @@ def check(data: Dataset) -> Dataset:
     """Return ``data`` if it is sound; raise :class:`FedblendError` naming what is not.
 
     Checked: both halves hold samples, x and y are equally long, shapes agree, numbers are finite,
-    labels lie in ``0..classes-1``.
+    classes lie in ``0..classes-1``, and labels are 0 or 1.
     """
     for half, samples in (("train", data.train), ("test", data.test)):
         where = f"data set '{data.name}', {half} half"
@@ -269,6 +269,15 @@ def check(data: Dataset) -> Dataset:
                 raise FedblendError(
                     f"{where}: {name} holds NaN or infinity in {bad} samples; all numbers must be finite"
                 )
+        if data.labels and (
+            samples.y.dim() != 2
+            or samples.y.shape[1] != len(data.labels)
+            or not bool(((samples.y == 0) | (samples.y == 1)).all())
+        ):
+            raise FedblendError(
+                f"{where}: y is of shape {list(samples.y.shape)}; valid: 0 or 1 for each of "
+                f"the {len(data.labels)} labels"
+            )
         if data.classes:
             low, high = int(samples.y.min()), int(samples.y.max())
             if low < 0 or high >= len(data.classes):

@@ -20,7 +20,7 @@ from fedblend.data.loaders.files import TestShare, check, draw_test_half, existi
 
 # The archive ----------------------------------------------------------------------------------------------
 
-ARRAYS = ("x", "y", "client", "split", "client_names", "classes")
+ARRAYS = ("x", "y", "client", "split", "client_names", "classes", "labels")
 """The arrays that are read; other arrays are ignored, unless their names are similar to one of these."""
 
 HALVES = tuple(f"{name}_{half}" for name in ("x", "y", "client", "writer") for half in ("train", "test"))
@@ -45,12 +45,13 @@ class Npz:
 
     - ``x``: uint8 [n, H, W], [n, C, H, W] or [n, H, W, C] (C 1 or 3) are images; numbers [n, d] or
       floats [n, channels, ...] are features.
-    - ``y``: whole numbers 0 to classes - 1, or text: classes; floats [n] or [n, q]: regression. Whole numbers
-      that do not begin at 0, or most of which never occur, are errors, unless ``classes`` names them.
+    - ``y``: whole numbers 0 to classes - 1, or text: classes; whole numbers 0 and 1, or booleans, [n, L]: which of L
+      labels a sample has; floats [n] or [n, q]: regression. Classes that do not begin at 0, or most of which never
+      occur, are errors, unless ``classes`` names them.
     - ``client`` (optional): a whole number or a text for each sample.
     - ``split`` (optional): 0 or "train", 1 or "test" for each sample. Without it, ``test_share`` of each client's
       samples (without clients: of each class's) is test, by a draw that depends only on the file's name.
-    - ``client_names``: the name of client number i at position i; ``classes``: the names of the classes.
+    - ``client_names``: the name of client number i at position i; ``classes``, ``labels``: their names.
 
     Instead of a ``split``, the file may hold separate halves: ``x_train``, ``y_train``, ``x_test``,
     ``y_test`` (as Keras does), and ``client_train``, ``client_test`` or ``writer_train``, ... .
@@ -66,7 +67,7 @@ class Npz:
     """Share of each client's samples (without clients: of each class's) that is test, for a file without a split."""
 
     def load(self) -> Dataset:
-        """Load x uint8 [n, C, H, W] or float32 [n, ...], and y int64 [n] or float32 [n, q]."""
+        """Load x uint8 [n, C, H, W] or float32 [n, ...], and y int64 [n], or float32 [n, L] or [n, q]."""
         path = existing_path(self.path, "data.path")
         arrays = read_arrays(path)
         return dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
@@ -87,7 +88,9 @@ def read_arrays(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, np.
             unpacked = sum(member.file_size for member in archive.zip.infolist())
             require_memory(unpacked, f"{path}: its content, unpacked,", "is it the right file?")
             if "x_train" in archive.files:
-                _require_clear_names(archive.files, (*HALVES, "client_names", "writer_names", "classes"), path)
+                _require_clear_names(
+                    archive.files, (*HALVES, "client_names", "writer_names", "classes", "labels"), path
+                )
                 return _join_halves(archive, path)
             _require_clear_names(archive.files, ARRAYS, path)
             _require_names(archive.files, needed, path)
@@ -128,7 +131,7 @@ def _join_halves(archive: Any, path: Path) -> dict[str, np.ndarray]:
             raise FedblendError(f"{path}: needs both '{name}_train' and '{name}_test', with samples of one shape")
         arrays["client" if name == "writer" else name] = np.concatenate(halves)
         arrays["split"] = np.repeat(["train", "test"], [len(half) for half in halves])
-    for name in ("client_names", "writer_names", "classes"):
+    for name in ("client_names", "writer_names", "classes", "labels"):
         if name in archive.files:
             arrays[name.replace("writer", "client")] = _array(archive, name)
     return arrays
@@ -152,14 +155,14 @@ def _require_names(names: Sequence[str], needed: Sequence[str], path: Path) -> N
 def dataset_of(
     arrays: dict[str, np.ndarray], name: str, source: Path, test_share: float, files: dict[str, str]
 ) -> Dataset:
-    """Make a data set of the arrays x, y, client, split, client_names and classes (see :class:`Npz`).
+    """Make a data set of the arrays x, y, client, split, client_names, classes and labels (see :class:`Npz`).
 
     Messages name ``source``; the draw of the test half depends on its last part. ``files`` has SHA-256 by name. Raises
     :class:`FedblendError` with the source and the invalid array.
     """
     _require_lengths(arrays, source)
     kind, x = as_inputs(arrays["x"], source)
-    y, classes = _targets(arrays["y"], arrays.get("classes"), source)
+    y, classes, labels = _targets(arrays["y"], arrays.get("classes"), arrays.get("labels"), source)
     client, names = _clients(arrays, source)
     if "split" in arrays:
         test, rule = _split(arrays["split"], source), "the file's own split"
@@ -173,7 +176,7 @@ def dataset_of(
         for rows in (~test, test)
     )
     facts: dict[str, Any] = {"source": str(source), "files": files, "notes": rule}
-    return check(Dataset(name, kind, train_half, test_half, classes, names, facts=facts))
+    return check(Dataset(name, kind, train_half, test_half, classes, names, facts=facts, labels=labels))
 
 
 def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -187,7 +190,7 @@ def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
                 f"{path}: '{name}' has shape {list(arrays[name].shape)} but 'y' has {n} entries; "
                 "each needs one entry for each sample"
             )
-    for name in ("client_names", "classes"):
+    for name in ("client_names", "classes", "labels"):
         if name in arrays and (arrays[name].ndim != 1 or not _is_text(arrays[name])):
             raise FedblendError(
                 f"{path}: '{name}' is {arrays[name].dtype} of shape {list(arrays[name].shape)}; valid: names as text "
@@ -214,15 +217,47 @@ def as_inputs(x: np.ndarray, path: Path) -> tuple[Literal["image", "features"], 
     )
 
 
-def _targets(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels as int64 [n] with the names of the classes, or numbers as float32 [n, q] without names."""
+def _targets(
+    y: np.ndarray, names: np.ndarray | None, labels: np.ndarray | None, path: Path
+) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
+    """Targets, with the names of classes and of labels: classes int64 [n], labels float32 [n, L], or numbers [n, q]."""
+    # A single column of 0 and 1 is refused: two classes [n] are meant.
+    if y.dtype.kind in "iub" and y.ndim == 2 and y.shape[1] > 1 and names is None:
+        return _label_matrix(y, labels, path)
+    if labels is not None:
+        raise FedblendError(
+            f"{path}: 'y' is {y.dtype} of shape {list(y.shape)}, but 'labels' names labels; valid: whole numbers 0 and "
+            f"1, or booleans, of shape [n, {len(labels)}]"
+        )
     if y.dtype.kind == "f" and y.ndim in (1, 2) and names is None:
-        return y.astype(np.float32).reshape(len(y), -1), ()
+        return y.astype(np.float32).reshape(len(y), -1), (), ()
+    return *_classes(y, names, path), ()
+
+
+def _label_matrix(
+    y: np.ndarray, labels: np.ndarray | None, path: Path
+) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
+    """Which labels each sample has, float32 [n, L], and the names of the labels."""
+    count = y.shape[1] if labels is None else len(labels)
+    if count != y.shape[1]:
+        raise FedblendError(f"{path}: 'y' has {y.shape[1]} columns, 'labels' {count} names; each label needs a column")
+    if wrong := sorted(set(np.unique(y).tolist()) - {0, 1}):
+        raise FedblendError(
+            f"{path}: 'y' [n, {count}] holds {wrong[0]}; valid: 0 and 1 for each label (floats for regression)"
+        )
+    named = tuple(map(str, range(count) if labels is None else labels.astype(str)))
+    if len(set(named)) < count:
+        raise FedblendError(f"{path}: 'labels' has a name twice; valid: {count} different names")
+    return y.astype(np.float32), (), named
+
+
+def _classes(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Classes as int64 [n], with their names."""
     if y.dtype.kind not in "iubU" or y.ndim != 1:
         with_names = " with names of classes" if names is not None else ""
         raise FedblendError(
             f"{path}: 'y' is {y.dtype} of shape {list(y.shape)}{with_names}; valid: whole numbers or text [n] "
-            "(classes), or floats [n] or [n, q] (regression)"
+            "(classes), 0 and 1 [n, L] with L from 2 (labels), or floats [n] or [n, q] (regression)"
         )
     if y.dtype.kind == "U":
         classes = np.unique(y) if names is None else names.astype(str)

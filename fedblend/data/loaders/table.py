@@ -27,14 +27,15 @@ class TableFile:
 
     Columns of numbers are features as they are. A column of text is one feature for each of its values among the
     training samples (one-hot); a value that only test samples have is none of them. The target is a class if it is text
-    or whole numbers from 0, and a number to predict otherwise. Missing targets are refused. Without a column for the
-    split, ``test_share`` of each client's samples (without clients: of each class's) is test.
+    or whole numbers from 0, and a number to predict otherwise. Several targets of 0 and 1, or true and false, are
+    labels, of which a sample may have any number. Missing targets are refused. Without a column for the split,
+    ``test_share`` of each client's samples (without clients: of each class's) is test.
     """
 
     path: FilePath
     """The file; in an experiment file relative to that file."""
     target: str | list[str]
-    """The column to predict; several columns of numbers in regression."""
+    """The column to predict; several columns of numbers in regression, or one for each label in multi-label data."""
     client: str | None = None
     """The column with each sample's client: a number or a name."""
     split: str | None = None
@@ -53,7 +54,7 @@ class TableFile:
     """Share of each client's samples (without clients: of each class's) that is test, for a table without a split."""
 
     def load(self) -> Dataset:
-        """Load x float32 [n, d], and y int64 [n] or float32 [n, q]."""
+        """Load x float32 [n, d], and y int64 [n], or float32 [n, L] or [n, q]."""
         path = existing_path(self.path, "data.path")
         frame = read_frame(path)
         targets = [self.target] if isinstance(self.target, str) else self.target
@@ -72,6 +73,8 @@ class TableFile:
             frame = frame.dropna(subset=features).reset_index(drop=True)
         self._require_no_gaps(frame, [*used, *(features if self.missing == "refuse" else [])], path)
         arrays: dict[str, np.ndarray] = {"y": _targets(frame[targets])}
+        if arrays["y"].dtype == bool:
+            arrays["labels"] = np.array(targets, str)
         arrays |= {name: _labels(frame[column]) for name, column in self._named() if column}
         groups = arrays.get("client", arrays["y"] if arrays["y"].ndim == 1 else np.zeros(len(frame)))
         if "split" not in arrays:
@@ -139,12 +142,17 @@ def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | N
 
 
 def _targets(frame: pd.DataFrame) -> np.ndarray:
-    """One column of classes or numbers [n], or several of numbers [n, q]."""
+    """One column of classes or numbers [n], several of labels bool [n, L], or several of numbers [n, q]."""
     if frame.shape[1] > 1:
         kinds = {name: frame[name].dtype.kind for name in frame}
-        if wrong := [name for name, kind in kinds.items() if kind not in "iuf"]:
-            raise FedblendError(f"data.target: column '{wrong[0]}' is no column of numbers; several targets must be")
-        return frame.to_numpy(np.float32)
+        if wrong := [name for name, kind in kinds.items() if kind not in "iufb"]:
+            raise FedblendError(
+                f"data.target: column '{wrong[0]}' is no column of numbers; several targets must be, "
+                "or 0 and 1 for labels"
+            )
+        numbers = frame.to_numpy(np.float32)
+        are_labels = "f" not in kinds.values() and bool(np.isin(numbers, (0, 1)).all())
+        return numbers == 1 if are_labels else numbers
     return _labels(frame.iloc[:, 0])
 
 

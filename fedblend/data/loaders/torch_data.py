@@ -23,15 +23,16 @@ def from_torch(
     test: Samples | Mapping[Any, Samples] | None = None,
     clients: Sequence[Any] | None = None,
     classes: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
 ) -> Npz:
     """Write data sets of PyTorch to an ``.npz`` file; return the part that reads it, for ``Experiment(data=...)``.
 
     A file, because a run can then be resumed, attacked and reported by other processes. ``train`` is one data set for
     each client by name, or one for all, with ``clients`` (a number or a name for each sample) if it has clients.
     ``test`` has the same form, without ``clients``; by default a fifth of each client's samples is test. ``classes``
-    names the labels. Samples are pairs (x, y) of arrays, tensors or pictures; y is a whole number (a class), or numbers
-    to predict. Pictures that were scaled to [0, 1] are stored as the pixels that they were. Raises
-    :class:`FedblendError`.
+    and ``labels`` are their names. Samples are pairs (x, y) of arrays, tensors or pictures; y is a whole number (a
+    class), whole numbers or booleans (1 for each label that the sample has), or floats to predict. Pictures that were
+    scaled to [0, 1] are stored as the pixels that they were. Raises :class:`FedblendError`.
 
         data = fedblend.from_torch({"north": north, "south": south}, "two.npz")
         fedblend.run(fedblend.Experiment(data=data, partition="natural"))
@@ -53,8 +54,9 @@ def from_torch(
         arrays["split"] = np.repeat(["train", "test"], [len(half[1]) for half in halves])
     if owners := [half[2] for half in halves if half[2] is not None]:
         arrays["client"] = np.concatenate(owners)
-    if classes is not None:
-        arrays["classes"] = np.array([str(name) for name in classes])
+    for field, names in (("classes", classes), ("labels", labels)):
+        if names is not None:
+            arrays[field] = np.array([str(name) for name in names])
     target = Path(path).absolute()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.npz")
     try:

@@ -16,8 +16,9 @@ class Classes:
     """Every client has samples of ``classes_per_client`` random classes only (FedMix, appendix B).
 
     The draw is balanced: the classes' numbers of clients differ by at most 1. So every class has a client if clients *
-    classes_per_client is at least the number of classes. With ``samples``, every client has that many samples, evenly
-    divided among its classes. Otherwise, each class's samples are evenly divided among its clients.
+    classes_per_client is at least the number of classes. With ``random``, each client draws its classes without regard
+    to the others, and a class without any client is not used. With ``samples``, every client has that many samples,
+    evenly divided among its classes. Otherwise, each class's samples are evenly divided among its clients.
     """
 
     clients: Count = 60
@@ -26,6 +27,10 @@ class Classes:
     """Classes of each client."""
     samples: Count | None = None
     """Samples of each client, evenly of its classes; by default each class is divided among its clients."""
+
+    random: bool = False
+    """Draw each client's classes independently of the other clients; if false, all classes have equally many clients.
+    """
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal the samples to clients. Raises :class:`FedblendError` if a class has too few samples or classes."""
@@ -44,7 +49,12 @@ class Classes:
                 f"partition.samples: {self.samples} samples cannot be of {each} classes; valid: {each} or more"
             )
         rng = stream(seed, "partition")
-        label = present[draw_classes(self.clients, each, len(present), rng)].ravel()
+        if self.random:
+            every = np.broadcast_to(np.arange(len(present)), (self.clients, len(present)))
+            drawn = rng.permuted(every, axis=1)[:, :each]
+        else:
+            drawn = draw_classes(self.clients, each, len(present), rng)
+        label = present[drawn].ravel()
         client = np.repeat(np.arange(self.clients), each)
         if self.samples is None:
             count = _even_shares(label, supply)

@@ -12,7 +12,7 @@ def require_classes(classes: int, name: str) -> None:
     """Raise :class:`FedblendError` if the data set has no classes."""
     if classes < 1:
         raise FedblendError(
-            f"partition '{name}': needs classes, but this data set is for regression; "
+            f"partition '{name}': needs classes, but these targets are numbers or several labels; "
             "valid: iid, natural, lognormal without alpha"
         )
 

@@ -67,6 +67,9 @@ class Stack:
         self.drawn = {
             name: self._stack([torch.from_numpy(one.drawn[name]) for one in clients]) for name in clients[0].drawn
         }
+        self.augment = None
+        if clients[0].augment is not None:
+            self.augment = self._stack([torch.from_numpy(one.augment) for one in clients])
         self.offsets = {size: torch.arange(size, device=self.device) for size in np.unique(self.sizes).tolist()}
 
     def _load_trainer(self) -> StackTrainer:
@@ -175,8 +178,14 @@ class Stack:
         """Train the clients ``rows`` with a batch of this ``size``; the others of these rows do not change."""
         active = self.sizes[rows, step] == size
         device_active = None if active.all() else self.device_sizes[rows, step] == size
-        places = self.rows[rows].gather(1, self.firsts[rows, step, None] + self.offsets[size])
-        x, y = (half.index_select(0, places.view(-1)).unflatten(0, places.shape) for half in (self.x, self.y))
+        positions = self.firsts[rows, step, None] + self.offsets[size]
+        places = self.rows[rows].gather(1, positions)
+        x, y = (half.index_select(0, places.view(-1)) for half in (self.x, self.y))
+        if self.augment is not None:
+            # Inactive clients may have no such positions; theirs are not used.
+            known = positions.clamp(max=self.augment.shape[1] - 1)
+            x = self.engine.augmented(x, torch.cat([a[k] for a, k in zip(self.augment[rows], known, strict=True)]))
+        x, y = (half.unflatten(0, places.shape) for half in (x, y))
         drawn = {name: values[rows, step] for name, values in self.drawn.items()}
         if device_active is not None:
             # Numbers drawn for a longer batch do not fit: inactive clients use those of an active client.

@@ -50,6 +50,10 @@ class Owner(Protocol):
         """Whether clients keep their optimiser's state after this task."""
         ...
 
+    def augmented(self, x: torch.Tensor, augment: torch.Tensor | None) -> torch.Tensor:
+        """Return stored samples after the augmentations by their random choices."""
+        ...
+
     def program(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Program:
         """Return a step's program for inputs of these shapes."""
         ...

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
 import torch
 
+from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Task
 from fedblend.data.scale import Scaler
@@ -25,20 +26,20 @@ class Inputs:
     shape: tuple[int, ...]
     """Shape of one input without the batch: [features] or [channels, height, width]."""
     outputs: int
-    """Number of classes, or of target numbers in regression."""
+    """Number of classes, of labels, or of target numbers in regression."""
     mean: float | Sequence[float] = 0.0
     """One number, or one for each channel (or feature)."""
     std: float | Sequence[float] = 1.0
     """One number above 0, or one for each channel (or feature)."""
-    kind: Literal["classification", "regression"] = "classification"
+    kind: TaskKind = "classification"
 
     def __post_init__(self) -> None:
         if not self.shape or not all(type(size) is int and size > 0 for size in self.shape):
             raise FedblendError(f"inputs: shape: {self.shape!r} is not valid: whole numbers from 1 up, at least one")
         if type(self.outputs) is not int or self.outputs < 1:
             raise FedblendError(f"inputs: outputs: {self.outputs!r} is not valid: a whole number from 1 up")
-        if self.kind not in ("classification", "regression"):
-            raise FedblendError(f"inputs: kind: {self.kind!r} is not valid: classification, regression")
+        if self.kind not in get_args(TaskKind):
+            raise FedblendError(f"inputs: kind: {self.kind!r} is not valid: {', '.join(get_args(TaskKind))}")
         for field, least in (("mean", -math.inf), ("std", 0.0)):
             values = getattr(self, field)
             numbers = [values] if isinstance(values, (int, float)) else list(values)

@@ -11,6 +11,7 @@ from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix
 from fedblend.methods.objectives.moon import Moon
 from fedblend.methods.objectives.scaffold import Scaffold
 from fedblend.methods.objectives.terms import Distill, Proximal
+from fedblend.methods.objectives.virtual import VirtualSamples
 
 __all__ = [
     "AugMix",
@@ -36,4 +37,5 @@ __all__ = [
     "Task",
     "Term",
     "ToPrototypes",
+    "VirtualSamples",
 ]

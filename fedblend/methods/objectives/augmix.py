@@ -177,6 +177,6 @@ def _require_images(x: torch.Tensor, context: Context) -> None:
         )
     if context.task.kind != "classification":
         raise FedblendError(
-            "method.objective: 'augmix' compares probabilities of classes, but the targets are numbers; valid for "
+            "method.objective: 'augmix' compares probabilities of classes, but the targets are no classes; valid for "
             "these data: plain, and the objectives that mix"
         )

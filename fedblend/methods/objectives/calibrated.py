@@ -109,7 +109,7 @@ class Calibrated(Objective):
         """
         if plan.label_counts is None:
             raise FedblendError(
-                f"method.objective: '{self.name}' counts a client's samples by class, but the targets are numbers; "
+                f"method.objective: '{self.name}' counts a client's samples by class, but the targets are no classes; "
                 "valid for these data: plain, and the objectives that mix"
             )
         counts = np.tile(plan.label_counts.astype(np.float32), (len(plan.sizes), 1))

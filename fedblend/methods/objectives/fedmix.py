@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import numpy as np
+import pydantic
 import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -17,12 +18,18 @@ from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_l
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class MeanMix(Objective):
-    """Base of NaiveMix and FedMix: one entry (x_g, y_g) for each batch, and a small fixed lambda."""
+    """Base of NaiveMix and FedMix: an entry (x_g, y_g) for each batch or sample, and a small lambda."""
 
     needs = ("x", "y")
 
     lam: Fraction = 0.1
     """Mixing ratio: the share of the mean in a mixed sample."""
+    entries: Literal["batch", "sample"] = "batch"
+    """One entry for all samples of a batch, as in the paper, or one for each sample."""
+    spread: NonNegative = 0.0
+    """How much lambda varies from batch to batch, around ``lambda`` as its mean: 0 for not at all. It is drawn from
+    Beta(lambda / spread, (1 - lambda) / spread).
+    """
     mixed_share: Fraction = 1.0
     """Share of the batches that are mixed; the other batches are plain (lambda = 0)."""
     warmup: Annotated[Int, Field(ge=0)] = 0
@@ -31,19 +38,23 @@ class MeanMix(Objective):
     """Use no means of the client itself; without means of other clients its batches are plain."""
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
-        """``lam`` float32 [steps] (0 where a batch stays plain) and ``entry`` int64 [steps]."""
+        """``lam`` float32 [steps] (0 where a batch stays plain) and ``entry`` int64 [steps] or [steps, width]."""
         steps = len(plan.sizes)
-        entry = draw_entries(rng, plan, (steps,), self.exclude_own)
+        shape = (steps,) if self.entries == "batch" else (steps, plan.width)
+        entry = draw_entries(rng, plan, shape, self.exclude_own)
         rise = min(1.0, (plan.round + 1) / (self.warmup + 1))
         mixed = (rng.random(steps) < self.mixed_share) & has_partner(plan, self.exclude_own)
-        return {"lam": np.where(mixed, self.lam * rise, 0.0).astype(np.float32), "entry": entry}
+        ratio = np.full(steps, self.lam)
+        if self.spread and 0 < self.lam < 1:
+            ratio = rng.beta(self.lam / self.spread, (1 - self.lam) / self.spread, steps)
+        return {"lam": np.where(mixed, ratio * rise, 0.0).astype(np.float32), "entry": entry}
 
-
-def entry_of(drawn: Tensors, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    """The step's averaged sample x_g [...] and averaged target y_g [outputs]."""
-    # index_select, because indexing with a scalar tensor would synchronise with the device.
-    row = drawn["entry"].reshape(1)
-    return context.pool["x"].index_select(0, row)[0], context.pool["y"].index_select(0, row)[0]
+    def entry_of(self, drawn: Tensors, batch: Batch, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """Averaged samples x_g and targets y_g: one of each, or one for each sample of the batch."""
+        # index_select, because indexing with a scalar tensor would synchronise with the device.
+        rows = drawn["entry"].reshape(1) if self.entries == "batch" else drawn["entry"][: len(batch.y)]
+        x_g, y_g = (context.pool[name].index_select(0, rows) for name in ("x", "y"))
+        return (x_g[0], y_g[0]) if self.entries == "batch" else (x_g, y_g)
 
 
 @part("objective", "naivemix")
@@ -52,7 +63,7 @@ class NaiveMix(MeanMix):
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """Mean mixed loss of the batch."""
-        x_g, y_g = entry_of(drawn, context)
+        x_g, y_g = self.entry_of(drawn, batch, context)
         return mixed_loss(net, batch, x_g, y_g, drawn["lam"], context)
 
 
@@ -66,6 +77,10 @@ class FedMix(MeanMix):
 
     The derivative is taken at z, with respect to z, and is itself differentiated. One forward pass computes all
     three terms, so dropout draws one mask. ``taylor`` and ``average`` select readings of the paper.
+
+    The first and the last term together predict (1 - lambda) l(f(x~_b), y_b) at the mixed sample x~ = z + lambda x_g.
+    The loss itself is at least 0, but its prediction has no bound: a model that grows its input gradients lowers it
+    without end, which is how FedMix collapses. ``remedy`` says what a sample does whose prediction cannot be right.
     """
 
     taylor: Literal["algorithm", "proposition"] = "algorithm"
@@ -77,23 +92,46 @@ class FedMix(MeanMix):
     """
     taylor_weight: NonNegative = 1.0
     """Factor on c; 0 removes the Taylor term, for ablations."""
+    remedy: Literal["none", "drop", "check"] = "none"
+    """What a sample does whose predicted loss is wrong. "none": as in the paper. "drop": where it is below 0, which no
+    loss is, the sample has no Taylor term in this step. "check": where it is off the loss at the mixed sample, which a
+    second forward pass computes, by more than ``trust`` of that loss, the sample takes that loss (NaiveMix's).
+    """
+    trust: NonNegative = 0.5
+    """Largest error of a prediction that remedy "check" accepts, as a share of the loss at the mixed sample."""
+
+    @pydantic.model_validator(mode="after")
+    def _require_one_average(self) -> FedMix:
+        if self.remedy != "none" and self.average == "twice":
+            raise ValueError(f'remedy: "{self.remedy}" needs predictions of losses; valid with average "twice": "none"')
+        return self
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """Mean FedMix loss of the batch."""
         task, lam = context.task, drawn["lam"]
-        x_g, y_g = entry_of(drawn, context)
+        x_g, y_g = self.entry_of(drawn, batch, context)
 
         def own(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             outputs = net(z)
             return task.loss(outputs, batch.y), outputs
 
         gradient, own_loss, outputs = net.input_gradient(own, (1 - lam) * batch.x)
+        factor = self.taylor_weight * (lam * (1 - lam) if self.taylor == "algorithm" else lam)
+        shared_loss = lam * task.loss(outputs, y_g)
         # `gradient` is the gradient of the batch mean, so the sum is already the mean over the batch.
-        taylor = (gradient * x_g).sum()
-        if self.average == "twice":
-            taylor = taylor / len(batch.y)
-        factor = lam * (1 - lam) if self.taylor == "algorithm" else lam
-        return (1 - lam) * own_loss + lam * task.loss(outputs, y_g) + self.taylor_weight * factor * taylor
+        if self.remedy == "none":
+            taylor = (gradient * x_g).sum()
+            if self.average == "twice":
+                taylor = taylor / len(batch.y)
+            return (1 - lam) * own_loss + shared_loss + factor * taylor
+        unmixed = (1 - lam) * task.losses(outputs, batch.y)
+        rise = len(batch.y) * factor * (gradient * x_g).flatten(1).sum(1)
+        predicted = unmixed + rise
+        if self.remedy == "drop":
+            return torch.where(predicted > 0, predicted, unmixed).mean() + shared_loss
+        actual = (1 - lam) * task.losses(net(torch.lerp(batch.x, x_g.expand_as(batch.x), lam)), batch.y)
+        trusted = (predicted - actual).detach().abs() <= self.trust * actual.detach()
+        return torch.where(trusted, predicted, actual).mean() + shared_loss
 
 
 class Tail:

@@ -42,4 +42,4 @@ class FedNTD(Term):
 def require_classes(context: Context, why: str) -> None:
     """Raise :class:`FedblendError` for data without classes; ``why`` names the field, and what it needs classes for."""
     if context.task.kind != "classification":
-        raise FedblendError(f"{why}, but the targets are numbers; valid: data with classes")
+        raise FedblendError(f"{why}, but the targets are no classes; valid: data with classes")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
 from fedblend.core.server_step import ModelSpec, Refined, ServerContext, Tensors
 from fedblend.data.scale import Scaler
+from fedblend.methods.augment.pictures import mirrored, shifted
 from fedblend.methods.server_steps.points import require_classes
 from fedblend.methods.server_steps.tuning import Tuning
 
@@ -56,10 +56,7 @@ class PriorSamples(Tuning):
 
 def augmented(pictures: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """Images [n, channels, height, width], half of them mirrored, each shifted by up to 4 pixels and padded with 0."""
-    count, _, height, width = pictures.shape
-    mirrored = torch.from_numpy(rng.random(count) < 0.5)
-    turned = torch.where(mirrored[:, None, None, None], pictures.flip(-1), pictures)
-    wide = F.pad(turned, (SHIFT,) * 4)
-    down, right = (torch.from_numpy(rng.integers(0, 2 * SHIFT + 1, (count, 1))) for _ in range(2))
-    rows, columns = torch.arange(height) + down, torch.arange(width) + right
-    return wide[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    count = len(pictures)
+    turned = mirrored(pictures, torch.from_numpy(rng.random(count) < 0.5))
+    up, left = (torch.from_numpy(rng.integers(0, 2 * SHIFT + 1, count)) - SHIFT for _ in range(2))
+    return shifted(turned, up, left, pictures.new_zeros(()))

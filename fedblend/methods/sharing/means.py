@@ -123,8 +123,8 @@ class SharedMeans(Sharing):
         n = len(local.y)
         if self.multiplier and local.task.kind != "classification":
             raise FedblendError(
-                f"method.sharing.multiplier: {self.multiplier} needs targets that are classes; these are numbers "
-                "without bounds; valid: 0"
+                f"method.sharing.multiplier: {self.multiplier} needs targets that are classes; these are "
+                f"{'numbers without bounds' if local.task.kind == 'regression' else 'several labels'}; valid: 0"
             )
         if n < self.threshold or n == 0:
             return None
@@ -200,7 +200,7 @@ class Noise(Sharing):
     """Use noise in place of means; nothing leaves a client (a control of FedMix's Table 9).
 
     Each client makes one entry: every number of x is from N(0, sigma^2) on the model's input scale, and y is the
-    uniform distribution (zeros in regression).
+    uniform distribution (zeros in regression, 1/2 for each label of multi-label data).
     """
 
     bytes_kind = "means"
@@ -219,7 +219,7 @@ class Noise(Sharing):
             return None
         shape = local.scale(local.x[:1]).shape
         x = self.sigma * torch.from_numpy(local.rng.standard_normal(shape, np.float32))
-        level = 1 / local.task.outputs if local.task.kind == "classification" else 0.0
+        level = {"classification": 1 / local.task.outputs, "multi-label": 0.5}.get(local.task.kind, 0.0)
         return {"x": x, "y": torch.full((1, local.task.outputs), level)}
 
 

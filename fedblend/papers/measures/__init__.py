@@ -9,7 +9,7 @@ from __future__ import annotations
 from fedblend.papers.measures.attack import AttackFigure
 from fedblend.papers.measures.base import CellRun, Measure
 from fedblend.papers.measures.memory import StepMemory
-from fedblend.papers.measures.models import Devices, PointsFigure
+from fedblend.papers.measures.models import AfterTraining, Devices, PointsFigure
 from fedblend.papers.measures.pictures import PointsPicture, SeedsPicture
 from fedblend.papers.measures.privacy import SamplePrivacy, SeedPrivacy
 from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, Costs, LabelAccuracy, RoundsTo, Split
@@ -17,6 +17,7 @@ from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, Costs, 
 __all__ = [
     "Accuracy",
     "AccuracyAt",
+    "AfterTraining",
     "AttackFigure",
     "CellRun",
     "Clients",

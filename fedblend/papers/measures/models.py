@@ -48,6 +48,47 @@ class Devices(Measure):
         return {"accuracy": found}
 
 
+@part("measure", "after-training")
+class AfterTraining(Measure):
+    """Test accuracy of clients' own models after local training, on their own tests: mean over clients, in per cent.
+
+    Each client that holds tests trains the run's last global model once more, as in the next round. Federated
+    benchmarks state this number beside the global model's (FL-bench's "after").
+    """
+
+    def measured(self, cell: CellRun) -> float:
+        """In per cent."""
+        return 100 * float(cell.cached("after-training", {}, lambda folder: self._train(cell))["mean"])
+
+    def _train(self, cell: CellRun) -> dict[str, Any]:
+        from fedblend import engines
+        from fedblend.core.evaluation import over_clients
+        from fedblend.core.loop import RoundLoop
+        from fedblend.engines.autotune import EnginePlan
+        from fedblend.runs import checkpoint
+        from fedblend.runs.directory import RunDirectory
+        from fedblend.runs.runner import one_thread
+
+        assert cell.run is not None
+        state = checkpoint.read(cell.run)
+        setup = make_setup(cell.experiment)
+        population = setup.population
+        if state is None or not len(population.held_order):
+            raise FedblendError("clients hold no tests of their own; give the experiment a holdout")
+        with one_thread():
+            engine = engines.make(setup, EnginePlan(**{**RunDirectory(cell.run).facts()["engine"], "ranks": 1}))
+            task = RoundLoop(setup, engine).begin_round(state).task
+            tested = np.unique(population.owners("holdout")).tolist()
+            models: dict[int, Any] = {}
+            for update in engine.train(task, tested):
+                cell.on_step("clients trained", len(models), len(tested))
+                models[update.client] = update.weights
+            scores = engine.score_each(state.weights, models, "holdout")
+            engine.close()
+        assert scores.right is not None
+        return over_clients(population.owners("holdout"), scores.right, population.sizes)
+
+
 @part("measure", "points")
 class PointsFigure(Measure):
     """A figure of the points that a run's server made (AggEnhance, Figure 8; :mod:`fedblend.analysis.points`)."""

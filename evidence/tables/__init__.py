@@ -1,0 +1,1 @@
+"""The tables and figures of the pages, made from the committed results."""

@@ -1,0 +1,319 @@
+"""Tables and figures of Mix2FLD's studies."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedblend.analysis.plotting import BAND, COLOURS, INK, MUTED, LineStyle, line_styles, style_axes
+from fedblend.methods.channels.wireless import Wireless
+from tables.common import (
+    Row,
+    command_of,
+    figure_of,
+    final_accuracy,
+    last_accuracy,
+    paper_numbers,
+    save_png,
+    study_result,
+    table,
+)
+
+PANELS = {
+    "power_up=23.0 form=iid": "asymmetric channel, even labels",
+    "power_up=40.0 form=iid": "symmetric channel, even labels",
+    "power_up=23.0 form=non-iid": "asymmetric channel, uneven labels",
+    "power_up=40.0 form=non-iid": "symmetric channel, uneven labels",
+}
+"""Figure 2's panels a, b, c and d: the end of a run's label, and the panel's title."""
+
+BEST = "Mix2FLD 50, 100"
+LAST = 3
+"""Last evaluated rounds whose mean is the final accuracy."""
+
+NEAR = 0.01
+"""A run has converged in the first round whose accuracy is at most this much below the final one."""
+
+CHANGE = 0.05
+"""The paper's epsilon: it ends a run when the model, or the mean outputs of each label, change by less."""
+
+Panel = dict[str, list[Row]]
+
+
+def panels() -> dict[str, Panel]:
+    """The runs of Figure 2 by panel and method, a list of seeds each."""
+    found: dict[str, Panel] = {panel: defaultdict(list) for panel in PANELS}
+    for run in study_result("mix2fld-figure-2")["runs"]:
+        for panel, methods in found.items():
+            if run["method"].endswith(" " + panel) and "t_max" not in run["method"]:
+                methods[run["method"].removesuffix(" " + panel)].append(run)
+    order = list(found[next(iter(PANELS))])
+    return {panel: {name: methods[name] for name in order if name in methods} for panel, methods in found.items()}
+
+
+def converged(run: Row) -> int:
+    """The index, among evaluated rounds after training began, of the first near the final accuracy."""
+    final = statistics.mean(run["accuracy"][-LAST:])
+    return next(k for k, accuracy in enumerate(run["accuracy"]) if k and accuracy >= final - NEAR)
+
+
+def seconds_to_converge(run: Row, kind: str = "clock") -> float:
+    """Seconds until a run has converged: in total (``clock``), or of transmissions alone (``air``)."""
+    return float(run[kind][converged(run)])
+
+
+def stopping_round(run: Row) -> int | None:
+    """The first round in which the paper's rule would have ended a run, if any."""
+    changes = enumerate(run.get("change", []), 1)
+    return next((k for k, change in changes if k > 1 and change is not None and 0 < change < CHANGE), None)
+
+
+def mean(runs: Sequence[Row], measure: Callable[[Row], float]) -> float:
+    """A measure's mean over seeds."""
+    return statistics.mean(map(measure, runs))
+
+
+def draw_mix2fld_figure_2() -> None:
+    """Accuracy over seconds, a panel for each channel and split; bands span the seeds, at their mean times."""
+    from matplotlib.lines import Line2D
+
+    found = panels()
+    chosen = line_styles(list(dict.fromkeys(method for panel in found.values() for method in panel)))
+    figure = figure_of(11, 8.4)
+    axes = figure.subplots(2, 2, sharey=True)
+    for (panel, title), one in zip(PANELS.items(), axes.flat, strict=True):
+        for method, runs in found[panel].items():
+            _draw_line(one, runs, chosen[method])
+        one.set_title(title, loc="left", fontsize=9.5, color=MUTED)
+    for number, one in enumerate(axes.flat):
+        style_axes(
+            one, "seconds, on the air and computing" if number > 1 else "", "" if number % 2 else "test accuracy (%)"
+        )
+    handles = [
+        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4, linewidth=2)
+        for look in chosen.values()
+    ]
+    lowest = min(min(run["accuracy"][1:]) for panel in found.values() for runs in panel.values() for run in runs)
+    axes.flat[0].set_ylim(bottom=100 * lowest - 3)  # untrained models would take most of the figure
+    words = [
+        m.replace("Mix2FLD ", "Mix2FLD, seeds sent and made: ").replace("MixFLD ", "MixFLD, seeds sent: ")
+        for m in chosen
+    ]
+    figure.legend(handles, words, loc="outside lower left", ncols=3, fontsize=9, frameon=False, labelcolor=INK)
+    save_png(figure, "mix2fld-figure-2")
+
+
+def _draw_line(axes: Any, runs: Sequence[Row], look: LineStyle) -> None:
+    x = [statistics.mean(times) for times in zip(*(run["clock"] for run in runs), strict=True)]
+    values = [[100 * a for a in seeds] for seeds in zip(*(run["accuracy"] for run in runs), strict=True)]
+    middle = [statistics.mean(v) for v in values]
+    axes.plot(x, middle, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4, linewidth=1.6)
+    if len(runs) > 1:
+        axes.fill_between(x, list(map(min, values)), list(map(max, values)), color=look.colour, alpha=BAND, linewidth=0)
+
+
+def draw_mix2fld_figure_3() -> None:
+    """Each device's accuracy by the number of devices, and their mean; a panel for each split."""
+    figure = figure_of(9, 3.8)
+    forms = {"iid": "even labels", "non-iid": "uneven labels"}
+    everything = study_result("mix2fld-figure-3")["runs"]
+    for (form, title), axes, colour in zip(forms.items(), figure.subplots(1, 2, sharey=True), COLOURS, strict=False):
+        runs = [run for run in everything if run["method"].endswith(f" form={form}")]
+        by_number = {len(run["devices"]): run for run in sorted(runs, key=lambda run: len(run["devices"]))}
+        for number, run in by_number.items():
+            axes.plot([number] * number, [100 * a for a in run["devices"]], "o", color=colour, alpha=0.3)
+        means = [100 * run["mean"] for run in by_number.values()]
+        axes.plot(list(by_number), means, color=colour, marker="D", linewidth=1.6, label="mean")
+        axes.set_title(title, loc="left", fontsize=9.5, color=MUTED)
+        axes.set_xticks(list(by_number))
+        axes.margins(x=0.06)
+        axes.legend(fontsize=9, frameon=False, labelcolor=INK, loc="lower right")
+        style_axes(axes, "devices", "" if form == "non-iid" else "test accuracy of each device (%)")
+    save_png(figure, "mix2fld-figure-3")
+
+
+def channel_table(name: str) -> str:
+    """Final accuracy and mean of the last rounds, bits sent up by a device, and seconds of the run over its channel."""
+    result = study_result(name)
+    rows = []
+    for run in result["runs"]:
+        sent = 8 * run["costs"]["bytes_up"] / result["clients"]["number"] / 1000
+        accuracies = (f"{final_accuracy(run):.1f}", f"{last_accuracy(run, 4):.1f}")
+        rows.append([run["method"], *accuracies, f"{sent:,.0f}", f"{run['clock'][-1]:.1f}"])
+    head = ["method", "final %", "mean of last 4 %", "kbit up a device", "seconds"]
+    return table(head, rows, command_of(result))
+
+
+def mix2fld_figure_2() -> str:
+    """A row for each method in each panel: accuracy, time to converge, bits sent up by a device, and uploads lost."""
+    result, found = study_result("mix2fld-figure-2"), panels()
+    devices = result["clients"]["number"]
+    rows = []
+    for panel, title in PANELS.items():
+        for method, runs in found[panel].items():
+            stops = map(stopping_round, runs)
+            uploads = sum(devices * run["rounds"][-1] for run in runs)
+            rows.append(
+                [
+                    title.replace(" channel, ", ", ").replace(" labels", ""),
+                    method,
+                    f"{mean(runs, lambda run: last_accuracy(run, LAST)):.1f}",
+                    ", ".join(str(runs[0]["rounds"][converged(run)]) for run in runs),
+                    f"{mean(runs, lambda run: seconds_to_converge(run, 'air')):.2f}",
+                    f"{mean(runs, seconds_to_converge):.1f}",
+                    ", ".join("-" if stop is None else str(stop) for stop in stops),
+                    f"{mean(runs, lambda run: 8 * run['costs']['bytes_up']) / devices / 1000:,.0f}",
+                    f"{sum(run.get('lost', 0) for run in runs)} of {uploads}",
+                ]
+            )
+    head = ("channel, labels", "method", f"mean of last {LAST} %", "converged in round", "s on the air until then",
+            "s in all", "round of the paper's rule", "kbit up a device", "uploads lost")  # fmt: skip
+    return table(head, rows, command_of(result))
+
+
+def mix2fld_t_max() -> str:
+    """FL at the paper's own T_max: accuracy by round, and uploads lost."""
+    rows = []
+    for run in study_result("mix2fld-figure-2")["runs"]:
+        if "t_max=0.1" in run["method"]:
+            curve = ", ".join(f"{100 * accuracy:.1f}" for accuracy in run["accuracy"][1:])
+            rows.append([run["method"], curve, f"{run['lost']} of {10 * run['rounds'][-1]}"])
+    return table(("method", "accuracy % by round", "uploads lost"), rows)
+
+
+def mix2fld_outage() -> str:
+    """Probability that a model of 12,544 weights is uploaded, exactly, by T_max and channel; ten devices transmit."""
+    rows = []
+    for milliseconds in range(100, 111):
+        links = [Wireless(t_max=milliseconds / 1000, power_up=power).link("up", 10) for power in (23.0, 40.0)]
+        rows.append([str(milliseconds), *(f"{1 - link.outage(32 * 12_544):.5f}" for link in links)])
+    return table(["T_max, ms", "asymmetric channel", "symmetric channel"], rows)
+
+
+def mix2fld_figure_3() -> str:
+    """A row for each number of devices: mean and variance of their accuracies, for both splits."""
+    result = study_result("mix2fld-figure-3")
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for run in result["runs"]:
+        method, _, form = run["method"].rpartition(" form=")
+        groups[form, method].append(run)
+    ten = {form: runs for (form, _), runs in reversed(groups.items())}
+    rows = []
+    for (form, method), runs in sorted(groups.items(), key=lambda item: item[0][0]):
+        (average, variance), (average_of_ten, variance_of_ten) = (
+            (mean(some, lambda run: run["mean"]), mean(some, lambda run: run["variance"])) for some in (runs, ten[form])
+        )
+        rows.append(
+            [
+                form,
+                method,
+                f"{100 * average:.2f}",
+                f"{100 * (average - average_of_ten):+.2f}",
+                f"{1e4 * variance:.3f}",
+                f"{variance / variance_of_ten:.2f}",
+                f"{100 * mean(runs, lambda run: run['server']):.2f}",
+            ]
+        )
+    head = ("labels", "devices", "mean accuracy %", "beside 10", "variance, points^2", "x 10's", "server's model %")
+    return table(head, rows, command_of(result))
+
+
+def sample_privacy() -> str:
+    """Mix2FLD's Tables II and III: for each data set the paper's row, the smallest distances, and the mean ones."""
+    result = study_result("mix2fld-privacy")
+    rows = []
+    for which, title, item in (("mixup", "II, Mixup", "table-2"), ("mix2up", "III, Mix2up", "table-3")):
+        for one in result["sets"]:
+            note = ", labels coordinated" if one["coordinated"] else ""
+            paper = paper_numbers(f"mix2fld/{item}", "privacy")[one["data"]]
+            rows.append([title, f"{one['data']}, the paper", *(f"{v:.3f}" for v in paper), "", ""])
+            for kind in ("smallest", "mean"):
+                values = [row[f"{which}_{kind}"] for row in one["rows"]]
+                largest = max((ours - theirs for ours, theirs in zip(values, paper, strict=True)), key=abs)
+                rows.append(["", f"{kind}{note}", *(f"{v:.3f}" for v in values), f"{largest:+.3f}", ""])
+            rows[-1][-1] = ", ".join(f"{100 * row[f'{which}_recognised']:.0f}" for row in one["rows"])
+    lambdas = (f"{lam:g}" for lam in result["lambdas"])
+    head = ("table", "data", *lambdas, "largest difference", "recognised %, by lambda")
+    return table(head, rows, command_of(result))
+
+
+def mix2fld_claims() -> str:
+    """The claims of Figure 2: the paper's number, ours for even and uneven labels, and a verdict."""
+    found = panels()
+    rows = [*_channel_claims(found, "asymmetric"), *_channel_claims(found, "symmetric")]
+    rows += [*_seed_claims(found), _payload_claim(found)]
+    return table(("claim", "the paper", "here: even labels; uneven", "verdict"), rows)
+
+
+class MethodPair:
+    """Two methods in the two panels of a channel, even labels first."""
+
+    def __init__(self, found: Mapping[str, Panel], channel: str, a: str, b: str) -> None:
+        power = {"asymmetric": "power_up=23.0", "symmetric": "power_up=40.0"}[channel]
+        two = [found[f"{power} form={form}"] for form in ("iid", "non-iid")]
+        self.pairs = [(panel[a], panel[b]) for panel in two]
+
+    def above(self, claim: str, paper: str, uneven: bool = False) -> list[str]:
+        """A row: points of accuracy by which a is above b. ``uneven``: uneven labels alone decide the verdict."""
+        by = [100 * (mean(a, _final) - mean(b, _final)) for a, b in self.pairs]
+        return [claim, paper, "; ".join(f"{one:+.1f}" for one in by), verdict(by[uneven:], 0.0)]
+
+    def faster(self, claim: str, paper: str, kind: str = "clock") -> list[str]:
+        """A row: b's time to converge over a's."""
+        times = [[mean(runs, lambda run: seconds_to_converge(run, kind)) for runs in pair] for pair in self.pairs]
+        by = [b / a for a, b in times]
+        return [claim, paper, "; ".join(f"{one:.2f}x" for one in by), verdict(by, 1.0)]
+
+
+def _final(run: Row) -> float:
+    return statistics.mean(run["accuracy"][-LAST:])
+
+
+def _channel_claims(found: Mapping[str, Panel], channel: str) -> list[list[str]]:
+    fl, fd = MethodPair(found, channel, BEST, "FL"), MethodPair(found, channel, BEST, "FD")
+    asymmetric = channel == "asymmetric"
+    rows = [
+        fl.faster(f"{channel}: Mix2FLD converges sooner than FL", "1.2x" if asymmetric else "1.9x"),
+        fl.faster(f"{channel}: the same, counting the air alone", "", "air"),
+    ]
+    if not asymmetric:
+        best = MethodPair(found, channel, "FL", BEST)
+        return [best.above("symmetric: FL is more accurate than Mix2FLD", "highest; as high, if uneven"), *rows]
+    return [
+        fl.above("asymmetric: Mix2FLD is more accurate than FL", "up to +16.7"),
+        *rows,
+        fd.above("Mix2FLD is more accurate than FD", "up to +17.3"),
+        MethodPair(found, channel, "FD", BEST).faster("FD converges sooner than Mix2FLD", "1.025x"),
+    ]
+
+
+def _seed_claims(found: Mapping[str, Panel]) -> list[list[str]]:
+    """The claims about seed samples, which do not depend on the channel."""
+    few, many = "Mix2FLD 10, 10", "Mix2FLD 50, 50"
+
+    def pair(a: str, b: str) -> MethodPair:
+        return MethodPair(found, "asymmetric", a, b)
+
+    return [
+        pair(BEST, "MixFLD 50").above("inversely mixed seeds beat mixed ones", "most, if uneven"),
+        pair("FD", "MixFLD 50").above("MixFLD falls behind FD, labels uneven", "fails", uneven=True),
+        pair("Mix2FLD 10, 20", few).above("making 20 of 10 seeds beats making 10", "up to +1.7"),
+        pair(BEST, many).above("making 100 of 50 seeds beats making 50", "up to +1.7"),
+        pair(many, few).above("50 seeds are more accurate than 10", "more"),
+        pair(few, many).faster("10 seeds converge sooner than 50", "sooner"),
+    ]
+
+
+def _payload_claim(found: Mapping[str, Panel]) -> list[str]:
+    fl, few = (found["power_up=23.0 form=iid"][name][0] for name in ("FL", "Mix2FLD 10, 10"))
+    quotient = fl["costs"]["bytes_up"] / few["costs"]["bytes_up"]
+    claim = f"bits up, beside FL's: 10 seeds, {fl['rounds'][-1]} rounds"
+    return [claim, "42.4x fewer", f"{quotient:.1f}x fewer", verdict([quotient], 1.0)]
+
+
+def verdict(values: Sequence[float], bound: float) -> str:
+    """Whether all numbers lie above a bound, none of them, or some."""
+    above = [value > bound for value in values]
+    return "comes out" if all(above) else "does not come out" if not any(above) else "comes out in one of two"

@@ -1,0 +1,143 @@
+"""Tables of studies: FedMix, AggEnhance, robustness, privacy, sites."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+
+from tables.common import (
+    Row,
+    by_method,
+    command_of,
+    final_accuracy,
+    last_accuracy,
+    mean_std,
+    study_result,
+    table,
+)
+
+TARGETS = {"femnist": 0.8, "aggenhance-mnist5k": 0.85, "fedmix-cifar10": 0.45}
+"""Target accuracies of studies; 0.7 for others."""
+
+
+def method_table(name: str, fashion_methods: tuple[str, ...] = ()) -> str:
+    """A row for each method: final accuracy, mean of the last ten rounds, rounds to the target, megabytes.
+
+    ``fashion_methods`` names methods of the Fashion-MNIST study that come first, with the same seeds.
+    """
+    result = study_result(name)
+    seeds = {run["seed"] for run in result["runs"]}
+    fashion = study_result("fashion-mnist")["runs"] if fashion_methods else []
+    runs = [run for run in fashion if run["method"] in fashion_methods and run["seed"] in seeds] + result["runs"]
+    target = TARGETS.get(name, 0.7)
+    rows = []
+    for method, group in by_method(runs).items():
+        reached = [number for run in group if (number := _rounds_to(run, target)) is not None]
+        rounds = mean_std(reached) or "not reached"
+        if reached and len(reached) < len(group):
+            rounds += f" ({len(reached)} of {len(group)})"
+        accuracies = (mean_std(list(map(measure, group))) for measure in (final_accuracy, last_accuracy))
+        sent = (statistics.mean(run["costs"][way] for run in group) / 1e6 for way in ("bytes_up", "bytes_down"))
+        rows.append([method, str(len(group)), *accuracies, rounds, *(f"{megabytes:.1f}" for megabytes in sent)])
+    reach = f"rounds to {100 * target:g} %"
+    head = ["method", "seeds", "final accuracy %", "mean of last 10 %", reach, "MB up", "MB down"]
+    return table(head, rows, command_of(result))
+
+
+def _rounds_to(run: Row, target: float) -> float | None:
+    """The first evaluated round that reached the target."""
+    return next((float(r) for r, a in zip(run["rounds"], run["accuracy"], strict=True) if a >= target), None)
+
+
+def paired_table(name: str, base: str = "fedavg") -> str:
+    """Each method's mean of the last ten rounds minus FedAvg's with the same seed (same split, same cohorts)."""
+    last = {(run["method"], run["seed"]): last_accuracy(run) for run in study_result(name)["runs"]}
+    seeds = sorted({seed for _, seed in last})
+    rows = []
+    for method in dict.fromkeys(method for method, _ in last):
+        if method != base:
+            differences = [last[method, seed] - last[base, seed] for seed in seeds]
+            rows.append([method, *(f"{d:+.1f}" for d in differences), f"{statistics.mean(differences):+.1f}"])
+    return table(["method", *(f"seed {seed}" for seed in seeds), "mean"], rows)
+
+
+def curve_table(name: str, every: int) -> str:
+    """Mean accuracy of each method by round, one round in ``every``."""
+    groups = by_method(study_result(name)["runs"])
+    last = [*groups.values()][-1][-1]
+    rounds = [r for r in last["rounds"] if r and r % every == 0]
+    rows = []
+    for method, runs in groups.items():
+        means = (statistics.mean(100 * run["accuracy"][run["rounds"].index(r)] for run in runs) for r in rounds)
+        rows.append([method, *(f"{mean:.1f}" for mean in means)])
+    return table(["round", *map(str, rounds)], rows)
+
+
+def client_table(name: str) -> str:
+    """Accuracy over clients' own tests, of all clients and by samples held (FedMix, Table 13)."""
+    runs = study_result(name)["runs"]
+    sizes = list(dict.fromkeys(size for run in runs for size in run["clients"]["by_size"]))
+    rows = []
+    for run in runs:
+        overall = run["clients"]
+        groups = [overall["by_size"].get(size) for size in sizes]
+        cells = (f"{100 * g['mean']:.1f} ± {100 * g['std']:.1f} ({g['clients']})" if g else "" for g in groups)
+        both = f"{100 * overall['mean']:.1f} ± {100 * overall['std']:.1f}"
+        rows.append([run["method"], both, f"{100 * overall['p10']:.1f}", *cells])
+    return table(["accuracy over writers %", "mean ± std", "10th percentile", *(f"n_k {s}" for s in sizes)], rows)
+
+
+def epsilon_table(name: str, what: str, base: str = "") -> str:
+    """Accuracy of each method, and the epsilon stated for ``what``; the runs of the study ``base`` come first."""
+    result = study_result(name)
+    rows = []
+    for run in (study_result(base)["runs"] if base else []) + result["runs"]:
+        spent = run.get("epsilon", {}).get(what)
+        accuracies = (f"{final_accuracy(run):.1f}", f"{last_accuracy(run):.1f}")
+        rows.append([run["method"], *accuracies, f"{spent[-1][1]:.2f}" if spent else "none"])
+    return table(["method", "accuracy %", "mean of last 10 %", "epsilon"], rows, command_of(result))
+
+
+def adversary_table(name: str, heading: str) -> str:
+    """Final accuracy, or the round in which a run failed: a row for each method, a column for each adversary."""
+    result = study_result(name)
+    cells: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for run in [*result["runs"], *result["failed"]]:
+        method, _, adversary = run["method"].partition(" adversary=")
+        failed = run.get("failed")
+        cells[method][adversary].append(f"broke off in round {failed}" if failed else f"{final_accuracy(run):.1f}")
+    adversaries = list(dict.fromkeys(adversary for row in cells.values() for adversary in row))
+    rows = ([method, *(", ".join(row[adversary]) for adversary in adversaries)] for method, row in cells.items())
+    return table([heading, *adversaries], rows, command_of(result))
+
+
+def alignment_table() -> str:
+    """Norm of each term's gradient, and its cosines to the gradient over all data and to Global Mixup's, by round."""
+    result = study_result("alignment")
+    parts = [
+        f"{command_of(result)}, lambda = {result['lambda']}; each cell: norm, cosine to the gradient of everyone's "
+        "data, cosine to Global Mixup's",
+    ]
+    rounds = list(result["rounds"])
+    for where in ("at the global weights", "after local training"):
+        rows = []
+        for term in result["rounds"][rounds[0]][where]:
+            cells = (result["rounds"][r][where][term] for r in rounds)
+            row = [f"{c['norm']:.2f}, {c['cosine_to_all']:.2f}, {c['cosine_to_global_mixup']:.2f}" for c in cells]
+            rows.append([term, *row])
+        parts.append(table([where, *(f"round {r}" for r in rounds)], rows))
+    return "\n\n".join(parts)
+
+
+def site_table(name: str, each: bool = True) -> str:
+    """Final accuracy of each method: over all test samples, at ``each`` site if wanted, their mean and the worst."""
+    result = study_result(name)
+    sites = list(dict.fromkeys(site for run in result["runs"] for site in run.get("sites", {}))) if each else []
+    rows = []
+    for method, runs in by_method(result["runs"]).items():
+        means = [statistics.mean(100 * run["sites"][site] for run in runs) for site in runs[0].get("sites", {})]
+        row = [method, str(len(runs)), mean_std(list(map(final_accuracy, runs)))]
+        row += [f"{mean:.1f}" for mean in means] if each and means else [""] * len(sites)
+        rows.append([*row, *([f"{statistics.mean(means):.1f}", f"{min(means):.1f}"] if means else ["", ""])])
+    head = ["method", "seeds", "all test samples %", *sites, "mean of sites", "worst site"]
+    return table(head, rows, command_of(result))

@@ -1,0 +1,113 @@
+"""Verdicts that take noise into account: claims judged by paired differences over seeds.
+
+The margin of a claim with one seed is the difference that the claim asserts, with the same split, first weights and
+cohorts on both sides (:class:`fedblend.papers.claims.Check`). A verdict is drawn from the mean of these margins and its
+95 % interval by Student's t distribution. One seed has no interval, so it decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedblend.papers.claims import Cells, check_line, parse_claim
+
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The 97.5 % quantile of Student's t distribution with 1, 2, ... degrees of freedom; 2.262 is used beyond."""
+
+HOLDS, FAILS, PART, NOISE = "holds", "does not hold", "holds in part", "within noise"
+ONE_SEED = "one seed"
+UNDECIDED = "undecided"
+WORDS = (HOLDS, PART, FAILS, NOISE, ONE_SEED, UNDECIDED)
+"""All verdicts."""
+
+
+@dataclass(frozen=True)
+class LineVerdict:
+    """A claim in one column or row: its margins, one for each seed that decided it."""
+
+    margins: tuple[float, ...]
+    """Infinite where one side never reached its target."""
+
+    @property
+    def mean(self) -> float:
+        """The mean margin over seeds; infinite if a margin is."""
+        return sum(self.margins) / len(self.margins)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean margin; ``None`` for one seed, or where a margin is infinite."""
+        n = len(self.margins)
+        if n < 2 or not math.isfinite(sum(map(abs, self.margins))):
+            return None
+        half = T_95[min(n - 2, len(T_95) - 1)] * statistics.stdev(self.margins) / math.sqrt(n)
+        return self.mean - half, self.mean + half
+
+    @property
+    def word(self) -> str:
+        """One of :data:`WORDS`, except "holds in part".
+
+        Where a target was never reached there is no interval: the verdict is then that of the seeds if they agree.
+        """
+        if not self.margins:
+            return UNDECIDED
+        if len(self.margins) == 1:
+            return ONE_SEED
+        low, high = self.interval or (min(self.margins), max(self.margins))
+        return HOLDS if low > 0 else FAILS if high < 0 else NOISE
+
+
+@dataclass(frozen=True)
+class ClaimVerdict:
+    """A claim over all of its columns or rows."""
+
+    lines: dict[str, LineVerdict]
+
+    @property
+    def word(self) -> str:
+        """One of :data:`WORDS`, of the words of the lines.
+
+        "holds" means in every line, "holds in part" in some, "does not hold" in none and clearly not in one at least.
+        """
+        words = {line.word for line in self.lines.values()}
+        if len(words) == 1:
+            return words.pop()
+        return PART if HOLDS in words else next((w for w in (FAILS, NOISE, ONE_SEED) if w in words), UNDECIDED)
+
+    @property
+    def weakest(self) -> LineVerdict | None:
+        """The line with the smallest mean margin; ``None`` if no line has one."""
+        lines = [line for line in self.lines.values() if line.margins]
+        return min(lines, key=lambda line: line.mean, default=None)
+
+
+def judge(text: str, by_seed: Mapping[int, Cells], lines: Iterable[str]) -> ClaimVerdict:
+    """Judge a claim's text in some lines (columns or rows; any one name where it is asserted once)."""
+    comparison = parse_claim(text)
+    found = {}
+    for line in lines:
+        checks = [check_line(comparison, cells, line) for _, cells in sorted(by_seed.items())]
+        margins = tuple(check.margin for check in checks if check is not None and check.holds is not None)
+        found[line] = LineVerdict(tuple(m for m in margins if not math.isnan(m)))
+    return ClaimVerdict(found)
+
+
+def judge_result(result: Mapping[str, Any], claim: Mapping[str, Any]) -> ClaimVerdict:
+    """Judge a claim of a written result (:mod:`fedblend.papers.result`) on its numbers by seed."""
+    by_seed: dict[int, dict[tuple[str, str], float]] = {}
+    for cell in result["quantities"][claim["of"]]["cells"]:
+        for seed, value in cell["ours"].items():
+            number = math.inf if value == "never" else value
+            if isinstance(number, (int, float)):
+                by_seed.setdefault(int(seed), {})[cell["row"], cell["column"]] = float(number)
+    lines = ["" if place == "all" and "" in result["columns"] else place for place in claim["places"]]
+    return judge(claim["holds"], by_seed, lines)
+
+
+def count(verdicts: Iterable[ClaimVerdict]) -> Counter[str]:
+    """Verdicts by their word."""
+    return Counter(verdict.word for verdict in verdicts)

@@ -1,0 +1,250 @@
+"""Samples that may have several labels: loss, metrics, methods, files, and the model in use."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import here, records, succeeded
+from helpers import federation_of, images, labelled, numbers, run, same_up_to_rounding, setup
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from fedblend.core.dataset import Dataset
+from fedblend.core.errors import FedblendError
+from fedblend.core.evaluation import Selection
+from fedblend.core.loop import RoundLoop
+from fedblend.core.metric import Metric
+from fedblend.core.objective import Task
+from fedblend.core.registry import build
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.predictor import Predictor
+
+ROOT = Path(__file__).parents[2]
+LABELS = Task("multi-label", 2)
+OUTPUTS = torch.tensor([[2.0, -1.0], [-1.0, 3.0], [1.0, 1.0]])
+TARGETS = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+
+
+def build_metric(name: str, **options: Any) -> Metric:
+    made: Metric = build("metric", {"name": name, **options})
+    return made
+
+
+# Loss and metrics ------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_mean_binary_cross_entropy_by_hand() -> None:
+    def of(logit: float, target: float) -> float:
+        p = 1 / (1 + math.exp(-logit))
+        return -target * math.log(p) - (1 - target) * math.log(1 - p)
+
+    each = [[of(2, 1), of(-1, 0)], [of(-1, 1), of(3, 1)], [of(1, 0), of(1, 1)]]
+    assert LABELS.loss(OUTPUTS, TARGETS).item() == pytest.approx(np.mean(each), rel=1e-6)
+    assert LABELS.losses(OUTPUTS, TARGETS).tolist() == pytest.approx(np.mean(each, 1).tolist(), rel=1e-6)
+    assert torch.equal(LABELS.encode(TARGETS), TARGETS)
+
+
+def test_the_loss_is_that_of_pytorch_and_linear_in_targets_of_any_shape() -> None:
+    outputs, shares = torch.tensor([[90.0, -90.0], [0.0, 12.0]]), torch.tensor([[0.25, 0.0], [1.0, 0.5]])
+    wanted = F.binary_cross_entropy_with_logits(outputs, shares)
+    assert torch.equal(LABELS.loss(outputs, shares), wanted)
+    assert LABELS.loss(outputs, shares[1]) == F.binary_cross_entropy_with_logits(outputs, shares[1].expand(2, 2))
+
+
+def test_metrics_by_hand() -> None:
+    # Predicted: a, b, ab; true: a, ab, b. Label a: TP 1, FP 1, FN 1. Label b: TP 2, FP 0, FN 0.
+    assert build_metric("f1").by_class(OUTPUTS, TARGETS) == pytest.approx([1 / 2, 1])
+    assert build_metric("f1").overall(OUTPUTS, TARGETS) == pytest.approx(3 / 4)
+    assert build_metric("f1", average="micro").overall(OUTPUTS, TARGETS) == pytest.approx(6 / 8)
+    assert build_metric("f1", average="micro").by_class(OUTPUTS, TARGETS) is None
+    assert build_metric("hamming-loss").by_class(OUTPUTS, TARGETS) == pytest.approx([2 / 3, 0])
+    assert build_metric("hamming-loss").overall(OUTPUTS, TARGETS) == pytest.approx(2 / 6)
+    # Label a, positives 2 and -1, negative 1; label b, positives 3 and 1, negative -1.
+    assert build_metric("auc").by_class(OUTPUTS, TARGETS) == pytest.approx([1 / 2, 1])
+
+
+def test_metrics_equal_those_of_scikit_learn_and_torchmetrics() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    pytest.importorskip("torchmetrics")
+    rng = np.random.default_rng(0)
+    outputs = torch.from_numpy(rng.standard_normal((50, 4)).astype(np.float32))
+    targets = torch.from_numpy((rng.random((50, 4)) < 0.4).astype(np.float32))
+    y, guessed = targets.numpy(), (outputs > 0).numpy()
+    wanted = {
+        "hamming-loss": metrics.hamming_loss(y, guessed),
+        "f1": metrics.f1_score(y, guessed, average="macro"),
+        "auc": metrics.roc_auc_score(y, outputs.numpy(), average="macro"),
+    }
+    assert {name: build_metric(name).overall(outputs, targets) for name in wanted} == pytest.approx(wanted)
+    micro = metrics.f1_score(y, guessed, average="micro")
+    assert build_metric("f1", average="micro").overall(outputs, targets) == pytest.approx(micro)
+    for path, own in (("torchmetrics:HammingDistance", "hamming-loss"), ("torchmetrics:F1Score", "f1")):
+        theirs = build_metric("torchmetrics", path=path, options={"average": "macro"})
+        theirs.require_possible(Task("multi-label", 4))
+        # Of logits from 0 to 1, too, which torchmetrics alone would take for probabilities.
+        for logits in (outputs, outputs.sigmoid()):
+            mine = build_metric(own).overall(logits, targets)
+            assert theirs.overall(logits, targets) == pytest.approx(mine, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "given", "words"),
+    [
+        (labelled(), {"metrics": ["top-k"]}, "'top-5' is for classification, but the data are for multi-label"),
+        (labelled(), {"metrics": ["ece"]}, "'ece' is for classification, but the data are for multi-label"),
+        (labelled(), {"metrics": ["mae"]}, "'mae' is for regression, but the data are for multi-label"),
+        (images(), {"metrics": ["hamming-loss"]}, "'hamming-loss' is for multi-label, but the data are for classif"),
+        (numbers(), {"metrics": ["f1"]}, "'f1' is for classification and multi-label, but the data are for regression"),
+        (images(), {"metrics": [{"name": "f1", "average": "micro"}]}, "average: 'micro' is the accuracy"),
+        (labelled(), {"target": 0.5, "stop_at_target": True}, "target_metric: accuracy is not defined for multi-label"),
+    ],
+)
+def test_metrics_of_another_task_are_refused(data: Dataset, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(FedblendError, match=words):
+        Selection(setup(data, **given))
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "words"),
+    [
+        (Task("multi-label", 3), "torchmetrics.regression:MeanAbsoluteError", "it is for numbers"),
+        (Task("multi-label", 3), "torchmetrics.classification:MulticlassCohenKappa", "it is for numbers"),
+        (Task("regression", 3), "torchmetrics:F1Score", "it is for classes or labels"),
+    ],
+)
+def test_metrics_of_torchmetrics_for_another_task_are_refused(task: Task, path: str, words: str) -> None:
+    pytest.importorskip("torchmetrics")
+    with pytest.raises(ValueError, match=words):
+        build_metric("torchmetrics", path=path).require_possible(task)
+
+
+# Methods ---------------------------------------------------------------------------------------------------
+
+SETTINGS = {
+    "train": {"cohort": 3, "epochs": 2, "batch_size": 4},
+    "model": {"name": "mlp", "hidden": [4, 4]},
+    "scale": "standard",
+}
+WORKING = ["fedavg", "naivemix", "fedmix", "localmix", "fedmix-hidden", "scaffold", "feddyn", "moon", "fedadam"]
+
+
+@pytest.mark.parametrize("method", [*WORKING, "ditto", "fedper", "pfedme"])
+def test_methods_that_need_no_classes_work_in_all_engines(method: str) -> None:
+    own = {"holdout": 0.2} if method in ("ditto", "fedper", "pfedme") else {}
+    made = setup(labelled(), method=method, metrics=["hamming-loss"], **SETTINGS, **own)
+
+    state, rounds = run(federation_of(made), 2)
+    stacked, _ = run(RoundLoop(made, StackedEngine(made, stack=3)), 2)
+
+    same_up_to_rounding(stacked.weights, state.weights, steps=24)
+    assert "accuracy" not in rounds[-1]
+    assert "per_class" not in rounds[-1]
+    assert 0 <= rounds[-1]["metrics"]["hamming-loss"] <= 1
+
+
+def test_a_federation_learns_labels_and_is_scored_by_their_loss() -> None:
+    made = setup(labelled(200), **{**SETTINGS, "train": {"cohort": 4, "epochs": 5}})
+
+    state, rounds = run(federation_of(made), 4)
+
+    made.model.load_state_dict(state.weights)
+    outputs, y = made.model(made.scale(made.data.test.x)), made.data.test.y
+    assert rounds[-1]["loss"] == pytest.approx(F.binary_cross_entropy_with_logits(outputs, y).item(), rel=1e-5)
+    assert rounds[-1]["loss"] < rounds[0]["loss"]
+
+
+NEED_CLASSES = {
+    "fedntd": "leaves out a sample's class, but the targets are no classes",
+    "fedlc": "counts a client's samples by class, but the targets are no classes",
+    "fedrs": "counts a client's samples by class, but the targets are no classes",
+    "fedproto": "'prototypes' sends means by class, but these data have no classes",
+    "fd": "'outputs' sends means by class, but these data have no classes",
+    "mix2fld": "'outputs' sends means by class, but these data have no classes",
+    "xormixfl": "'train-on-seeds' needs classes, but these data have none",
+    "aggenhance": "'aggenhance' needs classes, but these data have none",
+}
+
+
+@pytest.mark.parametrize("method", NEED_CLASSES)
+def test_methods_that_need_classes_are_refused(method: str) -> None:
+    with pytest.raises(FedblendError, match=NEED_CLASSES[method]):
+        run(federation_of(setup(labelled(), method=method, unsafe=True, **SETTINGS)), 1)
+
+
+@pytest.mark.parametrize("partition", ["classes", "dirichlet", "mix2fld", "xormixfl"])
+def test_partitions_by_class_are_refused(partition: str) -> None:
+    with pytest.raises(FedblendError, match=f"partition '{partition}': needs classes, but these targets"):
+        setup(labelled(), partition=partition)
+
+
+# Files -----------------------------------------------------------------------------------------------------
+
+
+def load(path: Path, **arrays: Any) -> Dataset:
+    np.savez(path, **arrays)
+    data: Dataset = build("dataset", {"name": "npz", "path": str(path)}).load()
+    return data
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, bool])
+def test_columns_of_0_and_1_in_an_npz_file_are_labels(kind: type, tmp_path: Path) -> None:
+    y = np.tile(np.array([[0, 1], [1, 1], [0, 0]]), (4, 1))
+    split = np.arange(12) % 4 == 3
+    data = load(tmp_path / "a.npz", x=np.ones((12, 3)), y=y.astype(kind), split=split, labels=np.array(["red", "big"]))
+    assert (data.task, data.outputs, data.classes, data.labels) == ("multi-label", 2, (), ("red", "big"))
+    assert data.train.y.dtype == torch.float32
+    assert data.train.y.tolist() == y[~split].tolist()
+    assert load(tmp_path / "b.npz", x=np.ones((12, 3)), y=y).labels == ("0", "1")
+    assert load(tmp_path / "c.npz", x=np.ones((12, 3)), y=y.astype(float)).task == "regression"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"y": np.array([[0, 2], [1, 0]])}, r"'y' \[n, 2\] holds 2; valid: 0 and 1 for each label"),
+        ({"y": np.eye(2, dtype=int), "labels": np.array(["a"])}, "'y' has 2 columns, 'labels' 1 names"),
+        ({"y": np.eye(2, dtype=int), "labels": np.array(["a", "a"])}, "'labels' has a name twice"),
+        ({"y": np.array([0, 1]), "labels": np.array(["a", "b"])}, "but 'labels' names labels; valid: whole numbers"),
+        ({"y": np.eye(2, dtype=int), "classes": np.array(["a", "b"])}, "with names of classes; valid"),
+    ],
+)
+def test_wrong_labels_in_a_file_are_refused(arrays: dict[str, np.ndarray], words: str, tmp_path: Path) -> None:
+    with pytest.raises(FedblendError, match=words):
+        load(tmp_path / "a.npz", x=np.ones((2, 3)), **arrays)
+
+
+@pytest.mark.slow
+def test_the_example_runs_and_its_model_predicts_and_is_exported(tmp_path: Path) -> None:
+    out, table = tmp_path / "machines", ROOT / "examples" / "machines.csv"
+    changes = ("--set", "rounds=2", "--seeds", "0")
+    succeeded(here("run", ROOT / "examples" / "machines.toml", "--out", out, "--jobs", 1, *changes))
+    record = json.loads(records(out / "fedavg-seed0")[-1])
+    assert set(record["metrics"]) == {"hamming-loss", "f1", "f1-micro", "auc"}
+    assert len(record["class_metrics"]["f1"]) == 3
+
+    predicted = succeeded(here("predict", out / "fedavg-seed0", table, "--out", tmp_path / "p.csv"))
+    assert "labels" in predicted.out
+    header = (tmp_path / "p.csv").read_text().splitlines()[0]
+    assert header == "sample,labels,p(overheated),p(worn),p(leaking)"
+
+    predictor = Predictor.of_run(RunDirectory(out / "fedavg-seed0"))
+    x = torch.randn(5, predictor.description["shape"][0])
+    probabilities = torch.from_numpy(predictor.predict_proba(x.numpy()))
+    weights = load_file(out / "fedavg-seed0" / "checkpoint.safetensors")
+    net = predictor.module.net
+    net.load_state_dict({name: weights[f"weights/{name}"] for name in net.state_dict()})
+    scaled = x * predictor.module.factor + predictor.module.offset
+    assert torch.equal(probabilities, net(scaled).sigmoid().detach())
+    assert np.array_equal(predictor.predict(x.numpy()), probabilities.numpy() > 0.5)
+
+    succeeded(here("export", out / "fedavg-seed0", "--out", tmp_path / "model.pt2"))
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    assert torch.allclose(program(x), probabilities)
+    assert json.loads((tmp_path / "model.json").read_text())["labels"] == ["overheated", "worn", "leaking"]

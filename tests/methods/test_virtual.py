@@ -1,0 +1,71 @@
+"""Training on shared entries as samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from baselines_helpers import GROUPS
+from helpers import loss_of, run, same, same_up_to_rounding, setup, tanh_net, weight_gradient
+from objectives_helpers import CLASSES, NUMBERS, draws, random_pool
+
+from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Batch, Plain, Task
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.objectives.fedmix import FedMix
+from fedblend.methods.objectives.virtual import VirtualSamples
+
+DEEP = {"name": "mlp", "hidden": [8, 6]}
+
+
+@pytest.mark.parametrize("task", [CLASSES, NUMBERS])
+@pytest.mark.parametrize("base", [Plain(), FedMix(lam=0.2)])
+def test_the_loss_on_the_drawn_entries_is_added_to_the_base(task: Task, base: Any) -> None:
+    model, batch, pool = tanh_net(seed=1), Batch(*draws(task, 6, 1)), random_pool(task, 5)
+    rows = torch.tensor([3, 1, 3])
+
+    made = loss_of(VirtualSamples(base=base, weight=0.3), model, batch, task, 0.2, pool, virtual=rows)
+
+    added = torch.stack([task.loss(model(pool["x"][[i]]), pool["y"][[i]]) for i in rows.tolist()]).mean()
+    wanted = loss_of(base, model, batch, task, 0.2, pool) + 0.3 * added
+    torch.testing.assert_close(made, wanted)
+    torch.testing.assert_close(weight_gradient(made, model), weight_gradient(wanted, model))
+
+
+def weights_after(objective: Any, rounds: int = 2, **changes: Any) -> dict[str, torch.Tensor]:
+    method: dict[str, Any] = {"objective": objective}
+    if objective["name"] not in ("plain", "augmix"):
+        method["sharing"] = {"name": "means", "split": "class", "samples_per_mean": 4}
+    made = setup(**{"groups": GROUPS, "method": method, "model": DEEP, "train": {"cohort": 3}, **changes})
+    return run(RoundLoop(made, LoopEngine(made)), rounds)[0].weights
+
+
+@pytest.mark.parametrize("base", ["plain", "fedmix", "augmix"])
+def test_without_weight_it_is_the_base(base: str) -> None:
+    made, wanted = (
+        weights_after(objective)
+        for objective in ({"name": "virtual-samples", "base": base, "weight": 0.0}, {"name": base})
+    )
+    assert same(made, wanted)
+
+
+@pytest.mark.parametrize("base", ["plain", "fedmix", "hidden-mix"])
+def test_loop_and_stacks_agree(base: str) -> None:
+    sharing = {"name": "hidden-means"} if base == "hidden-mix" else {"name": "means", "split": "class"}
+    method = {"sharing": sharing, "objective": {"name": "virtual-samples", "base": base, "entries": 3}}
+    made = setup(groups=GROUPS, method=method, model=DEEP, train={"cohort": 3, "lr": 0.02})
+
+    loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=2)))
+
+    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+
+
+def test_a_client_without_entries_of_others_takes_the_base() -> None:
+    alone = {"groups": [list(range(20))], "train": {"cohort": 1}}
+    made, wanted = (
+        weights_after(objective, **alone)
+        for objective in ({"name": "virtual-samples", "exclude_own": True}, {"name": "plain"})
+    )
+    assert same(made, wanted)

@@ -1,0 +1,119 @@
+"""Verdicts that take noise into account: by hand, and as SciPy computes the interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from fedblend.papers.formatting import verdict_text
+from fedblend.papers.verdicts import T_95, ClaimVerdict, LineVerdict, judge, judge_result
+
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("margins", "word"),
+    [
+        ((), "undecided"),
+        ((5.0,), "one seed"),
+        ((-5.0,), "one seed"),
+        ((1.0, 1.1, 1.2), "holds"),
+        ((-1.0, -1.1, -1.2), "does not hold"),
+        ((1.0, 2.0, 9.0), "within noise"),  # all above 0, mean 4, interval -6.8 to 14.8
+        ((0.0, 0.0, 0.0), "within noise"),
+        ((INF, INF, 3.0), "holds"),
+        ((INF, -INF, 3.0), "within noise"),
+    ],
+)
+def test_a_line_is_judged_by_its_interval(margins: tuple[float, ...], word: str) -> None:
+    assert LineVerdict(margins).word == word
+
+
+def test_the_interval_is_students() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    margins = (1.0, 2.5, -0.5, 4.0)
+
+    interval = LineVerdict(margins).interval
+
+    assert interval == pytest.approx(stats.ttest_1samp(margins, 0).confidence_interval(0.95), rel=1e-3)
+    assert pytest.approx([stats.t.ppf(0.975, k + 1) for k in range(len(T_95))], abs=5e-4) == T_95
+    assert LineVerdict((1.0, INF)).interval is None
+
+
+HOLDING, FAILING, NOISY, SINGLE = (1.0, 1.1), (-1.0, -1.1), (-1.0, 1.0), (2.0,)
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        ([HOLDING, HOLDING], "holds"),
+        ([HOLDING, NOISY], "holds in part"),
+        ([HOLDING, FAILING], "holds in part"),
+        ([HOLDING, SINGLE], "holds in part"),
+        ([FAILING, NOISY], "does not hold"),
+        ([NOISY, SINGLE], "within noise"),
+        ([SINGLE, ()], "one seed"),
+        ([], "undecided"),
+    ],
+)
+def test_a_claim_is_judged_over_its_lines(lines: Sequence[tuple[float, ...]], word: str) -> None:
+    verdict = ClaimVerdict({str(k): LineVerdict(margins) for k, margins in enumerate(lines)})
+
+    assert verdict.word == word
+
+
+def test_margins_are_paired_by_seed() -> None:
+    # Seeds differ by 10 points, the two rows of one seed by 1: unpaired, the difference would be within noise.
+    by_seed = {s: {("a", "x"): 50.0 + 10 * s + 1 + 0.01 * s, ("b", "x"): 50.0 + 10 * s} for s in range(3)}
+
+    verdict = judge("a > b", by_seed, ["x"])
+
+    assert verdict.lines["x"].margins == pytest.approx((1.0, 1.01, 1.02))
+    assert verdict.word == "holds"
+
+
+def test_a_seed_with_one_side_alone_does_not_count() -> None:
+    by_seed = {0: {("a", "x"): 1.0, ("b", "x"): 0.0}, 1: {("a", "x"): 5.0}}
+
+    assert judge("a > b", by_seed, ["x"]).lines["x"].margins == (1.0,)
+
+
+@pytest.mark.parametrize("column", ["", "x"])
+def test_a_written_result_is_judged_by_its_numbers(column: str) -> None:
+    def cell(row: str, *ours: object) -> dict[str, object]:
+        return {"row": row, "column": column, "ours": {str(seed): value for seed, value in enumerate(ours)}}
+
+    result = {
+        "rows": {"a": "A", "b": "B"},
+        "columns": {column: "X"},
+        "quantities": {"rounds": {"cells": [cell("a", 3, 4, 5), cell("b", 7, 8.5, "never")]}},
+    }
+    claim = {"holds": "a < b", "of": "rounds", "places": {column or "all": [True, 4.0]}}
+
+    verdict = judge_result(result, claim)
+
+    assert verdict.lines[column].margins == (4.0, 4.5, INF)
+    assert verdict.word == "holds"
+    assert verdict.weakest is verdict.lines[column]
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        ([3.0], "holds (by +2), one seed"),
+        ([3.0, 3.0], "holds (by +2), 2 of 2 seeds and places, 95 % interval +2 to +2"),
+        ([4.0, 2.0], "holds (by +2), 2 of 2 seeds and places, 95 % interval -10.7 to +14.7: within noise"),
+    ],
+)
+def test_the_verdict_in_words_names_the_interval(ours: list[float], words: str) -> None:
+    def cell(row: str, values: list[float]) -> dict[str, object]:
+        return {"row": row, "column": "x", "ours": {str(seed): value for seed, value in enumerate(values)}}
+
+    cells = [cell("a", ours), cell("b", [1.0] * len(ours))]
+    result = {"rows": {"a": "A", "b": "B"}, "columns": {"x": "X"}, "quantities": {"q": {"cells": cells}}}
+    result |= {"other_data": [], "scale": "paper"}
+    claim = {"holds": "a > b", "of": "q", "places": {"x": [True, 2.0]}, "verdict": "holds", "paper": "holds"}
+
+    assert verdict_text(claim | {"seeds": [len(ours), len(ours)]}, result) == words
