@@ -135,8 +135,11 @@ SETTINGS = {
 WORKING = ["fedavg", "naivemix", "fedmix", "localmix", "fedmix-hidden", "scaffold", "feddyn", "moon", "fedadam"]
 
 
-@pytest.mark.parametrize("method", [*WORKING, "ditto", "fedper", "pfedme"])
-def test_methods_that_need_no_classes_work_in_all_engines(method: str) -> None:
+REMEDY = {"name": "fedmix", "objective": {"remedy": "check"}}
+
+
+@pytest.mark.parametrize("method", [*WORKING, REMEDY, "ditto", "fedper", "pfedme"], ids=str)
+def test_methods_that_need_no_classes_work_in_all_engines(method: Any) -> None:
     own = {"holdout": 0.2} if method in ("ditto", "fedper", "pfedme") else {}
     made = setup(labelled(), method=method, metrics=["hamming-loss"], **SETTINGS, **own)
 

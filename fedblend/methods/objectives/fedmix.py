@@ -93,9 +93,8 @@ class FedMix(MeanMix):
     taylor_weight: NonNegative = 1.0
     """Factor on c; 0 removes the Taylor term, for ablations."""
     remedy: Literal["none", "drop", "check"] = "none"
-    """What a sample does whose predicted loss is wrong. "none": as in the paper. "drop": where it is below 0, which no
-    loss is, the sample has no Taylor term in this step. "check": where it is off the loss at the mixed sample, which a
-    second forward pass computes, by more than ``trust`` of that loss, the sample takes that loss (NaiveMix's).
+    """A predicted loss that is wrong: kept ("none", the paper), "drop" its Taylor term where it is below 0, or "check"
+    it by a second forward pass and replace it by the loss at the mixed sample where it is off by more than `trust`.
     """
     trust: NonNegative = 0.5
     """Largest error of a prediction that remedy "check" accepts, as a share of the loss at the mixed sample."""
