@@ -400,7 +400,9 @@ def _locked_folder(folder: Path, name: str, what: str) -> Iterator[None]:
         # Open for the whole run.
         handle = open(folder / name, "w", encoding="utf-8", opener=without_waiting)  # noqa: SIM115
     except OSError as error:
-        raise FedblendError(f"{folder}: cannot be used as a folder for runs: {error.strerror}") from None
+        raise FedblendError(
+            f"{folder}: cannot be used as a folder for runs: {error.strerror}; name another (--out)"
+        ) from None
     with handle:
         try:
             _lock_file(handle)
@@ -448,7 +450,9 @@ def write_study(folder: Path, name: str, experiments: dict[str, dict[str, Any]])
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FedblendError(f"{folder}: cannot be used as a folder for runs: {error.strerror}") from None
+        raise FedblendError(
+            f"{folder}: cannot be used as a folder for runs: {error.strerror}; name another (--out)"
+        ) from None
     before = read_study(folder)
     started = {slug: table for slug, table in before.items() if RunDirectory.is_run(folder / slug)}
     write_json(folder / STUDY, {"name": name, "experiments": {**before, **experiments, **started}})
