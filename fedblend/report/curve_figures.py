@@ -29,7 +29,7 @@ MAX_MARKS = 9
 """Largest number of marked points of a line."""
 
 SHOWN_ROUNDS = 6
-"""Rounds in the table below a chart."""
+"""Rounds in the table below a chart, the last one first."""
 
 DIVERGED = 1000
 """From this ratio of the largest to the smallest value on, a chart's y axis is logarithmic."""
@@ -191,7 +191,7 @@ def curve_chart(
             textcoords="offset points", fontsize=LETTERS - 1, color=MUTED,
         )  # fmt: skip
     head = ["method", "seeds", "round", abscissa.label, f"{AXIS_TITLES[column]}: mean", "lowest seed", "highest seed"]
-    rounds = evenly_spaced(sorted({r for cells in shown.values() for r in cells}), SHOWN_ROUNDS)
+    rounds = evenly_spaced(sorted({r for cells in shown.values() for r in cells}), SHOWN_ROUNDS)[::-1]
     table = Numbers(
         ["method", *(f"round {r}" for r in rounds)],
         [[method, *(cells.get(r, NOTHING) for r in rounds)] for method, cells in shown.items()],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -63,6 +64,9 @@ def comparison_tables(
 
 NamedCells = tuple[str, list[Text]]
 """The heading and the cells of a column."""
+
+HEADING_WIDTH = 16
+"""Letters in a line of a heading that has a method's name."""
 
 UNLIMITED = 10_000
 """A width in columns in which every table fits."""
@@ -147,7 +151,9 @@ def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list
         Column("seeds", lambda row: str(row["seeds"]), lambda row: math.nan, 0),
         Column("accuracy\n% ± std" if accuracy else "loss\n± std", final_score, lambda row: row["final"], sign),
         *(
-            replace(one, heading=one.heading.replace("difference ", "difference\n"))
+            replace(
+                one, heading=f"difference\n{textwrap.fill(f'to {baseline}', HEADING_WIDTH, break_long_words=False)}"
+            )
             for one in difference_columns(rows, baseline)
         ),
         Column(last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], sign),

@@ -97,7 +97,7 @@ def test_the_tutorial_runs_as_it_stands(
             exec(block, {})
         elif language == "text":
             # Accuracies may differ by rounding, and times do; the methods are those of the command before.
-            rows = [re.split(r"\s{2,}", line.strip())[0] for line in block.splitlines()[3:]]
+            rows = [re.split(r"\s{2,}", line.strip())[0] for line in block.split("─\n")[1].splitlines()]
             assert rows
             assert all(re.search(rf"^ {re.escape(row)}  ", printed, re.M) for row in rows), printed
         else:

@@ -139,6 +139,8 @@ def test_a_long_run_is_drawn_by_a_bounded_number_of_points():
     assert len(drawn.get_xdata()) == MAX_POINTS
     assert (drawn.get_xdata()[0], drawn.get_xdata()[-1]) == (0, 4999)
     assert len(chart.data.rows) == 5000  # an export has all
+    assert chart.shown.head == ["method", *(f"round {r}" for r in (4999, 3999, 2999, 1999, 999, 0))]
+    assert chart.shown.rows == [["fedavg", *(f"{r} ({r} to {r})" for r in (4999, 3999, 2999, 1999, 999, 0))]]
     assert len(chart.marks["line0"].points) == MAX_MARKS
     assert curve_chart("b", "B", [replace(line, megabytes=[0.0] * 5000)], BY_BYTES, "loss", {}) is None
 

@@ -207,6 +207,25 @@ def test_page_is_no_wider_than_the_window(browsed):
     assert int(browsed.having("body")[0]["data-wide"]) <= 0
 
 
+def test_page_is_no_wider_than_a_phone(page, tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium or Chrome on this machine to open the page in")
+    # A window has a least width of its own, a frame has none.
+    probe = """<script>
+      const root = document.documentElement;
+      document.querySelectorAll("details").forEach((one) => { one.open = true; });
+      parent.postMessage([root.clientWidth, root.scrollWidth].join(" "), "*");
+    </script></body>"""
+    text = page.read_text(encoding="utf-8").replace("</body>", probe)
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    frame = """<body><script>onmessage = (event) => { document.body.setAttribute("data-sizes", event.data); };</script>
+      <iframe src="page.html" style="width: 390px; height: 3000px; border: 0"></iframe></body>"""
+    (tmp_path / "frame.html").write_text(frame, encoding="utf-8")
+    sizes = browse(tmp_path / "frame.html", tmp_path / "chromium").having("body")[0]["data-sizes"]
+    shown, needed = map(int, sizes.split())
+    assert needed == shown <= 390
+
+
 def test_each_data_set_has_its_own_table_curves_and_classes(mixed):
     sections = {section.name: section for section in dataset_sections(mixed)}
     assert list(sections) == ["digits", "letters", "numbers"]
