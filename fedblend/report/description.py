@@ -221,6 +221,9 @@ def _training(outcomes: Sequence[Outcome]) -> str:
     ):
         if any(flatten(o.config).get(f"train.{name}") for o in outcomes):
             extra.append(f"{words} {field(name)}")
+    augments = dict.fromkeys(" and ".join(a["name"] for a in o.config["train"].get("augment", ())) for o in outcomes)
+    if list(augments) != [""]:
+        extra.append(f"pictures augmented by {' or '.join(names or 'nothing' for names in augments)}")
     if any(o.config["train"].get("accumulate", 1) > 1 for o in outcomes):
         extra.append(f"gradients of {field('accumulate')} batches accumulated")
     if any(o.config["train"].get("optimizer_state") == "keep" for o in outcomes):

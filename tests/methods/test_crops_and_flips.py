@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import CHECKPOINT, call, succeeded, write
-from helpers import engine_of, images, numbers, run, same_up_to_rounding, setup
+from helpers import engine_of, experiment, images, numbers, run, same_up_to_rounding, setup
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+import fedblend
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -24,6 +25,9 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import as_table, resolve
 from fedblend.methods.augment.pictures import HorizontalFlip, RandomCrop, augmented, draw
+from fedblend.report.description import describe_runs
+from fedblend.runs.directory import find_runs
+from fedblend.runs.groups import group
 
 BOTH = [{"name": "random-crop", "padding": 1}, "horizontal-flip"]
 GROUPS = [range(0, 9), range(9, 10), range(10, 22), range(22, 30), range(30, 34), range(34, 40)]
@@ -170,3 +174,13 @@ def test_an_experiment_keeps_its_augmentations() -> None:
         {"name": "random-crop", "padding": 1},
         {"name": "horizontal-flip", "probability": 0.5},
     ]
+
+
+def test_the_report_names_the_augmentations(tmp_path: Path) -> None:
+    for label, augment in (("with", BOTH), ("without", [])):
+        one = experiment(rounds=0, method={"label": label}, train={"augment": augment})
+        fedblend.run(one, tmp_path / label)
+
+    training = describe_runs(group(find_runs([tmp_path]))).text
+
+    assert "pictures augmented by random-crop and horizontal-flip or nothing" in training

@@ -183,8 +183,8 @@ class Stack:
         x, y = (half.index_select(0, places.view(-1)) for half in (self.x, self.y))
         if self.augment is not None:
             # Inactive clients may have no such positions; theirs are not used.
-            known = positions.clamp(max=self.augment.shape[1] - 1)
-            x = self.engine.augmented(x, torch.cat([a[k] for a, k in zip(self.augment[rows], known, strict=True)]))
+            known = positions.clamp(max=self.augment.shape[1] - 1)[..., None].expand(-1, -1, self.augment.shape[2])
+            x = self.engine.augmented(x, self.augment[rows].gather(1, known).flatten(0, 1))
         x, y = (half.unflatten(0, places.shape) for half in (x, y))
         drawn = {name: values[rows, step] for name, values in self.drawn.items()}
         if device_active is not None:

@@ -1,0 +1,100 @@
+"""The tables of claims, choices and deciding runs, on results made by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from script_helpers import script
+
+from fedblend.papers.items import all_papers
+
+
+@pytest.fixture
+def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """evidence/pages.py, which reads the results of items from an empty folder."""
+    module = script("evidence/pages.py")
+    monkeypatch.setattr(sys.modules["tables.items"], "RESULTS", tmp_path)
+    return module
+
+
+def write(folder: Path, name: str, ours: dict[tuple[str, str], list[float]], **changes: Any) -> None:
+    """Write a result with these numbers, one a seed, and the verdicts on means that the first claims have."""
+    paper, _, item = name.partition("/")
+    claims = all_papers()[paper].items[item].claims
+    cells = [{"row": row, "column": column, "ours": dict(enumerate(values))} for (row, column), values in ours.items()]
+    result = {
+        "item": name,
+        "scale": "laptop",
+        "smaller": ["rounds: 1, not 2"],
+        "other_data": [],
+        "facts": {"data": {"mnist": {}}},
+        "rows": {row: row for row, _ in ours},
+        "columns": {column: column for _, column in ours},
+        "quantities": {"accuracy": {"cells": cells}},
+        "claims": [
+            {
+                "says": claim.says,
+                "choice": claim.choice,
+                "holds": claim.holds,
+                "of": "accuracy",
+                "verdict": "holds",
+                "places": {place: [True, 1.0] for place in claim.where or dict.fromkeys(column for _, column in ours)},
+            }
+            for claim in claims
+            if claim.of in (None, "accuracy")
+        ],
+        **changes,
+    }
+    (folder / paper).mkdir(exist_ok=True)
+    (folder / paper / f"{item}-laptop.json").write_text(json.dumps(result))
+
+
+def rows_with(page: str, words: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if words in line]
+
+
+def test_a_choice_has_its_margin_interval_and_verdict(pages: ModuleType, tmp_path: Path) -> None:
+    ours = {
+        ("xormixfl", "authors"): [93.0, 94.0, 95.0],
+        ("standalone", "authors"): [88.0, 89.0, 90.0],
+        ("standalone-10", "authors"): [92.0, 95.0, 92.0],
+    }
+    write(tmp_path, "xormixfl/choice-network", ours)
+
+    page = pages.choice_table()
+
+    (two,) = rows_with(page, "the authors' network, [0, 1]; n = 2")
+    assert two[4:] == ["+5", "+5 to +5", "laptop", "holds"]
+    # Differences 1, -1 and 3: mean 1, deviation 2, half 4.303 * 2 / sqrt(3) = 4.97.
+    (ten,) = rows_with(page, "the authors' network, [0, 1]; n = 10")
+    assert ten[4:] == ["+1", "-3.97 to +5.97", "laptop", "within noise"]
+    assert rows_with(page, "T_max = 104 ms")[0][-1] == "not run"
+
+
+def test_claims_are_counted_by_scale_and_data(pages: ModuleType, tmp_path: Path) -> None:
+    numbers = {(row, "2,4"): [value] for row, value in (("xormixfl", 90.0), ("standalone", 80.0), ("vanilla", 70.0))}
+    write(tmp_path, "xormixfl/table-2", numbers)
+    write(tmp_path, "fedmix/table-16", {}, other_data=["digits for cifar10"], outdated="another network")
+    write(tmp_path, "xormixfl/choice-network", {("xormixfl", "authors"): [1.0]})
+
+    page = pages.claim_counts()
+
+    # Two of the claims need rows that were not run; those of choices are not counted.
+    (own,) = rows_with(page, "smaller, the paper's data")
+    assert own[-1] == str(len([c for c in all_papers()["xormixfl"].items["table-2"].claims if c.of is None]))
+    assert rows_with(page, "settings that were corrected since")[0][-1] == "1"
+    assert rows_with(page, "smaller, other data")[0][-1] == "0"
+
+
+def test_a_claim_stands_beside_the_papers_margin(pages: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
+
+    (row,) = rows_with(pages.claim_table(), "XorMixFL above standalone learning (section 4.1)")
+
+    # The paper: 92.61 and 87.19. Ours: 10 and 9, mean 9.5, half 12.706 * 0.707 / sqrt(2) = 6.35.
+    assert row[2:] == ["+5.42", "+9.5", "+3.15 to +15.9", "laptop, mnist", "holds"]
