@@ -136,7 +136,7 @@ def markdown(docstring: str) -> str:
     'See `fit` in `a.b` for `x`.\\n'
     """
     modules = re.sub(r":mod:`(.+?)`", r"`\1`", docstring)
-    names = re.sub(r":\w+:`(?:[\w.]+\.)?(\w+)`", r"`\1`", modules)
+    names = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", modules)
     return re.sub(r"``(.+?)``", r"`\1`", names).replace("::\n", ":\n").strip() + "\n"
 
 

@@ -169,6 +169,24 @@ def made(*words: object, cwd: Path | None = None, **variables: str) -> str:
 
 
 @pytest.mark.slow
+def test_the_site_builds_without_warnings_and_requests_nothing_from_other_hosts(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material (extra 'docs') is not installed")
+    pytest.importorskip("mkdocstrings_handlers.python", reason="mkdocstrings-python (extra 'docs') is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    assert done.returncode == 0, done.stderr
+    pages = {path.relative_to(tmp_path).as_posix(): path.read_text("utf-8") for path in tmp_path.rglob("*.html")}
+    loaded = re.compile(
+        r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//"
+    )
+    assert {"index.html", "configuration.html", "python.html", "files/CHANGELOG.html"} <= pages.keys()
+    assert [name for name, page in pages.items() if loaded.search(page)] == []
+    # Links to the repository's files outside of docs/ lead to pages of the site.
+    assert 'href="files/fedblend/experiment/presets.py.html"' in pages["adding-a-method.html"]
+
+
+@pytest.mark.slow
 def test_the_sdist_has_every_file_of_the_checkout(built: Built) -> None:
     held = {str(path.relative_to(built.sdist)) for path in built.sdist.rglob("*") if path.is_file()}
     generated = {"PKG-INFO", "setup.cfg"}

@@ -1,0 +1,77 @@
+"""Links from the documentation to files of the repository outside of docs/ lead to pages of the site.
+
+A page is made for each such file: from its Markdown, or with its text as code. So the pages in docs/ keep the relative
+links that a reader of the repository follows.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[)#])")
+"""The path of a relative link or image."""
+FENCED = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
+IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md")
+"""Files outside of docs/ that have a page even if no page links to them."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add a page for each file outside of docs/ that is linked to, also from such a page."""
+    linked = list(IN_NAVIGATION)
+    for file in files.documentation_pages():
+        linked += targets(file.content_string, f"docs/{file.src_uri}")
+    while linked:
+        path = linked.pop()
+        page = page_of(path)
+        if path.startswith("docs/") or files.get_file_from_path(page):
+            continue
+        if not (ROOT / path).is_file():
+            raise PluginError(f"a page links to {path}, which is no file of the repository")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        if path.endswith(".md"):
+            linked += targets(text, path)
+        else:
+            text = f"# {posixpath.basename(path)}\n\n`{path}`\n\n```{Path(path).suffix[1:]}\n{text.rstrip()}\n```\n"
+        files.append(File.generated(config, page, content=text, inclusion=InclusionLevel.NOT_IN_NAV))
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn links between files of the repository into links between pages of the site."""
+    uri = page.file.src_uri
+    source = f"docs/{uri}" if not uri.startswith("files/") else re.sub(r"\.md$", "", uri[6:]) + ".md"
+    here = posixpath.dirname(uri) or "."
+    return outside_of_code(
+        markdown, lambda found: posixpath.relpath(page_of(resolved(found[1], source)), here).replace("\\", "/")
+    )
+
+
+def targets(markdown: str, source: str) -> list[str]:
+    """Paths in the repository of the files that a file links to."""
+    return [resolved(path, source) for path in LINK.findall("".join(FENCED.split(markdown)[::2]))]
+
+
+def outside_of_code(markdown: str, replace: Any) -> str:
+    """The page with its relative links replaced."""
+    parts = FENCED.split(markdown)
+    parts[::2] = [LINK.sub(replace, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def resolved(path: str, source: str) -> str:
+    """The path in the repository of a link in the file ``source``."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+
+
+def page_of(path: str) -> str:
+    """The source of the page for a path in the repository, relative to docs/."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"files/{path}" + ("" if path.endswith(".md") else ".md")
