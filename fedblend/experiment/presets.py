@@ -30,6 +30,13 @@ FAMILIES: dict[str, Presets] = {
             "Global Mixup by a Taylor term on means (FedMix, equation 5)",
             {"sharing": {"name": "means"}, "objective": {"name": "fedmix"}},
         ),
+        "virtual-means": (
+            "shared class means are further samples of each client",
+            {
+                "sharing": {"name": "means", "split": "class", "samples_per_mean": 20},
+                "objective": {"name": "virtual-samples"},
+            },
+        ),
         "fed-augmix": (
             "augmented views, and outputs kept near (Fed-AugMix)",
             {"objective": {"name": "augmix"}},

@@ -90,7 +90,8 @@ print(len(fedblend.run(fedblend.Experiment(**table), out="stacked").metrics))
 
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
     facts = json.loads((tmp_path / "stacked" / "facts.json").read_text(encoding="utf-8"))
-    assert "cpuinfo, which identifies the processor, cannot be read" in facts["kernels"]
+    reasons = ("cpuinfo, which identifies the processor, cannot be read", "no C++ compiler was found")
+    assert any(reason in facts["kernels"] for reason in reasons)
 
 
 def windows_locks() -> SimpleNamespace:
