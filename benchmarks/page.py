@@ -1,4 +1,4 @@
-"""The figures of docs/benchmarks.md and README.md, made from the committed results: no number is copied by hand.
+"""The figures of docs/benchmarks.md and docs/scaling.md, made from the committed results: no number is copied by hand.
 
 python benchmarks/page.py          rewrites what stands between two marks in these pages
 """
@@ -17,7 +17,7 @@ from fedblend.experiment.reference import fill
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scaling.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scaling.md")
 RESULTS = HERE / "results"
 
 HEAD = ("contestant", "s a round", "repeats", "x bare", "x fastest peer", "start s", "accuracy")

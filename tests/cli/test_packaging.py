@@ -25,7 +25,7 @@ import fedblend
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LOCAL = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "reproductions")
 """What lies in a checkout beside its files; `fedblend/runs` and `tests/runs` are packages."""
 
@@ -196,7 +196,7 @@ def test_the_sdist_has_every_file_of_the_checkout(built: Built) -> None:
 @pytest.mark.slow
 def test_links_of_readme_and_docs_lead_to_files_of_the_sdist(built: Built) -> None:
     """No home is known that absolute links could name, so a reader of the sdist follows relative ones."""
-    pages = [*built.sdist.glob("*.md"), *(built.sdist / "docs").glob("*.md")]
+    pages = [*built.sdist.glob("*.md"), *(built.sdist / "docs").rglob("*.md")]
     missing = [f"{p.name}: {path}" for p in pages for path, _ in links(p) if path and not (p.parent / path).exists()]
 
     assert len(pages) == len(PAGES)
