@@ -18,6 +18,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[)#])")
 """The path of a relative link or image."""
+NAMED = re.compile(r"\[[\w/-]+\.md\](?=\(([^)\s#]+\.md)[)#])")
+"""The text of a link that is the name of its file."""
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
 IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md")
 """Files outside of docs/ that have a page even if no page links to them."""
@@ -44,25 +46,25 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links between files of the repository into links between pages of the site."""
+    """Turn links between files of the repository into links between pages of the site, named by their titles."""
     uri = page.file.src_uri
-    source = f"docs/{uri}" if not uri.startswith("files/") else re.sub(r"\.md$", "", uri[6:]) + ".md"
-    here = posixpath.dirname(uri) or "."
-    return outside_of_code(
-        markdown, lambda found: posixpath.relpath(page_of(resolved(found[1], source)), here).replace("\\", "/")
-    )
+    source = uri.removeprefix("files/") if uri.startswith("files/") else f"docs/{uri}"
+
+    def title(found: re.Match[str]) -> str:
+        heading = re.search(r"^# (.+)$", (ROOT / resolved(found[1], source)).read_text(encoding="utf-8"), re.M)
+        return f"[{heading[1]}]" if heading else found[0]
+
+    def link(found: re.Match[str]) -> str:
+        return posixpath.relpath(page_of(resolved(found[1], source)), posixpath.dirname(uri) or ".")
+
+    parts = FENCED.split(markdown)
+    parts[::2] = [LINK.sub(link, NAMED.sub(title, part)) for part in parts[::2]]
+    return "".join(parts)
 
 
 def targets(markdown: str, source: str) -> list[str]:
     """Paths in the repository of the files that a file links to."""
     return [resolved(path, source) for path in LINK.findall("".join(FENCED.split(markdown)[::2]))]
-
-
-def outside_of_code(markdown: str, replace: Any) -> str:
-    """The page with its relative links replaced."""
-    parts = FENCED.split(markdown)
-    parts[::2] = [LINK.sub(replace, part) for part in parts[::2]]
-    return "".join(parts)
 
 
 def resolved(path: str, source: str) -> str:
