@@ -1,7 +1,7 @@
-"""Links from the documentation to files of the repository outside of docs/ lead to pages of the site.
+"""What MkDocs does beside its own work: links to files outside of docs/, and the search in pages opened as files.
 
-A page is made for each such file: from its Markdown, or with its text as code. So the pages in docs/ keep the relative
-links that a reader of the repository follows.
+A page is made for each linked file outside of docs/: from its Markdown, or with its text as code. So the pages in docs/
+keep the relative links that a reader of the repository follows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         if path.endswith(".md"):
             linked += targets(text, path)
         else:
-            text = f"# {posixpath.basename(path)}\n\n`{path}`\n\n```{Path(path).suffix[1:]}\n{text.rstrip()}\n```\n"
+            head = f"---\nsearch: {{exclude: true}}\n---\n# {posixpath.basename(path)}\n\n`{path}`\n"
+            text = f"{head}\n```{Path(path).suffix[1:]}\n{text.rstrip()}\n```\n"
         files.append(File.generated(config, page, content=text, inclusion=InclusionLevel.NOT_IN_NAV))
 
 
@@ -60,6 +61,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     parts = FENCED.split(markdown)
     parts[::2] = [LINK.sub(link, NAMED.sub(title, part)) for part in parts[::2]]
     return "".join(parts)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write the index of the search as a script too, which pages that are opened as files can load."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
 def targets(markdown: str, source: str) -> list[str]:

@@ -180,6 +180,7 @@ def test_the_site_builds_without_warnings_and_requests_nothing_from_other_hosts(
     loaded = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\S*//|<link\b[^>]*\bhref=\S*//")
     assert {"index.html", "configuration.html", "python.html", "files/CHANGELOG.html"} <= pages.keys()
     assert [name for name, page in pages.items() if loaded.search(page)] == []
+    assert (tmp_path / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
     # Links to the repository's files outside of docs/ lead to pages of the site.
     assert 'href="files/fedblend/experiment/presets.py.html"' in pages["adding-a-method.html"]
 
