@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
-def text(page: str) -> str:
+def text(page: str | Path) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
@@ -46,11 +46,12 @@ def test_files_are_valid() -> None:
 
 def commands() -> list[tuple[str, list[str]]]:
     """Each command of fedblend in a block of code, with its page, without what a shell does with its output."""
-    found = []
+    rows = re.findall(r"^\| `(fedblend [^`>]+)", text("docs/commands.md"), re.M)
+    found = [("commands.md", shlex.split(row)[1:]) for row in rows]
     for page in PAGES:
         if page.name == "CHANGELOG.md":
             continue
-        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text(page), re.M | re.S):
             for line in block.replace("\\\n", " ").splitlines():
                 words = re.split(r" > | \| | && ", line)[0].strip()
                 if language in ("", "sh") and words.startswith("fedblend "):
@@ -102,7 +103,7 @@ def test_the_type_of_y_decides_the_task(tmp_path: Path, y: np.ndarray, task: str
 
 
 def test_the_channel_command_takes_a_new_file(tmp_path: Path) -> None:
-    found = re.search(r"^fedblend (channel my\.toml.*)$", text("docs/commands.md"), re.MULTILINE)
+    found = re.search(r"^\| `fedblend (channel my\.toml[^`]*)`", text("docs/commands.md"), re.MULTILINE)
     assert found is not None
     command = shlex.split(found[1], comments=True)
     (tmp_path / "my.toml").write_text(here("new", "fedmix", "digits").out)
