@@ -133,14 +133,16 @@ def page() -> str:
 
 
 def markdown(docstring: str) -> str:
-    """A docstring's reStructuredText as Markdown, ending in a newline.
+    """A docstring's reStructuredText as Markdown, ending in a newline. A sign "less than" does not begin a tag of HTML.
 
-    >>> markdown("See :func:`a.b.fit` in :mod:`a.b` for ``x``.")
-    'See `fit` in `a.b` for `x`.\\n'
+    >>> markdown("See :func:`a.b.fit` in :mod:`a.b` for ``x`` and <y, z>.")
+    'See `fit` in `a.b` for `x` and &lt;y, z>.\\n'
     """
     modules = re.sub(r":mod:`(.+?)`", r"`\1`", docstring)
     names = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", modules)
-    return re.sub(r"``(.+?)``", r"`\1`", names).replace("::\n", ":\n").strip() + "\n"
+    text = re.sub(r"``(.+?)``", r"`\1`", names).replace("::\n", ":\n").strip() + "\n"
+    # Not in code: between backquotes, or in lines that are indented.
+    return re.sub(r"(`[^`]*`|^ {4}.*$)|<(?=[a-zA-Z/!])", lambda found: found[1] or "&lt;", text, flags=re.MULTILINE)
 
 
 def _kind(kind: str) -> Iterable[str]:
