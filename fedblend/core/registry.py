@@ -217,6 +217,8 @@ def import_path(path: str, where: str) -> Any:
     """The object at ``package.module:Name``. Raises :class:`FedblendError` if there is none, or it is not trusted."""
     require_trusted(path, where)
     module, _, attribute = path.partition(":")
+    if module.startswith("."):
+        raise FedblendError(f"{where}: '{path}' is relative; write package.module:Name")
     try:
         imported = importlib.import_module(module)
         found = getattr(imported, attribute)

@@ -187,6 +187,7 @@ class LoopEngine:
         factors, made = settings.factors(assignment.steps), 0
         total = torch.zeros((), device=self.device)
         means = LabelMeans(self.setup.task.outputs, self.device) if method.upload.watches else None
+        steps = len(assignment.sizes)
         with lent_generator(self.setup.experiment.seed, task.purpose("train"), task.round, client):
             for step, (a, b) in enumerate(pairwise(assignment.bounds.tolist())):
                 batch = Batch(self.scale(self.augmented(x[rows[a:b]], augment, slice(a, b))), y[rows[a:b]])
@@ -196,7 +197,7 @@ class LoopEngine:
                     optimizer.lr = settings.lr_in(task.round) * factors[made]
                 made += ends
                 try:
-                    frozen = self._frozen(method, len(assignment.sizes), step)
+                    frozen = self._frozen(method, steps, step)
                     loss_of_batch = self._step(loss, batch, row, optimizer, means, frozen, accumulator, ends)
                     total += loss_of_batch * (b - a)
                 except Exception as error:

@@ -145,6 +145,14 @@ class _ClientFacts(_Table):
     number: Whole = 0
     holding: Whole = 0
     samples: Whole = 0
+    smallest: Whole = 0
+    median: Amount = 0.0
+    largest: Whole = 0
+
+
+class _ModelFacts(_Table):
+    name: str = ""
+    parameters: Whole = 0
 
 
 class _NoiseFacts(_Table):
@@ -172,7 +180,7 @@ class _Facts(_Table):
     machine: dict[str, str] = {}
     data: _DataFacts = _DataFacts()
     scale: _ScaleFacts = _ScaleFacts()
-    model: _Table = _Table()
+    model: _ModelFacts = _ModelFacts()
     clients: _ClientFacts = _ClientFacts()
     partition: dict[str, Any] = {}
     metrics: dict[str, bool] = {}

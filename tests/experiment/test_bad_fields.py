@@ -271,6 +271,7 @@ def nothing():
         ({"name": "module", "path": "no_such_package:Net"}, ("model.path", "no_such_package", "package.module:Name")),
         ({"name": "module", "path": "bad_nets.Wide"}, ("model.path", "'bad_nets.Wide'", "package.module:Name")),
         ({"name": "module", "path": "bad_nets:Nobody"}, ("model.path", "Nobody", "package.module:Name")),
+        ({"name": "module", "path": "../..:Net"}, ("model.path", "is relative", "package.module:Name")),
         ({"name": "module", "path": "bad_nets:Picky"}, ("model.arguments: {}", "size")),
         ({"name": "module", "path": "bad_nets:Picky", "arguments": {"size": 3}}, ("model", "[1, 8, 8]")),
         ({"name": "module", "path": "bad_nets:nothing"}, ("model.path", "function", "nn.Module")),

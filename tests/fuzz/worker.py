@@ -267,7 +267,7 @@ class Watchdog:
         return names
 
 
-TRAINING = ("loop.py:round", "inversion.py:attack", "search.py:search", "training.py:train", "autotune.py:plan_engine")
+TRAINING = ("loop.py:round", "inversion.py:attack", "search.py:search", "work.py:train", "autotune.py:plan_engine")
 """Functions inside which an input computes what it was asked for."""
 
 

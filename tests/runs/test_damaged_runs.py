@@ -55,6 +55,8 @@ def set_in(path: Path, *keys: Any, value: Any) -> None:
         ("facts.json", ["clients"], None, "clients: None is not valid"),
         ("facts.json", ["clients", "holding"], -1, "clients.holding: -1 is not valid"),
         ("facts.json", ["clients", "samples"], {"x": 1}, "clients.samples: {'x': 1} is not valid"),
+        ("facts.json", ["clients", "smallest"], [1], "clients.smallest: [1] is not valid"),
+        ("facts.json", ["model", "parameters"], "many", "model.parameters: 'many' is not valid"),
         ("facts.json", ["engine"], {"engine": "loop"}, "engine.stack: is missing"),
         ("facts.json", ["scale", "factor"], "0.1", "scale.factor: '0.1' is not valid"),
         ("split.json", ["counts"], [["a"]], "counts.0.0: 'a' is not valid"),
