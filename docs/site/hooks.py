@@ -21,7 +21,7 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[)#])")
 NAMED = re.compile(r"\[[\w/-]+\.md\](?=\(([^)\s#]+\.md)[)#])")
 """The text of a link that is the name of its file."""
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
-IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md")
+IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Files outside of docs/ that have a page even if no page links to them."""
 
 

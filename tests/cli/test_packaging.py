@@ -107,6 +107,15 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_text_of_a_page_is_lost_as_a_tag_of_html(page: Path) -> None:
+    """Browsers show nothing of "<c - c_k, y>"."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    prose = re.sub(r"`[^`]*`|^ {4}.*$", "", text, flags=re.M)
+
+    assert re.findall(r"<(?!/?br\b)[a-zA-Z/][^\n]{0,30}", prose) == []
+
+
 # What is built ---------------------------------------------------------------------------------------------
 
 
