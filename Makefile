@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo federation-demo test test-all test-matrix fuzz lint bench evidence clean
+.PHONY: setup demo federation-demo test test-all test-matrix fuzz lint docs docs-serve bench evidence clean
 
 setup: .venv/.ready
 
@@ -48,6 +48,16 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+
+# The documentation as a site in build/site; nothing is downloaded. A warning, such as a broken link, is an error.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+docs: setup
+	$(MKDOCS) build
+
+# The same at http://127.0.0.1:8000, built again when a page changes.
+docs-serve: setup
+	$(MKDOCS) serve
 
 # Half an hour on two quiet cores. Other frameworks take part where benchmarks/peers/setup.sh has set them up.
 bench: setup

@@ -1,4 +1,4 @@
-"""The figures of docs/benchmarks.md and README.md, made from the committed results: no number is copied by hand.
+"""The figures of docs/benchmarks.md, docs/scaling.md and README.md, made from the committed results: no number is copied by hand.
 
 python benchmarks/page.py          rewrites what stands between two marks in these pages
 """
@@ -197,7 +197,7 @@ SPEED_HEAD = ("processor", "job", "fastest peer", "s a round", "fedblend", "s a 
 SPEED_JOBS = {"A": "A: LeNet-5", "B": "B: pfl's CNN", "C": "C: a VGG"}
 
 
-def speed_section() -> str:
+def speed_rows() -> list[list[str]]:
     """One row a processor and job: fedblend's fastest way beside the fastest peer of the same run."""
     lines = []
     for found in by_processor("rounds"):
@@ -206,7 +206,15 @@ def speed_section() -> str:
             peer = fastest(job["contestants"], "peer") if job else None
             if job and peer:
                 lines.append([processor_of(job), told, *speeds(job["contestants"], peer)])
-    return markdown(SPEED_HEAD, lines)
+    return lines
+
+
+def brief_section() -> str:
+    """One row a processor, one column a job: how many times as fast as the fastest peer."""
+    lines: dict[str, list[str]] = {}
+    for row in speed_rows():
+        lines.setdefault(row[0], [row[0]]).append(f"{row[-1]}x")
+    return markdown(("processor", *SPEED_JOBS.values()), list(lines.values()))
 
 
 def speeds(timed: Table, peer: Table) -> list[str]:
@@ -473,7 +481,8 @@ def read(name: str) -> dict[str, Any]:
 
 
 SECTIONS = {
-    "speed": speed_section,
+    "speed": lambda: markdown(SPEED_HEAD, speed_rows()),
+    "speed in brief": brief_section,
     "job A": lambda: job_section("A"),
     "job A again": lambda: job_section("A again"),
     "job B": lambda: job_section("B"),

@@ -10,7 +10,7 @@
 The jobs are said in peers/jobs.py, the contestants in contestants.py. Every measurement is a process of its own; all
 contestants have their turn before the next repeat. What others compute meanwhile is watched (quiet.py), and a
 measurement that they disturbed is thrown away and made again. Whole jobs go to
-benchmarks/results/rounds-PROCESSOR.json, and from there to docs/benchmarks.md and README.md (page.py).
+benchmarks/results/rounds-PROCESSOR.json, and from there to docs/benchmarks.md (page.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The page ``docs/configuration.md`` and the index of parts, generated from the code.
+"""The page ``docs/configuration.md``, the pages of methods and the index of parts, generated from the code.
 
-``python -m fedblend.experiment.reference > docs/configuration.md`` writes both; the index is a file of the package.
+``python -m fedblend.experiment.reference > docs/configuration.md`` writes all; the index is a file of the package.
+On the pages in ``docs/methods/`` it replaces what stands between two marks.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedblend.core import registry
 from fedblend.data.measures import noniid_measures, smoothed
 from fedblend.experiment import presets
+from fedblend.experiment.fields import Method
 from fedblend.experiment.index import FILE, Entry
 from fedblend.experiment.options import index_of_code, kind_entries, table_entries
 
@@ -130,14 +133,16 @@ def page() -> str:
 
 
 def markdown(docstring: str) -> str:
-    """A docstring's reStructuredText as Markdown, ending in a newline.
+    """A docstring's reStructuredText as Markdown, ending in a newline. A sign "less than" does not begin a tag of HTML.
 
-    >>> markdown("See :func:`a.b.fit` in :mod:`a.b` for ``x``.")
-    'See `fit` in `a.b` for `x`.\\n'
+    >>> markdown("See :func:`a.b.fit` in :mod:`a.b` for ``x`` and <y, z>.")
+    'See `fit` in `a.b` for `x` and &lt;y, z>.\\n'
     """
     modules = re.sub(r":mod:`(.+?)`", r"`\1`", docstring)
-    names = re.sub(r":\w+:`(?:[\w.]+\.)?(\w+)`", r"`\1`", modules)
-    return re.sub(r"``(.+?)``", r"`\1`", names).replace("::\n", ":\n").strip() + "\n"
+    names = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", modules)
+    text = re.sub(r"``(.+?)``", r"`\1`", names).replace("::\n", ":\n").strip() + "\n"
+    # Not in code: between backquotes, or in lines that are indented.
+    return re.sub(r"(`[^`]*`|^ {4}.*$)|<(?=[a-zA-Z/!])", lambda found: found[1] or "&lt;", text, flags=re.MULTILINE)
 
 
 def _kind(kind: str) -> Iterable[str]:
@@ -183,6 +188,52 @@ def _parts(spec: Mapping[str, Any]) -> str:
     return "; ".join(words) or "the defaults"
 
 
+def methods_of(family: str) -> str:
+    """The methods of a family, and each part that they name once, as Markdown for a page in ``docs/methods/``."""
+    entries = {(entry.kind, entry.name): entry for kind in registry.MODULES for entry in kind_entries(kind)}
+    rows: list[list[str]] = []
+    used: dict[tuple[str, str], Entry] = {}
+    for name, (text, spec) in presets.families()[family].items():
+        parts = _parts_of(spec)
+        used |= {part: entries[part] for part in parts}
+        links = ", ".join(f"{kind} [`{part}`]({_section_of(kind, part)})" for kind, part in parts) or "the defaults"
+        rows.append([f"`{name}`", text, links, _leaving(Method.model_validate(name))])
+    lines = [_table(["method", "what it is", "parts", "leaves a client"], rows)]
+    for (kind, part), entry in used.items():
+        lines += [f"### {kind} `{part}`\n", markdown(entry.text), f"[Options]({_section_of(kind, part)}).\n"]
+    return "\n".join(lines).rstrip()
+
+
+def _section_of(kind: str, name: str) -> str:
+    return f"../configuration.md#{kind}-{name}"
+
+
+def _parts_of(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The parts that a preset names, by kind and name; an objective's base, too."""
+    found: list[tuple[str, str]] = []
+    for field, given in spec.items():
+        kind = "term" if field == "terms" else field
+        for part in given if isinstance(given, list) else [given]:
+            if isinstance(part, str):
+                found.append((kind, part))
+            elif isinstance(part, Mapping):
+                found += [(kind, one["name"]) for one in (part, part.get("base")) if one]
+    return found
+
+
+def _leaving(method: Method) -> str:
+    """The kinds of payload that leave a client, as a site's file names them, with how often."""
+    sharing = method.sharing
+    shared = sharing.active and sharing.leaves_client
+    kinds = [
+        (f"`{sharing.bytes_kind}`, {'each round' if sharing.each_round else 'once'}", shared),
+        ("`raw`, once", method.server_step.breaks_privacy),
+        (f"`{method.upload.bytes_kind}`, each round", method.upload.trains),
+        ("`answers`, each round", method.server_step.queries_clients),
+    ]
+    return "; ".join(kind for kind, leaves in kinds if leaves) or "nothing"
+
+
 def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
@@ -201,6 +252,16 @@ def fill(page: str, makers: Mapping[str, Callable[[], str]]) -> str:
     return re.sub(r"<!-- (?!end)(.+?) -->\n.*?<!-- end -->", replacement, page, flags=re.DOTALL)
 
 
+def with_methods(page: str) -> str:
+    """A page with what stands between its marks, ``<!-- methods: FAMILY -->`` and ``<!-- end -->``, made anew."""
+    return fill(page, {f"methods: {family}": partial(methods_of, family) for family in presets.families()})
+
+
+METHODS = Path(__file__).resolve().parents[2] / "docs" / "methods"
+"""The pages of methods, in a checkout."""
+
 if __name__ == "__main__":
     Path(__file__).with_name(FILE).write_text(index_of_code().as_text(), encoding="utf-8")
+    for path in METHODS.glob("*.md"):
+        path.write_text(with_methods(path.read_text(encoding="utf-8")), encoding="utf-8")
     print(page(), end="")

@@ -20,8 +20,7 @@ def test_the_pages_are_generated_from_the_committed_measurements(monkeypatch: py
     texts = [path.read_text() for path in page.PAGES]
 
     assert [page.fill(text, page.SECTIONS) for text in texts] == texts
-    # The table of speeds is on two pages.
-    assert sum(text.count("<!-- end -->") for text in texts) == len(page.SECTIONS) + 1
+    assert sum(text.count("<!-- end -->") for text in texts) == len(page.SECTIONS)
 
 
 def test_committed_measurements_have_no_faults_and_equal_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ import fedblend
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LOCAL = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "reproductions")
 """What lies in a checkout beside its files; `fedblend/runs` and `tests/runs` are packages."""
 
@@ -107,6 +107,15 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_text_of_a_page_is_lost_as_a_tag_of_html(page: Path) -> None:
+    """Browsers show nothing of "<c - c_k, y>"."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    prose = re.sub(r"`[^`]*`|^ {4}.*$", "", text, flags=re.M)
+
+    assert re.findall(r"<(?!/?br\b)[a-zA-Z/][^\n]{0,30}", prose) == []
+
+
 # What is built ---------------------------------------------------------------------------------------------
 
 
@@ -169,6 +178,23 @@ def made(*words: object, cwd: Path | None = None, **variables: str) -> str:
 
 
 @pytest.mark.slow
+def test_the_site_builds_without_warnings_and_requests_nothing_from_other_hosts(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material (extra 'docs') is not installed")
+    pytest.importorskip("mkdocstrings_handlers.python", reason="mkdocstrings-python (extra 'docs') is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    assert done.returncode == 0, done.stderr
+    pages = {path.relative_to(tmp_path).as_posix(): path.read_text("utf-8") for path in tmp_path.rglob("*.html")}
+    loaded = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\S*//|<link\b[^>]*\bhref=\S*//")
+    assert {"index.html", "configuration.html", "python.html", "files/CHANGELOG.html"} <= pages.keys()
+    assert [name for name, page in pages.items() if loaded.search(page)] == []
+    assert (tmp_path / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
+    # Links to the repository's files outside of docs/ lead to pages of the site.
+    assert 'href="files/fedblend/experiment/presets.py.html"' in pages["adding-a-method.html"]
+
+
+@pytest.mark.slow
 def test_the_sdist_has_every_file_of_the_checkout(built: Built) -> None:
     held = {str(path.relative_to(built.sdist)) for path in built.sdist.rglob("*") if path.is_file()}
     generated = {"PKG-INFO", "setup.cfg"}
@@ -180,7 +206,7 @@ def test_the_sdist_has_every_file_of_the_checkout(built: Built) -> None:
 @pytest.mark.slow
 def test_links_of_readme_and_docs_lead_to_files_of_the_sdist(built: Built) -> None:
     """No home is known that absolute links could name, so a reader of the sdist follows relative ones."""
-    pages = [*built.sdist.glob("*.md"), *(built.sdist / "docs").glob("*.md")]
+    pages = [*built.sdist.glob("*.md"), *(built.sdist / "docs").rglob("*.md")]
     missing = [f"{p.name}: {path}" for p in pages for path, _ in links(p) if path and not (p.parent / path).exists()]
 
     assert len(pages) == len(PAGES)

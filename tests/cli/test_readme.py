@@ -1,4 +1,4 @@
-"""The files and programs of the README run as they stand."""
+"""The files, programs and commands of the README and of the pages in docs/ run as they stand."""
 
 from __future__ import annotations
 
@@ -9,38 +9,75 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
+import typer.main
 from cli_helpers import here, records, succeeded
 
+from fedblend.cli.app import app
 from fedblend.experiment.config import resolve
 from fedblend.experiment.search import read_tune
 from fedblend.experiment.study import expand
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+def text(page: str | Path) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text(page), re.M | re.S)
 
 
 def test_files_are_valid() -> None:
-    study, search = (tomllib.loads(block) for block in blocks("toml"))
+    (study,), (search,) = ([tomllib.loads(b) for b in blocks(f"docs/{n}.md", "toml")] for n in ("commands", "tuning"))
     assert len(expand(study).experiments) == 12
     assert set(read_tune(search).fields) == {"train.lr", "method.objective.lambda"}
     assert expand({**study, "validation": search["validation"]})
+    (combined,), (watched,) = (
+        [tomllib.loads(b) for b in blocks(f"docs/{n}.md", "toml")] for n in ("methods/index", "runs")
+    )
+    assert [type(term).name for term in resolve(combined).method.terms] == ["scaffold"]
+    assert len(resolve(combined | watched).callbacks) == 3
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Each command of fedblend in a block of code, with its page, without what a shell does with its output."""
+    rows = re.findall(r"^\| `(fedblend [^`>]+)", text("docs/commands.md"), re.M)
+    found = [("commands.md", shlex.split(row)[1:]) for row in rows]
+    for page in PAGES:
+        if page.name == "CHANGELOG.md":
+            continue
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text(page), re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = re.split(r" > | \| | && ", line)[0].strip()
+                if language in ("", "sh") and words.startswith("fedblend "):
+                    found.append((page.name, shlex.split(words, comments=True)[1:]))
+    return found
+
+
+@pytest.mark.parametrize(("page", "words"), commands(), ids=lambda value: value if isinstance(value, str) else None)
+def test_commands_on_pages_exist_with_their_options(page: str, words: list[str]) -> None:
+    """Click reads the command, its arguments and its options; nothing is run."""
+    command, context = typer.main.get_command(app), None
+    while True:
+        context = command.make_context("fedblend", list(words), parent=context)
+        if not isinstance(command, click.Group):
+            break
+        _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
 
 
 @pytest.mark.slow
 def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
-    train, load = blocks("python")
+    (train,), (load,) = blocks("README.md", "python"), blocks("docs/runs.md", "python")
     assert "rounds=10" in train
     names: dict[str, Any] = {}
     exec(train.replace("rounds=10", "rounds=1"), names)
-    printed = capsys.readouterr().out
-    assert re.findall(r"^(\d) 0\.\d+$", printed, re.M) == ["0", "1"]  # what on_round printed
+    assert re.findall(r"^\d +(\d) ", capsys.readouterr().out, re.M) == ["0", "1"]
     exec(load, names)
     accuracy = names["result"].metrics["accuracy"].iloc[-1]
     assert float(names["right"].float().mean()) == pytest.approx(accuracy, abs=1e-6)
@@ -58,15 +95,15 @@ def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 )
 def test_the_type_of_y_decides_the_task(tmp_path: Path, y: np.ndarray, task: str) -> None:
     np.savez(tmp_path / "mine.npz", x=np.random.default_rng(0).standard_normal((40, 5)), y=y)
-    model = re.search(r"`(model = \{ name = \"mlp\".*?\})`", README)
+    model = re.search(r"`(model = \{ name = \"mlp\".*?\})`", text("docs/your-data.md"))
     assert model
     table = tomllib.loads(f'data = {{ name = "npz", path = "mine.npz" }}\npartition = "iid"\n{model[1]}')
     table["data"]["path"] = str(tmp_path / "mine.npz")
     assert resolve(table).data.load().task == task
 
 
-def test_the_channel_command_of_the_readme_takes_a_new_file(tmp_path: Path) -> None:
-    found = re.search(r"^fedblend (channel my\.toml.*)$", README, re.MULTILINE)
+def test_the_channel_command_takes_a_new_file(tmp_path: Path) -> None:
+    found = re.search(r"^\| `fedblend (channel my\.toml[^`]*)`", text("docs/commands.md"), re.MULTILINE)
     assert found is not None
     command = shlex.split(found[1], comments=True)
     (tmp_path / "my.toml").write_text(here("new", "fedmix", "digits").out)

@@ -24,7 +24,7 @@ from fedblend.experiment.options import (
     part_entry,
     table_entries,
 )
-from fedblend.experiment.reference import page
+from fedblend.experiment.reference import METHODS, page, with_methods
 from fedblend.experiment.study import expand
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -37,6 +37,30 @@ def test_the_committed_page_is_generated_from_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), (
         "run: python -m fedblend.experiment.reference > docs/configuration.md"
     )
+
+
+def test_the_pages_of_methods_are_generated_from_the_code() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in sorted(METHODS.glob("*.md"))]
+
+    assert [with_methods(text) for text in texts] == texts, (
+        "run: python -m fedblend.experiment.reference > docs/configuration.md"
+    )
+    families = [name for text in texts for name in re.findall(r"<!-- methods: (.+) -->", text)]
+    assert sorted(families) == sorted(set(presets.families()) - {"With FedProx's term"})
+
+
+def test_the_pages_of_methods_say_what_leaves_a_client() -> None:
+    rows = "".join(path.read_text(encoding="utf-8") for path in METHODS.glob("*.md")).splitlines()
+    leaves = {row.split("`")[1]: row.split(" | ")[-1].rstrip(" |") for row in rows if row.startswith("| `")}
+
+    assert leaves["fedavg"] == "`weights`, each round"
+    assert leaves["global-mixup"] == "`raw`, once; `weights`, each round"
+    assert leaves["fedmix-hidden"] == "`means`, each round; `weights`, each round"
+    assert leaves["local-means"] == "`weights`, each round"
+    assert leaves["prior-samples"] == "`raw`, once; `weights`, each round"
+    assert leaves["aggenhance-secure"] == "`weights`, each round; `answers`, each round"
+    assert leaves["xormixfl"] == "`seeds`, once"
+    assert leaves["standalone"] == "nothing"
 
 
 def test_the_index_of_the_package_is_made_from_the_code() -> None:

@@ -1,0 +1,86 @@
+"""What MkDocs does beside its own work: links to files outside of docs/, and the search in pages opened as files.
+
+A page is made for each linked file outside of docs/: from its Markdown, or with its text as code. So the pages in docs/
+keep the relative links that a reader of the repository follows.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[)#])")
+"""The path of a relative link or image."""
+NAMED = re.compile(r"\[[\w/-]+\.md\](?=\(([^)\s#]+\.md)[)#])")
+"""The text of a link that is the name of its file."""
+FENCED = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
+IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+"""Files outside of docs/ that have a page even if no page links to them."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add a page for each file outside of docs/ that is linked to, also from such a page."""
+    linked = list(IN_NAVIGATION)
+    for file in files.documentation_pages():
+        linked += targets(file.content_string, f"docs/{file.src_uri}")
+    while linked:
+        path = linked.pop()
+        page = page_of(path)
+        if path.startswith("docs/") or files.get_file_from_path(page):
+            continue
+        if not (ROOT / path).is_file():
+            raise PluginError(f"a page links to {path}, which is no file of the repository")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        if path.endswith(".md"):
+            linked += targets(text, path)
+        else:
+            head = f"---\nsearch: {{exclude: true}}\n---\n# {posixpath.basename(path)}\n\n`{path}`\n"
+            text = f"{head}\n```{Path(path).suffix[1:]}\n{text.rstrip()}\n```\n"
+        files.append(File.generated(config, page, content=text, inclusion=InclusionLevel.NOT_IN_NAV))
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn links between files of the repository into links between pages of the site, named by their titles."""
+    uri = page.file.src_uri
+    source = uri.removeprefix("files/") if uri.startswith("files/") else f"docs/{uri}"
+
+    def title(found: re.Match[str]) -> str:
+        heading = re.search(r"^# (.+)$", (ROOT / resolved(found[1], source)).read_text(encoding="utf-8"), re.M)
+        return f"[{heading[1]}]" if heading else found[0]
+
+    def link(found: re.Match[str]) -> str:
+        return posixpath.relpath(page_of(resolved(found[1], source)), posixpath.dirname(uri) or ".")
+
+    parts = FENCED.split(markdown)
+    parts[::2] = [LINK.sub(link, NAMED.sub(title, part)) for part in parts[::2]]
+    return "".join(parts)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write the index of the search as a script too, which pages that are opened as files can load."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
+
+
+def targets(markdown: str, source: str) -> list[str]:
+    """Paths in the repository of the files that a file links to."""
+    return [resolved(path, source) for path in LINK.findall("".join(FENCED.split(markdown)[::2]))]
+
+
+def resolved(path: str, source: str) -> str:
+    """The path in the repository of a link in the file ``source``."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+
+
+def page_of(path: str) -> str:
+    """The source of the page for a path in the repository, relative to docs/."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"files/{path}" + ("" if path.endswith(".md") else ".md")
