@@ -6,6 +6,7 @@ each tensor to record its shape.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
     where that is one tensor. Each node's ``meta["val"]`` has the shape, strides and type of its result, but no memory.
     Raises :class:`DataDependentError` where an operation needs a tensor's values.
     """
+    _load_vmap()
     leaves, tree = tree_flatten(arguments)
     recorder = Recorder()
     # Detached into separate tensors: one argument passed twice may be two tensors in a later call.
@@ -58,6 +60,15 @@ def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
     results = [recorder.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(result)]
     recorder.graph.output(results[0] if isinstance(result, torch.Tensor) else results)
     return GraphModule(recorder.constants, recorder.graph)
+
+
+@functools.cache
+def _load_vmap() -> None:
+    """Let ``torch.vmap`` import what it needs, before anything is recorded.
+
+    The first call in PyTorch 2.6 imports PyTorch's compiler, which computes with tensors as it is imported.
+    """
+    torch.vmap(torch.neg)(torch.zeros(1))
 
 
 class Recorder(TorchDispatchMode):
