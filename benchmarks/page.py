@@ -217,10 +217,11 @@ def speed_rows() -> list[list[str]]:
 
 def brief_section() -> str:
     """One row a processor, one column a job: how many times as fast as the fastest peer."""
-    lines: dict[str, list[str]] = {}
-    for row in speed_rows():
-        lines.setdefault(row[0], [row[0]]).append(f"{row[-2]}x")
-    return markdown(("processor", *SPEED_JOBS.values()), list(lines.values()))
+    factors: dict[str, dict[str, str]] = {}
+    for processor, job, *_, factor, _ in speed_rows():
+        factors.setdefault(processor, {})[job] = f"{factor}x"
+    jobs = tuple(SPEED_JOBS.values())
+    return markdown(("processor", *jobs), [[name, *(of.get(job, "") for job in jobs)] for name, of in factors.items()])
 
 
 def speeds(timed: Table, peer: Table) -> list[str]:

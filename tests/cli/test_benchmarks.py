@@ -131,9 +131,11 @@ def test_the_table_of_speeds_takes_the_fastest_of_each_side(monkeypatch: pytest.
     job = {"contestants": timed, "machine": {"processor": "Some", "instructions": "AVX2", "limited_to": "avx2"}}
     monkeypatch.setattr(page, "by_processor", lambda name: [{"jobs": {"B": job, "other": job}}])
 
-    assert page.speed_section().splitlines()[2:] == [
-        "| Some with AVX2 (limited to it) | B: pfl's CNN | peer 3 | 3.000 (disturbed) | fedblend 1 | 1.000 | 3.0 |"
+    some = "Some with AVX2 (limited to it)"
+    assert page.speed_rows() == [
+        [some, "B: pfl's CNN", "peer 3", "3.000 (disturbed)", "fedblend 1", "1.000", "3.0", "2: met"]
     ]
+    assert page.brief_section().splitlines()[2:] == [f"| {some} |  | 3.0x |  |"]
 
 
 def test_the_peers_benchmark_trains_the_jobs_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -413,7 +413,18 @@ def test_aggenhance_trains_the_aggregate_on_the_points_of_all_rounds() -> None:
 # What fits, and what does not ------------------------------------------------------------------------------------
 
 MIXED = ["fedmix+fed-augmix", "naivemix+fed-augmix"]
-FIT = ["aggenhance", "fed-augmix", "fedavg", "fedmix", "fedntd", *MIXED, "localmix", "naivemix", "vanilla-fl"]
+FIT = [
+    "aggenhance",
+    "fed-augmix",
+    "fedavg",
+    "fedmix",
+    "fedntd",
+    *MIXED,
+    "localmix",
+    "naivemix",
+    "vanilla-fl",
+    "virtual-means",
+]
 
 
 def test_supported_methods() -> None:

@@ -65,7 +65,9 @@ def quick(method: str, **changes: Any) -> Experiment:
     given = {"name": method}
     if step.get("name") in QUICK:
         given["server_step"] = QUICK[step["name"]]
-    return experiment(given, **{**DATA, **needs_of(method), **changes})
+    # Unsafe simulations share means of single samples within a class too, which sites refuse.
+    safe = {"unsafe": False} if method.endswith("virtual-means") else {}
+    return experiment(given, **{**DATA, **needs_of(method), **safe, **changes})
 
 
 def numbers_in(message: Message) -> int:
