@@ -316,6 +316,37 @@ class Objective(ClientPart):
         return (self.loss,)
 
 
+class WithBase(Objective):
+    """Base of the objectives that change or extend the loss of another objective, their option ``base``."""
+
+    base: Any
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The needs of the base."""
+        return tuple(self.base.needs)
+
+    @property
+    def counts_labels(self) -> bool:  # type: ignore[override]
+        """Whether the base reads the client's samples by class."""
+        return bool(self.base.counts_labels)
+
+    @property
+    def views_per_sample(self) -> int:
+        """The views of the base."""
+        return int(self.base.views_per_sample)
+
+    @property
+    def layer(self) -> int | None:
+        """The layer whose hidden states the base mixes; ``None`` for a base that mixes inputs."""
+        return getattr(self.base, "layer", None)
+
+    @property
+    def exclude_own(self) -> bool:
+        """Whether the base excludes the client's own entries."""
+        return bool(getattr(self.base, "exclude_own", False))
+
+
 class Personal(Part):
     """Base of what clients keep for themselves: a second model, or layers of the one model.
 

@@ -26,7 +26,8 @@ def test_the_loss_on_the_drawn_entries_is_added_to_the_base(task: Task, base: An
     model, batch, pool = tanh_net(seed=1), Batch(*draws(task, 6, 1)), random_pool(task, 5)
     rows = torch.tensor([3, 1, 3])
 
-    made = loss_of(VirtualSamples(base=base, weight=0.3), model, batch, task, 0.2, pool, virtual=rows)
+    drawn = {"virtual": rows, "virtual_weight": torch.tensor(0.3)}
+    made = loss_of(VirtualSamples(base=base), model, batch, task, 0.2, pool, **drawn)
 
     added = torch.stack([task.loss(model(pool["x"][[i]]), pool["y"][[i]]) for i in rows.tolist()]).mean()
     wanted = loss_of(base, model, batch, task, 0.2, pool) + 0.3 * added
@@ -69,3 +70,20 @@ def test_a_client_without_entries_of_others_takes_the_base() -> None:
         for objective in ({"name": "virtual-samples", "exclude_own": True}, {"name": "plain"})
     )
     assert same(made, wanted)
+
+
+def test_a_stack_may_hold_a_client_that_alone_has_shared() -> None:
+    """With ``exclude_own`` it has no entries to draw, unlike the others of its stack."""
+    sharing = {"name": "means", "split": "class", "threshold": 20}
+    objective = {"name": "virtual-samples", "exclude_own": True, "entries": 3}
+    groups = [list(range(24)), list(range(24, 32)), list(range(32, 40))]
+    made = setup(groups=groups, method={"sharing": sharing, "objective": objective}, train={"cohort": 3, "lr": 0.02})
+
+    loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=3)))
+
+    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+
+
+def test_what_the_base_reads_is_read() -> None:
+    assert VirtualSamples(base={"name": "fedlc"}).counts_labels
+    assert not VirtualSamples().counts_labels

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, Net, Objective, Scale, StepPlan, Tensors
+from fedblend.core.objective import Batch, Context, Net, Objective, Scale, StepPlan, Tensors, WithBase
 from fedblend.core.registry import Count, Float, NonNegative, Positive, build, part
 from fedblend.methods.augment import augmix
 from fedblend.methods.augment.augmix import VIEWS, draw_augmix
@@ -43,7 +43,7 @@ Base = Annotated[Any, BeforeValidator(_build_base), WithJsonSchema({"part": "obj
 
 
 @part("objective", "augmix")
-class AugMix(Objective):
+class AugMix(WithBase):
     """Add lambda times the divergence of the outputs for an image and two augmented views to a loss on the image.
 
     L = L_c(p_orig, y) + lambda D_JS(p_orig; p_augmix1; p_augmix2) (Fed-AugMix, equation 5), where D_JS is the
@@ -82,24 +82,9 @@ class AugMix(Objective):
     """The objective of the loss L_c, with its options; the method's sharing must provide the data that it needs."""
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        """The needs of the base."""
-        return tuple(self.base.needs)
-
-    @property
     def views_per_sample(self) -> int:
         """Copies of a batch in one forward pass: the images and their views."""
         return max(1 + VIEWS if self.severity else 1, self.base.views_per_sample)
-
-    @property
-    def layer(self) -> int | None:
-        """The layer whose hidden states the base mixes; ``None`` for a base that mixes inputs."""
-        return getattr(self.base, "layer", None)
-
-    @property
-    def exclude_own(self) -> bool:
-        """Whether the base excludes the client's own entries."""
-        return bool(getattr(self.base, "exclude_own", False))
 
     def fallback(self) -> Objective:
         """The same objective with cross-entropy as its base."""

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan
+from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, WithBase
 from fedblend.core.registry import Fraction, NonNegative, build, part
 from fedblend.core.trees import Tensors
 
@@ -64,7 +64,7 @@ class CalibratedNet:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Calibrated(Objective):
+class Calibrated(WithBase):
     """Base of FedLC and FedRS: the loss of another objective, ``base``, on changed logits.
 
     How many samples of each class a client holds stays at the client. The model itself is not changed: tests and other
@@ -77,26 +77,6 @@ class Calibrated(Objective):
         default="plain", validate_default=True
     )
     """The objective whose loss is taken, with its options; the method's sharing must provide the data that it needs."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The needs of the base."""
-        return tuple(self.base.needs)
-
-    @property
-    def views_per_sample(self) -> int:
-        """The views of the base."""
-        return int(self.base.views_per_sample)
-
-    @property
-    def layer(self) -> int | None:
-        """The layer whose hidden states the base mixes; ``None`` for a base that mixes inputs."""
-        return getattr(self.base, "layer", None)
-
-    @property
-    def exclude_own(self) -> bool:
-        """Whether the base excludes the client's own entries."""
-        return bool(getattr(self.base, "exclude_own", False))
 
     def fallback(self) -> Objective:
         """The same change of logits in the base's fallback."""

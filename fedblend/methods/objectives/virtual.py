@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors
+from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors, WithBase
 from fedblend.core.registry import Count, NonNegative, build, part
 from fedblend.methods.objectives.mixup import draw_entries, has_partner
 
@@ -19,7 +19,7 @@ def _build_base(spec: Any) -> Any:
 
 
 @part("objective", "virtual-samples")
-class VirtualSamples(Objective):
+class VirtualSamples(WithBase):
     """Add the task's loss on shared entries to the loss on the client's own batch.
 
     Each step draws ``entries`` of the pool and takes each as one sample:
@@ -46,28 +46,20 @@ class VirtualSamples(Objective):
         """Inputs and targets, and the needs of the base."""
         return tuple(dict.fromkeys(("x", "y", *self.base.needs)))
 
-    @property
-    def views_per_sample(self) -> int:
-        """The views of the base."""
-        return int(self.base.views_per_sample)
-
-    @property
-    def layer(self) -> int | None:
-        """The layer whose hidden states the base mixes; ``None`` for a base that mixes inputs."""
-        return getattr(self.base, "layer", None)
-
     def fallback(self) -> Objective:
         """The base, or its fallback where the base needs something too."""
         fallback: Objective = self.base.fallback() if self.base.needs else self.base
         return fallback
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
-        """What the base draws, then ``virtual`` int64 [steps, entries]: entries of the pool."""
-        drawn = self.base.draw(rng, plan)
+        """What the base draws; ``virtual`` int64 [steps, entries], and its weight ``virtual_weight`` float32 [steps]."""
         steps = len(plan.sizes)
-        if has_partner(plan, self.exclude_own):
-            drawn["virtual"] = draw_entries(rng, plan, (steps, self.entries), self.exclude_own)
-        return drawn
+        weight = self.weight if has_partner(plan, self.exclude_own) else 0.0
+        return {
+            **self.base.draw(rng, plan),
+            "virtual": draw_entries(rng, plan, (steps, self.entries), self.exclude_own),
+            "virtual_weight": np.full(steps, weight, np.float32),
+        }
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
         """The phases of the base; the loss on the entries is added to the last."""
@@ -77,7 +69,5 @@ class VirtualSamples(Objective):
         """Mean loss of the batch, and of the step's entries."""
         *_, base = self.base.phases()
         own = base(net, batch, drawn, context)
-        if "virtual" not in drawn:
-            return own
         x, y = (context.pool[name].index_select(0, drawn["virtual"]) for name in ("x", "y"))
-        return own + self.weight * context.task.loss(net(x, self.layer or 0), y)
+        return own + drawn["virtual_weight"] * context.task.loss(net(x, self.layer or 0), y)
