@@ -52,7 +52,7 @@ class VirtualSamples(WithBase):
         return fallback
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
-        """What the base draws; ``virtual`` int64 [steps, entries], and its weight ``virtual_weight`` float32 [steps]."""
+        """What the base draws; ``virtual`` int64 [steps, entries]; its weight ``virtual_weight`` float32 [steps]."""
         steps = len(plan.sizes)
         weight = self.weight if has_partner(plan, self.exclude_own) else 0.0
         return {
