@@ -116,6 +116,24 @@ def commit() -> str:
 
 def processor() -> str:
     """The processor's name."""
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    names = [line for line in lines if line.startswith("model name")]
-    return names[0].partition(":")[2].strip() if names else platform.machine()
+    return name_of(CPUINFO.read_text()) if CPUINFO.exists() else platform.machine()
+
+
+def name_of(cpuinfo: str) -> str:
+    """The name of the processor that ``cpuinfo`` describes; a generation is added where a virtual machine hides it.
+
+    >>> name_of("cpu family : 26\\nmodel : 2\\nmodel name : AMD EPYC")
+    'AMD EPYC Zen 5'
+    """
+    of = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in cpuinfo.splitlines())}
+    name = of.get("model name", "")
+    if name == "AMD EPYC" and (zen := _zen(int(of["cpu family"]), int(of["model"]))):
+        name += f" Zen {zen}"
+    return name or platform.machine()
+
+
+def _zen(family: int, model: int) -> int | None:
+    """The generation of an EPYC processor by its numbers."""
+    if family == 25:
+        return 3 if model < 0x10 else 4
+    return {23: 1 if model < 0x30 else 2, 26: 5}.get(family)
