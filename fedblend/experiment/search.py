@@ -49,7 +49,7 @@ class Tune(FrozenTable):
     minutes: Positive | None = None
     """Most minutes of a method; no further trial begins after them."""
     halving: bool = False
-    """End trials early that are not among the best third at the same round (successive halving)."""
+    """End trials after a third of the rounds that are not among the best third at that round (successive halving)."""
 
     @pydantic.model_validator(mode="after")
     def _require_values(self) -> Tune:
