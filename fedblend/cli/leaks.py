@@ -29,6 +29,8 @@ NOTES = (
     "of all clients.",
     "A lower MSE, a higher PSNR or a higher SSIM means a larger leak. Recognised: the nearest raw sample is one of "
     "those that were mixed or averaged. Distance: Euclidean, on stored values (pixels from 0 to 255).",
+    "Membership: true minus false positive rate of an attacker who tells samples that were used from others, by their "
+    "loss under the final model or by the distance to what was shared (0: guessing, 1: certain).",
 )
 
 
@@ -61,7 +63,7 @@ def _leaks_table(leaks: Sequence[Leak]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in ("run", "what left", "sent", "rebuilt by"):
         table.add_column(heading, overflow="fold")
-    for heading in ("accuracy %", "MSE", "PSNR", "SSIM", "recognised"):
+    for heading in ("accuracy %", "MSE", "PSNR", "SSIM", "recognised", "membership"):
         table.add_column(heading, justify="right", no_wrap=True)
     previous: Leak | None = None
     for leak in leaks:
@@ -79,6 +81,7 @@ def _leaks_table(leaks: Sequence[Leak]) -> Table:
             _number(leak.psnr, 2),
             _number(leak.ssim, 3),
             "" if math.isnan(leak.recognised) else f"{leak.recognised:.0%}",
+            _number(leak.membership, 3) if new_kind else "",
         )
         previous = leak
     return table

@@ -241,19 +241,20 @@ class RoundLoop:
         if len(pool):
             return
         sharing, step, objective = self.method.sharing, self.method.server_step, self.method.objective
+        nothing = f"method.sharing: '{sharing.name}': nothing was shared before round {round + 1}, so that"
+        larger = (
+            "let clients make larger means (samples_per_mean, split), or lower policy.min_mean: "
+            f"{self.experiment.policy.min_mean}"
+        )
         if step.needs_pool and not self.experiment.channel.loses:
-            raise FedblendError(
-                f"method.sharing: '{sharing.name}': nothing came of what clients could share before round "
-                f"{round + 1}, so that the server step '{step.name}' has nothing to work on; "
+            pairs = (
                 "let clients hold two labels each, and send more seeds or coordinated ones: inverse mixing pairs seeds "
                 "of the same two labels"
             )
+            advice = larger if step.reads_inputs else pairs
+            raise FedblendError(f"{nothing} the server step '{step.name}' has nothing to work on; {advice}")
         if objective.needs:
-            raise FedblendError(
-                f"method.sharing: '{sharing.name}': nothing was shared before round {round + 1}, "
-                f"so that '{objective.name}' has nothing to mix with; let clients make larger means "
-                f"(samples_per_mean, split), or lower policy.min_mean: {self.experiment.policy.min_mean}"
-            )
+            raise FedblendError(f"{nothing} '{objective.name}' has nothing to mix with; {larger}")
 
     def _download(
         self, state: RunState, cohort: np.ndarray, pool: Pool, has_model: np.ndarray, costs: CostMeter
@@ -264,8 +265,8 @@ class RoundLoop:
             weights = 0 if method.stateful_clients else bytes_of(self.setup.shared(state.weights))
             outputs = bytes_of(state.global_outputs) if any(term.uses_outputs for term in method.terms) else 0
             extras = bytes_of(self._broadcast(state))
-            leaves = sharing.active and sharing.leaves_client and not sharing.for_server
-            pool_bytes = bytes_of(pool.tensors) if leaves else 0
+            goes_to_clients = sharing.leaves_client and method.objective.needs
+            pool_bytes = bytes_of(pool.tensors) if goes_to_clients else 0
             fresh, without_model = ~state.has_pool[cohort], ~np.isin(cohort, has_model)
             sizes = weights * without_model + outputs + extras + pool_bytes * fresh
             received = self._transmit("down", "downlink", sizes, cohort, state.round, costs)

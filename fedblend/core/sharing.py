@@ -83,6 +83,8 @@ class Sharing(Part):
     """Whether the server first collects clients' labels, and then requests certain ones of each."""
     secure_aggregated: bool = False
     """Whether the server of a real federation receives sums over groups of clients only."""
+    shares_inputs: bool = False
+    """Whether entries are inputs of the model, or means of such; if not, they are on the scale of stored samples."""
     active: bool = True
     """Whether anything is shared."""
     refresh: float | None = None

@@ -141,6 +141,12 @@ def check_sharing(method: Method, channel: Any) -> None:
             f"server step '{step.name}' uses; valid: none, an objective that mixes, or a server step that uses shared "
             "data (reads_pool)"
         )
+    if sharing.active and step.reads_pool and sharing.shares_inputs != step.reads_inputs:
+        takes, valid = ("the model's inputs", "means") if step.reads_inputs else ("samples as stored", "xor-seeds")
+        raise ValueError(
+            f"method.sharing: the server step '{step.name}' takes {takes}, which '{sharing.name}' does not share; "
+            f"valid: {valid}"
+        )
     if getattr(sharing, "own_only", False) and getattr(objective, "exclude_own", False):
         raise ValueError(
             f"method.objective.exclude_own: true leaves nothing to mix with, because '{sharing.name}' gives a client "

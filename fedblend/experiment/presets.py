@@ -88,6 +88,13 @@ FAMILIES: dict[str, Presets] = {
             "points made by clients, for secure sums (AggEnhance)",
             {"server_step": {"name": "aggenhance-secure"}},
         ),
+        "server-means": (
+            "trained on class means that clients share once",
+            {
+                "sharing": {"name": "means", "split": "class", "samples_per_mean": 20},
+                "server_step": {"name": "train-on-means"},
+            },
+        ),
         "prior-samples": (
             "tuned on real samples: breaks privacy (AggEnhance)",
             {"server_step": {"name": "prior-samples"}},

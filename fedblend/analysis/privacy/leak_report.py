@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedblend.analysis.attacks.outcome import read_attacks
+from fedblend.analysis.privacy import membership
 from fedblend.analysis.privacy.similarity import (
     RAW,
     Similarity,
@@ -23,6 +24,7 @@ from fedblend.analysis.privacy.similarity import (
 )
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
+from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.sharing.means import HiddenMeans, SharedMeans
@@ -78,6 +80,8 @@ class Leak:
     ssim: float = math.nan
     distance: float = math.nan
     recognised: float = math.nan
+    membership: float = math.nan
+    """How well samples that were used can be told from others (:mod:`fedblend.analysis.privacy.membership`)."""
 
     @property
     def measured(self) -> bool:
@@ -102,8 +106,8 @@ class LeakReport:
 def leak_report(run: RunDirectory, trust: bool = False) -> LeakReport:
     """Make the leak report of a run from its folder.
 
-    Loads the run's data where shared samples are compared with them. Unless ``trust``, code that the run names is not
-    imported, and what needs it is not measured. Raises :class:`FedblendError` for a run without a
+    Loads the run's data, with which models and shared samples are compared. Unless ``trust``, code that the run names
+    is not imported, and what needs it is not measured. Raises :class:`FedblendError` for a run without a
     checkpoint, and for damaged attack files in its folder.
     """
     with reading([run], trust):
@@ -116,10 +120,11 @@ def _leak_report(run: RunDirectory) -> LeakReport:
     for record in outcome.records:
         for kind, number in record.bytes_up.items():
             sent[kind] += int(number)
-    experiment, left_out = None, ""
+    setup, left_out = None, ""
     try:
         experiment = run.experiment()
         sharing = experiment.method.sharing
+        setup = make_setup(experiment)
     except registry.UntrustedCode as error:
         left_out, sharing = f"not measured: {error}", _stored_sharing(outcome)
     leaks: list[Leak] = []
@@ -130,8 +135,12 @@ def _leak_report(run: RunDirectory) -> LeakReport:
         base = _unmeasured(run, outcome, state, kind, number, sharing)
         if kind == "weights":
             found = _from_attacks(read_attacks(run))
+            if setup is not None and state is not None:
+                base = replace(base, membership=membership.of_model(setup, state.weights))
         elif _is_shared(kind, sharing):
-            found, by_size = ([(left_out, {})], []) if left_out else _from_sharing(experiment, sharing)
+            found, by_size = ([(left_out, {})], []) if setup is None else _from_sharing(setup, sharing)
+            if setup is not None and state is not None and (entries := _as_inputs(setup, sharing, state)) is not None:
+                base = replace(base, membership=membership.of_entries(setup, entries))
         else:
             found = []
         nothing = NOT_ATTACKED if kind == "weights" else NO_MEASURE
@@ -210,14 +219,23 @@ def _from_attacks(tables: Sequence[Mapping[str, Any]]) -> Measures:
     return rows
 
 
-def _from_sharing(experiment: Any, sharing: Any) -> tuple[Measures, list[dict[str, Any]]]:
+def _as_inputs(setup: Setup, sharing: Any, state: RunState) -> torch.Tensor | None:
+    """The entries of a state that can be compared with samples, on the model's input scale."""
+    x = state.entries.tensors.get("x")
+    if x is None or isinstance(sharing, HiddenMeans | XorSeeds):
+        return None
+    if isinstance(sharing, SharedMeans):
+        return setup.scale.from_unit(x) if sharing.scale == "unit" else x
+    return setup.scale(x)
+
+
+def _from_sharing(setup: Setup, sharing: Any) -> tuple[Measures, list[dict[str, Any]]]:
     """Measures of what was shared, compared with the raw samples; of means also by M_k."""
     if sharing.unsafe:
         return [("raw samples", _measures(RAW))], []
     means = isinstance(sharing, SharedMeans) and not isinstance(sharing, HiddenMeans)
     if not means and not isinstance(sharing, MixedSeeds | XorSeeds | MixedTargetSeeds):
         return [], []
-    setup = make_setup(experiment)
     if setup.data.kind != "image" or setup.task.kind != "classification":
         return [], []
     if not means:

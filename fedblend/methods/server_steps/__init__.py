@@ -6,6 +6,7 @@ from fedblend.core.registry import part
 from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
 from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance
 from fedblend.methods.server_steps.distill import DistillToModel
+from fedblend.methods.server_steps.means import TrainOnMeans
 from fedblend.methods.server_steps.prior import PriorSamples
 from fedblend.methods.server_steps.seeds import TrainOnSeeds
 
@@ -18,6 +19,7 @@ __all__ = [
     "SecureAggEnhance",
     "ServerContext",
     "ServerStep",
+    "TrainOnMeans",
     "TrainOnSeeds",
 ]
 

@@ -66,6 +66,7 @@ class SharedMeans(Sharing):
     """
 
     bytes_kind = "means"
+    shares_inputs = True
 
     samples_per_mean: Count | Literal["all"] = "all"
     """Samples in a mean (M_k), or "all" for one mean of all samples of a client; the last group may be smaller."""
@@ -204,6 +205,7 @@ class Noise(Sharing):
     """
 
     bytes_kind = "means"
+    shares_inputs = True
     leaves_client = False
 
     sigma: NonNegative = 1.0
@@ -231,6 +233,7 @@ class HiddenMeans(SharedMeans):
     """
 
     each_round = True
+    shares_inputs = False
 
     layer: Count = 2
     """Layers before the hidden states that are averaged; the objective must have the same."""

@@ -1,0 +1,101 @@
+"""Membership advantage: how well samples that were used can be told from samples that were not.
+
+An attacker has a sample and asks whether a client holds it. It compares a score of the sample with a threshold (Yeom et
+al. 2018). Of the final model the score is the sample's loss, of shared entries the distance to the nearest of them. The
+advantage is the true minus the false positive rate, from 0 (guessing) to 1.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch.func import functional_call
+
+from fedblend.core.random import stream
+from fedblend.core.setup import Setup
+from fedblend.core.trees import Tensors
+
+SAMPLES = 2000
+"""Most samples of each half, training and test, that are scored."""
+
+ENOUGH = 200
+"""Fewest samples that clients hold out for them to be scored as the half that was not used."""
+
+AT_ONCE = 250
+"""Samples in one forward pass, or in one table of distances."""
+
+
+def of_model(setup: Setup, weights: Tensors) -> float:
+    """The advantage against a model, by the loss of each sample."""
+    model = setup.model.eval()
+
+    @torch.no_grad()
+    def losses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        outputs = functional_call(model, dict(weights), (setup.scale(x),))
+        return setup.task.losses(outputs, y)
+
+    members, others = _halves(setup)
+    return advantage(*(np.concatenate([losses(*part).numpy() for part in _parts(*half)]) for half in (members, others)))
+
+
+def of_entries(setup: Setup, entries: torch.Tensor) -> float:
+    """The advantage against shared entries [n, ...] on the model's input scale, by the distance to the nearest."""
+    flat = entries.double().flatten(1)
+
+    def nearest(x: torch.Tensor) -> torch.Tensor:
+        own = setup.scale(x).double().flatten(1)
+        parts = (torch.cdist(own, part).amin(1) for part in flat.split(AT_ONCE * 8))
+        return functools.reduce(torch.minimum, parts)
+
+    members, others = _halves(setup)
+    return advantage(*(np.concatenate([nearest(x).numpy() for x, _ in _parts(*half)]) for half in (members, others)))
+
+
+def advantage(members: np.ndarray, others: np.ndarray) -> float:
+    """True minus false positive rate of the best threshold, where members have the smaller scores.
+
+    The threshold is the best one on every second score, and is judged on the other scores, so that the advantage of
+    samples that nothing distinguishes is 0 on average. The two halves change places, and the mean is returned.
+
+    >>> scores = np.arange(4.0)
+    >>> advantage(scores, scores + 10), advantage(scores + 10, scores)
+    (1.0, 0.0)
+    """
+    halves = [(members[k::2], others[k::2]) for k in (0, 1)]
+    found = []
+    for (chosen_in, chosen_out), (judged_in, judged_out) in (halves, halves[::-1]):
+        scores = np.unique(np.concatenate([chosen_in, chosen_out]))
+        thresholds = np.concatenate([[-np.inf], (scores[1:] + scores[:-1]) / 2, [np.inf]])
+        gain = _share_up_to(chosen_in, thresholds) - _share_up_to(chosen_out, thresholds)
+        best = thresholds[gain.argmax()][None]
+        found.append(float((_share_up_to(judged_in, best) - _share_up_to(judged_out, best))[0]))
+    return float(np.mean(found))
+
+
+def _share_up_to(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """The share of scores at or below each threshold."""
+    return np.searchsorted(np.sort(scores), thresholds, side="right") / max(1, len(scores))
+
+
+Half = tuple[torch.Tensor, torch.Tensor]
+
+
+def _halves(setup: Setup) -> tuple[Half, Half]:
+    """Up to :data:`SAMPLES` training samples of the clients, and as many other samples, as stored.
+
+    These are what the clients hold out, or the test samples where that is too few: test samples may be of other people,
+    who could be told from the clients for that alone.
+    """
+    rng, train = stream(setup.experiment.seed, "membership"), setup.data.train
+    used, held = setup.population.order, setup.population.rows("holdout")
+    rest = setup.data.test if len(held) < ENOUGH else train
+    unused = np.arange(len(rest.y)) if rest is not train else held
+    count = min(SAMPLES, len(used), len(unused))
+    members, others = (torch.from_numpy(rng.permutation(rows)[:count]) for rows in (used, unused))
+    return (train.x[members], train.y[members]), (rest.x[others], rest.y[others])
+
+
+def _parts(x: torch.Tensor, y: torch.Tensor) -> list[Half]:
+    return list(zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True))
