@@ -50,7 +50,7 @@ METHOD_ROWS = (
         "fedadam", "fedmix-hidden", "naivemix-hidden", "local-means", "fedyogi", "noise-mix",
         "fedadagrad", "aggenhance-secure", "ditto", "fedper", "fedrep", "pfedme",
     ),
-    ("fedproto", "fedbn", "prior-samples", "virtual-means", "server-means"),
+    ("fedproto", "fedbn", "prior-samples", "virtual-means", "server-means", "fedmix-checked"),
 )  # fmt: skip
 """The presets, without their combinations: a row for each dash, a column for each colour. Methods that papers compare
 have different colours."""

@@ -125,6 +125,45 @@ def tune(
     tune_file(file, parse_changes(set_), resume, out)
 
 
+@app.command(
+    short_help="Find out which blend helps on your data, at what cost, and write a file to run.",
+    epilog="Example: fedblend advise my.toml --megabytes 20 --leaves means",
+)
+def advise(
+    file: File,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods to try beside fedavg, such as server-means,fedprox.")
+    ] = None,
+    megabytes: Annotated[
+        float | None, typer.Option(min=0, help="Most megabytes that a client sends and receives in the whole run.")
+    ] = None,
+    score: Annotated[
+        float | None, typer.Option("--least", help="Least accuracy from 0 to 1 (largest loss in regression).")
+    ] = None,
+    leaves: Annotated[
+        list[str] | None,
+        typer.Option(help="What may leave a client beside its model: means, outputs, seeds, raw (repeatable), or none."),
+    ] = None,
+    set_: Set = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest advice on this file.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for all runs (default: runs/advise-NAME).")] = None,
+    jobs: Jobs = None,
+    data: Data = None,
+) -> None:
+    """Find out which blend helps on the data, model and split of a file, and what it gives away.
+
+    The command tunes FedAvg and the blends that the data permit, each with the same budget, on validation samples. It
+    runs each with its best values and at least three seeds, and measures what leaks. It prints a table and an answer,
+    draws accuracy against leakage and bytes, and writes a file that runs the advised method. Ctrl-C keeps what was
+    computed: go on with --resume.
+    """
+    from fedblend.cli.advise import advise, limits_of
+    from fedblend.cli.arguments import parse_changes
+
+    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    advise(file, parse_changes(set_), names, limits_of(megabytes, score, leaves), resume, out, jobs)
+
+
 @app.command(epilog="Example: fedblend resume runs/quickstart")
 def resume(
     run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study.")],

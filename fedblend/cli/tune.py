@@ -39,11 +39,7 @@ def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | N
     done: dict[str, int] = {}
 
     def on_trial(label: str, trial: Trial, most: int) -> None:
-        done[label] = done.get(label, 0) + 1
-        outcome = f"failed: {trial.failure}" if trial.failure else "" if trial.score is None else f"{trial.score:.4f}"
-        early = f", ended early after {trial.rounds} rounds" if trial.pruned else ""
-        line = f"{label} {done[label]}/{most}: {_values(trial.values)}: {outcome}{early}"
-        notes.print(line, highlight=False, soft_wrap=True)
+        notes.print(trial_line(done, label, trial, most), highlight=False, soft_wrap=True)
 
     searches = tune(table, folder, on_trial)
     console.print(_best_table(searches))
@@ -60,6 +56,14 @@ def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | N
         highlight=False,
         soft_wrap=True,
     )
+
+
+def trial_line(done: dict[str, int], label: str, trial: Trial, most: int) -> str:
+    """A finished trial in one line; ``done`` counts each method's trials."""
+    done[label] = done.get(label, 0) + 1
+    outcome = f"failed: {trial.failure}" if trial.failure else "" if trial.score is None else f"{trial.score:.4f}"
+    early = f", ended early after {trial.rounds} rounds" if trial.pruned else ""
+    return f"{label} {done[label]}/{most}: {_values(trial.values)}: {outcome}{early}"
 
 
 def _best_table(searches: Sequence[MethodSearch]) -> Table:

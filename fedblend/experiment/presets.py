@@ -30,6 +30,10 @@ FAMILIES: dict[str, Presets] = {
             "Global Mixup by a Taylor term on means (FedMix, equation 5)",
             {"sharing": {"name": "means"}, "objective": {"name": "fedmix"}},
         ),
+        "fedmix-checked": (
+            "FedMix whose Taylor term is checked, and cannot collapse",
+            {"sharing": {"name": "means"}, "objective": {"name": "fedmix", "remedy": "check"}},
+        ),
         "virtual-means": (
             "shared class means are further samples of each client",
             {

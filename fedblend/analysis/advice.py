@@ -1,0 +1,303 @@
+"""Which blend helps on given data: candidates, what their runs show, and the answer in words."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from fedblend.analysis.privacy.leak_report import leak_report
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import Experiment
+from fedblend.experiment.setup import make_setup
+from fedblend.experiment.study import expand
+from fedblend.runs.differences import Difference, paired_difference
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.groups import Group, group
+from fedblend.runs.summary import MEGABYTE, costs
+
+BASE = "fedavg"
+"""The method that a blend must beat."""
+
+CANDIDATES = (
+    BASE,
+    "fedprox",
+    "localmix",
+    "naivemix",
+    "fedmix-checked",
+    "virtual-means",
+    "server-means",
+    "fed-augmix",
+    "aggenhance",
+)
+"""Methods that are tried unless the user names others: FedAvg, and blends whose clients give no raw sample away."""
+
+TRIALS = 4
+"""Trials of each method where the file does not say what to search."""
+
+SEEDS = [0, 1, 2]
+"""Seeds where the file names fewer than two."""
+
+NOT_TAKEN = ("method", "methods", "seed", "variants", "grid")
+"""Tables of a file that do not count: the candidates are its methods."""
+
+LAST = 3
+"""Evaluations at the end of a run whose mean is its score."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user allows."""
+
+    megabytes: float | None = None
+    """Most megabytes that a client sends and receives in the run, the mean over clients."""
+    score: float | None = None
+    """Least score; the largest loss where a smaller score is better."""
+    leaves: frozenset[str] | None = None
+    """Kinds of payload that may leave a client beside its model; ``None`` for all but raw samples."""
+
+    def fault(self, option: Option, larger_is_better: bool) -> str:
+        """Why an option is not allowed; empty for one that is."""
+        if self.leaves is None:
+            forbidden = [kind for kind in option.leaves if kind == "raw"]
+        else:
+            forbidden = [kind for kind in option.leaves if kind not in self.leaves]
+        if forbidden:
+            return f"{', '.join(forbidden)} may not leave a client"
+        if self.megabytes is not None and option.megabytes > self.megabytes:
+            return f"needs {option.megabytes:.3g} MB a client"
+        if self.score is not None and (option.score < self.score if larger_is_better else option.score > self.score):
+            return f"reaches {option.score:.4g} only"
+        return ""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What the runs of one method show."""
+
+    method: str
+    scores: dict[int, float]
+    """The score on the test samples by seed: the mean of the last evaluations."""
+    megabytes: float
+    """Megabytes that a client sent and received, the mean over clients and seeds."""
+    leaves: tuple[str, ...]
+    """Kinds of payload that left clients beside the model."""
+    to_clients: bool
+    """Whether other clients receive what clients share, or the server alone."""
+    membership: dict[str, float]
+    """Membership advantage by kind of payload, of the first seed's run."""
+    recognised: float
+    """Share of shared samples of which the nearest raw sample is one that they were made of; NaN without such."""
+    difference: Difference | None = None
+    """The score minus that of :data:`BASE` with the same seeds."""
+    fault: str = ""
+    """Why the limits exclude it."""
+
+    @property
+    def score(self) -> float:
+        """The mean over seeds."""
+        return fmean(self.scores.values())
+
+    @property
+    def exposure(self) -> float:
+        """The largest membership advantage, at least 0, which guessing has; NaN where none was measured."""
+        return max((max(0.0, one) for one in self.membership.values() if not math.isnan(one)), default=math.nan)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All options, and the answer."""
+
+    metric: str
+    larger_is_better: bool
+    options: list[Option]
+    """In the order of the candidates."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Candidates that cannot be used with these data, with the reason."""
+
+    @property
+    def base(self) -> Option:
+        """FedAvg's option."""
+        return next(option for option in self.options if option.method == BASE)
+
+    @property
+    def best(self) -> Option | None:
+        """The allowed option with the best score of those that certainly help; ``None`` if none does."""
+        sign = 1 if self.larger_is_better else -1
+        helping = [option for option in self.options if not option.fault and self.verdict(option) == "helps"]
+        return max(helping, key=lambda option: sign * option.score, default=None)
+
+    def verdict(self, option: Option) -> str:
+        """Whether an option "helps", "hurts", is "level" with FedAvg as far as the seeds can tell, or is the "base"."""
+        if option.method == BASE:
+            return "base"
+        if (d := option.difference) is None:
+            return "one seed"
+        low, high = (d.low, d.high) if self.larger_is_better else (-d.high, -d.low)
+        return "helps" if low > 0 else "hurts" if high < 0 else "level"
+
+    def told(self, value: float, signed: bool = False) -> str:
+        """A score in words: accuracies in percent."""
+        number = 100 * value if self.metric == "accuracy" else value
+        return f"{number:{'+' if signed else ''}.{1 if self.metric == 'accuracy' else 3}f}"
+
+    def interval(self, option: Option) -> str:
+        """The difference to FedAvg with its interval, in words."""
+        d = option.difference
+        return "" if d is None else f"{self.told(d.mean, True)} [{self.told(d.low, True)}, {self.told(d.high, True)}]"
+
+    def answer(self) -> list[str]:
+        """The answer in sentences."""
+        unit = " points" if self.metric == "accuracy" else ""
+        seeds, best, base = len(self.base.scores), self.best, self.base
+        if best is None:
+            found = [f"No blend helps for certain here, over {seeds} seeds: train with FedAvg."]
+            level = [option for option in self.options if self.verdict(option) == "level" and not option.fault]
+            sign = 1 if self.larger_is_better else -1
+            if level:
+                guess = max(level, key=lambda option: sign * option.score)
+                found.append(
+                    f"The best guess is {guess.method}: {self.interval(guess)}{unit}; more seeds would decide it."
+                )
+            return found
+        found = [
+            f"{best.method} helps: {self.interval(best)}{unit} over FedAvg's {self.told(base.score)}, {seeds} seeds."
+        ]
+        more = best.megabytes - base.megabytes
+        found.append(f"It costs a client {best.megabytes:.3g} MB in all, {more:+.3g} MB beside FedAvg.")
+        if best.leaves:
+            whom = "the server and the other clients" if best.to_clients else "the server alone"
+            found.append(f"What leaves a client beside its model: {', '.join(best.leaves)}, to {whom}.")
+        else:
+            found.append("Nothing leaves a client beside its model.")
+        if not math.isnan(best.exposure):
+            found.append(
+                f"An attacker tells members from others with an advantage of {best.exposure:.2f} "
+                f"(FedAvg: {base.exposure:.2f}; 0 is guessing)."
+            )
+        return found
+
+    def table(self) -> dict[str, Any]:
+        """The advice as plain data; NaN becomes ``None``."""
+        rows = []
+        for option in self.options:
+            row = {**asdict(option), "verdict": self.verdict(option)}
+            row["recognised"] = None if math.isnan(option.recognised) else option.recognised
+            row["membership"] = {k: None if math.isnan(v) else v for k, v in option.membership.items()}
+            if option.difference is not None:
+                row["difference"] |= {"low": option.difference.low, "high": option.difference.high}
+            rows.append(row)
+        best = self.best
+        return {
+            "metric": self.metric,
+            "larger_is_better": self.larger_is_better,
+            "base": BASE,
+            "best": best.method if best else None,
+            "answer": self.answer(),
+            "options": rows,
+            "left_out": self.left_out,
+        }
+
+
+def front(options: Sequence[Option], cost: Mapping[str, float], larger_is_better: bool = True) -> list[Option]:
+    """The options that no other one beats in score and cost: the Pareto front, by rising cost.
+
+    Options without a cost (NaN) are not on it.
+    """
+    sign = 1 if larger_is_better else -1
+    known = [option for option in options if not math.isnan(cost[option.method])]
+    found: list[Option] = []
+    for option in sorted(known, key=lambda one: (cost[one.method], -sign * one.score)):
+        if not found or sign * option.score > sign * found[-1].score:
+            found.append(option)
+    return found
+
+
+# Before the runs ---------------------------------------------------------------------------------------------
+
+
+def study_of(table: Mapping[str, Any], methods: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A file's table with the candidates that its data and model permit, and what is to be searched.
+
+    Also returns the other candidates, each with the reason. Raises :class:`FedblendError` if FedAvg is one of these.
+    """
+    study = copy.deepcopy({key: value for key, value in table.items() if key not in NOT_TAKEN})
+    given = table.get("seeds", [table.get("seed", 0)])
+    study["seeds"] = given if isinstance(given, list) and len(given) > 1 else SEEDS
+    study.setdefault("validation", {"clients": 0.1})
+    plain = expand({key: value for key, value in study.items() if key != "tune"} | {"method": BASE}, seeds=[0])
+    first = next(iter(plain.experiments.values()))
+    if "tune" not in study:
+        lr = first.train.lr
+        study["tune"] = {
+            "trials": TRIALS,
+            "halving": True,
+            "fields": {"train.lr": {"low": lr / 5, "high": lr * 5, "log": True}},
+        }
+    data, possible, left_out = first.data.load(), [], {}
+    for method in dict.fromkeys((BASE, *methods)):
+        plainly = {key: value for key, value in study.items() if key not in ("tune", "seeds")}
+        try:
+            experiment = next(iter(expand({**plainly, "method": method}, seeds=[0]).experiments.values()))
+            _require_possible(experiment, data)
+        except FedblendError as error:
+            if method == BASE:
+                raise
+            left_out[method] = str(error)
+        else:
+            possible.append(method)
+    study["methods"] = possible
+    return study, left_out
+
+
+def _require_possible(experiment: Experiment, data: Any) -> None:
+    """Raise :class:`FedblendError` for a method that cannot be used; some say so only when clients train."""
+    small = experiment.model_copy(update={"train": experiment.train.model_copy(update={"cohort": 1, "epochs": 1})})
+    setup = make_setup(small, data)
+    loop = RoundLoop(setup, LoopEngine(setup))
+    loop.round(loop.start()[0])
+
+
+# After the runs ----------------------------------------------------------------------------------------------
+
+
+def read_advice(
+    runs: Sequence[RunDirectory], metric: str, larger_is_better: bool, limits: Limits, left_out: Mapping[str, str]
+) -> Advice:
+    """What runs show that differ in method and seed alone. Raises :class:`FedblendError` without a run of FedAvg."""
+    found = {g.name: _option(g, metric) for g in group(runs)}
+    if BASE not in found:
+        raise FedblendError(f"no run of '{BASE}', with which the others are compared")
+    options = []
+    for option in found.values():
+        difference = None if option.method == BASE else paired_difference(option.scores, found[BASE].scores)
+        fields = {**vars(option), "difference": difference}
+        options.append(Option(**fields | {"fault": limits.fault(Option(**fields), larger_is_better)}))
+    return Advice(metric, larger_is_better, options, dict(left_out))
+
+
+def _option(g: Group, metric: str) -> Option:
+    scores, megabytes = {}, []
+    for outcome in g.counted:
+        values = [v for record in outcome.evaluated if record.round and (v := record.score_of(metric)) is not None]
+        scores[outcome.seed] = fmean(values[-LAST:]) if values else math.nan
+        sent = sum(costs(record)[way] for record in outcome.records for way in ("bytes_up", "bytes_down"))
+        megabytes.append(sent / MEGABYTE / max(1, outcome.facts["clients"]["number"]))
+    run = RunDirectory(g.counted[0].path)
+    sharing, objective = (getattr(run.experiment().method, part) for part in ("sharing", "objective"))
+    leaks = leak_report(run, trust=True).leaks
+    beside = [leak for leak in leaks if leak.kind not in ("weights", "masked", "keys")]
+    return Option(
+        method=g.name,
+        scores=scores,
+        megabytes=fmean(megabytes),
+        leaves=tuple(dict.fromkeys(leak.kind for leak in beside)),
+        to_clients=bool(sharing.leaves_client and objective.needs),
+        membership={leak.kind: leak.membership for leak in leaks},
+        recognised=max((leak.recognised for leak in beside if not math.isnan(leak.recognised)), default=math.nan),
+    )

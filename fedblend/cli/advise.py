@@ -1,0 +1,138 @@
+"""``fedblend advise``: which blend helps on the user's data, what it costs, and a file to run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedblend.analysis.advice import BASE, CANDIDATES, Advice, Limits, read_advice, study_of
+from fedblend.cli.arguments import Change
+from fedblend.cli.console import Console
+from fedblend.cli.run import run_in
+from fedblend.cli.tune import trial_line
+from fedblend.core.errors import FedblendError, did_you_mean, listed
+from fedblend.experiment.presets import presets
+from fedblend.experiment.study import expand, slugify
+from fedblend.experiment.tables import read_toml, set_field, write_toml
+from fedblend.report.advice_figure import draw_advice
+from fedblend.runs import api
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.files import write_atomically, write_json
+from fedblend.runs.runner import one_thread
+from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
+
+
+KINDS = ("means", "outputs", "seeds", "raw")
+"""What clients may send beside their models."""
+
+
+NOTE = (
+    "Scores are on the test samples, the mean of the last three evaluations. Differences are paired over seeds, with "
+    "95 % intervals. MB: sent and received by a client. Leak: an attacker's advantage in telling members from others "
+    "(0: guessing, 1: certain)."
+)
+
+
+def limits_of(megabytes: float | None, score: float | None, leaves: Sequence[str] | None) -> Limits:
+    """The limits of the command line. Raises :class:`FedblendError` for an unknown kind of payload."""
+    for kind in leaves or ():
+        if kind not in (*KINDS, "none"):
+            raise FedblendError(f"--leaves {kind}: unknown; valid: {', '.join(KINDS)} or none")
+    return Limits(megabytes, score, None if leaves is None else frozenset(leaves) - {"none"})
+
+
+def advise(
+    file: Path,
+    changes: Sequence[Change],
+    methods: Sequence[str],
+    limits: Limits,
+    resume: bool,
+    out: Path | None,
+    jobs: int | None,
+) -> None:
+    """Tune the candidates with the same budget, run each with all seeds, measure what leaks, and print the answer."""
+    known = presets()
+    for method in methods:
+        if method not in known:
+            raise FedblendError(f"--methods {method}: unknown method{did_you_mean(method, known)}; see fedblend list")
+    table = api.load(file)
+    for name, value in changes:
+        set_field(table, name, value)
+    default = api.RUNS / f"advise-{slugify(str(table.get('name', file.stem)))}"
+    folder = out or (api.last_folder(default) if resume else api.free_folder(default))
+    if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
+        raise FedblendError(f"--out {folder}: already holds files; add --resume to go on, or name another folder")
+    study, left_out = study_of(table, methods or CANDIDATES)
+    console, notes = Console(), Console(stderr=True)
+    for method, reason in left_out.items():
+        notes.print(f"{method}: left out, since it cannot be used here: {reason}", highlight=False, soft_wrap=True)
+    seeds = listed([str(seed) for seed in study["seeds"]])
+    notes.print(
+        f"{len(study['methods'])} methods are tuned, then run with the seeds {seeds}", highlight=False, soft_wrap=True
+    )
+    done: dict[str, int] = {}
+
+    def on_trial(label: str, trial: Trial, most: int) -> None:
+        notes.print(trial_line(done, label, trial, most), highlight=False, soft_wrap=True)
+
+    searches = tune(study, folder / "search", on_trial)
+    best = api.load(folder / "search" / BEST)
+    tuned = expand(best)
+    run_in(tuned, folder / "runs", True, jobs)
+    runs = [RunDirectory(folder / "runs" / slug) for slug in tuned.experiments]
+    notes.print("measuring what leaks", highlight=False)
+    with one_thread():
+        advice = read_advice(runs, searches[0].metric, searches[0].larger_is_better, limits, left_out)
+    _write(folder, advice, read_toml(folder / "search" / BEST), searches)
+    console.print(_table(advice))
+    console.print(Text(NOTE), style="dim", soft_wrap=True)
+    for line in advice.answer():
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(
+        f"Figure: {folder / 'advice.png'}, numbers: {folder / 'advice.json'}\n"
+        f"To run it: fedblend run {folder / 'advice.toml'}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _table(advice: Advice) -> Table:
+    """A row for each method."""
+    score = "accuracy %" if advice.metric == "accuracy" else advice.metric
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("method", no_wrap=True)
+    for heading in (score, f"minus {BASE}", "MB", "leak"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("what leaves", "answer"):
+        table.add_column(heading, overflow="fold")
+    for option in advice.options:
+        leaves = ", ".join(option.leaves)
+        table.add_row(
+            Text(option.method),
+            advice.told(option.score),
+            advice.interval(option),
+            f"{option.megabytes:.3g}",
+            "" if math.isnan(option.exposure) else f"{option.exposure:.2f}",
+            f"{leaves} to {'all' if option.to_clients else 'the server'}" if leaves else "model only",
+            option.fault or advice.verdict(option),
+        )
+    return table
+
+
+def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequence[MethodSearch]) -> None:
+    """Write the figure, the numbers, and the file of the advised method with its best values."""
+    chosen = advice.best or advice.base
+    values = next(search.best.values for search in searches if search.label == chosen.method and search.best)
+    table = {key: value for key, value in best.items() if key not in ("method", "variants")}
+    table["method"] = chosen.method
+    for name, value in values.items():
+        set_field(table, name, value)
+    write_atomically(folder / "advice.toml", write_toml(table))
+    write_json(folder / "advice.json", advice.table())
+    helps = f"{advice.best.method} helps" if advice.best else "No blend helps for certain"
+    write_atomically(folder / "advice.png", draw_advice(advice, f"{helps}: {best.get('name', folder.name)}"))

@@ -1,0 +1,71 @@
+"""The figure of advice: each method's score against what it gives away and what it sends."""
+
+from __future__ import annotations
+
+import math
+from statistics import stdev
+from typing import TYPE_CHECKING
+
+from fedblend.analysis.advice import Advice, Option, front
+from fedblend.analysis.plotting import INK, MARKERS, MUTED, blank_figure, line_styles, png_bytes, style_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SIZE = (10.5, 4.2)
+"""Width and height in inches."""
+
+SPAN = 3
+"""Ratio of the largest to the smallest number of megabytes above which their axis is logarithmic."""
+
+
+def draw_advice(advice: Advice, title: str) -> bytes:
+    """A PNG with two panels: the score against the membership advantage, and against megabytes a client.
+
+    A mark for each method, its standard deviation over seeds, and the Pareto front as a line: no method is better than
+    one on the line in both. Hollow marks are methods that the limits exclude.
+    """
+    from matplotlib.lines import Line2D
+
+    figure = blank_figure(*SIZE)
+    leak, sent = figure.subplots(1, 2, sharey=True)
+    styles = line_styles([option.method for option in advice.options])
+    costs = {
+        leak: {option.method: option.exposure for option in advice.options},
+        sent: {option.method: option.megabytes for option in advice.options},
+    }
+    percent = advice.metric == "accuracy"
+    factor = 100 if percent else 1
+    markers = {option.method: MARKERS[place % len(MARKERS)] for place, option in enumerate(advice.options)}
+    for axes, cost in costs.items():
+        for option in advice.options:
+            if not math.isnan(cost[option.method]):
+                _mark(axes, option, cost[option.method], factor, styles[option.method].colour, markers[option.method])
+        line = front([o for o in advice.options if not o.fault], cost, advice.larger_is_better)
+        axes.plot(
+            [cost[o.method] for o in line], [factor * o.score for o in line], color=MUTED, linewidth=1.0, zorder=1
+        )
+    style_axes(leak, "membership advantage  (← more private)", f"test {advice.metric}" + (" (%)" if percent else ""))
+    style_axes(sent, "megabytes a client, both ways  (← cheaper)", "")
+    sizes = [option.megabytes for option in advice.options]
+    if min(sizes) > 0 and max(sizes) > SPAN * min(sizes):
+        sent.set_xscale("log")
+    for axes in costs:
+        axes.margins(0.08)
+    figure.suptitle(title, fontsize=10, color=INK).set_parse_math(False)
+    marks = [Line2D([], [], color=styles[name].colour, marker=mark, linestyle="") for name, mark in markers.items()]
+    marks.append(Line2D([], [], color=MUTED))
+    legend = figure.legend(
+        marks, [*markers, "Pareto front"], loc="outside right upper", fontsize=8, frameon=False, labelcolor=INK
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return png_bytes(figure)
+
+
+def _mark(axes: Axes, option: Option, cost: float, factor: float, colour: str, marker: str) -> None:
+    spread = stdev(option.scores.values()) if len(option.scores) > 1 else 0.0
+    axes.errorbar(
+        [cost], [factor * option.score], yerr=[factor * spread], color=colour, marker=marker, markersize=7,
+        fillstyle="none" if option.fault else "full", capsize=2, elinewidth=1.0, clip_on=False,
+    )  # fmt: skip
