@@ -70,8 +70,12 @@ LOOP = ["--set", "engine=loop"]
 """The engine of the committed results. With another engine the numbers differ in the last bits."""
 MNIST = ["--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"]
 FEMNIST = ["--set", "data.path=$FEDBLEND_DATA/femnist.npz"]
+AS_FEMNIST = ["--set", "data={name='npz', path='$FEDBLEND_DATA/femnist.npz'}", "--set", "partition={name='natural'}"]
+HEART = ["--set", "data.folder=$FEDBLEND_DATA/heart-disease"]
+HAR = ["--set", "data.path=$FEDBLEND_DATA/uci-har.npz"]
 CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
 AS_CIFAR10 = ["--set", "data={name='cifar10', folder='$FEDBLEND_DATA/cifar-10-batches-bin'}"]
+SHORTER = ["--set", "rounds=30", "--set", "tune.trials=4"]
 TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_client=2, samples=500}"]
 
 STUDIES: dict[str, list[str]] = {
@@ -86,8 +90,8 @@ STUDIES: dict[str, list[str]] = {
     "aggenhance-mnist5k": ["run", "evidence/studies/aggenhance-mnist5k.toml"],
     "aggenhance-fashion": ["run", "evidence/studies/aggenhance-fashion.toml"],
     "robustness": ["run", "evidence/studies/robustness.toml"],
-    "heart": ["run", "examples/heart.toml", "--set", "data.folder=$FEDBLEND_DATA/heart-disease"],
-    "har": ["run", "examples/har.toml", "--set", "data.path=$FEDBLEND_DATA/uci-har.npz"],
+    "heart": ["run", "examples/heart.toml", *HEART],
+    "har": ["run", "examples/har.toml", *HAR],
     "private": ["run", "examples/private.toml"],
     "private-means": ["run", "evidence/studies/private-means.toml"],
     "private-base": ["run", "evidence/studies/private-base.toml"],
@@ -99,8 +103,18 @@ STUDIES: dict[str, list[str]] = {
     "xormixfl-dummies": ["run", "evidence/studies/xormixfl-dummies.toml", "--seeds", "0", *MNIST, *LOOP],
     "baselines-fashion-dirichlet": ["tune", "evidence/studies/baselines.toml"],
     "baselines-fashion-classes": ["tune", "evidence/studies/baselines.toml", *TWO_CLASSES],
-    "baselines-cifar10-dirichlet": ["tune", "evidence/studies/baselines.toml", *AS_CIFAR10],
-    "baselines-cifar10-classes": ["tune", "evidence/studies/baselines.toml", *AS_CIFAR10, *TWO_CLASSES],
+    "baselines-cifar10-dirichlet": ["tune", "evidence/studies/baselines.toml", *AS_CIFAR10, *SHORTER],
+    "baselines-cifar10-classes": ["tune", "evidence/studies/baselines.toml", *AS_CIFAR10, *TWO_CLASSES, *SHORTER],
+    "map-fashion-classes": ["advise", "evidence/studies/map.toml", *TWO_CLASSES],
+    "map-fashion-dirichlet": ["advise", "evidence/studies/map.toml"],
+    "map-fashion-dirichlet-half": ["advise", "evidence/studies/map.toml", "--set", "partition.alpha=0.5"],
+    "map-cifar10-classes": ["advise", "evidence/studies/map.toml", *AS_CIFAR10, *TWO_CLASSES],
+    "map-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *AS_CIFAR10],
+    "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *AS_CIFAR10, "--set", "partition.alpha=0.5"],
+    "map-femnist": ["advise", "evidence/studies/map.toml", *AS_FEMNIST],
+    "map-heart": ["advise", "examples/heart.toml", *HEART],
+    "map-har": ["advise", "examples/har.toml", *HAR],
+    "map-shakespeare": ["advise", "examples/shakespeare.toml"],
     "warm-start": ["run", "examples/warm-start.toml"],
     "xormixfl-mnist": ["run", "evidence/studies/xormixfl-mnist.toml", *MNIST, *LOOP],
     "xormixfl-distance": [
@@ -197,11 +211,21 @@ def remake_study(name: str) -> None:
                 result["runs"] = ROW_CHANGES[name](RUNS / name, result["runs"])
         elif arguments[0] == "tune":
             result = tuned_result(RUNS / name, command, shown)
+        elif arguments[0] == "advise":
+            result = advised_result(RUNS / name, command, shown)
         else:
             subprocess.run([*command, "--json", str(path)], cwd=ROOT, check=True)
             result = {"command": shown, **json.loads(path.read_text())}
         path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"{name}: result written to {path.relative_to(ROOT)}")
+
+
+def advised_result(folder: Path, command: list[str], shown: str) -> Table:
+    """Ask for advice: a study's result, the advice, and its figure among those of the pages."""
+    subprocess.run([*command, "--out", str(folder), "--resume"], cwd=ROOT, check=True)
+    shutil.copyfile(folder / "advice.png", FIGURES / f"{folder.name}.png")
+    advice = json.loads((folder / "advice.json").read_text(encoding="utf-8"))
+    return {**study_result(folder / "runs", shown), "advice": advice}
 
 
 def tuned_result(folder: Path, command: list[str], shown: str) -> Table:

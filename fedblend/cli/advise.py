@@ -26,7 +26,6 @@ from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import one_thread
 from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 
-
 KINDS = ("means", "outputs", "seeds", "raw")
 """What clients may send beside their models."""
 

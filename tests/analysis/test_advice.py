@@ -1,0 +1,126 @@
+"""``fedblend advise``: limits, the answer in words, and the command from a file to a file."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import PNG, TINY, here, refused, succeeded, words_of, write
+
+from fedblend.analysis.advice import Advice, Limits, Option, front
+from fedblend.experiment.tables import read_toml
+from fedblend.runs.differences import paired_difference
+
+FEDAVG = {0: 0.60, 1: 0.62, 2: 0.64}
+
+
+def option(method: str, gain: tuple[float, float, float] = (0.0, 0.0, 0.0), **fields: Any) -> Option:
+    """A method whose scores are FedAvg's plus a gain for each seed."""
+    scores = {seed: FEDAVG[seed] + one for seed, one in zip(FEDAVG, gain, strict=True)}
+    difference = None if method == "fedavg" else paired_difference(scores, FEDAVG)
+    given = {"megabytes": 1.0, "leaves": (), "to_clients": False, "membership": {"weights": 0.1}, "recognised": math.nan}
+    return Option(**{"method": method, "scores": scores, "difference": difference, **given, **fields})
+
+
+def advice(*options: Option, metric: str = "accuracy", larger: bool = True) -> Advice:
+    return Advice(metric, larger, [option("fedavg"), *options])
+
+
+SURE, UNSURE, WORSE = (0.05, 0.06, 0.07), (0.05, -0.04, 0.06), (-0.05, -0.06, -0.07)
+
+
+def test_a_blend_helps_if_the_interval_of_its_difference_is_above_zero() -> None:
+    made = advice(option("a", SURE), option("b", UNSURE), option("c", WORSE))
+    assert [made.verdict(one) for one in made.options] == ["base", "helps", "level", "hurts"]
+    assert made.best is not None
+    assert made.best.method == "a"
+    # 6 points, t = 4.303 with two degrees of freedom, a standard error of 1 / sqrt(3) points.
+    assert made.answer()[0] == "a helps: +6.0 [+3.5, +8.5] points over FedAvg's 62.0, 3 seeds."
+
+
+def test_of_a_loss_the_smaller_one_is_better() -> None:
+    made = advice(option("a", SURE), option("c", WORSE), metric="loss", larger=False)
+    assert [made.verdict(one) for one in made.options] == ["base", "hurts", "helps"]
+    assert made.best is not None
+    assert made.best.method == "c"
+
+
+def test_without_a_certain_gain_the_answer_is_fedavg_and_a_guess() -> None:
+    made = advice(option("b", UNSURE), option("c", WORSE))
+    assert made.best is None
+    first, second = made.answer()
+    assert first == "No blend helps for certain here, over 3 seeds: train with FedAvg."
+    assert second.startswith("The best guess is b: +2.3 [")
+
+
+def test_an_option_that_the_limits_exclude_is_not_advised() -> None:
+    made = advice(option("a", SURE, fault="means may not leave a client"))
+    assert made.best is None
+    assert "best guess" not in " ".join(made.answer())
+
+
+@pytest.mark.parametrize(
+    ("limits", "fault"),
+    [
+        (Limits(), ""),
+        (Limits(megabytes=0.5), "needs 1 MB a client"),
+        (Limits(score=0.7), "reaches 0.62 only"),
+        (Limits(leaves=frozenset()), "means may not leave a client"),
+        (Limits(leaves=frozenset({"means"})), ""),
+    ],
+)
+def test_limits(limits: Limits, fault: str) -> None:
+    assert limits.fault(option("a", leaves=("means",)), True) == fault
+
+
+def test_raw_samples_need_a_word() -> None:
+    raw = option("a", leaves=("raw",))
+    assert Limits().fault(raw, True) == "raw may not leave a client"
+    assert Limits(leaves=frozenset({"raw"})).fault(raw, True) == ""
+
+
+def test_the_front_has_the_options_that_no_other_beats_in_both() -> None:
+    one, two, three = option("a", SURE), option("b", UNSURE), option("c", WORSE)
+    cost = {"fedavg": 1.0, "a": 3.0, "b": 2.0, "c": 0.5}
+    assert [o.method for o in front([option("fedavg"), one, two, three], cost)] == ["c", "fedavg", "b", "a"]
+    assert [o.method for o in front([option("fedavg"), one, two], cost | {"a": 0.9, "b": math.nan})] == ["a"]
+
+
+def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="the extra 'tune' is not installed")
+    tune = {"trials": 2, "fields": {"train.lr": [0.02, 0.05]}}
+    file = write(tmp_path / "x.toml", {"tune": tune, "seeds": [3, 4], "methods": ["fedmix"]})
+    out = tmp_path / "out"
+
+    told = succeeded(here("advise", file, "--methods", "server-means,fedbn", "--out", out, "--jobs", 1))
+
+    assert "fedbn: left out, since it cannot be used here: " in told.err
+    assert "2 methods are tuned, then run with the seeds 3, 4" in words_of(told.err)
+    assert "2 seeds" in told.out
+    table = json.loads((out / "advice.json").read_text(encoding="utf-8"))
+    assert [one["method"] for one in table["options"]] == ["fedavg", "server-means"]
+    assert table["options"][1]["leaves"] == ["means"]
+    assert not table["options"][1]["to_clients"]
+    assert set(table["options"][1]["membership"]) == {"weights", "means"}
+    assert list(table["left_out"]) == ["fedbn"]
+    assert table["answer"][0] in words_of(told.out)
+    assert (out / "advice.png").read_bytes().startswith(PNG)
+    chosen = read_toml(out / "advice.toml")
+    assert chosen["method"] == (table["best"] or "fedavg")
+    assert chosen["train"]["lr"] in (0.02, 0.05)
+    succeeded(here("run", out / "advice.toml", "--out", tmp_path / "again", "--jobs", 1))
+    refused(here("advise", file, "--out", out), "add --resume to go on")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--methods", "fedmox"), "--methods fedmox: unknown method; did you mean 'fedmix'"),
+        (("--leaves", "photos"), "--leaves photos: unknown; valid: means, outputs, seeds, raw or none"),
+    ],
+)
+def test_bad_options_end_in_one_message(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    refused(here("advise", write(tmp_path / "x.toml", base=TINY), *words), said)
