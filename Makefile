@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo federation-demo test test-all test-matrix fuzz lint docs docs-serve bench evidence clean
+.PHONY: setup demo federation-demo test test-all test-matrix fuzz lint docs docs-serve notebooks bench evidence clean
 
 setup: .venv/.ready
 
@@ -16,6 +16,7 @@ setup: .venv/.ready
 OUT ?= runs/quickstart
 demo: setup
 	$(BIN)/fedblend run examples/quickstart.toml --out $(OUT)
+	$(BIN)/python examples/quickstart.py $(OUT)
 
 # Real processes on loopback, with TLS: three sites, and four hospitals where FEDBLEND_DATA has them. Some minutes.
 federation-demo: setup
@@ -54,6 +55,10 @@ lint: setup
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 docs: setup
 	$(MKDOCS) build
+
+# The notebooks of docs/notebooks, executed; a minute. Their outputs are kept in them.
+notebooks: setup
+	$(BIN)/python docs/site/notebooks.py
 
 # The same at http://127.0.0.1:8000, built again when a page changes.
 docs-serve: setup
