@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo federation-demo test test-all test-matrix fuzz lint docs docs-serve bench evidence clean
+.PHONY: setup demo federation-demo test test-all test-matrix fuzz lint docs docs-serve notebooks bench evidence clean
 
 setup: .venv/.ready
 
@@ -16,6 +16,7 @@ setup: .venv/.ready
 OUT ?= runs/quickstart
 demo: setup
 	$(BIN)/fedblend run examples/quickstart.toml --out $(OUT)
+	$(BIN)/python examples/quickstart.py $(OUT)
 
 # Real processes on loopback, with TLS: three sites, and four hospitals where FEDBLEND_DATA has them. Some minutes.
 federation-demo: setup
@@ -55,6 +56,10 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 docs: setup
 	$(MKDOCS) build
 
+# The notebooks of docs/notebooks, executed; a minute. Their outputs are kept in them.
+notebooks: setup
+	$(BIN)/python docs/site/notebooks.py
+
 # The same at http://127.0.0.1:8000, built again when a page changes.
 docs-serve: setup
 	$(MKDOCS) serve
@@ -76,7 +81,7 @@ bench: setup
 	$(BIN)/python benchmarks/profile_step.py --out benchmarks/results/profile.json
 	$(BIN)/python benchmarks/page.py
 
-# Many hours of work: every study and item behind docs/results.md and docs/reproductions.md, then their tables.
+# Many hours of work: every study and item behind docs/results/ and docs/reproductions.md, then their tables.
 # Runs that were interrupted are resumed.
 evidence: setup
 	$(BIN)/python evidence/run.py

@@ -1,4 +1,4 @@
-"""Gradients of FedMix's terms, compared with the gradient over all clients' data (docs/results.md).
+"""Gradients of FedMix's terms, compared with the gradient over all clients' data (docs/results/fedmix.md).
 
 Setting: the split of examples/fashion-mnist.toml, FedAvg's weights after some rounds (seed 0), 20 clients. Gradients:
 of the client's own loss, of FedMix's three terms, and of Global Mixup with fixed lambda. Each has its norm and its

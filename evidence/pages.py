@@ -1,4 +1,4 @@
-"""Rewrite the tables of docs/results.md, reproductions.md and privacy.md from the committed results; nothing is run.
+"""Rewrite the tables of results in docs/ from the committed results; nothing is run.
 
     python evidence/pages.py
 
@@ -7,6 +7,7 @@ Each table replaces the text between its two marks on a page. Figures that need 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from tables.studies import (
     paired_table,
     site_table,
 )
+from tables.summary import counts_by_paper, main_claims
 from tables.xor_distance import xor_distance_claims, xor_leaks, xor_table_3
 from tables.xormixfl import (
     draw_xor_figure_3,
@@ -58,7 +60,10 @@ from tables.xormixfl import (
 from fedblend.experiment.reference import fill
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = tuple(DOCS / name for name in ("results.md", "reproductions.md", "privacy.md"))
+PAGES = (
+    *(DOCS / name for name in ("results.md", "reproductions.md", "privacy.md")),
+    *sorted(DOCS.glob("results/*.md")),
+)
 
 TABLES: dict[str, Callable[[], str]] = {
     "heart": lambda: site_table("heart"),
@@ -95,6 +100,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "choices": choice_table,
     "deciding": deciding_table,
     "claim counts": claim_counts,
+    "main claims": main_claims,
+    "counts by paper": counts_by_paper,
     "reproduced overview": overview,
     "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,
@@ -129,8 +136,18 @@ DRAWINGS: tuple[Callable[[], None], ...] = (
 """The functions that draw figures from results alone; others need the runs (run.py, inversion.py)."""
 
 
+LINK = re.compile(r"(?<=\]\()(?![#/]|\w+:)(?=[^)\s]+\))")
+"""Where the path of a relative link or image begins."""
+
+
+def filled(page: Path) -> str:
+    """A page with its tables made anew; their links are relative to docs/, and begin with ``../`` on pages below it."""
+    up = "../" * len(page.relative_to(DOCS).parents[:-1])
+    return fill(page.read_text(), {name: lambda make=make: LINK.sub(up, make()) for name, make in TABLES.items()})
+
+
 if __name__ == "__main__":
     for page in PAGES:
-        page.write_text(fill(page.read_text(), TABLES))
+        page.write_text(filled(page))
     for draw in DRAWINGS:
         draw()

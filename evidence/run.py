@@ -1,4 +1,4 @@
-"""Remake the committed results behind docs/results.md and docs/reproductions.md.
+"""Remake the committed results behind docs/results/ and docs/reproductions.md.
 
     make evidence    or    python evidence/run.py [NAME ...] [--scale SCALE] [--only ROW_OR_COLUMN ...] [--seeds S,...]
     python evidence/run.py --deciding [NAME ...]

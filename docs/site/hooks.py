@@ -1,11 +1,12 @@
 """What MkDocs does beside its own work: links to files outside of docs/, and the search in pages opened as files.
 
-A page is made for each linked file outside of docs/: from its Markdown, or with its text as code. So the pages in docs/
-keep the relative links that a reader of the repository follows.
+A page is made for each notebook in docs/, with its outputs, and for each linked file outside of docs/: from its
+Markdown, or with its text as code. So the pages in docs/ keep the relative links that a reader of the repository follows.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -27,6 +28,10 @@ IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add a page for each file outside of docs/ that is linked to, also from such a page."""
+    for notebook in [file.src_uri for file in files if file.src_uri.endswith(".ipynb")]:
+        files.append(
+            File.generated(config, page_of(f"docs/{notebook}"), content=notebook_page(ROOT / "docs" / notebook))
+        )
     linked = list(IN_NAVIGATION)
     for file in files.documentation_pages():
         linked += targets(file.content_string, f"docs/{file.src_uri}")
@@ -69,6 +74,26 @@ def on_post_build(config: MkDocsConfig) -> None:
     index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
+def notebook_page(path: Path) -> str:
+    """A notebook as Markdown: its text, code, printed and drawn outputs, and a link to the file."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                picture = "".join(data["image/png"]).replace("\n", "")
+                parts.append(f"![{cell['metadata']['alt']}](data:image/png;base64,{picture})")
+            else:
+                parts.append("```text\n" + "".join(output.get("text", data.get("text/plain"))).rstrip() + "\n```")
+    download = f'<a href="{path.name}" download>This page as a notebook</a>'
+    return "\n\n".join([parts[0], download, *parts[1:]]) + "\n"
+
+
 def targets(markdown: str, source: str) -> list[str]:
     """Paths in the repository of the files that a file links to."""
     return [resolved(path, source) for path in LINK.findall("".join(FENCED.split(markdown)[::2]))]
@@ -82,5 +107,5 @@ def resolved(path: str, source: str) -> str:
 def page_of(path: str) -> str:
     """The source of the page for a path in the repository, relative to docs/."""
     if path.startswith("docs/"):
-        return path.removeprefix("docs/")
+        return path.removeprefix("docs/").replace(".ipynb", ".md")
     return f"files/{path}" + ("" if path.endswith(".md") else ".md")

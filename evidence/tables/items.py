@@ -34,7 +34,7 @@ STUDY_HEADINGS = {
     "xormixfl/table-3": "table-3-distance-to-raw-samples",
     "xormixfl/table-4": "table-4-dummy-labels-blending-and-alpha",
 }
-"""The heading in docs/results.md of a study of the item."""
+"""The heading of a study of the item, on the page of its paper in docs/results/."""
 
 COMPARED_WITH_FEDMIX = {
     "localmix": "LocalMix's",
@@ -68,7 +68,8 @@ def overview() -> str:
 
 
 def _overview_row(name: str, item: Item, results: list[Row]) -> list[str]:
-    study = f"[a study](#{STUDY_HEADINGS[name]})" if name in STUDY_HEADINGS else ""
+    page = f"results/{name.partition('/')[0]}.md"
+    study = f"[a study]({page}#{STUDY_HEADINGS[name]})" if name in STUDY_HEADINGS else ""
     if not results:
         return [name, item.title, ABSENT_DATA.get(name, "not yet"), "", "", study]
     columns = zip(*((scale_of(result), data_of(result), _borne_out(result)) for result in results), strict=True)

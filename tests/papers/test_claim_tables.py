@@ -98,3 +98,31 @@ def test_a_claim_stands_beside_the_papers_margin(pages: ModuleType, tmp_path: Pa
 
     # The paper: 92.61 and 87.19. Ours: 10 and 9, mean 9.5, half 12.706 * 0.707 / sqrt(2) = 6.35.
     assert row[2:] == ["+5.42", "+9.5", "+3.15 to +15.9", "laptop, mnist", "holds"]
+
+
+def test_a_main_claim_has_the_verdict_of_the_result_with_most_seeds(
+    pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = sys.modules["tables.summary"]
+    monkeypatch.setattr(summary, "MAIN_CLAIMS", (("xormixfl/table-2", "XorMixFL above standalone learning"),))
+    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [70.0], ("standalone", "2,4"): [80.0]}, scale="paper")
+    (tmp_path / "xormixfl" / "table-2-laptop.json").rename(tmp_path / "xormixfl" / "table-2-paper.json")
+    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
+
+    (row,) = rows_with(pages.main_claims(), "XorMixFL above standalone")
+
+    assert row[2:] == ["**holds**", "2", "smaller, the paper's data"]
+
+
+def test_claims_are_counted_by_paper(pages: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
+    write(tmp_path, "fedmix/table-16", {})
+
+    head, _, *rows = rows_with(pages.counts_by_paper(), "|")
+
+    counts = {row[0].partition("]")[0].strip("["): dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+    table_2 = [claim for claim in all_papers()["xormixfl"].items["table-2"].claims if claim.of is None]
+    assert counts["XorMixFL"]["holds"] == "1"
+    assert counts["XorMixFL"]["claims"] == str(len(table_2))
+    assert counts["FedMix"] == {word: "1" if word in ("undecided", "claims") else "0" for word in head[1:]}
+    assert counts["all"]["claims"] == str(len(table_2) + 1)

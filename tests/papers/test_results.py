@@ -38,8 +38,22 @@ def test_every_table_of_the_pages_is_made_from_the_committed_results() -> None:
     pages = script("evidence/pages.py")
     for path in pages.PAGES:
         page = path.read_text()
-        assert pages.fill(page, pages.TABLES) == page
+        assert pages.filled(path) == page
         assert "<!-- end -->" in page
+
+
+def test_links_of_tables_lead_to_files_from_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = script("evidence/pages.py")
+    links = "[a](b.md#c), ![d](figures/e.png), [f](#g), [h](https://i.org)"
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
+    monkeypatch.setattr(pages, "TABLES", {"links": lambda: links})
+    (tmp_path / "results").mkdir()
+    for name in ("top.md", "results/below.md"):
+        (tmp_path / name).write_text("<!-- links -->\n<!-- end -->")
+
+    assert links in pages.filled(tmp_path / "top.md")
+    below = "[a](../b.md#c), ![d](../figures/e.png), [f](#g), [h](https://i.org)"
+    assert below in pages.filled(tmp_path / "results" / "below.md")
 
 
 def test_a_shell_reads_the_words_back_with_the_variable_replaced(run: ModuleType) -> None:

@@ -1,0 +1,70 @@
+"""The papers in one screen: their main claims with our verdicts, and all claims counted by paper."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fedblend.papers.items import all_papers
+from fedblend.papers.verdicts import HOLDS, UNDECIDED, WORDS
+from tables.claims import JudgedClaim, judged_claims
+from tables.common import table
+
+MAIN_CLAIMS = (
+    ("fedmix/table-1", "FedMix above NaiveMix above FedAvg in final accuracy"),
+    ("fedmix/table-6", "FedMix suffers less from heterogeneity than FedAvg"),
+    ("aggenhance/table-1", "Enhanced FedAvg needs no more rounds than FedAvg"),
+    ("aggenhance/figure-8", "A model can be trained on the points alone"),
+    ("fed-augmix/table-2", "The error rises with severity"),
+    ("fed-augmix/table-3", "Fed-AugMix improves FedAvg (section V-B)"),
+    ("mix2fld/choice-t-max", "Asymmetric channels: Mix2FLD above FL"),
+    ("mix2fld/table-2", "Privacy grows with lambda"),
+    ("xormixfl/table-2", "XorMixFL above standalone learning"),
+    ("xormixfl/table-3", "The distance grows with p"),
+)
+"""What each paper is about: an item, and how one of its claims begins."""
+
+
+def main_claims() -> str:
+    """A row for each main claim: the verdict of its best result, with seeds and setting."""
+    judged = judged_claims()
+    rows = []
+    for item, begins in MAIN_CLAIMS:
+        found = [one for one in judged if one.result["item"] == item and one.claim["says"].startswith(begins)]
+        best = max(found, key=_seeds)  # the first of equals: results at the paper's scale come first
+        choice = best.claim.get("choice")
+        says = best.claim["says"] + (f"; {choice}" if choice else "")
+        paper = item.partition("/")[0]
+        verdict = f"**{best.word}**" if best.word == HOLDS else best.word
+        rows.append([f"[{_short(paper)}]({_page(paper)})", says, verdict, str(_seeds(best)), best.setting])
+    return table(["paper", "claim", "verdict", "seeds", "with"], rows)
+
+
+def counts_by_paper() -> str:
+    """Verdicts on all claims, counted by paper."""
+    found = [one for one in judged_claims() if not one.claim.get("choice")]
+    words = [word for word in WORDS if word in {one.verdict.word for one in found} and "seed" not in word]
+    ways = [f"one seed: {way}" for way in ("for", "both ways", "against")]
+    columns = [*(word for word in words if word != UNDECIDED), *ways, UNDECIDED]
+    counts = {
+        paper: Counter(one.word for one in found if one.result["item"].startswith(f"{paper}/"))
+        for paper in all_papers()
+    }
+    total = sum(counts.values(), Counter[str]())
+    rows = [
+        [name, *(str(count[word]) for word in columns), str(count.total())]
+        for name, count in [*((f"[{_short(p)}]({_page(p)})", c) for p, c in counts.items()), ("all", total)]
+    ]
+    return table(["paper", *columns, "claims"], rows)
+
+
+def _seeds(one: JudgedClaim) -> int:
+    """The fewest seeds behind a verdict that has any."""
+    return min((len(line.margins) for line in one.verdict.lines.values() if line.margins), default=0)
+
+
+def _short(paper: str) -> str:
+    return all_papers()[paper].title.partition(" (")[0]
+
+
+def _page(paper: str) -> str:
+    return f"results/{paper}.md"

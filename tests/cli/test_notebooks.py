@@ -1,0 +1,77 @@
+"""The notebooks of the documentation run, and their outputs are those of their code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from script_helpers import ROOT, script
+
+nbformat = pytest.importorskip("nbformat", reason="nbclient (extra 'dev') is not installed")
+pytest.importorskip("nbclient", reason="nbclient (extra 'dev') is not installed")
+pytest.importorskip("ipykernel", reason="ipykernel (extra 'dev') is not installed")
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+STALE = "its outputs are those of other code; `make notebooks` executes it again"
+
+
+@pytest.fixture(scope="module")
+def notebooks() -> ModuleType:
+    """docs/site/notebooks.py."""
+    return script("docs/site/notebooks.py")
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_those_of_the_code(notebooks: ModuleType, path: Path) -> None:
+    notebook = read(path)
+    assert not notebooks.stale(notebook), f"{path.name}: {STALE}"
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    drawn = [cell for cell in cells if any("image/png" in output.get("data", {}) for output in cell.outputs)]
+    assert all(cell.metadata.get("alt") for cell in drawn)
+    assert path.stat().st_size < 200_000
+
+
+def test_outputs_of_changed_code_are_found(notebooks: ModuleType) -> None:
+    notebook = read(NOTEBOOKS[0])
+    next(cell for cell in notebook.cells if cell.cell_type == "code").source += "\n1"
+    assert notebooks.stale(notebook)
+
+
+def test_the_form_of_outputs_does_not_depend_on_rounding(notebooks: ModuleType) -> None:
+    def printed(text: str) -> Any:
+        cell = nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("stream", text=text)])
+        return notebooks.form(nbformat.v4.new_notebook(cells=[cell]))
+
+    assert printed("fedavg   9.95\nsum -1,204.0") == printed("fedavg  10.02\nsum 3.5")
+    assert printed("fedavg 9.95") != printed("fedmix 9.95")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_prints_what_it_shows(
+    notebooks: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    kept = read(path)
+    assert notebooks.form(notebooks.executed(kept)) == notebooks.form(kept), f"{path.name}: {STALE}"
+
+
+def test_a_page_shows_text_code_and_outputs_of_a_notebook(notebooks: ModuleType) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs-material (extra 'docs') is not installed")
+    page = script("docs/site/hooks.py").notebook_page(ROOT / "docs" / "notebooks" / "tutorial.ipynb")
+
+    assert page.startswith("# Tutorial in a notebook\n")
+    assert '<a href="tutorial.ipynb" download>' in page
+    assert "```python\nimport fedblend\n" in page
+    assert "```text\nmethod  fedavg  virtual-means  difference\n" in page
+    assert "![Test accuracy by round of FedAvg" in page
+    assert page.count("](data:image/png;base64,") == 3
+    assert sys.modules["hooks"].page_of("docs/notebooks/tutorial.ipynb") == "notebooks/tutorial.md"
