@@ -2,7 +2,8 @@
 
     python evidence/pages.py
 
-Each table replaces the text between its two marks on a page. Figures that need the results alone are drawn too.
+Each table replaces the text between its two marks on a page. Figures that need the results alone are drawn too, and the
+page of all runs, docs/site/all-runs.html, is written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tables.all_runs import write_page
 from tables.augmix import (
     augmix_accuracy,
     augmix_attacks,
@@ -134,3 +136,4 @@ if __name__ == "__main__":
         page.write_text(fill(page.read_text(), TABLES))
     for draw in DRAWINGS:
         draw()
+    write_page()
