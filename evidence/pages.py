@@ -2,7 +2,8 @@
 
     python evidence/pages.py
 
-Each table replaces the text between its two marks on a page. Figures that need the results alone are drawn too.
+Each table replaces the text between its two marks on a page. Figures that need the results alone are drawn too, and the
+page of all runs, docs/site/all-runs.html, is written.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from tables.all_runs import write_page
 from tables.augmix import (
     augmix_accuracy,
     augmix_attacks,
@@ -151,3 +153,4 @@ if __name__ == "__main__":
         page.write_text(filled(page))
     for draw in DRAWINGS:
         draw()
+    write_page()

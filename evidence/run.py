@@ -481,7 +481,8 @@ def committed_commands() -> list[list[str]]:
 def remake_item(command: list[str]) -> None:
     """Run an item by ``fedblend reproduce`` and copy its result to the committed ones.
 
-    Numbers of the committed result that were made in the same way stay, where their runs are not on this machine.
+    Numbers of the committed result that were made in the same way stay, where their runs are not on this machine. If a
+    number was made in another way and is not made anew, the committed result stays as it is.
     """
     item, scale = command[1], command[command.index("--scale") + 1] if "--scale" in command else "paper"
     committed, folder = RESULTS / f"{item}-{scale}.json", ROOT / REPRODUCTIONS / item / scale
@@ -514,9 +515,29 @@ def _seed_result(committed: Path, path: Path) -> None:
     path.write_text(json.dumps(result))
 
 
+def _measured(result: Table) -> set[tuple[str, ...]]:
+    """What a result has numbers or pictures of: quantity, row, column and seed."""
+    return {
+        (name, cell["row"], cell["column"], f"seed {seed}")
+        for name, quantity in result["quantities"].items()
+        for cell in quantity["cells"]
+        for seed in cell["ours"]
+    }
+
+
 def _commit_result(committed: Path, folder: Path) -> None:
-    """Copy a result to the committed ones, and its pictures to docs/figures."""
+    """Copy a result to the committed ones, and its pictures to docs/figures.
+
+    Raises :class:`SystemExit` if the committed result has numbers that this one has not.
+    """
     result = json.loads((folder / "result.json").read_text())
+    lost = sorted(_measured(json.loads(committed.read_text())) - _measured(result)) if committed.exists() else []
+    if lost:
+        raise SystemExit(
+            f"{committed.relative_to(RESULTS)}: {len(lost)} of its numbers were made with other settings and are not "
+            f"made anew, the first of {' '.join(lost[0])}; it is left as it is, and the new result is "
+            f"{folder / 'result.json'}. Without --only and with all seeds every number is made anew."
+        )
     name = "-".join(committed.with_suffix("").parts[-2:])
     for cell in (cell for quantity in result["quantities"].values() for cell in quantity["cells"]):
         for seed, value in cell["ours"].items():

@@ -35,11 +35,11 @@ class JudgedClaim(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The verdict; of one seed also where its margins point."""
+        """The verdict; of one seed also where it points, in the places that it decided."""
         if self.verdict.word != ONE_SEED:
             return self.verdict.word
-        points = {"holds": "for", "does not hold": "against", "holds in part": "both ways"}
-        return f"{ONE_SEED}: {points[self.claim['verdict']]}"
+        held = {held for line in self.verdict.lines.values() for held in line.held}
+        return f"{ONE_SEED}: {'both ways' if len(held) > 1 else 'for' if True in held else 'against'}"
 
 
 def judged_claims() -> list[JudgedClaim]:

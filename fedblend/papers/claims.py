@@ -74,8 +74,13 @@ class Check:
 
     holds: bool | None
     """``None`` where it is undecided: no side reached its target."""
-    margin: float
-    """The smallest difference between two neighbours in the comparison; negative where it does not hold."""
+    margins: tuple[float, ...]
+    """The difference of each two neighbours in the comparison; negative where it does not hold, NaN where undecided."""
+
+    @property
+    def margin(self) -> float:
+        """The smallest difference of two neighbours; NaN where all are undecided."""
+        return min((margin for margin in self.margins if not math.isnan(margin)), default=math.nan)
 
 
 def parse_claim(text: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> Comparison:
@@ -130,12 +135,13 @@ def check_line(comparison: Comparison, cells: Cells, line: str) -> Check | None:
     for sign, left, right in zip(comparison.tree.ops, sides, sides[1:], strict=False):
         if math.isnan(left) or math.isnan(right) or (math.isinf(left) and left == right):
             holds = None if holds else holds
+            margins.append(math.nan)
             continue
         falling = isinstance(sign, (ast.Gt, ast.GtE))
         margins.append(left - right if falling else right - left)
         if not _ORDER[type(sign)](left, right):
             holds = False
-    return Check(holds, min(margins, default=math.nan))
+    return Check(holds, tuple(margins))
 
 
 def _operand_value(operand: Operand, cells: Cells, line: str) -> float | None:

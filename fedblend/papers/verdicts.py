@@ -2,7 +2,8 @@
 
 The margin of a claim with one seed is the difference that the claim asserts, with the same split, first weights and
 cohorts on both sides (:class:`fedblend.papers.claims.Check`). A verdict is drawn from the mean of these margins and its
-95 % interval by Student's t distribution. One seed has no interval, so it decides nothing.
+95 % interval by Student's t distribution. One seed has no interval, so it decides nothing. A chain such as
+``a > b > c`` asserts several differences. Each has a mean and an interval, and the weakest decides.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedblend.papers.claims import Cells, check_line, parse_claim
+from fedblend.papers.claims import Cells, Comparison, check_line, parse_claim
 
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t distribution with 1, 2, ... degrees of freedom; 2.262 is used beyond."""
@@ -28,10 +29,12 @@ WORDS = (HOLDS, PART, FAILS, NOISE, ONE_SEED, UNDECIDED)
 
 @dataclass(frozen=True)
 class LineVerdict:
-    """A claim in one column or row: its margins, one for each seed that decided it."""
+    """A claim in one column or row: the margins of its weakest difference, one for each seed that decided it."""
 
     margins: tuple[float, ...]
     """Infinite where one side never reached its target."""
+    held: tuple[bool, ...] = ()
+    """Whether the whole claim holds, for each seed that decided it."""
 
     @property
     def mean(self) -> float:
@@ -88,12 +91,35 @@ class ClaimVerdict:
 def judge(text: str, by_seed: Mapping[int, Cells], lines: Iterable[str]) -> ClaimVerdict:
     """Judge a claim's text in some lines (columns or rows; any one name where it is asserted once)."""
     comparison = parse_claim(text)
+    whole = [cells for _, cells in sorted(by_seed.items()) if _has_reduced(comparison, cells, by_seed)]
     found = {}
     for line in lines:
-        checks = [check_line(comparison, cells, line) for _, cells in sorted(by_seed.items())]
-        margins = tuple(check.margin for check in checks if check is not None and check.holds is not None)
-        found[line] = LineVerdict(tuple(m for m in margins if not math.isnan(m)))
+        checks = [check for cells in whole if (check := check_line(comparison, cells, line)) is not None]
+        held = tuple(check.holds for check in checks if check.holds is not None)
+        links = zip(*(check.margins for check in checks), strict=True)
+        verdicts = [LineVerdict(tuple(m for m in link if not math.isnan(m)), held) for link in links]
+        found[line] = min(verdicts, key=_strength, default=LineVerdict(()))
     return ClaimVerdict(found)
+
+
+def _has_reduced(comparison: Comparison, cells: Cells, by_seed: Mapping[int, Cells]) -> bool:
+    """Whether a seed has every cell that a mean, smallest or largest number of the claim is taken of."""
+    every = {cell for other in by_seed.values() for cell in other}
+    reduced = [operand for operand in comparison.operands if operand.reduction is not None]
+    return all(
+        (row, column) in cells
+        for row, column in every
+        for operand in reduced
+        if operand.row in (None, row) and operand.column in (None, column)
+    )
+
+
+def _strength(link: LineVerdict) -> tuple[int, float]:
+    """The order of a chain's differences by strength: failed, negative, undecided, not clearly above 0, clearly."""
+    if not link.margins:
+        return 2, 0.0
+    weak = 0 if link.word == FAILS else 1 if link.mean < 0 else 4 if link.word == HOLDS else 3
+    return weak, link.mean
 
 
 def judge_result(result: Mapping[str, Any], claim: Mapping[str, Any]) -> ClaimVerdict:

@@ -21,8 +21,9 @@ def option(method: str, gain: tuple[float, float, float] = (0.0, 0.0, 0.0), **fi
     """A method whose scores are FedAvg's plus a gain for each seed."""
     scores = {seed: FEDAVG[seed] + one for seed, one in zip(FEDAVG, gain, strict=True)}
     difference = None if method == "fedavg" else paired_difference(scores, FEDAVG)
-    given = {"megabytes": 1.0, "leaves": (), "to_clients": False, "membership": {"weights": 0.1}, "recognised": math.nan}
-    return Option(**{"method": method, "scores": scores, "difference": difference, **given, **fields})
+    given = {"megabytes": 1.0, "leaves": (), "to_clients": False, "membership": {"weights": 0.1}}
+    given |= {"recognised": math.nan, "difference": difference}
+    return Option(**{"method": method, "scores": scores, **given, **fields})
 
 
 def advice(*options: Option, metric: str = "accuracy", larger: bool = True) -> Advice:

@@ -126,3 +126,24 @@ def test_claims_are_counted_by_paper(pages: ModuleType, tmp_path: Path) -> None:
     assert counts["XorMixFL"]["claims"] == str(len(table_2))
     assert counts["FedMix"] == {word: "1" if word in ("undecided", "claims") else "0" for word in head[1:]}
     assert counts["all"]["claims"] == str(len(table_2) + 1)
+
+
+@pytest.mark.parametrize(
+    ("without", "word"),
+    [("never", "one seed: for"), (1.0, "one seed: both ways"), (5.0, "one seed: for")],
+)
+def test_one_seed_points_where_it_decided(pages: ModuleType, tmp_path: Path, without: object, word: str) -> None:
+    # Of two networks the first needs 3 rounds with points and 4 without. The second is undecided if neither reaches it.
+    rounds = {("fedavg", "cnn"): 4.0, ("enhanced", "cnn"): 3.0}
+    rounds |= {("fedavg", "vgg16"): without, ("enhanced", "vgg16"): "never" if without == "never" else 2.0}
+    write(tmp_path, "aggenhance/figure-7", {key: [value] for key, value in rounds.items()})
+    path = tmp_path / "aggenhance" / "figure-7-laptop.json"
+    result = json.loads(path.read_text())
+    result["quantities"]["rounds"] = result["quantities"].pop("accuracy")
+    for claim in result["claims"]:
+        claim |= {"of": "rounds", "verdict": "holds in part"}
+    path.write_text(json.dumps(result))
+
+    (row,) = rows_with(pages.claim_table(), "The enhanced needs fewer rounds with every network")
+
+    assert row[-1] == word

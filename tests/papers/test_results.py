@@ -122,3 +122,26 @@ def test_a_deciding_run_is_made_by_its_command(run: ModuleType, monkeypatch: pyt
     ]
     with pytest.raises(SystemExit, match="unknown deciding run 'nothing'; valid: mix2fld-t-max, "):
         run.make_deciding(["nothing"])
+
+
+def test_a_new_result_never_drops_numbers_of_the_committed_one(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, **by_seed: dict[str, float]) -> None:
+        cells = [{"row": row, "column": "cifar10", "ours": ours} for row, ours in by_seed.items()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"quantities": {"accuracy": {"cells": cells}}}))
+
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    committed, folder = tmp_path / "fedmix" / "table-1-laptop.json", tmp_path / "new"
+    write(committed, fedavg={"0": 70.0}, fedmix={"0": 71.0})
+    before = committed.read_text()
+
+    write(folder / "result.json", fedmix={"0": 72.0, "1": 73.0})
+    with pytest.raises(SystemExit, match=r"1 of its numbers .* the first of accuracy fedavg cifar10 seed 0"):
+        run._commit_result(committed, folder)
+    assert committed.read_text() == before
+
+    write(folder / "result.json", fedavg={"0": 70.5}, fedmix={"0": 72.0, "1": 73.0})
+    run._commit_result(committed, folder)
+    assert json.loads(committed.read_text()) == json.loads((folder / "result.json").read_text())

@@ -80,6 +80,45 @@ def test_a_seed_with_one_side_alone_does_not_count() -> None:
     assert judge("a > b", by_seed, ["x"]).lines["x"].margins == (1.0,)
 
 
+def rows_of(*values: tuple[float, ...]) -> dict[int, dict[tuple[str, str], float]]:
+    """Numbers of the rows a, b, c by seed, in the column x."""
+    return {
+        seed: {(row, "x"): number for row, number in zip("abc", one, strict=True)} for seed, one in enumerate(values)
+    }
+
+
+def test_each_difference_of_a_chain_has_its_own_interval() -> None:
+    # The smaller difference is 1 in each seed, but a - b is 1, 9, 1 and b - c is 9, 1, 9: both means are uncertain.
+    verdict = judge("a > b > c", rows_of((10.0, 9.0, 0.0), (10.0, 1.0, 0.0), (10.0, 9.0, 0.0)), ["x"])
+
+    assert verdict.lines["x"].margins == (1.0, 9.0, 1.0)
+    assert verdict.word == "within noise"
+
+
+def test_a_chain_fails_only_if_one_of_its_differences_does() -> None:
+    # In each seed one of the two is below 0, but neither is so on average.
+    torn = judge("a > b > c", rows_of((4.0, 5.0, 0.0), (9.0, 4.0, 5.0)), ["x"])
+    assert torn.word == "within noise"
+    # a > b fails by about 1 in each seed, while b > c holds.
+    failed = judge("a > b > c", rows_of((4.0, 5.0, 0.0), (4.0, 5.1, 0.0)), ["x"])
+    assert failed.word == "does not hold"
+    assert failed.lines["x"].mean == pytest.approx(-1.05)
+
+
+def test_a_chain_is_undecided_where_a_difference_is_and_no_other_is_below_0() -> None:
+    assert judge("a < b < c", rows_of((3.0, INF, INF)), ["x"]).word == "undecided"
+    below = judge("a < b < c", rows_of((INF, 3.0, 2.0)), ["x"])
+    assert (below.word, below.lines["x"].margins) == ("one seed", (-INF,))
+
+
+def test_a_seed_without_all_cells_of_a_mean_does_not_count() -> None:
+    by_seed = {0: {("a", "x"): 1.0, ("a", "y"): 5.0, ("b", "x"): 2.0}, 1: {("a", "x"): 1.0, ("b", "x"): 2.0}}
+
+    verdict = judge("mean:a > b@x", by_seed, ["all"])
+
+    assert verdict.lines["all"].margins == (1.0,)  # seed 1 alone would have a mean of 1, which is below 2
+
+
 @pytest.mark.parametrize("column", ["", "x"])
 def test_a_written_result_is_judged_by_its_numbers(column: str) -> None:
     def cell(row: str, *ours: object) -> dict[str, object]:

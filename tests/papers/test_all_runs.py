@@ -1,0 +1,215 @@
+"""The page of all runs: its data, and what a browser shows of it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from cli_helpers import PATIENCE_S
+from script_helpers import ROOT, script
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--disable-quic", "--virtual-time-budget=8000"]
+
+HOSTILE = """</script><img src=x onerror=document.title=1>&amp;"'\u2028"""
+
+
+@pytest.fixture(scope="module")
+def all_runs() -> ModuleType:
+    """The module that makes the page."""
+    script("evidence/pages.py")
+    return sys.modules["tables.all_runs"]
+
+
+@pytest.fixture(scope="module")
+def page(all_runs: ModuleType) -> str:
+    return str(all_runs.page())
+
+
+def data_of(page: str) -> list[dict[str, Any]]:
+    (text,) = re.findall(r'<script type="application/json" id="runs">(.*?)</script>', page, re.DOTALL)
+    found: list[dict[str, Any]] = json.loads(text)
+    return found
+
+
+def committed() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted((ROOT / "evidence" / "results").glob("*/*.json")):
+        yield path.relative_to(ROOT).as_posix(), json.loads(path.read_text())
+
+
+def probed(page: str, address: str, probe: str, folder: Path, width: int = 1000) -> Any:
+    """What a probe, the body of a function, returns in a browser that has opened the page in a frame of this width."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium or Chrome on this machine to open the page in")
+    after = "</script>\n</body>"
+    assert page.count(after) == 1
+    note = f"</script><script>parent.postMessage(JSON.stringify((() => {{ {probe} }})()), '*');</script>\n</body>"
+    (folder / "page.html").write_text(page.replace(after, note), encoding="utf-8")
+    # A window has a least width of its own, a frame has none.
+    frame = f"""<body><pre></pre>
+      <script>onmessage = (event) => {{ document.querySelector("pre").textContent = event.data; }};</script>
+      <iframe src="page.html{address}" style="width: {width}px; height: 3000px; border: 0"></iframe></body>"""
+    (folder / "frame.html").write_text(frame, encoding="utf-8")
+    line = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", (folder / "frame.html").as_uri()]
+    shown = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
+    (found,) = re.findall(r"<pre>(.*?)</pre>", shown, re.DOTALL)
+    return json.loads(html.unescape(found))
+
+
+def test_the_committed_page_is_made_from_the_committed_results(all_runs: ModuleType, page: str) -> None:
+    assert all_runs.PAGE.read_text(encoding="utf-8") == page
+    assert len(page.encode()) < 600_000
+
+
+def test_the_page_loads_nothing(page: str) -> None:
+    tags = page.replace(re.findall(r'id="runs">(.*?)</script>', page, re.DOTALL)[0], "")
+    assert not re.findall(r"https?:", tags.replace("http://www.w3.org/2000/svg", ""))
+    assert "default-src 'none'" in tags
+
+
+def test_the_page_has_every_number_of_every_item(page: str) -> None:
+    by_file = {source["file"]: source for source in data_of(page)}
+    for file, result in committed():
+        if "quantities" not in result:
+            continue
+        source = by_file[file]
+        shown = {
+            (record["method"], record["column"], source["quantities"][number[0]][0]): (number + [None] * 4)[1:4]
+            for record in source["records"]
+            for number in record["numbers"]
+        }
+        wanted = {
+            (result["rows"][cell["row"]], result["columns"][cell["column"]], quantity["label"]): [
+                cell["ours"],
+                cell["paper"],
+                cell["paper_std"],
+            ]
+            for quantity in result["quantities"].values()
+            for cell in quantity["cells"]
+            if cell["ours"]
+        }
+        assert shown == wanted
+        assert source["command"] == result["command"]
+
+
+def test_the_page_has_every_run_of_every_study(page: str) -> None:
+    by_file = {source["file"]: source for source in data_of(page)}
+    for file, result in committed():
+        finals = {
+            (record["method"], seed): value
+            for record in by_file[file]["records"]
+            for number in record["numbers"]
+            for seed, value in number[1].items()
+            if number[0] == 0 and "quantities" not in result
+        }
+        runs = result.get("runs", ())
+        assert finals == {(r["method"], str(r["seed"])): pytest.approx(100 * r["accuracy"][-1]) for r in runs}
+        curves = {(r["method"], c[0]): c for r in by_file[file]["records"] for c in r.get("curves", ())}
+        for run in runs:
+            if len(run["rounds"]) > 2:
+                _, rounds, values = curves[run["method"], str(run["seed"])]
+                by_round = dict(zip(run["rounds"], run["accuracy"], strict=True))
+                assert [rounds[0], rounds[-1]] == [run["rounds"][0], run["rounds"][-1]]
+                assert values == pytest.approx([100 * by_round[r] for r in rounds], abs=0.0051)
+
+
+def test_long_curves_are_thinned_and_keep_their_ends(all_runs: ModuleType) -> None:
+    rounds, values = all_runs._thinned(range(201), [0.5 * k for k in range(201)])
+    assert rounds == [0, *range(0, 201, 4)][1:]
+    assert values == [0.5 * k for k in rounds]
+    assert all_runs._thinned([0, 5], [1.0, 2.0]) == ([0, 5], [1.0, 2.0])
+    ends = all_runs._thinned(range(0, 122), range(122))[0]
+    assert (ends[0], ends[-1], len(ends)) == (0, 121, 42)
+
+
+def test_a_filtered_line_shows_the_numbers_of_the_result(page: str, tmp_path: Path) -> None:
+    probe = """
+      const pick = (id, value) => { at(id).value = value; at(id).dispatchEvent(new Event("change")); };
+      pick("paper", "Mix2FLD"); pick("item", "mix2fld/choice-t-max"); pick("method", "FL, asymmetric");
+      const lines = [...document.querySelectorAll("#records > li > details")];
+      lines.forEach((one) => { one.open = true; one.dispatchEvent(new Event("toggle")); });
+      return {count: at("count").textContent, hash: location.hash,
+        data: [...at("data").options].map((one) => one.value),
+        titles: lines.map((one) => one.querySelector("b").textContent),
+        values: lines.map((one) => one.querySelector(".value").textContent),
+        cells: lines.map((one) => [...one.querySelectorAll("tbody tr:first-child td")].map((cell) => cell.textContent)),
+        command: lines[0].querySelector("pre").textContent};"""
+    found = probed(page, "", probe, tmp_path)
+    result = json.loads((ROOT / "evidence/results/mix2fld/choice-t-max-laptop.json").read_text())
+    cells = {
+        c["column"]: c["ours"]
+        for c in result["quantities"]["accuracy"]["cells"]
+        if result["rows"][c["row"]] == "FL, asymmetric"
+    }
+    assert found["count"].startswith(f"{len(cells)} of ")
+    assert found["titles"] == [f"FL, asymmetric, {result['columns'][column]}" for column in cells]
+    for value, row, ours in zip(found["values"], found["cells"], cells.values(), strict=True):
+        assert value.startswith(f"{statistics.mean(ours.values()):.1f}")
+        assert row == [value.removesuffix(" %"), "", *(f"{number:.1f}" for number in ours.values())]
+    assert found["data"] == ["", "mnist5k"]
+    assert found["command"] == result["command"]
+    assert found["hash"] == "#paper=Mix2FLD&item=mix2fld%2Fchoice-t-max&method=FL%2C+asymmetric"
+
+
+def test_an_address_opens_the_page_filtered_and_a_curve_is_drawn(page: str, tmp_path: Path) -> None:
+    probe = """
+      const one = document.querySelector("#records details"); one.open = true; one.dispatchEvent(new Event("toggle"));
+      const path = one.querySelector("svg .curve").getAttribute("d");
+      return {count: at("count").textContent, chosen: at("item").value, path,
+        rows: [...one.querySelectorAll(":scope details tbody tr")].map((row) => row.textContent),
+        lines: one.querySelectorAll(".curve").length};"""
+    found = probed(page, "#item=study+fedmix-cifar10&method=fedmix", probe, tmp_path)
+    runs = json.loads((ROOT / "evidence/results/studies/fedmix-cifar10.json").read_text())["runs"]
+    (run,) = [run for run in runs if run["method"] == "fedmix"]
+    assert found["count"].startswith("1 of ")
+    assert found["chosen"] == "study fedmix-cifar10"
+    assert found["lines"] == 1
+    assert found["rows"] == [f"{r}{100 * a:.2f}" for r, a in zip(run["rounds"], run["accuracy"], strict=True)]
+    assert found["path"].count("L") == len(run["rounds"]) - 1
+
+
+def test_no_text_of_a_result_is_read_as_html(
+    all_runs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "studies").mkdir()
+    run = {"method": HOSTILE, "seed": 0, "rounds": [0, 1, 2], "accuracy": [0.1, 0.2, 0.3], "loss": [1.0], "costs": {
+        "bytes_up": 0, "bytes_down": 0, "seconds": 1.0}}  # fmt: skip
+    failed = [{"method": HOSTILE, "seed": 1, "failed": 1, "reason": HOSTILE}]
+    result = {"command": HOSTILE, "versions": {"fedblend": HOSTILE}, "data": {"name": HOSTILE}, "runs": [run]}
+    (tmp_path / "studies" / "odd.json").write_text(json.dumps(result | {"failed": failed}))
+    monkeypatch.setattr(all_runs, "RESULTS", tmp_path)
+    monkeypatch.setattr(all_runs, "item_results", lambda: [])
+
+    page = all_runs.page()
+
+    assert page.count("<img") == 0
+    probe = """
+      const one = document.querySelector("#records details"); one.open = true; one.dispatchEvent(new Event("toggle"));
+      return {images: document.images.length, title: one.querySelector("b").textContent,
+        text: one.textContent, command: one.querySelector("pre").textContent};"""
+    found = probed(page, "", probe, tmp_path)
+    assert found["images"] == 0
+    assert found["title"] == found["command"] == HOSTILE
+    assert f"Seed 1 failed in round 1: {HOSTILE}" in found["text"]
+
+
+def test_the_page_fits_a_phone(page: str, tmp_path: Path) -> None:
+    probe = """
+      [...document.querySelectorAll("#records > li > details")].slice(0, 3).forEach((one) => {
+        one.open = true; one.dispatchEvent(new Event("toggle"));
+        one.querySelectorAll("details").forEach((inner) => { inner.open = true; });
+      });
+      return [document.documentElement.clientWidth, document.documentElement.scrollWidth];"""
+    shown, needed = probed(page, "#search=cifar10+study", probe, tmp_path, 390)
+    assert needed == shown <= 390
