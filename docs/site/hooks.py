@@ -1,7 +1,8 @@
 """What MkDocs does beside its own work: links to files outside of docs/, and the search in pages opened as files.
 
 A page is made for each notebook in docs/, with its outputs, and for each linked file outside of docs/: from its
-Markdown, or with its text as code. So the pages in docs/ keep the relative links that a reader of the repository follows.
+Markdown, or with its text as code. So the pages in docs/ keep the relative links that a reader of the repository
+follows.
 """
 
 from __future__ import annotations
