@@ -119,7 +119,7 @@ def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--methods", "fedmox"), "--methods fedmox: unknown method; did you mean 'fedmix'"),
+        (("--methods", "fedmox"), "--methods fedmox: unknown method (did you mean 'fedmix'?)"),
         (("--leaves", "photos"), "--leaves photos: unknown; valid: means, outputs, seeds, raw or none"),
     ],
 )
