@@ -75,6 +75,7 @@ HEART = ["--set", "data.folder=$FEDBLEND_DATA/heart-disease"]
 HAR = ["--set", "data.path=$FEDBLEND_DATA/uci-har.npz"]
 CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
 AS_CIFAR10 = ["--set", "data={name='cifar10', folder='$FEDBLEND_DATA/cifar-10-batches-bin'}"]
+PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 SHORTER = ["--set", "rounds=30", "--set", "tune.trials=4"]
 TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_client=2, samples=500}"]
 
@@ -105,6 +106,12 @@ STUDIES: dict[str, list[str]] = {
     "baselines-fashion-classes": ["tune", "evidence/studies/baselines.toml", *TWO_CLASSES],
     "baselines-cifar10-dirichlet": ["tune", "evidence/studies/baselines.toml", *AS_CIFAR10, *SHORTER],
     "baselines-cifar10-classes": ["tune", "evidence/studies/baselines.toml", *AS_CIFAR10, *TWO_CLASSES, *SHORTER],
+    "personal-fashion-dirichlet": ["tune", "evidence/studies/baselines.toml", *PERSONAL],
+    "personal-fashion-classes": ["tune", "evidence/studies/baselines.toml", *PERSONAL, *TWO_CLASSES],
+    "personal-cifar10-dirichlet": ["tune", "evidence/studies/baselines.toml", *PERSONAL, *AS_CIFAR10, *SHORTER],
+    "personal-cifar10-classes": [
+        *("tune", "evidence/studies/baselines.toml"), *PERSONAL, *AS_CIFAR10, *TWO_CLASSES, *SHORTER,
+    ],
     "map-fashion-classes": ["advise", "evidence/studies/map.toml", *TWO_CLASSES],
     "map-fashion-dirichlet": ["advise", "evidence/studies/map.toml"],
     "map-fashion-dirichlet-half": ["advise", "evidence/studies/map.toml", "--set", "partition.alpha=0.5"],
