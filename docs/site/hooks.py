@@ -1,8 +1,7 @@
 """What MkDocs does beside its own work: links to files outside of docs/, and the search in pages opened as files.
 
 A page is made for each notebook in docs/, with its outputs, and for each linked file outside of docs/: from its
-Markdown, or with its text as code. So the pages in docs/ keep the relative links that a reader of the repository
-follows.
+Markdown, or with its text as code. So links between files of the repository also lead somewhere on the site.
 """
 
 from __future__ import annotations

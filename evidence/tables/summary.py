@@ -34,9 +34,10 @@ def main_claims() -> str:
         choice = best.claim.get("choice")
         says = best.claim["says"] + (f"; {choice}" if choice else "")
         paper = item.partition("/")[0]
-        verdict = f"**{best.word}**" if best.word == HOLDS else best.word
-        rows.append([f"[{_short(paper)}]({_page(paper)})", says, verdict, str(_seeds(best)), best.setting])
-    return table(["paper", "claim", "verdict", "seeds", "with"], rows)
+        word = f"**{best.word}**" if best.word == HOLDS else best.word
+        verdict = f"{word}, {_seeds(best)} seeds" if _seeds(best) > 1 else word
+        rows.append([f"[{_short(paper)}]({_page(paper)})", says, verdict, best.setting])
+    return table(["paper", "claim", "verdict", "with"], rows)
 
 
 def counts_by_paper() -> str:

@@ -156,6 +156,12 @@ def test_the_tutorial_runs_as_it_stands(
     assert fewer < min(all_classes, corrected)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "docs" in page.parts], ids=lambda page: page.stem)
+def test_a_page_begins_with_what_its_reader_can_do_after_it(page: Path) -> None:
+    _, paragraph, *_ = re.sub(r"<!--.*?-->", "", text(page), flags=re.S).strip().split("\n\n")
+    assert re.match(r"After this page you (can|have|know)\b", paragraph)
+
+
 def test_the_comparison_names_files_of_fedblend_that_exist() -> None:
     page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| fedblend")]

@@ -111,7 +111,7 @@ def test_a_main_claim_has_the_verdict_of_the_result_with_most_seeds(
 
     (row,) = rows_with(pages.main_claims(), "XorMixFL above standalone")
 
-    assert row[2:] == ["**holds**", "2", "smaller, the paper's data"]
+    assert row[2:] == ["**holds**, 2 seeds", "smaller, the paper's data"]
 
 
 def test_claims_are_counted_by_paper(pages: ModuleType, tmp_path: Path) -> None:

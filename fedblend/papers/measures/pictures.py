@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedblend.analysis.points.sheets import Sheet
 
 INK = "#22303c"
+TITLE = "{}: a class interior point of each class, by round"
 
 
 @part("measure", "points-picture")
@@ -33,19 +34,20 @@ class PointsPicture(Measure):
         if not found:
             raise FedblendError("the run's server made no points that are pictures")
         cell.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(cell.folder / "points.png", draw(found[0]))
+        write_atomically(cell.folder / "points.png", draw(found[0], cell.outcome.data))
         return "points.png"
 
 
-def draw(sheet: Sheet) -> bytes:
-    """The points of a run as one PNG: a row for each round, a column for each class, blank where there is no point."""
+def draw(sheet: Sheet, data: str) -> bytes:
+    """The points of a run on ``data`` as one PNG: a row a round, a column a class, blank where there is no point."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image
 
-    wide, high = 0.9 * len(sheet.classes) + 0.8, len(sheet.rows) + 0.7
+    wide, high = 0.9 * len(sheet.classes) + 0.8, len(sheet.rows) + 1.0
     figure = Figure(figsize=(wide, high), dpi=80, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
+    figure.suptitle(TITLE.format(data), x=0.01, ha="left", fontsize=9, fontweight="bold", color=INK, parse_math=False)
     for (row, (round, urls)), (column, name) in itertools.product(enumerate(sheet.rows), enumerate(sheet.classes)):
         axes = figure.add_subplot(len(sheet.rows), len(sheet.classes), row * len(sheet.classes) + column + 1)
         if urls[column]:

@@ -1,0 +1,160 @@
+"""Tables of tuned methods beside tuned FedAvg: baselines, personal models, and the map of blends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+
+from tables.common import RESULTS, Row, by_method, command_of, study_result, table
+
+from fedblend.analysis.advice import BASE, LAST
+from fedblend.runs.differences import Difference, paired_difference
+
+SETTINGS = {
+    "fashion-dirichlet": "Fashion-MNIST, Dirichlet 0.1",
+    "fashion-classes": "Fashion-MNIST, two classes",
+    "cifar10-dirichlet": "CIFAR10, Dirichlet 0.1",
+    "cifar10-classes": "CIFAR10, two classes",
+}
+"""The settings of the baselines, as their columns are headed."""
+
+MAP = {
+    "fashion-classes": "Fashion-MNIST, two classes",
+    "fashion-dirichlet": "Fashion-MNIST, Dirichlet 0.1",
+    "fashion-dirichlet-half": "Fashion-MNIST, Dirichlet 0.5",
+    "cifar10-classes": "CIFAR10, two classes",
+    "cifar10-dirichlet": "CIFAR10, Dirichlet 0.1",
+    "cifar10-dirichlet-half": "CIFAR10, Dirichlet 0.5",
+    "femnist": "FEMNIST, 105 writers",
+    "har": "HAR, 30 people",
+    "heart": "heart disease, four hospitals",
+    "shakespeare": "Shakespeare, 20 roles",
+}
+"""The settings of the map of blends."""
+
+Scores = dict[str, dict[int, float]]
+"""Per cent by method and seed."""
+
+
+def committed(kind: str, settings: dict[str, str]) -> dict[str, Row]:
+    """The committed results of studies of a kind, by setting."""
+    made = [one for one in settings if (RESULTS / "studies" / f"{kind}-{one}.json").exists()]
+    return {one: study_result(f"{kind}-{one}") for one in made}
+
+
+def baseline_table() -> str:
+    """Test accuracy of each baseline in each setting, and its difference to FedAvg's."""
+
+    def last(run: Row) -> float:
+        return 100 * fmean(run["accuracy"][-LAST:])
+
+    return _compared(committed("baselines", SETTINGS), last)
+
+
+def personal_table() -> str:
+    """Accuracy over clients' own tests, with personal models and with FedAvg's one model."""
+
+    def own(run: Row) -> float:
+        return 100 * float(run["clients"]["mean"])
+
+    plain, personal = (committed(kind, SETTINGS) for kind in ("baselines", "personal"))
+    joined = {
+        setting: {**result, "runs": [r for r in plain[setting]["runs"] if r["method"] == BASE] + result["runs"]}
+        for setting, result in personal.items()
+        if setting in plain
+    }
+    return _compared(joined, own)
+
+
+def _compared(results: dict[str, Row], score: Callable[[Row], float]) -> str:
+    scores: dict[str, Scores] = {
+        setting: {
+            method: {run["seed"]: score(run) for run in runs} for method, runs in by_method(result["runs"]).items()
+        }
+        for setting, result in results.items()
+    }
+    methods = list(dict.fromkeys(method for found in scores.values() for method in found))
+    rows = []
+    for method in methods:
+        cells = []
+        for found in scores.values():
+            own = found.get(method)
+            if own is None:
+                cells.append("")
+            elif method == BASE:
+                cells.append(f"{fmean(own.values()):.1f}")
+            else:
+                difference = told(paired_difference(own, found[BASE]))
+                cells.append(f"{fmean(own.values()):.1f}, {difference}")
+        rows.append([method, *cells])
+    commands = "; ".join(command_of(result) for result in results.values())
+    return table(["method", *(SETTINGS[setting] for setting in scores)], rows, f"Searches: {commands}")
+
+
+def told(difference: Difference | None, factor: float = 1.0) -> str:
+    """A difference with its interval; bold where zero lies outside."""
+    if difference is None:
+        return "one seed"
+    mean, low, high = (factor * value for value in (difference.mean, difference.low, difference.high))
+    text = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def map_table() -> str:
+    """A row for each setting: FedAvg's accuracy, and each blend's difference to it."""
+    results = committed("map", MAP)
+    methods = _methods(results)
+    rows = []
+    for setting, result in results.items():
+        options = {option["method"]: option for option in result["advice"]["options"]}
+        cells = [f"{100 * fmean(options[BASE]['scores'].values()):.1f}"]
+        cells += [_cell(options.get(method)) for method in methods]
+        rows.append([MAP[setting], *cells])
+    return table(["setting", f"{BASE} %", *methods], rows)
+
+
+def _methods(results: dict[str, Row]) -> list[str]:
+    """The methods beside FedAvg, in order of first appearance."""
+    options = (option["method"] for result in results.values() for option in result["advice"]["options"])
+    return [method for method in dict.fromkeys(options) if method != BASE]
+
+
+def _cell(option: Row | None) -> str:
+    if option is None:
+        return "not possible"
+    given = option["difference"]
+    return told(given and Difference(tuple(given["seeds"]), given["mean"], given["half"]), 100.0)
+
+
+def map_costs() -> str:
+    """A row for each method: what leaves clients, to whom, how much, and what an attacker makes of it."""
+    results = committed("map", MAP)
+    rows = []
+    for method in (BASE, *_methods(results)):
+        found = [o for result in results.values() for o in result["advice"]["options"] if o["method"] == method]
+        leaves = list(dict.fromkeys(kind for option in found for kind in option["leaves"]))
+        whom = "other clients too" if any(option["to_clients"] for option in found) else "the server alone"
+        known = [value for o in found for value in o["membership"].values() if value is not None]
+        shared = [o["membership"][kind] for o in found for kind in o["leaves"] if o["membership"].get(kind) is not None]
+        weights = [o["membership"]["weights"] for o in found if o["membership"].get("weights") is not None]
+        seen = [o["recognised"] for o in found if o["recognised"] is not None]
+        rows.append(
+            [
+                method,
+                f"{', '.join(leaves)}, to {whom}" if leaves else "nothing but the model",
+                _span([option["megabytes"] for option in found], 2),
+                _span(weights, 2) if known else "",
+                _span(shared, 2),
+                _span([100 * share for share in seen], 0),
+            ]
+        )
+    head = ["method", "what leaves a client", "MB a client", "membership: model", "membership: shared", "recognised %"]
+    return table(head, rows)
+
+
+def _span(values: list[float], digits: int) -> str:
+    """The least and the largest value; empty for none."""
+    if not values:
+        return ""
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
