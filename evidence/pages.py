@@ -21,8 +21,8 @@ from tables.augmix import (
     invgrad_speed,
     invgrad_table,
 )
-from tables.claims import choice_table, claim_counts, claim_table, deciding_table
-from tables.items import fedmix_in_small, item_pages, overview
+from tables.claims import choice_table, claim_counts, claim_table, deciding_table, sensitivity
+from tables.items import fedmix_in_small, item_pages, other_data, overview
 from tables.mix2fld import (
     channel_table,
     draw_mix2fld_figure_2,
@@ -95,9 +95,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "reproduced": item_pages,
     "claims": claim_table,
     "choices": choice_table,
+    "sensitivity": sensitivity,
     "deciding": deciding_table,
     "claim counts": claim_counts,
     "reproduced overview": overview,
+    "other data": other_data,
     "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,
     "augmix-mnist attacks": augmix_attacks,
