@@ -22,8 +22,8 @@ from tables.augmix import (
     invgrad_speed,
     invgrad_table,
 )
-from tables.claims import choice_table, claim_counts, claim_table, deciding_table
-from tables.items import fedmix_in_small, item_pages, overview
+from tables.claims import choice_table, claim_counts, claim_table, deciding_table, sensitivity
+from tables.items import fedmix_in_small, item_pages, other_data, overview
 from tables.mix2fld import (
     channel_table,
     draw_mix2fld_figure_2,
@@ -100,11 +100,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "reproduced": item_pages,
     "claims": claim_table,
     "choices": choice_table,
+    "sensitivity": sensitivity,
     "deciding": deciding_table,
     "claim counts": claim_counts,
     "main claims": main_claims,
     "counts by paper": counts_by_paper,
     "reproduced overview": overview,
+    "other data": other_data,
     "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,
     "augmix-mnist attacks": augmix_attacks,

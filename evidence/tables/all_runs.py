@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.experiment.config import Experiment, as_table, resolve
-from fedblend.papers.items import all_papers
 from fedblend.papers.plan import plan_item
 from fedblend.runs.groups import flatten
 from tables.common import RESULTS, ROOT, Row, by_method, last_accuracy
-from tables.items import item_results, scale_of
+from tables.items import PAPER_NAMES, item_results, scale_of
 
 PAGE = ROOT / "docs" / "site" / "all-runs.html"
 TEMPLATE = Path(__file__).with_name("all_runs.html")
@@ -23,7 +22,6 @@ TEMPLATE = Path(__file__).with_name("all_runs.html")
 POINTS = 60
 """The most points of a curve on the page, about; longer curves are thinned, and keep their first and last point."""
 
-PAPERS = {paper: file.title.split(" (")[0] for paper, file in all_papers().items()}
 NO_PAPER = "studies of our own"
 STUDIED = {
     "alignment": "fedmix",
@@ -100,7 +98,7 @@ def _item_source(result: Row) -> Row:
     ]
     return {
         "id": result["item"],
-        "paper": PAPERS[paper],
+        "paper": PAPER_NAMES[paper],
         "title": result["title"],
         "scale": scale_of(result),
         "file": f"evidence/results/{paper}/{name}-{result['scale']}.json",
@@ -150,11 +148,11 @@ def _study_source(path: Path) -> Row:
     settings = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8").strip() for file in files}
     experiment = {key: result[key] for key in ("experiment", "attack", "protections") if key in result}
     data = _study_data(result, [tomllib.loads(text) for text in settings.values()])
-    paper = STUDIED.get(name) or next((paper for paper in PAPERS if name.startswith(paper)), "")
+    paper = STUDIED.get(name) or next((paper for paper in PAPER_NAMES if name.startswith(paper)), "")
     quantities, rows = _row_records(result)
     return {
         "id": f"study {name}",
-        "paper": PAPERS.get(paper, NO_PAPER),
+        "paper": PAPER_NAMES.get(paper, NO_PAPER),
         "title": f"Study {name}",
         "scale": "study",
         "file": f"evidence/results/studies/{path.name}",

@@ -6,13 +6,15 @@ import math
 import re
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedblend.papers.claims import judge_claim, parse_claim
+from fedblend.papers.items import all_papers
 from fedblend.papers.result import paper_numbers
 from fedblend.papers.verdicts import FAILS, HOLDS, NOISE, ONE_SEED, PART, UNDECIDED, ClaimVerdict, judge_result
 from tables.common import ROOT, Row, all_items, table
-from tables.items import data_of, item_results, link, scale_of
+from tables.items import PAPER_NAMES, data_of, item_results, link, scale_of
 
 FULL, OWN, OTHER = "the paper's settings and data", "smaller, the paper's data", "smaller, other data"
 OUTDATED = "settings that were corrected since"
@@ -54,37 +56,49 @@ def judged_claims() -> list[JudgedClaim]:
 def claim_counts() -> str:
     """Verdicts counted by scale and data."""
     found = [one for one in judged_claims() if not one.claim.get("choice")]
-    words = [HOLDS, PART, NOISE, FAILS, *(f"{ONE_SEED}: {way}" for way in ("for", "both ways", "against")), UNDECIDED]
-    counts = {setting: Counter(one.word for one in found if one.setting == setting) for setting in SETTINGS}
-    total = sum(counts.values(), Counter[str]())
-    rows = [
-        [setting, *(str(count[word]) for word in words), str(count.total())]
-        for setting, count in [*counts.items(), ("all", total)]
-    ]
+    total = Counter(one.word for one in found)
     decided = total.total() - total[UNDECIDED]
     single = sum(number for word, number in total.items() if word.startswith(ONE_SEED))
     text = (
         f"Of {total.total()} claims {decided} were measured: {decided - single} with several seeds, {single} with one, "
         "which decides nothing."
     )
-    return table(["scale and data", *words, "claims"], rows, text)
+    groups = {setting: [one for one in found if one.setting == setting] for setting in SETTINGS}
+    return _counts("scale and data", groups, text)
+
+
+def _counts(head: str, groups: Mapping[str, Sequence[JudgedClaim]], text: str = "") -> str:
+    """How often each verdict is given, by group and in all."""
+    words = [HOLDS, PART, NOISE, FAILS, *(f"{ONE_SEED}: {way}" for way in ("for", "both ways", "against")), UNDECIDED]
+    counts = {name: Counter(one.word for one in claims) for name, claims in groups.items()}
+    counts["all"] = sum(counts.values(), Counter[str]())
+    rows = [[name, *(str(count[word]) for word in words), str(count.total())] for name, count in counts.items()]
+    return table([head, *words, "claims"], rows, text)
 
 
 def claim_table() -> str:
-    """A row for each claim of each committed result."""
-    rows = [
-        [
-            link(one.result["item"], ""),
-            one.claim["says"].replace("|", "\\|"),
-            _paper_text(one),
-            *_ours_and_interval(one.verdict),
-            f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", "),
-            one.word,
+    """Verdicts counted by paper, and for each paper a row for each claim of each committed result, folded."""
+    groups: dict[str, list[JudgedClaim]] = {paper: [] for paper in all_papers()}
+    for one in judged_claims():
+        if not one.claim.get("choice"):
+            groups[one.result["item"].partition("/")[0]].append(one)
+    lines = [_counts("paper", {PAPER_NAMES[paper]: claims for paper, claims in groups.items()})]
+    head = ["item", "claim", "paper", "ours", "95 % interval", "scale, data", "verdict"]
+    for paper, claims in groups.items():
+        rows = [
+            [
+                link(one.result["item"], "").replace(f"[{paper}/", "["),
+                one.claim["says"].replace("|", "\\|"),
+                _paper_text(one),
+                *_ours_and_interval(one.verdict),
+                f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", "),
+                one.word,
+            ]
+            for one in claims
         ]
-        for one in judged_claims()
-        if not one.claim.get("choice")
-    ]
-    return table(["item", "claim", "paper", "ours", "95 % interval", "scale, data", "verdict"], rows)
+        opened = f'<details markdown="1">\n<summary>{PAPER_NAMES[paper]}: {len(claims)} claims</summary>'
+        lines += ["", opened, "", table(head, rows), "", "</details>"]
+    return "\n".join(lines)
 
 
 def _paper_text(one: JudgedClaim) -> str:
@@ -136,9 +150,47 @@ def choice_table() -> str:
     return table(head, rows)
 
 
-def deciding_table() -> str:
+def sensitivity() -> str:
+    """For each claim that a choice can flip, a table of its verdicts by choice; and the run that would decide it."""
+    judged: dict[tuple[str, ...], list[JudgedClaim]] = defaultdict(list)
+    for one in judged_claims():
+        if one.claim["verdict"] != "not measured":
+            judged[one.result["item"], one.claim["says"], one.claim.get("choice") or ""].append(one)
+    deciding = {run["item"]: (name, run) for name, run in deciding_runs().items()}
+    lines: list[str] = []
+    for item_name, item in all_items().items():
+        claims = [claim for claim in item.claims if claim.choice]
+        if claims:
+            paper = PAPER_NAMES[item_name.partition("/")[0]]
+            lines += [f"### {paper}: {item.title.removeprefix('Choice: ')}", ""]
+        for says in dict.fromkeys(claim.says for claim in claims):
+            rows = []
+            for claim in (one for one in claims if one.says == says):
+                found = judged[item_name, says, claim.choice or ""]
+                cells = [_choice_cells(one) for one in found] or [["not run", "", "", ""]]
+                rows += [[str(claim.choice), claim.source, *one] for one in cells]
+            head = ["choice", "whose, and how known", "verdict", "margin", "95 % interval", "scale, data"]
+            lines += [table(head, rows, f"{says}:"), ""]
+        if claims and item_name in deciding:
+            name, run = deciding[item_name]
+            cost = f"about {run['hours']:g} hours on two cores{' (take a GPU)' if run.get('gpu') else ''}"
+            seeds = f"{len(run['seeds'])} seeds"
+            lines += [f"Open at the paper's scale: `python evidence/run.py --deciding {name}`, {cost}, {seeds}.", ""]
+    return "\n".join(lines).rstrip()
+
+
+def _choice_cells(one: JudgedClaim) -> list[str]:
+    return [one.word, *_ours_and_interval(one.verdict), f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", ")]
+
+
+def deciding_runs() -> dict[str, Row]:
     """The runs of evidence/deciding.toml, the cheapest first."""
     runs = tomllib.loads((ROOT / "evidence" / "deciding.toml").read_text(encoding="utf-8"))
+    return dict(sorted(runs.items(), key=lambda one: float(one[1]["hours"])))
+
+
+def deciding_table() -> str:
+    """The runs of evidence/deciding.toml, the cheapest first."""
     rows = [
         [
             f"`{name}`",
@@ -147,6 +199,6 @@ def deciding_table() -> str:
             f"{run['hours']:g}" + (" (GPU)" if run.get("gpu") else ""),
             run["decides"],
         ]
-        for name, run in sorted(runs.items(), key=lambda one: one[1]["hours"])
+        for name, run in deciding_runs().items()
     ]
     return table(["name", "runs", "seeds", "hours", "decides"], rows)

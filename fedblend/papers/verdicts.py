@@ -54,14 +54,16 @@ class LineVerdict:
     def word(self) -> str:
         """One of :data:`WORDS`, except "holds in part".
 
-        Where a target was never reached there is no interval: the verdict is then that of the seeds if they agree.
+        Where a target was never reached there is no interval: the verdict is then that of the seeds if they agree. A
+        claim of "at least" holds where both sides are equal in each seed.
         """
         if not self.margins:
             return UNDECIDED
         if len(self.margins) == 1:
             return ONE_SEED
         low, high = self.interval or (min(self.margins), max(self.margins))
-        return HOLDS if low > 0 else FAILS if high < 0 else NOISE
+        level = low == high == 0 and bool(self.held) and all(self.held)
+        return HOLDS if low > 0 or level else FAILS if high < 0 else NOISE
 
 
 @dataclass(frozen=True)

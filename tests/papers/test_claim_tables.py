@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -147,3 +148,62 @@ def test_one_seed_points_where_it_decided(pages: ModuleType, tmp_path: Path, wit
     (row,) = rows_with(pages.claim_table(), "The enhanced needs fewer rounds with every network")
 
     assert row[-1] == word
+
+
+def test_claims_are_folded_by_paper_below_their_counts(pages: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
+    write(tmp_path, "xormixfl/choice-network", {("xormixfl", "authors"): [1.0]})
+
+    page = pages.claim_table()
+
+    (counts,) = rows_with(page.split("<details")[0], "XorMixFL")
+    below = page.split("<summary>XorMixFL: ")[1].split("</details>")[0]
+    assert below.startswith(f"{counts[-1]} claims</summary>\n\n| item | claim |")
+    assert len(rows_with(below, "[table-2](#xormixfltable-2-")) == int(counts[-1])
+    assert rows_with(page.split("<details")[0], "| all |")[0][1:] == counts[1:]
+
+
+def test_each_claim_has_a_table_of_its_choices(pages: ModuleType, tmp_path: Path) -> None:
+    ours = {("fl", "0.104"): [75.0, 76.0], ("mix2fld", "0.104"): [85.0, 86.5]}
+    write(tmp_path, "mix2fld/choice-t-max", ours)
+    path = tmp_path / "mix2fld" / "choice-t-max-laptop.json"
+    result = json.loads(path.read_text())
+    for claim in result["claims"]:
+        claim["verdict"] = "holds" if "104" in claim["choice"] else "not measured"
+    path.write_text(json.dumps(result))
+
+    page = pages.sensitivity()
+
+    about = page.split("### Mix2FLD: T_max of the channel")[1].split("###")[0]
+    assert about.count("| choice | whose, and how known | verdict |") == 2  # two claims, four choices each
+    asymmetric = about.split("Asymmetric channels: Mix2FLD above FL (section IV):")[1]
+    (row,) = rows_with(asymmetric.split("Symmetric")[0], "T_max = 104 ms")
+    assert row[1].startswith("ours: ")
+    # Differences 10 and 10.5: mean 10.25, half 12.706 * 0.354 / sqrt(2) = 3.18.
+    assert row[2:] == ["holds", "+10.2", "+7.07 to +13.4", "laptop, mnist"]
+    (open_one,) = rows_with(asymmetric.split("Symmetric")[0], "T_max = 100 ms")
+    assert open_one[2:] == ["not run", "", "", ""]
+    assert (
+        "Open at the paper's scale: `python evidence/run.py --deciding mix2fld-t-max`, about 0.7 hours on two" in about
+    )
+
+
+def test_what_was_not_run_has_a_command_and_hours() -> None:
+    for about in script("evidence/pages.py").sensitivity().split("### ")[1:]:
+        assert "not run" not in about or re.search(r"run.py --deciding \S+`, about [\d.]+ hours on two cores", about)
+
+
+def test_items_on_other_data_have_the_hours_of_their_own(
+    pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "fedmix/table-16", {("fedmix", "random"): [80.0]}, other_data=["fashion-mnist for cifar10"])
+    write(tmp_path, "fedmix/table-15", {("fedmix", "1"): [80.0]}, other_data=["fashion-mnist for cifar10"])
+    path = tmp_path / "fedmix" / "table-15-laptop.json"
+    own = json.loads(path.read_text()) | {"scale": "paper", "other_data": [], "facts": {"data": {"cifar10": {}}}}
+    path.with_name("table-15-paper.json").write_text(json.dumps(own))
+    monkeypatch.setitem(sys.modules["tables.items"].CORE_SECONDS, ("fedmix", "cifar10"), 36.0)
+
+    (row,) = [line for line in rows_with(pages.other_data(), "fashion-mnist, not cifar10")]
+
+    # Two runs of 500 rounds of 36 s, on two cores.
+    assert row[2:] == ["2", "500", "5.0", "100"]
