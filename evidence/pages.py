@@ -22,7 +22,8 @@ from tables.augmix import (
     invgrad_speed,
     invgrad_table,
 )
-from tables.claims import choice_table, claim_counts, claim_table, deciding_table, sensitivity
+from tables.claims import claim_counts, claim_table, deciding_table, sensitivity
+from tables.comparisons import baseline_table, map_costs, map_table, personal_table
 from tables.items import fedmix_in_small, item_pages, other_data, overview
 from tables.mix2fld import (
     channel_table,
@@ -63,7 +64,7 @@ from fedblend.experiment.reference import fill
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (
-    *(DOCS / name for name in ("results.md", "reproductions.md", "privacy.md")),
+    *(DOCS / name for name in ("results.md", "reproductions.md", "privacy.md", "which-blend.md")),
     *sorted(DOCS.glob("results/*.md")),
 )
 
@@ -99,7 +100,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "private-means": lambda: epsilon_table("private-means", "means", "private-base"),
     "reproduced": item_pages,
     "claims": claim_table,
-    "choices": choice_table,
     "sensitivity": sensitivity,
     "deciding": deciding_table,
     "claim counts": claim_counts,
@@ -126,6 +126,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "xormixfl-mnist5k figure 3": lambda: xor_figure_3_table("xormixfl-mnist5k"),
     "xormixfl-mnist5k claims": lambda: xor_target_claims("xormixfl-mnist5k"),
     "warm-start": warm_start,
+    "baselines": baseline_table,
+    "personal models": personal_table,
+    "map": map_table,
+    "map costs": map_costs,
 }
 """The functions that make the tables, by the marks on the pages."""
 

@@ -130,26 +130,6 @@ def _margin_text(margin: float) -> str:
     return "never reached" if margin < 0 else "the other never"
 
 
-def choice_table() -> str:
-    """A row for each result of a choice that can flip a verdict: whose it is, and the verdict that it gives."""
-    judged: dict[tuple[str, ...], list[JudgedClaim]] = defaultdict(list)
-    for one in judged_claims():
-        if one.claim.get("choice") and one.claim["verdict"] != "not measured":
-            judged[one.result["item"], one.claim["says"], one.claim["choice"]].append(one)
-    rows = []
-    for name, item in all_items().items():
-        for claim in item.claims:
-            found = judged[name, claim.says, claim.choice]
-            stated = [claim.says, claim.choice, claim.source]
-            for one in found:
-                measured = [*_ours_and_interval(one.verdict), scale_of(one.result), one.word]
-                rows.append([link(name), *stated, *measured])
-            if claim.choice and not found:
-                rows.append([name, *stated, "", "", "", "not run"])
-    head = ["item", "claim", "choice", "whose, and how known", "margin", "95 % interval", "scale", "verdict"]
-    return table(head, rows)
-
-
 def sensitivity() -> str:
     """For each claim that a choice can flip, a table of its verdicts by choice; and the run that would decide it."""
     judged: dict[tuple[str, ...], list[JudgedClaim]] = defaultdict(list)

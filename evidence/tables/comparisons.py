@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean
 
-from tables.common import RESULTS, Row, by_method, command_of, study_result, table
-
 from fedblend.analysis.advice import BASE, LAST
 from fedblend.runs.differences import Difference, paired_difference
+from tables.common import RESULTS, Row, by_method, command_of, study_result, table
 
 SETTINGS = {
     "fashion-dirichlet": "Fashion-MNIST, Dirichlet 0.1",

@@ -67,14 +67,14 @@ def test_a_choice_has_its_margin_interval_and_verdict(pages: ModuleType, tmp_pat
     }
     write(tmp_path, "xormixfl/choice-network", ours)
 
-    page = pages.choice_table()
+    page = pages.sensitivity()
 
     (two,) = rows_with(page, "the authors' network, [0, 1]; n = 2")
-    assert two[4:] == ["+5", "+5 to +5", "laptop", "holds"]
+    assert two[2:5] == ["holds", "+5", "+5 to +5"]
     # Differences 1, -1 and 3: mean 1, deviation 2, half 4.303 * 2 / sqrt(3) = 4.97.
     (ten,) = rows_with(page, "the authors' network, [0, 1]; n = 10")
-    assert ten[4:] == ["+1", "-3.97 to +5.97", "laptop", "within noise"]
-    assert rows_with(page, "T_max = 104 ms")[0][-1] == "not run"
+    assert ten[2:5] == ["within noise", "+1", "-3.97 to +5.97"]
+    assert rows_with(page, "T_max = 104 ms")[0][2] == "not run"
 
 
 def test_claims_are_counted_by_scale_and_data(pages: ModuleType, tmp_path: Path) -> None:
