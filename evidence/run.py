@@ -38,6 +38,7 @@ import alignment
 import inversion
 import numpy as np
 
+from fedblend.analysis.advice import CANDIDATES
 from fedblend.analysis.privacy.mixup import LAMBDAS, SAMPLES, make_mixtures, measure_mixtures
 from fedblend.core.channel import Channel
 from fedblend.core.random import stream
@@ -75,6 +76,8 @@ HEART = ["--set", "data.folder=$FEDBLEND_DATA/heart-disease"]
 HAR = ["--set", "data.path=$FEDBLEND_DATA/uci-har.npz"]
 CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
 AS_CIFAR10 = ["--set", "data={name='cifar10', folder='$FEDBLEND_DATA/cifar-10-batches-bin'}"]
+BLENDS = ["--methods", ",".join([*CANDIDATES, "feddyn", "fedyogi"])]
+"""Methods of the map: the candidates of ``advise``, and the two baselines that gained most (baselines-fashion-classes)."""
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 SHORTER = ["--set", "rounds=30", "--set", "tune.trials=4"]
 TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_client=2, samples=500}"]
@@ -112,16 +115,16 @@ STUDIES: dict[str, list[str]] = {
     "personal-cifar10-classes": [
         *("tune", "evidence/studies/baselines.toml"), *PERSONAL, *AS_CIFAR10, *TWO_CLASSES, *SHORTER,
     ],
-    "map-fashion-classes": ["advise", "evidence/studies/map.toml", *TWO_CLASSES],
-    "map-fashion-dirichlet": ["advise", "evidence/studies/map.toml"],
-    "map-fashion-dirichlet-half": ["advise", "evidence/studies/map.toml", "--set", "partition.alpha=0.5"],
-    "map-cifar10-classes": ["advise", "evidence/studies/map.toml", *AS_CIFAR10, *TWO_CLASSES],
-    "map-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *AS_CIFAR10],
-    "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *AS_CIFAR10, "--set", "partition.alpha=0.5"],
-    "map-femnist": ["advise", "evidence/studies/map.toml", *AS_FEMNIST],
-    "map-heart": ["advise", "examples/heart.toml", *HEART],
-    "map-har": ["advise", "examples/har.toml", *HAR],
-    "map-shakespeare": ["advise", "examples/shakespeare.toml"],
+    "map-fashion-classes": ["advise", "evidence/studies/map.toml", *BLENDS, *TWO_CLASSES],
+    "map-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS],
+    "map-fashion-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, "--set", "partition.alpha=0.5"],
+    "map-cifar10-classes": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *TWO_CLASSES],
+    "map-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10],
+    "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, "--set", "partition.alpha=0.5"],
+    "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST],
+    "map-heart": ["advise", "examples/heart.toml", *BLENDS, *HEART],
+    "map-har": ["advise", "examples/har.toml", *BLENDS, *HAR],
+    "map-shakespeare": ["advise", "examples/shakespeare.toml", *BLENDS],
     "warm-start": ["run", "examples/warm-start.toml"],
     "xormixfl-mnist": ["run", "evidence/studies/xormixfl-mnist.toml", *MNIST, *LOOP],
     "xormixfl-distance": [

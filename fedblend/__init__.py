@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedblend.runs.api import Result, load, run, run_study
 
 __all__ = ["Callback", "Experiment", "FedblendError", "Result", "from_torch", "load", "part", "run", "run_study"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Callback": "fedblend.core.callbacks",
