@@ -77,8 +77,9 @@ HAR = ["--set", "data.path=$FEDBLEND_DATA/uci-har.npz"]
 CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
 AS_CIFAR10 = ["--set", "data={name='cifar10', folder='$FEDBLEND_DATA/cifar-10-batches-bin'}"]
 BLENDS = ["--methods", ",".join([*CANDIDATES, "feddyn", "fedyogi"])]
-"""Methods of the map: the candidates of ``advise``, and the two baselines that gained most (baselines-fashion-classes)."""
+"""Methods of the map: the candidates of ``advise``, and the two baselines that gained most on Fashion-MNIST."""
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
+HALF = ["--set", "partition.alpha=0.5"]
 SHORTER = ["--set", "rounds=30", "--set", "tune.trials=4"]
 TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_client=2, samples=500}"]
 
@@ -117,10 +118,10 @@ STUDIES: dict[str, list[str]] = {
     ],
     "map-fashion-classes": ["advise", "evidence/studies/map.toml", *BLENDS, *TWO_CLASSES],
     "map-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS],
-    "map-fashion-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, "--set", "partition.alpha=0.5"],
+    "map-fashion-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *HALF],
     "map-cifar10-classes": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *TWO_CLASSES],
     "map-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10],
-    "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, "--set", "partition.alpha=0.5"],
+    "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *HALF],
     "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST],
     "map-heart": ["advise", "examples/heart.toml", *BLENDS, *HEART],
     "map-har": ["advise", "examples/har.toml", *BLENDS, *HAR],
