@@ -244,7 +244,8 @@ def tuned_result(folder: Path, command: list[str], shown: str) -> Table:
     search = folder / "search"
     subprocess.run([*command, "--out", str(search), "--resume"], cwd=ROOT, check=True)
     best = [FEDBLEND, "run", str(search / "best.toml"), "--out", str(folder / "best"), "--resume"]
-    subprocess.run(best, cwd=ROOT, check=True)
+    # A learning rate that was best for one seed may diverge with another; the result says which runs did.
+    subprocess.run(best, cwd=ROOT, check=False)
     with (search / "trials.csv").open(encoding="utf-8", newline="") as lines:
         trials = [
             {

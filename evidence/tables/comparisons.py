@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from statistics import fmean
 
@@ -72,19 +73,19 @@ def _compared(results: dict[str, Row], score: Callable[[Row], float]) -> str:
         }
         for setting, result in results.items()
     }
+    diverged = {
+        setting: Counter(run["method"] for run in result.get("failed", ())) for setting, result in results.items()
+    }
     methods = list(dict.fromkeys(method for found in scores.values() for method in found))
     rows = []
     for method in methods:
         cells = []
-        for found in scores.values():
-            own = found.get(method)
-            if own is None:
-                cells.append("")
-            elif method == BASE:
-                cells.append(f"{fmean(own.values()):.1f}")
-            else:
-                difference = told(paired_difference(own, found[BASE]))
-                cells.append(f"{fmean(own.values()):.1f}, {difference}")
+        for setting, found in scores.items():
+            own, lost = found.get(method, {}), diverged[setting][method]
+            parts = [f"{fmean(own.values()):.1f}"] if own else []
+            parts += [told(paired_difference(own, found[BASE]))] if own and method != BASE else []
+            parts += [f"{lost} of {len(own) + lost} seeds diverged"] if lost else []
+            cells.append(", ".join(parts))
         rows.append([method, *cells])
     commands = "; ".join(command_of(result) for result in results.values())
     return table(["method", *(SETTINGS[setting] for setting in scores)], rows, f"Searches: {commands}")
