@@ -6,6 +6,7 @@ Markdown, or with its text as code. So links between files of the repository als
 
 from __future__ import annotations
 
+import base64
 import json
 import posixpath
 import re
@@ -29,9 +30,10 @@ IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add a page for each file outside of docs/ that is linked to, also from such a page."""
     for notebook in [file.src_uri for file in files if file.src_uri.endswith(".ipynb")]:
-        files.append(
-            File.generated(config, page_of(f"docs/{notebook}"), content=notebook_page(ROOT / "docs" / notebook))
-        )
+        page, pictures = notebook_page(ROOT / "docs" / notebook)
+        files.append(File.generated(config, page_of(f"docs/{notebook}"), content=page))
+        for name, picture in pictures.items():
+            files.append(File.generated(config, posixpath.join(posixpath.dirname(notebook), name), content=picture))
     linked = list(IN_NAVIGATION)
     for file in files.documentation_pages():
         linked += targets(file.content_string, f"docs/{file.src_uri}")
@@ -74,9 +76,10 @@ def on_post_build(config: MkDocsConfig) -> None:
     index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
-def notebook_page(path: Path) -> str:
-    """A notebook as Markdown: its text, code, printed and drawn outputs, and a link to the file."""
-    parts = []
+def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown (its text, code and outputs, and a link to the file), and its pictures by their names."""
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
@@ -86,12 +89,13 @@ def notebook_page(path: Path) -> str:
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/png" in data:
-                picture = "".join(data["image/png"]).replace("\n", "")
-                parts.append(f"![{cell['metadata']['alt']}](data:image/png;base64,{picture})")
+                name = f"{path.stem}-{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode("".join(data["image/png"]))
+                parts.append(f"![{cell['metadata']['alt']}]({name})")
             else:
                 parts.append("```text\n" + "".join(output.get("text", data.get("text/plain"))).rstrip() + "\n```")
     download = f'<a href="{path.name}" download>This page as a notebook</a>'
-    return "\n\n".join([parts[0], download, *parts[1:]]) + "\n"
+    return "\n\n".join([parts[0], download, *parts[1:]]) + "\n", pictures
 
 
 def targets(markdown: str, source: str) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from cli_helpers import PNG
 from script_helpers import ROOT, script
 
 nbformat = pytest.importorskip("nbformat", reason="nbclient (extra 'dev') is not installed")
@@ -66,12 +66,14 @@ def test_a_notebook_runs_and_prints_what_it_shows(
 
 def test_a_page_shows_text_code_and_outputs_of_a_notebook(notebooks: ModuleType) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs-material (extra 'docs') is not installed")
-    page = script("docs/site/hooks.py").notebook_page(ROOT / "docs" / "notebooks" / "tutorial.ipynb")
+    hooks = script("docs/site/hooks.py")
+    page, pictures = hooks.notebook_page(ROOT / "docs" / "notebooks" / "tutorial.ipynb")
 
     assert page.startswith("# Tutorial in a notebook\n")
     assert '<a href="tutorial.ipynb" download>' in page
     assert "```python\nimport fedblend\n" in page
     assert "```text\nmethod  fedavg  virtual-means  difference\n" in page
-    assert "![Test accuracy by round of FedAvg" in page
-    assert page.count("](data:image/png;base64,") == 3
-    assert sys.modules["hooks"].page_of("docs/notebooks/tutorial.ipynb") == "notebooks/tutorial.md"
+    assert "![Test accuracy by round of FedAvg and virtual-means, with bands over three seeds](tutorial-2.png)" in page
+    assert [name for name in pictures if f"]({name})" in page] == [f"tutorial-{number}.png" for number in (1, 2, 3)]
+    assert all(picture.startswith(PNG) for picture in pictures.values())
+    assert hooks.page_of("docs/notebooks/tutorial.ipynb") == "notebooks/tutorial.md"
