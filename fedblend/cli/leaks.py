@@ -29,7 +29,7 @@ NOTES = (
     "of all clients.",
     "A lower MSE, a higher PSNR or a higher SSIM means a larger leak. Recognised: the nearest raw sample is one of "
     "those that were mixed or averaged. Distance: Euclidean, on stored values (pixels from 0 to 255).",
-    "Membership: true minus false positive rate of an attacker who tells samples that were used from others, by their "
+    "Member: true minus false positive rate of an attacker who tells samples that were used from others, by their "
     "loss under the final model or by the distance to what was shared (0: guessing, 1: certain).",
 )
 
@@ -60,10 +60,10 @@ def show_leaks(paths: Sequence[Path], out: Path | None, trust: bool = False) -> 
 
 def _leaks_table(leaks: Sequence[Leak]) -> Table:
     """A row a leak; the run, the kind and the bytes stand in the first row that has them."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("run", "what left", "sent", "rebuilt by"):
         table.add_column(heading, overflow="fold")
-    for heading in ("accuracy %", "MSE", "PSNR", "SSIM", "recognised", "membership"):
+    for heading in ("test %", "MSE", "PSNR", "SSIM", "recognised", "member"):
         table.add_column(heading, justify="right", no_wrap=True)
     previous: Leak | None = None
     for leak in leaks:
