@@ -38,7 +38,6 @@ import alignment
 import inversion
 import numpy as np
 
-from fedblend.analysis.advice import CANDIDATES
 from fedblend.analysis.privacy.mixup import LAMBDAS, SAMPLES, make_mixtures, measure_mixtures
 from fedblend.core.channel import Channel
 from fedblend.core.random import stream
@@ -76,11 +75,21 @@ HEART = ["--set", "data.folder=$FEDBLEND_DATA/heart-disease"]
 HAR = ["--set", "data.path=$FEDBLEND_DATA/uci-har.npz"]
 CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
 AS_CIFAR10 = ["--set", "data={name='cifar10', folder='$FEDBLEND_DATA/cifar-10-batches-bin'}"]
-BLENDS = ["--methods", ",".join([*CANDIDATES, "feddyn", "fedyogi"])]
-"""Methods of the map: the candidates of ``advise``, and the two baselines that gained most on Fashion-MNIST."""
+BLENDS = ["--methods", "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix"]
+"""Methods of the map: the candidates of ``advise`` but ``aggenhance``, which takes longest."""
+EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 HALF = ["--set", "partition.alpha=0.5"]
-SHORTER = ["--set", "rounds=30", "--set", "tune.trials=4"]
+CIFAR10_FIELDS = (
+    "{'train.lr' = [0.01, 0.03, 0.1, 0.2], 'method.terms.proximal.mu' = [0.01, 0.1], 'method.terms.feddyn.alpha' = "
+    "[0.01, 0.1], 'method.terms.moon.mu' = [1.0, 5.0], 'method.terms.fedntd.beta' = [0.3, 1.0], "
+    "'method.terms.prototypes.lambda' = [0.1, 1.0], 'method.objective.tau' = [0.5, 1.0], 'method.objective.alpha' = "
+    "[0.5, 0.9], 'method.server_step.lr' = [0.01, 0.1, 1.0], 'method.personal.lambda' = [0.1, 1.0, 15.0]}"
+)
+SHORTER = [
+    *("--set", "rounds=30", "--set", "tune.search=grid", "--set", "tune.trials=4"),
+    *("--set", f"tune.fields={CIFAR10_FIELDS}"),
+]  # fmt: skip
 TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_client=2, samples=500}"]
 
 STUDIES: dict[str, list[str]] = {
@@ -123,7 +132,7 @@ STUDIES: dict[str, list[str]] = {
     "map-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10],
     "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *HALF],
     "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST],
-    "map-heart": ["advise", "examples/heart.toml", *BLENDS, *HEART],
+    "map-heart": ["advise", "examples/heart.toml", "--methods", EVERY_BLEND, *HEART],
     "map-har": ["advise", "examples/har.toml", *BLENDS, *HAR],
     "map-shakespeare": ["advise", "examples/shakespeare.toml", *BLENDS],
     "warm-start": ["run", "examples/warm-start.toml"],

@@ -37,8 +37,8 @@ CANDIDATES = (
 )
 """Methods that are tried unless the user names others: FedAvg, and blends whose clients give no raw sample away."""
 
-TRIALS = 4
-"""Trials of each method where the file does not say what to search."""
+RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
+"""Learning rates that are tried where the file does not say what to search, as multiples of its own."""
 
 SEEDS = [0, 1, 2]
 """Seeds where the file names fewer than two."""
@@ -233,12 +233,8 @@ def study_of(table: Mapping[str, Any], methods: Sequence[str]) -> tuple[dict[str
     plain = expand({key: value for key, value in study.items() if key != "tune"} | {"method": BASE}, seeds=[0])
     first = next(iter(plain.experiments.values()))
     if "tune" not in study:
-        lr = first.train.lr
-        study["tune"] = {
-            "trials": TRIALS,
-            "halving": True,
-            "fields": {"train.lr": {"low": lr / 5, "high": lr * 5, "log": True}},
-        }
+        rates = [float(f"{rate * first.train.lr:.4g}") for rate in RATES]
+        study["tune"] = {"search": "grid", "halving": True, "fields": {"train.lr": rates}}
     data, possible, left_out = first.data.load(), [], {}
     for method in dict.fromkeys((BASE, *methods)):
         plainly = {key: value for key, value in study.items() if key not in ("tune", "seeds")}
