@@ -418,6 +418,7 @@ FIT = [
     "fed-augmix",
     "fedavg",
     "fedmix",
+    "fedmix-checked",
     "fedntd",
     *MIXED,
     "localmix",

@@ -66,7 +66,7 @@ def quick(method: str, **changes: Any) -> Experiment:
     if step.get("name") in QUICK:
         given["server_step"] = QUICK[step["name"]]
     # Unsafe simulations share means of single samples within a class too, which sites refuse.
-    safe = {"unsafe": False} if method.endswith("virtual-means") else {}
+    safe = {"unsafe": False} if method.endswith(("virtual-means", "server-means")) else {}
     return experiment(given, **{**DATA, **needs_of(method), **safe, **changes})
 
 
