@@ -310,7 +310,8 @@ def run_row(run: RunDirectory) -> Table:
         "seed": outcome.seed,
         "rounds": [r.round for r in evaluated],
         "accuracy": [round(r.accuracy, 5) for r in evaluated if r.accuracy is not None],
-        "loss": [round(r.loss, 5) for r in evaluated if r.loss is not None],
+        # A run that diverges has losses that JSON cannot hold.
+        "loss": [round(r.loss, 5) if math.isfinite(r.loss) else None for r in evaluated if r.loss is not None],
         "costs": {name: round(number, 1) for name, number in total.items()},
         "peak_memory": max(r.machine["peak_memory"] for r in outcome.records),
         "refused": sum(len(r.refused or ()) for r in outcome.records),

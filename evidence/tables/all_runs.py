@@ -59,7 +59,7 @@ def write_page() -> None:
 def page() -> str:
     """The page's HTML with its data, in which no character can end the script that holds them."""
     sources = [*map(_item_source, item_results()), *map(_study_source, sorted((RESULTS / "studies").glob("*.json")))]
-    lines = ",\n".join(json.dumps(one, separators=(",", ":"), sort_keys=True) for one in sources)
+    lines = ",\n".join(json.dumps(one, separators=(",", ":"), sort_keys=True, allow_nan=False) for one in sources)
     data = f"[\n{lines}\n]".replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", data)
 
