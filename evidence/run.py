@@ -80,16 +80,7 @@ BLENDS = ["--methods", "fedprox,localmix,naivemix,fedmix-checked,virtual-means,s
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 HALF = ["--set", "partition.alpha=0.5"]
-CIFAR10_FIELDS = (
-    "{'train.lr' = [0.01, 0.03, 0.1, 0.2], 'method.terms.proximal.mu' = [0.01, 0.1], 'method.terms.feddyn.alpha' = "
-    "[0.01, 0.1], 'method.terms.moon.mu' = [1.0, 5.0], 'method.terms.fedntd.beta' = [0.3, 1.0], "
-    "'method.terms.prototypes.lambda' = [0.1, 1.0], 'method.objective.tau' = [0.5, 1.0], 'method.objective.alpha' = "
-    "[0.5, 0.9], 'method.server_step.lr' = [0.01, 0.1, 1.0], 'method.personal.lambda' = [0.1, 1.0, 15.0]}"
-)
-SHORTER = [
-    *("--set", "rounds=30", "--set", "tune.search=grid", "--set", "tune.trials=4"),
-    *("--set", f"tune.fields={CIFAR10_FIELDS}"),
-]  # fmt: skip
+SHORTER = ["--set", "rounds=30", "--set", "tune.trials=4"]
 TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_client=2, samples=500}"]
 
 STUDIES: dict[str, list[str]] = {
