@@ -75,8 +75,8 @@ HEART = ["--set", "data.folder=$FEDBLEND_DATA/heart-disease"]
 HAR = ["--set", "data.path=$FEDBLEND_DATA/uci-har.npz"]
 CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
 AS_CIFAR10 = ["--set", "data={name='cifar10', folder='$FEDBLEND_DATA/cifar-10-batches-bin'}"]
-BLENDS = ["--methods", "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix"]
-"""Methods of the map: the candidates of ``advise`` but ``aggenhance``, which takes longest."""
+BLENDS = ["--methods", "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means"]
+"""Methods of the map: the candidates of ``advise`` but ``fed-augmix`` and ``aggenhance``, which take longest."""
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 HALF = ["--set", "partition.alpha=0.5"]

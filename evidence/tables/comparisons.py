@@ -108,7 +108,8 @@ def map_table() -> str:
     for setting, result in results.items():
         options = {option["method"]: option for option in result["advice"]["options"]}
         cells = [f"{100 * fmean(options[BASE]['scores'].values()):.1f}"]
-        cells += [_cell(options.get(method)) for method in methods]
+        impossible = result["advice"]["left_out"]
+        cells += [_cell(options[m]) if m in options else _missing(m, impossible) for m in methods]
         rows.append([MAP[setting], *cells])
     return table(["setting", f"{BASE} %", *methods], rows)
 
@@ -119,9 +120,11 @@ def _methods(results: dict[str, Row]) -> list[str]:
     return [method for method in dict.fromkeys(options) if method != BASE]
 
 
-def _cell(option: Row | None) -> str:
-    if option is None:
-        return "not possible"
+def _missing(method: str, impossible: Row) -> str:
+    return "not possible" if method in impossible else "not tried"
+
+
+def _cell(option: Row) -> str:
     given = option["difference"]
     return told(given and Difference(tuple(given["seeds"]), given["mean"], given["half"]), 100.0)
 
