@@ -133,9 +133,14 @@ class Advice:
         return max(helping, key=lambda option: sign * option.score, default=None)
 
     def verdict(self, option: Option) -> str:
-        """Whether an option "helps", "hurts", is "level" with FedAvg as far as the seeds can tell, or is the "base"."""
+        """Whether an option "helps", "hurts", is "level" with FedAvg as far as the seeds can tell, or is the "base".
+
+        An option of which a seed failed "failed", whatever the others say.
+        """
         if option.method == BASE:
             return "base"
+        if not self.base.scores.keys() <= option.scores.keys():
+            return "failed with a seed"
         if (d := option.difference) is None:
             return "one seed"
         low, high = (d.low, d.high) if self.larger_is_better else (-d.high, -d.low)
@@ -266,7 +271,9 @@ def read_advice(
     runs: Sequence[RunDirectory], metric: str, larger_is_better: bool, limits: Limits, left_out: Mapping[str, str]
 ) -> Advice:
     """What runs show that differ in method and seed alone. Raises :class:`FedblendError` without a run of FedAvg."""
-    found = {g.name: _option(g, metric) for g in group(runs)}
+    groups = group(runs)
+    found = {g.name: _option(g, metric) for g in groups if any(outcome.finished for outcome in g.outcomes)}
+    left_out = {**left_out, **{g.name: "no run finished" for g in groups if g.name not in found}}
     if BASE not in found:
         raise FedblendError(f"no run of '{BASE}', with which the others are compared")
     options = []

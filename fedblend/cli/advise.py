@@ -82,8 +82,13 @@ def advise(
     searches = tune(study, folder / "search", on_trial)
     best = api.load(folder / "search" / BEST)
     tuned = expand(best)
-    run_in(tuned, folder / "runs", True, jobs)
-    runs = [RunDirectory(folder / "runs" / slug) for slug in tuned.experiments]
+    try:
+        run_in(tuned, folder / "runs", True, jobs)
+    except FedblendError as error:  # the answer says which methods failed with a seed
+        notes.print(str(error), highlight=False, soft_wrap=True)
+    runs = [
+        run for slug in tuned.experiments if RunDirectory.is_run((run := RunDirectory(folder / "runs" / slug)).path)
+    ]
     notes.print("measuring what leaks", highlight=False)
     with one_thread():
         advice = read_advice(runs, searches[0].metric, searches[0].larger_is_better, limits, left_out)

@@ -57,6 +57,14 @@ def test_without_a_certain_gain_the_answer_is_fedavg_and_a_guess() -> None:
     assert second.startswith("The best guess is b: +2.3 [")
 
 
+def test_a_method_that_failed_with_a_seed_is_not_advised() -> None:
+    lost = option("a", SURE)
+    two = Option(**{**vars(lost), "scores": {seed: lost.scores[seed] for seed in (0, 1)}})
+    made = advice(two)
+    assert made.verdict(two) == "failed with a seed"
+    assert made.best is None
+
+
 def test_an_option_that_the_limits_exclude_is_not_advised() -> None:
     made = advice(option("a", SURE, fault="means may not leave a client"))
     assert made.best is None
