@@ -46,6 +46,9 @@ SEEDS = [0, 1, 2]
 NOT_TAKEN = ("method", "methods", "seed", "variants", "grid")
 """Tables of a file that do not count: the candidates are its methods."""
 
+OF_MODELS = ("weights", "masked", "keys", "extras")
+"""Kinds of payload that are models, or made of their changes as SCAFFOLD's control variates are."""
+
 LAST = 3
 """Evaluations at the end of a run whose mean is its score."""
 
@@ -294,7 +297,7 @@ def _option(g: Group, metric: str) -> Option:
     run = RunDirectory(g.counted[0].path)
     sharing, objective = (getattr(run.experiment().method, part) for part in ("sharing", "objective"))
     leaks = leak_report(run, trust=True).leaks
-    beside = [leak for leak in leaks if leak.kind not in ("weights", "masked", "keys")]
+    beside = [leak for leak in leaks if leak.kind not in OF_MODELS]
     return Option(
         method=g.name,
         scores=scores,

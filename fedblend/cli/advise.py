@@ -14,10 +14,10 @@ from fedblend.analysis.advice import BASE, CANDIDATES, Advice, Limits, read_advi
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
 from fedblend.cli.run import run_in
-from fedblend.cli.tune import trial_line
+from fedblend.cli.tune import begin_search, trial_line
 from fedblend.core.errors import FedblendError, did_you_mean, listed
 from fedblend.experiment.presets import presets
-from fedblend.experiment.study import expand, slugify
+from fedblend.experiment.study import expand
 from fedblend.experiment.tables import read_toml, set_field, write_toml
 from fedblend.report.advice_figure import draw_advice
 from fedblend.runs import api
@@ -26,7 +26,7 @@ from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import one_thread
 from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 
-KINDS = ("means", "outputs", "seeds", "raw")
+KINDS = ("means", "outputs", "prototypes", "answers", "seeds", "raw")
 """What clients may send beside their models."""
 
 
@@ -59,13 +59,7 @@ def advise(
     for method in methods:
         if method not in known:
             raise FedblendError(f"--methods {method}: unknown method{did_you_mean(method, known)}; see fedblend list")
-    table = api.load(file)
-    for name, value in changes:
-        set_field(table, name, value)
-    default = api.RUNS / f"advise-{slugify(str(table.get('name', file.stem)))}"
-    folder = out or (api.last_folder(default) if resume else api.free_folder(default))
-    if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
-        raise FedblendError(f"--out {folder}: already holds files; add --resume to go on, or name another folder")
+    table, folder = begin_search("advise", file, changes, resume, out)
     study, left_out = study_of(table, methods or CANDIDATES)
     console, notes = Console(), Console(stderr=True)
     for method, reason in left_out.items():

@@ -142,7 +142,7 @@ def advise(
     ] = None,
     leaves: Annotated[
         list[str] | None,
-        typer.Option(help="What may leave clients beside the model: means, outputs, seeds, raw or none (repeatable)."),
+        typer.Option(help="What may leave clients beside the model: means, outputs, seeds, ... or none (repeatable)."),
     ] = None,
     set_: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest advice on this file.")] = False,

@@ -28,13 +28,7 @@ TRIALS = "trials.csv"
 
 def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | None) -> None:
     """Search in a new folder, or go on with the newest search of the file; print a table, write the best file."""
-    table = api.load(file)
-    for field, value in changes:
-        set_field(table, field, value)
-    default = api.RUNS / f"tune-{slugify(str(table.get('name', file.stem)))}"
-    folder = out or (api.last_folder(default) if resume else api.free_folder(default))
-    if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
-        raise FedblendError(f"--out {folder}: already holds files; add --resume to go on, or name another folder")
+    table, folder = begin_search("tune", file, changes, resume, out)
     console, notes = Console(), Console(stderr=True)
     done: dict[str, int] = {}
 
@@ -56,6 +50,23 @@ def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | N
         highlight=False,
         soft_wrap=True,
     )
+
+
+def begin_search(
+    command: str, file: Path, changes: Sequence[Change], resume: bool, out: Path | None
+) -> tuple[dict[str, Any], Path]:
+    """A file's table with changes, and the folder of a command's trials: a new one, or the newest of the file's name.
+
+    Raises :class:`FedblendError` if the folder holds files and ``resume`` is false.
+    """
+    table = api.load(file)
+    for field, value in changes:
+        set_field(table, field, value)
+    default = api.RUNS / f"{command}-{slugify(str(table.get('name', file.stem)))}"
+    folder = out or (api.last_folder(default) if resume else api.free_folder(default))
+    if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
+        raise FedblendError(f"--out {folder}: already holds files; add --resume to go on, or name another folder")
+    return table, folder
 
 
 def trial_line(done: dict[str, int], label: str, trial: Trial, most: int) -> str:

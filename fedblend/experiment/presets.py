@@ -31,7 +31,7 @@ FAMILIES: dict[str, Presets] = {
             {"sharing": {"name": "means"}, "objective": {"name": "fedmix"}},
         ),
         "fedmix-checked": (
-            "FedMix whose Taylor term is checked, and cannot collapse",
+            "FedMix whose Taylor term is checked at the mixed sample",
             {"sharing": {"name": "means"}, "objective": {"name": "fedmix", "remedy": "check"}},
         ),
         "virtual-means": (

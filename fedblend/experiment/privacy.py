@@ -46,7 +46,7 @@ def _weights_noise(experiment: Experiment) -> Mechanism | str:
         return f"the server trains on the samples of client {method.sharing.server} without noise (method.sharing)"
     shared = _means_noise(experiment)
     if isinstance(shared, str) and shared:
-        return f"clients train on shared data, and {shared}"
+        return f"the model is trained on shared data, and {shared}"
     if noise.at_server and not method.aggregator.is_plain_mean:
         return (
             "noise at the server is sized for a plain mean of uploads; "

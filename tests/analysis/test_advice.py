@@ -128,7 +128,10 @@ def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None
     ("words", "said"),
     [
         (("--methods", "fedmox"), "--methods fedmox: unknown method (did you mean 'fedmix'?)"),
-        (("--leaves", "photos"), "--leaves photos: unknown; valid: means, outputs, seeds, raw or none"),
+        (
+            ("--leaves", "photos"),
+            "--leaves photos: unknown; valid: means, outputs, prototypes, answers, seeds, raw or none",
+        ),
     ],
 )
 def test_bad_options_end_in_one_message(words: tuple[str, ...], said: str, tmp_path: Path) -> None:

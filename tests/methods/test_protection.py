@@ -486,6 +486,6 @@ def test_the_report_and_inspect_tell_what_was_earned_and_why_not(
     assert len(epsilons) == 1
     assert "Accuracy against epsilon" in page
     assert "none: noise at the server is sized for a plain mean of uploads" in page
-    assert "none: clients train on shared data, and means get no noise" in page
+    assert "none: the model is trained on shared data, and means get no noise" in page
     told = succeeded(here("inspect", "runs/private/noisy-seed0")).out
     assert f"weights, for a client: ({epsilons[0]}, 1e-05)" in told

@@ -28,8 +28,10 @@ def trained(step: Any, sharing: Any = SHARING, **changes: Any) -> tuple[Any, Any
     return made, state, record
 
 
-def test_the_aggregate_takes_gradient_steps_on_the_means() -> None:
-    made, state, _ = trained(STEP)
+@pytest.mark.parametrize("split", ["class", "random"])
+def test_the_aggregate_takes_gradient_steps_on_the_means(split: str) -> None:
+    """Means of random groups have soft targets."""
+    made, state, _ = trained(STEP, {**SHARING, "split": split})
     _, aggregate, _ = trained("none", "none")
     x, y = (state.entries.tensors[name] for name in ("x", "y"))
     assert len(x) <= STEP["batch_size"]  # one batch an epoch, so that order does not matter
