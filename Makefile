@@ -81,7 +81,7 @@ bench: setup
 	$(BIN)/python benchmarks/profile_step.py --out benchmarks/results/profile.json
 	$(BIN)/python benchmarks/page.py
 
-# Many hours of work: every study and item behind docs/results/ and docs/reproductions.md, then their tables.
+# Many hours of work: every study and item behind docs/results/ and docs/reproductions/, then their tables.
 # Runs that were interrupted are resumed.
 evidence: setup
 	$(BIN)/python evidence/run.py

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tables.all_runs import write_page
@@ -22,8 +23,8 @@ from tables.augmix import (
     invgrad_speed,
     invgrad_table,
 )
-from tables.claims import claim_counts, claim_table, deciding_table, sensitivity
-from tables.comparisons import baseline_table, map_costs, map_table, personal_table
+from tables.claims import claim_table, deciding_table, sensitivity
+from tables.comparisons import baseline_table, draw_maps, map_costs, map_table, personal_table
 from tables.items import fedmix_in_small, item_pages, other_data, overview
 from tables.mix2fld import (
     channel_table,
@@ -41,6 +42,7 @@ from tables.studies import (
     alignment_table,
     client_table,
     curve_table,
+    draw_study,
     epsilon_table,
     method_table,
     paired_table,
@@ -61,11 +63,13 @@ from tables.xormixfl import (
 )
 
 from fedblend.experiment.reference import fill
+from fedblend.papers.items import all_papers
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (
-    *(DOCS / name for name in ("results.md", "reproductions.md", "privacy.md", "which-blend.md")),
+    *(DOCS / name for name in ("results.md", "privacy.md", "which-blend.md")),
     *sorted(DOCS.glob("results/*.md")),
+    *sorted(DOCS.glob("reproductions/*.md")),
 )
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -98,14 +102,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "mix2fld-privacy": sample_privacy,
     "private": lambda: epsilon_table("private", "weights"),
     "private-means": lambda: epsilon_table("private-means", "means", "private-base"),
-    "reproduced": item_pages,
-    "claims": claim_table,
     "sensitivity": sensitivity,
     "deciding": deciding_table,
-    "claim counts": claim_counts,
     "main claims": main_claims,
     "counts by paper": counts_by_paper,
-    "reproduced overview": overview,
     "other data": other_data,
     "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,
@@ -130,6 +130,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "personal models": personal_table,
     "map": map_table,
     "map costs": map_costs,
+    "relatives": lambda: map_table("relatives"),
+    "relatives costs": lambda: map_costs("relatives"),
+    **{f"items: {paper}": partial(overview, paper) for paper in all_papers()},
+    **{f"results: {paper}": partial(item_pages, paper) for paper in all_papers()},
+    **{f"claims: {paper}": partial(claim_table, paper) for paper in all_papers()},
 }
 """The functions that make the tables, by the marks on the pages."""
 
@@ -140,6 +145,10 @@ DRAWINGS: tuple[Callable[[], None], ...] = (
     lambda: draw_xor_figure_3("xormixfl-mnist5k"),
     draw_augmix_trade_off,
     draw_augmix_accuracy,
+    lambda: draw_study("fashion-mnist", "Fashion-MNIST"),
+    lambda: draw_study("femnist", "FEMNIST"),
+    lambda: draw_study("fedmix-cifar10", "CIFAR10"),
+    draw_maps,
 )
 """The functions that draw figures from results alone; others need the runs (run.py, inversion.py)."""
 

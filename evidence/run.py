@@ -1,4 +1,4 @@
-"""Remake the committed results behind docs/results/ and docs/reproductions.md.
+"""Remake the committed results behind docs/results/ and docs/reproductions/.
 
     make evidence    or    python evidence/run.py [NAME ...] [--scale SCALE] [--only ROW_OR_COLUMN ...] [--seeds S,...]
     python evidence/run.py --deciding [NAME ...]
@@ -23,35 +23,23 @@ import re
 import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import alignment
 import inversion
-import numpy as np
+import mix2fld
 
-from fedblend.analysis.privacy.mixup import LAMBDAS, SAMPLES, make_mixtures, measure_mixtures
-from fedblend.core.channel import Channel
-from fedblend.core.random import stream
 from fedblend.core.record import RoundRecord
-from fedblend.core.registry import build
-from fedblend.core.state import RunState
-from fedblend.core.trees import strip_prefix
-from fedblend.data.partitions import prepare
-from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.experiment.setup import make_setup
 from fedblend.report.privacy import run_statements
-from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
-from fedblend.runs.groups import Outcome, read
+from fedblend.runs.groups import read
 from fedblend.runs.summary import costs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,16 +65,17 @@ CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
 AS_CIFAR10 = ["--set", "data={name='cifar10', folder='$FEDBLEND_DATA/cifar-10-batches-bin'}"]
 BLENDS = ["--methods", "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means"]
 """Methods of the map: the candidates of ``advise`` but ``fed-augmix`` and ``aggenhance``, which take longest."""
+RELATIVES = ["--methods", "server-means,vhl,virtual-seeds,ccvr,flea"]
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 HALF = ["--set", "partition.alpha=0.5"]
-SHORTER = ["--set", "rounds=30", "--set", "tune.trials=4"]
 TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_client=2, samples=500}"]
 
 STUDIES: dict[str, list[str]] = {
     "fashion-mnist": ["run", "examples/fashion-mnist.toml"],
     "femnist": ["run", "examples/femnist.toml", *FEMNIST],
     "femnist-twice": ["run", "evidence/studies/femnist-twice.toml", *FEMNIST],
+    "femnist-checked": ["run", "evidence/studies/femnist-checked.toml", *FEMNIST],
     "shakespeare": ["run", "examples/shakespeare.toml"],
     "fedmix-search": ["run", "evidence/studies/fedmix-search.toml"],
     "fedmix-scale": ["run", "evidence/studies/fedmix-scale.toml"],
@@ -108,14 +97,12 @@ STUDIES: dict[str, list[str]] = {
     "xormixfl-dummies": ["run", "evidence/studies/xormixfl-dummies.toml", "--seeds", "0", *MNIST, *LOOP],
     "baselines-fashion-dirichlet": ["tune", "evidence/studies/baselines.toml"],
     "baselines-fashion-classes": ["tune", "evidence/studies/baselines.toml", *TWO_CLASSES],
-    "baselines-cifar10-dirichlet": ["tune", "evidence/studies/baselines.toml", *AS_CIFAR10, *SHORTER],
-    "baselines-cifar10-classes": ["tune", "evidence/studies/baselines.toml", *AS_CIFAR10, *TWO_CLASSES, *SHORTER],
+    "baselines-cifar10-dirichlet": ["tune", "evidence/studies/baselines-cifar10.toml", *CIFAR10],
+    "baselines-cifar10-classes": ["tune", "evidence/studies/baselines-cifar10.toml", *CIFAR10, *TWO_CLASSES],
     "personal-fashion-dirichlet": ["tune", "evidence/studies/baselines.toml", *PERSONAL],
     "personal-fashion-classes": ["tune", "evidence/studies/baselines.toml", *PERSONAL, *TWO_CLASSES],
-    "personal-cifar10-dirichlet": ["tune", "evidence/studies/baselines.toml", *PERSONAL, *AS_CIFAR10, *SHORTER],
-    "personal-cifar10-classes": [
-        *("tune", "evidence/studies/baselines.toml"), *PERSONAL, *AS_CIFAR10, *TWO_CLASSES, *SHORTER,
-    ],
+    "personal-cifar10-dirichlet": ["tune", "evidence/studies/baselines-cifar10.toml", *PERSONAL, *CIFAR10],
+    "personal-cifar10-classes": ["tune", "evidence/studies/baselines-cifar10.toml", *PERSONAL, *CIFAR10, *TWO_CLASSES],
     "map-fashion-classes": ["advise", "evidence/studies/map.toml", *BLENDS, *TWO_CLASSES],
     "map-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS],
     "map-fashion-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *HALF],
@@ -123,6 +110,8 @@ STUDIES: dict[str, list[str]] = {
     "map-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10],
     "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *HALF],
     "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST],
+    "relatives-fashion-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *TWO_CLASSES],
+    "relatives-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *RELATIVES],
     "map-heart": ["advise", "examples/heart.toml", "--methods", EVERY_BLEND, *HEART],
     "map-har": ["advise", "examples/har.toml", *BLENDS, *HAR],
     "map-shakespeare": ["advise", "examples/shakespeare.toml", *BLENDS],
@@ -232,9 +221,8 @@ def remake_study(name: str) -> None:
 
 
 def advised_result(folder: Path, command: list[str], shown: str) -> Table:
-    """Ask for advice: a study's result, the advice, and its figure among those of the pages."""
+    """Ask for advice: a study's result, and the advice."""
     subprocess.run([*command, "--out", str(folder), "--resume"], cwd=ROOT, check=True)
-    shutil.copyfile(folder / "advice.png", FIGURES / f"{folder.name}.png")
     advice = json.loads((folder / "advice.json").read_text(encoding="utf-8"))
     return {**study_result(folder / "runs", shown), "advice": advice}
 
@@ -333,146 +321,18 @@ def _air_seconds(records: list[RoundRecord]) -> list[float]:
     return [round(total, 4) for total, record in zip(totals, records, strict=True) if record.loss is not None]
 
 
-# Mix2FLD: the symmetric channel, devices of their own, sample privacy -----------------------------------------
-
-ASYMMETRIC, SYMMETRIC = "power_up=23.0", "power_up=40.0"
-"""The two channels in a run's label."""
-
-
-def with_symmetric_rows(folder: Path, rows: list[Table]) -> list[Table]:
-    """Append the rows of runs in the asymmetric channel that lose no upload, as they are over the symmetric channel.
-
-    The channel draws from random streams of its own. A run that loses nothing in either channel therefore trains
-    identically in both; only its seconds on the air differ. They are drawn again for both channels. Runs that send
-    models, whose uploads get lost, are left out, and so are runs that were made in the symmetric channel.
-
-    Raises :class:`RuntimeError` where the draw of the run's own channel differs from the recorded seconds, or where an
-    upload is lost.
-    """
-    known = {(row["method"], row["seed"]) for row in rows}
-    added = []
-    for run in find_runs([folder]):
-        outcome = read(run)
-        label = outcome.label.replace(ASYMMETRIC, SYMMETRIC)
-        sends_models = outcome.config["method"]["upload"]["name"] == "model"
-        if sends_models or not outcome.finished or label == outcome.label or (label, outcome.seed) in known:
-            continue
-        own = run.experiment().channel
-        symmetric = type(own)(**{**vars(own), "power_up": own.power_down})
-        for record in outcome.records:
-            recorded = sum((record.channel or {}).values())
-            if not math.isclose(_redrawn_seconds(own, record, outcome.seed), recorded, abs_tol=1e-9):
-                raise RuntimeError(
-                    f"{outcome.label}, round {record.round}: the channel's draw does not give the recorded "
-                    f"{recorded} s on the air"
-                )
-        row = next(r for r in rows if (r["method"], r["seed"]) == (outcome.label, outcome.seed))
-        times = _times_over(symmetric, outcome)
-        added.append({**row, "method": label, "trained_as": outcome.label, **times})
-    return rows + added
-
-
-def _times_over(channel: Channel, outcome: Outcome) -> Table:
-    """Seconds on the air and in total, from the start to each evaluated round, over a channel."""
-    air, clock, times = 0.0, 0.0, []
-    for record in outcome.records:
-        seconds = _redrawn_seconds(channel, record, outcome.seed)
-        air += seconds
-        clock += costs(record)["clock"] - sum((record.channel or {}).values()) + seconds
-        if record.loss is not None:
-            times.append((round(air, 4), round(clock, 4)))
-    return {"air": [one for one, _ in times], "clock": [one for _, one in times]}
-
-
-def _redrawn_seconds(channel: Channel, record: RoundRecord, seed: int) -> float:
-    """Seconds of a round's transmissions, whose payloads have one size for all clients; 0 for a round without any."""
-    clients, number = np.array(record.cohort or [], np.int64), record.round - 1
-    seeds = record.bytes_up.get("seeds", 0)
-    total = 0.0
-    for direction, purpose, size in (
-        ("up", "share-uplink", seeds),
-        ("down", "downlink", sum(record.bytes_down.values())),
-        ("up", "uplink", sum(record.bytes_up.values()) - seeds),
-    ):
-        if size and len(clients):
-            sizes = np.full(len(clients), size // len(clients))
-            sent = channel.transmit(direction, sizes, stream(seed, purpose, number), clients)
-            if not sent.arrives.all():
-                raise RuntimeError(f"round {number + 1}: an upload or downlink is lost, so that training would differ")
-            total += float(sent.seconds.max())
-    return total
-
-
-def with_device_accuracies(folder: Path, rows: list[Table]) -> list[Table]:
-    """Add to each row the test accuracy of every device after its last training, and of the server's model."""
-    by_run = {(row["method"], row["seed"]): row for row in rows}
-    for run in find_runs([folder]):
-        outcome = read(run)
-        if outcome.finished:
-            by_run[outcome.label, outcome.seed] |= _device_accuracies(run)
-    return rows
-
-
-def _device_accuracies(run: RunDirectory) -> Table:
-    state = checkpoint.read(run.path)
-    assert isinstance(state, RunState)
-    engine = StackedEngine(make_setup(run.experiment()))
-
-    def accuracy(weights: Any) -> float:
-        right = engine.score(weights).right
-        assert right is not None
-        return round(float(right.mean()), 5)
-
-    each = [accuracy(strip_prefix("weights/", state.client_states[client])) for client in sorted(state.client_states)]
-    spread = {"mean": round(statistics.mean(each), 8), "variance": round(statistics.variance(each), 8)}
-    return {"devices": each, **spread, "server": accuracy(state.weights)}
-
-
 ROW_CHANGES: dict[str, Callable[[Path, list[Table]], list[Table]]] = {
-    "mix2fld-figure-2": with_symmetric_rows,
-    "mix2fld-figure-3": with_device_accuracies,
+    "mix2fld-figure-2": mix2fld.with_symmetric_rows,
+    "mix2fld-figure-3": mix2fld.with_device_accuracies,
 }
 """Studies whose rows are extended after the runs."""
-
-PRIVACY_DATA = ("mnist", "fashion-mnist", "cifar10", "cifar100")
-PRIVACY_DRAWS, PRIVACY_DEVICES, PRIVACY_HELD = 10, 2, 500
-"""Draws, devices, and samples that each device holds, equally many of every label."""
-
-
-def write_sample_privacy(path: Path) -> None:
-    """Write sample privacy of Mixup and Mix2up on four data sets (Mix2FLD, Tables II and III).
-
-    CIFAR-100's devices coordinate their labels: with labels drawn at random hardly any two match.
-    """
-    sets = []
-    for name in PRIVACY_DATA:
-        data, coordinated = build("dataset", name).load(), name == "cifar100"
-        options = {"name": "mix2fld", "form": "iid", "clients": PRIVACY_DEVICES, "samples": PRIVACY_HELD}
-        population = prepare(build("partition", options), data, 0)
-        drawn = [
-            make_mixtures(data, population, 0, k, PRIVACY_DEVICES, SAMPLES, coordinated) for k in range(PRIVACY_DRAWS)
-        ]
-        repeated = sum(one.pairs.repeated for one in drawn)
-        rows = [asdict(row) for row in measure_mixtures(drawn, LAMBDAS)]
-        sets.append({"data": name, "coordinated": coordinated, "repeated": repeated, "rows": rows})
-    result = {
-        "command": "python evidence/run.py mix2fld-privacy",
-        "lambdas": LAMBDAS,
-        "samples": SAMPLES,
-        "devices": PRIVACY_DEVICES,
-        "held": PRIVACY_HELD,
-        "draws": PRIVACY_DRAWS,
-        "sets": sets,
-    }
-    path.write_text(json.dumps(result, indent=1) + "\n")
-
 
 FUNCTIONS: dict[str, Callable[[Path], None]] = {
     "alignment": alignment.write,
     "augmix-attack": lambda path: inversion.run_augmix("augmix-attack", path, run_row),
     "augmix-mnist": lambda path: inversion.run_augmix("augmix-mnist", path, run_row),
     "invgrad": inversion.run_single_updates,
-    "mix2fld-privacy": write_sample_privacy,
+    "mix2fld-privacy": mix2fld.write_sample_privacy,
 }
 """Studies that no fedblend command makes. Attack studies resume; the others start again."""
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from helpers import federation_of
+from helpers import federation_of, run
 from hypothesis import strategies as st
 
 from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.record import CostMeter
 from fedblend.core.setup import Setup
 from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
 
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 
@@ -25,7 +26,7 @@ def train(made: Setup, clients: Iterable[int], round: int = 0) -> dict[int, Clie
     """Local training of some clients from a world's first weights, with what their sharing gives them."""
     fed = federation_of(made)
     start, sizes = fed.start()[0], made.sizes(0)
-    state = fed._share_if_due(start, sizes, CostMeter())[0]
+    state = fed._share_if_due(start, start.weights, sizes, CostMeter())[0]
     task = TrainTask(round, start.weights, fed._pool_of(state), sizes)
     return {trained.client: trained for trained in fed.engine.train(task, clients)}
 
@@ -48,3 +49,22 @@ FLOATS = st.floats(-1e6, 1e6, width=32)
 ROWS = st.integers(1, 6).flatmap(
     lambda n: st.lists(st.tuples(st.lists(FLOATS, min_size=n, max_size=n), st.integers(1, 500)), min_size=1, max_size=7)
 )
+
+
+def stacked_gives_the_loops_state(world: Setup, rounds: int, stack: int) -> None:
+    """Assert that the stacked engine ends with the weights, and with what clients keep, of the loop engine.
+
+    The bound is wider than rounding of a step: square roots near 0, as of variances and distances, enlarge it.
+    """
+    ended = []
+    for engine in (LoopEngine(world), StackedEngine(world, stack=stack)):
+        fed = federation_of(world)
+        fed.engine = engine
+        ended.append(run(fed, rounds)[0])
+    loop, stacked = ended
+    assert stacked.client_states.keys() == loop.client_states.keys()
+    kept = [(table, stacked.client_states[client]) for client, table in loop.client_states.items()]
+    for wanted, made in ((loop.weights, stacked.weights), *kept):
+        assert made.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(made[name], tensor, rtol=1e-3, atol=1e-5)

@@ -112,7 +112,8 @@ def setup(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = 
 def needs_of(method: str) -> dict[str, Any]:
     """Fields of an experiment that a preset cannot do without, on small images."""
     personal = presets.FAMILIES["Personal models"]
-    norms = {"model": {"name": "cnn", "channels": [4], "norm": "group"}} if method == "fedbn" else {}
+    maps = ("fedbn", "fedfa", "fedprox+fedfa")
+    norms = {"model": {"name": "cnn", "channels": [4], "norm": "group"}} if method in maps else {}
     # Otherwise that of one device, which real sites cannot test at others.
     each = {"evaluate_model": "each"} if method == "fedproto" else {}
     return norms | each | ({"holdout": 0.2} if method in personal else {})

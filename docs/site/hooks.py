@@ -22,6 +22,8 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[)#])")
 """The path of a relative link or image."""
 NAMED = re.compile(r"\[[\w/-]+\.md\](?=\(([^)\s#]+\.md)[)#])")
 """The text of a link that is the name of its file."""
+LONG_CODE = re.compile(r"(?<=<code>)[^<\n]{25,}(?=</code>)")
+"""Code in a line of text that is so long that it would make a column of a table too wide."""
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
 IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Files outside of docs/ that have a page even if no page links to them."""
@@ -68,6 +70,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     parts = FENCED.split(markdown)
     parts[::2] = [LINK.sub(link, NAMED.sub(title, part)) for part in parts[::2]]
     return "".join(parts)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let long code in a line of text, such as the name of a test, break after a slash, a colon or an underscore."""
+    return LONG_CODE.sub(lambda found: re.sub(r"(/|::|_)(?=\w)", r"\1<wbr>", found[0]), html)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

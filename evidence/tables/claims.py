@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
 from typing import NamedTuple
 
 from fedblend.papers.claims import judge_claim, parse_claim
-from fedblend.papers.items import all_papers
 from fedblend.papers.result import paper_numbers
-from fedblend.papers.verdicts import FAILS, HOLDS, NOISE, ONE_SEED, PART, UNDECIDED, ClaimVerdict, judge_result
+from fedblend.papers.verdicts import ONE_SEED, ClaimVerdict, judge_result
 from tables.common import ROOT, Row, all_items, table
 from tables.items import PAPER_NAMES, data_of, item_results, link, scale_of
 
@@ -53,52 +51,22 @@ def judged_claims() -> list[JudgedClaim]:
     ]
 
 
-def claim_counts() -> str:
-    """Verdicts counted by scale and data."""
-    found = [one for one in judged_claims() if not one.claim.get("choice")]
-    total = Counter(one.word for one in found)
-    decided = total.total() - total[UNDECIDED]
-    single = sum(number for word, number in total.items() if word.startswith(ONE_SEED))
-    text = (
-        f"Of {total.total()} claims {decided} were measured: {decided - single} with several seeds, {single} with one, "
-        "which decides nothing."
-    )
-    groups = {setting: [one for one in found if one.setting == setting] for setting in SETTINGS}
-    return _counts("scale and data", groups, text)
-
-
-def _counts(head: str, groups: Mapping[str, Sequence[JudgedClaim]], text: str = "") -> str:
-    """How often each verdict is given, by group and in all."""
-    words = [HOLDS, PART, NOISE, FAILS, *(f"{ONE_SEED}: {way}" for way in ("for", "both ways", "against")), UNDECIDED]
-    counts = {name: Counter(one.word for one in claims) for name, claims in groups.items()}
-    counts["all"] = sum(counts.values(), Counter[str]())
-    rows = [[name, *(str(count[word]) for word in words), str(count.total())] for name, count in counts.items()]
-    return table([head, *words, "claims"], rows, text)
-
-
-def claim_table() -> str:
-    """Verdicts counted by paper, and for each paper a row for each claim of each committed result, folded."""
-    groups: dict[str, list[JudgedClaim]] = {paper: [] for paper in all_papers()}
-    for one in judged_claims():
-        if not one.claim.get("choice"):
-            groups[one.result["item"].partition("/")[0]].append(one)
-    lines = [_counts("paper", {PAPER_NAMES[paper]: claims for paper, claims in groups.items()})]
+def claim_table(paper: str) -> str:
+    """A row for each claim of each committed result of a paper."""
     head = ["item", "claim", "paper", "ours", "95 % interval", "scale, data", "verdict"]
-    for paper, claims in groups.items():
-        rows = [
-            [
-                link(one.result["item"], "").replace(f"[{paper}/", "["),
-                one.claim["says"].replace("|", "\\|"),
-                _paper_text(one),
-                *_ours_and_interval(one.verdict),
-                f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", "),
-                one.word,
-            ]
-            for one in claims
+    rows = [
+        [
+            link(one.result, here=True),
+            one.claim["says"].replace("|", "\\|"),
+            _paper_text(one),
+            *_ours_and_interval(one.verdict),
+            f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", "),
+            one.word,
         ]
-        opened = f'<details markdown="1">\n<summary>{PAPER_NAMES[paper]}: {len(claims)} claims</summary>'
-        lines += ["", opened, "", table(head, rows), "", "</details>"]
-    return "\n".join(lines)
+        for one in judged_claims()
+        if one.result["item"].startswith(f"{paper}/") and not one.claim.get("choice")
+    ]
+    return table(head, rows)
 
 
 def _paper_text(one: JudgedClaim) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from statistics import fmean
 
-from fedblend.analysis.advice import BASE, LAST
+from fedblend.analysis.advice import BASE, LAST, Advice, Option
+from fedblend.report.advice_figure import draw_advice
 from fedblend.runs.differences import Difference, paired_difference
-from tables.common import RESULTS, Row, by_method, command_of, study_result, table
+from tables.common import FIGURES, RESULTS, Row, by_method, command_of, study_result, table
 
 SETTINGS = {
     "fashion-dirichlet": "Fashion-MNIST, Dirichlet 0.1",
@@ -96,13 +98,13 @@ def told(difference: Difference | None, factor: float = 1.0) -> str:
     if difference is None:
         return "one seed"
     mean, low, high = (factor * value for value in (difference.mean, difference.low, difference.high))
-    text = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    text = f"{mean:+.1f} [{low:+.1f},\u00a0{high:+.1f}]"
     return f"**{text}**" if low > 0 or high < 0 else text
 
 
-def map_table() -> str:
-    """A row for each setting: FedAvg's accuracy, and each blend's difference to it."""
-    results = committed("map", MAP)
+def map_table(kind: str = "map") -> str:
+    """A row for each setting: FedAvg's accuracy, and each blend's difference to it. ``kind`` begins a study's name."""
+    results = committed(kind, MAP)
     methods = _methods(results)
     rows = []
     for setting, result in results.items():
@@ -129,9 +131,31 @@ def _cell(option: Row) -> str:
     return told(given and Difference(tuple(given["seeds"]), given["mean"], given["half"]), 100.0)
 
 
-def map_costs() -> str:
+def draw_maps() -> None:
+    """The figure of each setting's advice, from its committed numbers."""
+    for setting, result in committed("map", MAP).items():
+        advice = result["advice"]
+        options = [
+            Option(
+                one["method"],
+                {int(seed): score for seed, score in one["scores"].items()},
+                one["megabytes"],
+                tuple(one["leaves"]),
+                one["to_clients"],
+                {kind: math.nan if value is None else value for kind, value in one["membership"].items()},
+                math.nan,
+                one["difference"] and Difference(*(one["difference"][name] for name in ("seeds", "mean", "half"))),
+                one["fault"],
+            )
+            for one in advice["options"]
+        ]
+        picture = draw_advice(Advice(advice["metric"], advice["larger_is_better"], options), MAP[setting])
+        (FIGURES / f"map-{setting}.png").write_bytes(picture)
+
+
+def map_costs(kind: str = "map") -> str:
     """A row for each method: what leaves clients, to whom, how much, and what an attacker makes of it."""
-    results = committed("map", MAP)
+    results = committed(kind, MAP)
     rows = []
     for method in (BASE, *_methods(results)):
         found = [o for result in results.values() for o in result["advice"]["options"] if o["method"] == method]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 
 from fedblend.papers import formatting
@@ -67,9 +66,9 @@ def item_results() -> list[Row]:
     return sorted(found, key=lambda result: (order.index(result["item"]), result["scale"] != "paper"))
 
 
-def overview() -> str:
-    """A row for each item: scale, data, claims that point the paper's way, and a link to the study."""
-    items = {name: item for name, item in all_items().items() if "/choice-" not in name}
+def overview(paper: str) -> str:
+    """A row for each item of a paper: scale, data, claims that point the paper's way, and a link to the study."""
+    items = {name: item for name, item in all_items().items() if name.startswith(f"{paper}/") and not _is_choice(name)}
     results = [result for result in item_results() if result["item"] in items]
     text = f"{len({result['item'] for result in results})} of {len(items)} items have results, {len(results)} in all."
     rows = [
@@ -79,20 +78,41 @@ def overview() -> str:
     return table(["item", "what", "scale", "data", "claims that our means bear out", "also"], rows, text)
 
 
+def _is_choice(name: str) -> bool:
+    return "/choice-" in name
+
+
 def _overview_row(name: str, item: Item, results: list[Row]) -> list[str]:
-    page = f"results/{name.partition('/')[0]}.md"
-    study = f"[a study]({page}#{STUDY_HEADINGS[name]})" if name in STUDY_HEADINGS else ""
+    paper, _, short = name.partition("/")
+    study = f"[a study](results/{paper}.md#{STUDY_HEADINGS[name]})" if name in STUDY_HEADINGS else ""
     if not results:
-        return [name, item.title, ABSENT_DATA.get(name, "not yet"), "", "", study]
+        return [short, item.title, ABSENT_DATA.get(name, "not yet"), "", "", study]
     columns = zip(*((scale_of(result), data_of(result), _borne_out(result)) for result in results), strict=True)
     cells = ("; ".join(dict.fromkeys(column)) for column in columns)
-    return [link(name), item.title, *cells, study]
+    return [link(results[0], here=True), item.title, *cells, study]
 
 
-def link(name: str, page: str = "reproductions.md") -> str:
-    """A link to an item's result on a page; the page is empty for a link within it."""
-    heading = re.sub(r"[^\w\- ]", "", f"{name}: {all_items()[name].title}".lower()).replace(" ", "-")
-    return f"[{name}]({page}#{heading})"
+def linked_items() -> dict[str, list[str]]:
+    """Links to the items of each paper that have a result; choices are left out."""
+    first = {result["item"]: result for result in reversed(item_results()) if not _is_choice(result["item"])}
+    return {
+        paper: [link(first[name]) for name in all_items() if name in first and name.startswith(f"{paper}/")]
+        for paper in all_papers()
+    }
+
+
+def heading_of(result: Row) -> str:
+    """The heading of a result on its paper's page: the item, and the scale if the item has a result at the paper's."""
+    paper, _, name = result["item"].partition("/")
+    second = result["scale"] != "paper" and (RESULTS / paper / f"{name}-paper.json").exists()
+    return f"{name}, {result['scale']}" if second else name
+
+
+def link(result: Row, here: bool = False) -> str:
+    """A link to a result on the page of its paper, from this page (``here``) or another one."""
+    paper, _, name = result["item"].partition("/")
+    page = "" if here else f"reproductions/{paper}.md"
+    return f"[{name}]({page}#{heading_of(result).replace(', ', '-')})"
 
 
 def scale_of(result: Row) -> str:
@@ -136,7 +156,7 @@ def other_data() -> str:
         rounds = sorted({run.rounds for run in runs})
         rows.append(
             [
-                link(name, ""),
+                link(results[0]).replace("[", f"[{paper}/", 1),
                 ", ".join(f"{ours}, not {own}" for own, ours in replaced.items()),
                 str(len(runs)),
                 ", ".join(map(str, rounds)),
@@ -176,6 +196,11 @@ def fedmix_in_small() -> str:
     return f"Final accuracies of FedMix, on Fashion-MNIST in small, are above {', '.join(texts)}."
 
 
-def item_pages() -> str:
-    """Every result of an item, as its command printed it."""
-    return "\n".join(formatting.markdown(result) for result in item_results()).rstrip()
+def item_pages(paper: str) -> str:
+    """Every result of a paper's items, as its command printed it, below a short heading."""
+    pages = []
+    for result in item_results():
+        if result["item"].startswith(f"{paper}/"):
+            _, _, body = formatting.markdown(result).partition("\n\n")
+            pages.append(f"## {heading_of(result)}\n\n{result['title']}.\n\n{body}")
+    return "\n".join(pages).rstrip()

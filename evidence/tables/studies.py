@@ -5,13 +5,18 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
+from fedblend.analysis.plotting import BAND, INK, MUTED, line_styles, log_axis, style_axes
+from fedblend.report.figures import plain_legend
+from fedblend.report.privacy import PRIVACY_NOTE
 from tables.common import (
     Row,
     by_method,
     command_of,
+    figure_of,
     final_accuracy,
     last_accuracy,
     mean_std,
+    save_png,
     study_result,
     table,
 )
@@ -42,6 +47,44 @@ def method_table(name: str, fashion_methods: tuple[str, ...] = ()) -> str:
     reach = f"rounds to {100 * target:g} %"
     head = ["method", "seeds", "final accuracy %", "mean of last 10 %", reach, "MB up", "MB down"]
     return table(head, rows, command_of(result))
+
+
+def draw_study(name: str, data: str) -> None:
+    """Accuracy by round with a band over seeds, and the final accuracy against the megabytes that were sent in all."""
+    groups = by_method(study_result(name)["runs"])
+    styles = line_styles(list(groups))
+    figure = figure_of(8.5, 4.0)
+    by_round, by_bytes = figure.subplots(1, 2, sharey=True)
+    sent = {m: statistics.mean(r["costs"]["bytes_up"] + r["costs"]["bytes_down"] for r in g) for m, g in groups.items()}
+    handles = []
+    for method, runs in groups.items():
+        style = styles[method]
+        seeds = [[100 * accuracy for accuracy in run["accuracy"]] for run in runs]
+        mean, low, high = (list(map(pick, zip(*seeds, strict=True))) for pick in (statistics.mean, min, max))
+        rounds = runs[0]["rounds"]
+        handles += by_round.plot(
+            rounds, mean, color=style.colour, linestyle=style.dash, marker=style.marker, markersize=4,
+            markevery=max(1, len(rounds) // 8), linewidth=1.6,
+        )  # fmt: skip
+        by_round.fill_between(rounds, low, high, color=style.colour, alpha=BAND, linewidth=0)
+        by_bytes.errorbar(
+            [sent[method] / 1e6], mean[-1:], yerr=[[mean[-1] - low[-1]], [high[-1] - mean[-1]]], color=style.colour,
+            marker=style.marker, markersize=7, capsize=2, elinewidth=1.0,
+        )  # fmt: skip
+    style_axes(by_round, "round", "test accuracy (%)")
+    style_axes(by_bytes, "MB sent in all by all clients, log scale  (← cheaper)", "")
+    log_axis(by_bytes, [number / 1e6 for number in sent.values()])
+    by_bytes.margins(x=0.15)
+    seeds_text = " to ".join(map(str, sorted({len(runs) for runs in groups.values()})))
+    many = "" if seeds_text == "1" else "s"
+    title = f"Test accuracy by round, and after the last round by megabytes sent: {data}, {seeds_text} seed{many}"
+    figure.suptitle(title, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK)
+    if seeds_text != "1":
+        told = "Line: mean over seeds. Band and bars: lowest to highest seed."
+        by_round.set_title(told, loc="left", fontsize=9, color=MUTED)
+    unsafe = {"global-mixup": f"global-mixup ({PRIVACY_NOTE})"}
+    plain_legend(figure, handles, [unsafe.get(method, method) for method in groups], 4)
+    save_png(figure, name)
 
 
 def _rounds_to(run: Row, target: float) -> float | None:

@@ -8,6 +8,7 @@ from fedblend.papers.items import all_papers
 from fedblend.papers.verdicts import HOLDS, UNDECIDED, WORDS
 from tables.claims import JudgedClaim, judged_claims
 from tables.common import table
+from tables.items import linked_items
 
 MAIN_CLAIMS = (
     ("fedmix/table-1", "FedMix above NaiveMix above FedAvg in final accuracy"),
@@ -41,7 +42,7 @@ def main_claims() -> str:
 
 
 def counts_by_paper() -> str:
-    """Verdicts on all claims, counted by paper."""
+    """The items of each paper that have a result, and the verdicts on its claims, counted."""
     found = [one for one in judged_claims() if not one.claim.get("choice")]
     words = [word for word in WORDS if word in {one.verdict.word for one in found} and "seed" not in word]
     ways = [f"one seed: {way}" for way in ("for", "both ways", "against")]
@@ -51,11 +52,12 @@ def counts_by_paper() -> str:
         for paper in all_papers()
     }
     total = sum(counts.values(), Counter[str]())
+    named = [(f"[{_short(p)}](reproductions/{p}.md)", ", ".join(linked_items()[p]), c) for p, c in counts.items()]
     rows = [
-        [name, *(str(count[word]) for word in columns), str(count.total())]
-        for name, count in [*((f"[{_short(p)}]({_page(p)})", c) for p, c in counts.items()), ("all", total)]
+        [name, items, *(str(count[word]) for word in columns), str(count.total())]
+        for name, items, count in [*named, ("all", "", total)]
     ]
-    return table(["paper", *columns, "claims"], rows)
+    return table(["paper", "items with a result", *columns, "claims"], rows)
 
 
 def _seeds(one: JudgedClaim) -> int:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from fedblend.analysis.privacy.leak_report import leak_report
+from fedblend.core.engine import client_parts
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
@@ -295,9 +296,11 @@ def _option(g: Group, metric: str) -> Option:
         sent = sum(costs(record)[way] for record in outcome.records for way in ("bytes_up", "bytes_down"))
         megabytes.append(sent / MEGABYTE / max(1, outcome.facts["clients"]["number"]))
     run = RunDirectory(g.counted[0].path)
-    sharing, objective = (getattr(run.experiment().method, part) for part in ("sharing", "objective"))
+    method = run.experiment().method
+    sharing, objective = method.sharing, method.objective
     leaks = leak_report(run, trust=True).leaks
-    beside = [leak for leak in leaks if leak.kind not in OF_MODELS]
+    statistics = any(part.sends_statistics for part in client_parts(method).values())
+    beside = [leak for leak in leaks if leak.kind not in OF_MODELS or (leak.kind == "extras" and statistics)]
     return Option(
         method=g.name,
         scores=scores,

@@ -34,7 +34,7 @@ page's dark background."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 """A marker for each colour: with the dash, it distinguishes methods without colour."""
 
-DASHES: tuple[Any, ...] = ("-", "--", "-.", (0, (8, 3)))
+DASHES: tuple[Any, ...] = ("-", "--", "-.", (0, (8, 3)), (0, (8, 2, 2, 2, 2, 2)))
 """Dashes of methods. Dots mark unfinished runs."""
 
 METHOD_ROWS = (
@@ -50,7 +50,13 @@ METHOD_ROWS = (
         "fedadam", "fedmix-hidden", "naivemix-hidden", "local-means", "fedyogi", "noise-mix",
         "fedadagrad", "aggenhance-secure", "ditto", "fedper", "fedrep", "pfedme",
     ),
-    ("fedproto", "fedbn", "prior-samples", "virtual-means", "server-means", "fedmix-checked"),
+    (
+        "fedproto", "fedbn", "prior-samples", "virtual-means", "server-means", "fedmix-checked",
+        "ccvr", "server-matched", "feddm", "fedfa", "flea", "shared-set",
+    ),
+    (
+        "virtual-seeds", "virtual-xor", "vhl", "statmix",
+    ),
 )  # fmt: skip
 """The presets, without their combinations: a row for each dash, a column for each colour. Methods that papers compare
 have different colours."""
@@ -102,7 +108,7 @@ def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """A line style for each method, in order.
 
     A preset has its own style everywhere. Any other name starts at a place that its letters determine, and takes the
-    next style that is free among ``methods``; styles repeat after 48.
+    next style that is free among ``methods``; styles repeat after 60.
 
     >>> line_styles(["mine", "fedmix"])["fedmix"] == line_styles(["fedavg", "fedmix"])["fedmix"]
     True

@@ -26,7 +26,7 @@ from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import one_thread
 from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 
-KINDS = ("means", "outputs", "prototypes", "answers", "seeds", "raw")
+KINDS = ("means", "statistics", "synthetic", "outputs", "prototypes", "answers", "seeds", "features", "extras", "raw")
 """What clients may send beside their models."""
 
 
@@ -86,7 +86,9 @@ def advise(
     notes.print("measuring what leaks", highlight=False)
     with one_thread():
         advice = read_advice(runs, searches[0].metric, searches[0].larger_is_better, limits, left_out)
-    _write(folder, advice, read_toml(folder / "search" / BEST), searches)
+    facts = runs[0].facts()
+    data = f"{facts['data']['name']}, {facts['clients']['number']:,} clients"
+    _write(folder, advice, read_toml(folder / "search" / BEST), searches, data)
     console.print(_table(advice))
     console.print(Text(NOTE), style="dim", soft_wrap=True)
     for line in advice.answer():
@@ -122,7 +124,7 @@ def _table(advice: Advice) -> Table:
     return table
 
 
-def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequence[MethodSearch]) -> None:
+def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequence[MethodSearch], data: str) -> None:
     """Write the figure, the numbers, and the file of the advised method with its best values."""
     chosen = advice.best or advice.base
     values = next(search.best.values for search in searches if search.label == chosen.method and search.best)
@@ -132,5 +134,4 @@ def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequ
         set_field(table, name, value)
     write_atomically(folder / "advice.toml", write_toml(table))
     write_json(folder / "advice.json", advice.table())
-    helps = f"{advice.best.method} helps" if advice.best else "No blend helps for certain"
-    write_atomically(folder / "advice.png", draw_advice(advice, f"{helps}: {best.get('name', folder.name)}"))
+    write_atomically(folder / "advice.png", draw_advice(advice, data))

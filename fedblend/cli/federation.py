@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -147,7 +148,7 @@ def _require_done(run: Path, log: str) -> None:
     status = RunDirectory(run).status() if RunDirectory.is_run(run) else {"state": "not begun"}
     if status["state"] == "done":
         return
-    errors = [line.partition("fedblend: error: ")[2] for line in log.splitlines() if "fedblend: error: " in line]
+    errors = re.findall(r"(?:fedblend: error|FedblendError): (.+)", log)
     reason = status.get("reason") or (errors[-1] if errors else "see the log")
     raise FedblendError(f"the federation's run is {status['state']}: {reason} (logs in {run.parent / 'logs'})")
 

@@ -85,6 +85,8 @@ def new_file(method: str, dataset: str) -> str:
     model = MODELS.get(dataset, 'name = "lenet5"')
     if parts.get("personal") == {"name": "fedbn"}:
         model = NORMED.get(dataset, 'name = "cnn"\nnorm = "batch"    # engine: one client after another')
+    elif parts.get("objective") == {"name": "fedfa"} and dataset == "digits":
+        model = 'name = "cnn"'
     partition = PARTITIONS.get(
         dataset,
         'name = "classes"   # each client holds few classes: far from IID\nclients = 20\nclasses_per_client = 2',

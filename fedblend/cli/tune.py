@@ -73,7 +73,7 @@ def trial_line(done: dict[str, int], label: str, trial: Trial, most: int) -> str
     """A finished trial in one line; ``done`` counts each method's trials."""
     done[label] = done.get(label, 0) + 1
     outcome = f"failed: {trial.failure}" if trial.failure else "" if trial.score is None else f"{trial.score:.4f}"
-    early = f", ended early after {trial.rounds} rounds" if trial.pruned else ""
+    early = f", ended early after {trial.rounds} round{'s' * (trial.rounds != 1)}" if trial.pruned else ""
     return f"{label} {done[label]}/{most}: {_values(trial.values)}: {outcome}{early}"
 
 

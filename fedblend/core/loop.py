@@ -71,6 +71,7 @@ class RoundLoop:
         self.ended_by = ""
         """The callbacks that ended the run before its last round."""
         self._pool: tuple[Pool, Pool] | None = None
+        self._sent: tuple[Pool, Pool] | None = None
         self._require_possible()
         self.device = reference_device(setup)
 
@@ -95,7 +96,7 @@ class RoundLoop:
         self.spec = model_spec(setup, self.engine.server_model())
         method.server_step.require_possible(self.spec)
         setup.requests(setup.sizes(0))
-        if method.objective.needs:
+        if method.objective.needs or method.sharing.after_training:
             minimum = 1 if experiment.unsafe else experiment.policy.min_mean
             method.sharing.require_possible(setup.sizes(0), minimum)
 
@@ -142,6 +143,9 @@ class RoundLoop:
                 weights, outputs = self.aggregate(begun.task, result)
             weights, server_state = self._after_aggregation(begun.task, weights, state.server_state, result)
             state = replace(state, server_state=server_state, client_states=self._kept(begun.task, result, state))
+        if self.method.sharing.after_training:
+            state, shared, _ = self._share_if_due(state, weights, begun.task.sizes, costs)
+            facts |= shared
         weights, state = self._refine(replace(state, global_outputs=outputs), weights, begun)
         facts |= self._change(before, weights, outputs, facts)
         state = replace(state, round=state.round + 1, weights=weights)
@@ -156,43 +160,50 @@ class RoundLoop:
     def begin_round(self, state: RunState) -> BegunRound:
         """Everything of a round up to the clients' training; nothing is changed but by what is returned."""
         costs, sizes = CostMeter(), self.setup.sizes(state.round)
-        state, facts, has_model = self._share_if_due(state, sizes, costs)
+        facts: dict[str, Any] = {}
+        has_model = np.empty(0, np.int64)
+        if not self.method.sharing.after_training:
+            state, facts, has_model = self._share_if_due(state, state.weights, sizes, costs)
         pool = self._pool_of(state)
-        self._require_pool(pool, state.round)
+        sent = self._pool_for_clients(pool)
+        self._require_pool(pool, sent, state.round)
         cohort: list[int] = []
         if self.method.upload.trains_in(state.round):
             drawn = self.draw_cohort(state.round)
-            received, state = self._download(state, drawn, pool, has_model, costs)
+            received, state = self._download(state, drawn, sent, has_model, costs)
             cohort, states = self._client_states(state, drawn, received)
         else:
             states = {}
-        mixed = pool if self.method.objective.needs else None
-        outputs, sent = state.global_outputs, self._broadcast(state)
-        task = TrainTask(state.round, state.weights, mixed, sizes, outputs, states, sent)
+        mixed = sent if self.method.objective.needs else None
+        outputs, broadcast = state.global_outputs, self._broadcast(state)
+        task = TrainTask(state.round, state.weights, mixed, sizes, outputs, states, broadcast)
         return BegunRound(state, task, cohort, pool, costs, facts)
 
     def _share_if_due(
-        self, state: RunState, sizes: np.ndarray, costs: CostMeter
+        self, state: RunState, weights: Weights, sizes: np.ndarray, costs: CostMeter
     ) -> tuple[RunState, dict[str, Any], np.ndarray]:
         """Have the clients whose data are new share, if it is time to (MAFL, Algorithm 1; section 3.4).
 
-        Returns the state, the record's field ``shared``, and the clients that received the round's model for it.
+        ``weights`` are the global model, for a sharing that depends on it; all clients share then. Returns the state,
+        the record's field ``shared``, and the clients that received the round's model for it.
         """
         sharing, round = self.method.sharing, state.round
         nobody = np.empty(0, np.int64)
-        if not sharing.active:
+        if not sharing.active or sharing.made_by_server:
             return state, {}, nobody
-        new = (sizes != state.shared_sizes) if not sharing.each_round else sizes > 0
+        new = (sizes != state.shared_sizes) if not sharing.reads_model else sizes > 0
         wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
         # A payload that was lost is sent again until it arrives.
         wanted |= self.experiment.channel.loses and bool((new & (state.shared_sizes == 0)).any())
-        if not (round == 0 or sharing.each_round or wanted):
+        if not (sharing.shares_in(round, self.experiment.rounds) or (wanted and not sharing.after_training)):
             return state, {}, nobody
         payloads: dict[int, Payload] = {}
         refused = []
         with costs.time("share"):
             asked = np.flatnonzero(new & (np.arange(len(new)) != sharing.server))
-            given = dict(self.engine.share(round, state.weights, asked.tolist(), sizes))
+            if sharing.of_cohort:
+                asked = np.intersect1d(asked, self.draw_cohort(round))
+            given = dict(self.engine.share(round, weights, asked.tolist(), sizes))
             sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
             arrives = self._transmit("up", "share-uplink", sizes_given, np.array([*given], np.int64), round, costs)
             costs.count("up", sharing.bytes_kind, int(sizes_given.sum()))
@@ -200,13 +211,14 @@ class RoundLoop:
             for client, payload in given.items():
                 if client in lost:
                     continue
-                if fault := _fault_of(payload):
+                if fault := _fault_of(payload) or sharing.fault(payload, int(sizes[client]), self.spec):
                     refused.append({"client": client, "reason": fault})
                 else:
                     payloads[client] = payload
-            if sharing.each_round:
-                costs.count("down", "weights", len(asked) * bytes_of(self.setup.shared(state.weights)))
-            kept = rows_of(state.entries, ~np.isin(state.entries.owner, asked))
+            if sharing.reads_model:
+                costs.count("down", "weights", len(asked) * bytes_of(self.setup.shared(weights)))
+            is_kept = ~np.isin(state.entries.owner, asked) & (not sharing.of_cohort)
+            kept = rows_of(state.entries, is_kept)
             entries = joined(kept, gather(payloads))
         state = replace(
             state,
@@ -220,14 +232,16 @@ class RoundLoop:
             shared["lost"] = lost
         if refused:
             shared["refused"] = refused
-        return state, {"shared": shared}, asked if sharing.each_round else nobody
+        return state, {"shared": shared}, asked if sharing.reads_model else nobody
 
     def _pool_of(self, state: RunState) -> Pool:
         """What the server makes of the entries; made again only when entries change."""
         if self._pool is None or self._pool[0] is not state.entries:
             rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
             sharing, base = self.method.sharing, self.setup.base(state.shared_sizes)
-            if sharing.secure_aggregated:
+            if sharing.made_by_server:
+                pool = sharing.make(self.spec, rng)
+            elif sharing.secure_aggregated:
                 pool = sharing.pool_of_sums(state.entries, np.flatnonzero(state.shared_sizes), rng)
             elif base is None:
                 pool = sharing.pool(state.entries, rng)
@@ -236,25 +250,31 @@ class RoundLoop:
             self._pool = (state.entries, pool)
         return self._pool[1]
 
-    def _require_pool(self, pool: Pool, round: int) -> None:
+    def _pool_for_clients(self, pool: Pool) -> Pool:
+        """What clients may receive of a pool: all but the samples of a server with data of its own."""
+        server = self.method.sharing.server
+        if server is None or not self.method.objective.needs:
+            return pool
+        if self._sent is None or self._sent[0] is not pool:
+            self._sent = (pool, rows_of(pool, pool.owner != server))
+        return self._sent[1]
+
+    def _require_pool(self, pool: Pool, sent: Pool, round: int) -> None:
         """Raise :class:`FedblendError` where clients or the server step have nothing to work on."""
-        if len(pool):
-            return
         sharing, step, objective = self.method.sharing, self.method.server_step, self.method.objective
         nothing = f"method.sharing: '{sharing.name}': nothing was shared before round {round + 1}, so that"
-        larger = (
-            "let clients make larger means (samples_per_mean, split), or lower policy.min_mean: "
-            f"{self.experiment.policy.min_mean}"
-        )
-        if step.needs_pool and not self.experiment.channel.loses:
-            pairs = (
-                "let clients hold two labels each, and send more seeds or coordinated ones: inverse mixing pairs seeds "
-                "of the same two labels"
-            )
-            advice = larger if step.reads_inputs else pairs
+        advice = sharing.if_empty.format(min_mean=self.experiment.policy.min_mean)
+        if step.needs_pool and not len(pool) and not self.experiment.channel.loses:
             raise FedblendError(f"{nothing} the server step '{step.name}' has nothing to work on; {advice}")
-        if objective.needs:
-            raise FedblendError(f"{nothing} '{objective.name}' has nothing to mix with; {larger}")
+        if objective.needs and not len(sent):
+            raise FedblendError(f"{nothing} '{objective.name}' has nothing to mix with; {advice}")
+        for field, part in (("objective", objective), ("server_step", step)):
+            if len(pool) and (lacking := sorted({*part.needs} - {*pool.tensors})):
+                raise FedblendError(
+                    f"method.sharing: '{sharing.name}' shares {', '.join(pool.tensors)}, but method.{field} "
+                    f"'{part.name}' needs {', '.join(lacking)}; valid: a sharing of these, such as means (x, y) or "
+                    "channel-statistics (mean, std)"
+                )
 
     def _download(
         self, state: RunState, cohort: np.ndarray, pool: Pool, has_model: np.ndarray, costs: CostMeter
@@ -265,7 +285,7 @@ class RoundLoop:
             weights = 0 if method.stateful_clients else bytes_of(self.setup.shared(state.weights))
             outputs = bytes_of(state.global_outputs) if any(term.uses_outputs for term in method.terms) else 0
             extras = bytes_of(self._broadcast(state))
-            goes_to_clients = sharing.leaves_client and method.objective.needs
+            goes_to_clients = sharing.sent_to_clients and method.objective.needs
             pool_bytes = bytes_of(pool.tensors) if goes_to_clients else 0
             fresh, without_model = ~state.has_pool[cohort], ~np.isin(cohort, has_model)
             sizes = weights * without_model + outputs + extras + pool_bytes * fresh
@@ -411,7 +431,7 @@ class RoundLoop:
                 state=state.server_part("server_step"),
                 prior=self.setup.prior,
                 global_outputs=state.global_outputs,
-                pool=begun.pool,
+                pool=self._pool_of(state),
             )
             weights, kept = step.refine(weights, context)
         return weights, replace(state, server_state=replaced(state.server_state, "server_step", kept))

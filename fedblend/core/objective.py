@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from pydantic import BeforeValidator, WithJsonSchema
 from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.dataset import TaskKind
-from fedblend.core.registry import Part, part
+from fedblend.core.registry import Part, build, part
 from fedblend.core.trees import Tensors, strip_prefix
 
 
@@ -47,6 +48,15 @@ class Task:
             return -F.log_softmax(outputs, -1).gather(-1, target[:, None]).mean()
         # A shared distribution broadcasts, so no [B, C] copy of it is made.
         return -(F.log_softmax(outputs, -1) * target).sum(-1).mean()
+
+    def targets(self, y: torch.Tensor) -> torch.Tensor:
+        """Targets of shared entries as :meth:`loss` takes them.
+
+        Labels may be of any whole type. Distributions may lack the last classes, whose share is then 0.
+        """
+        if not y.is_floating_point():
+            return y.long()
+        return y if y.shape[-1] == self.outputs else F.pad(y, (0, self.outputs - y.shape[-1]))
 
     def losses(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss of each sample [n], for targets as stored."""
@@ -145,21 +155,36 @@ class Context:
     pool: Tensors = field(default_factory=dict)
     """What sharing gave this client: tensors with one row an entry."""
     start: Tensors = field(default_factory=dict)
-    """The round's global weights, if the method has terms; else empty."""
+    """The round's global weights, if the method has terms or its objective reads them; else empty."""
     global_outputs: Tensors = field(default_factory=dict)
     """Mean outputs by label [C, C] from the server, under the name ``outputs``; empty before there are any."""
-    client_state: Tensors = field(default_factory=dict)
+    client_state: dict[str, torch.Tensor] = field(default_factory=dict)
     """What the part that reads this keeps at the client (:meth:`ClientPart.init_client_state`)."""
     server_state: Tensors = field(default_factory=dict)
     """What the part that reads this keeps at the server, where it broadcasts that."""
     note: Callable[[str, torch.Tensor], None] | None = None
     """Where given: records a number of the step under a name, for callbacks (:attr:`ClientUpdate.notes`)."""
+    pool_stored: bool = False
+    """Whether x of the pool is on the scale of stored samples, not of inputs."""
+
+    def entries(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of entries of the pool, ``rows`` int64 [n]."""
+        x, y = (self.pool[name].index_select(0, rows) for name in ("x", "y"))
+        return self.scale(x) if self.pool_stored else x, self.task.targets(y)
 
     def of_part(self, slot: str) -> Context:
         """Return the same context with the states of the part at ``slot`` only."""
         prefix = f"{slot}/"
         states = strip_prefix(prefix, self.client_state), strip_prefix(prefix, self.server_state)
         return replace(self, client_state=states[0], server_state=states[1])
+
+    def renew(self, name: str, tensor: torch.Tensor) -> None:
+        """Set what an objective keeps at the client, from the next step on (:attr:`Objective.tracks`).
+
+        Ignored where it keeps no such tensor, as in the training of personal models.
+        """
+        if name in self.client_state:
+            self.client_state[name] = tensor.detach()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +254,8 @@ class ClientPart(Part):
     """Whether :meth:`after_training` sends tensors beside the model; they have the names, shapes and types of what the
     part keeps at the server. A part that sends also broadcasts.
     """
+    sends_statistics: bool = False
+    """Whether what it sends are statistics of samples, not made of models as SCAFFOLD's control variates are."""
 
     def require_possible(self, method: Any, train: Any) -> None:
         """Raise ``ValueError`` where the part cannot be used with the method's other parts or with ``[train]``."""
@@ -259,7 +286,8 @@ class StepPlan(NamedTuple):
 
     ``sizes`` int64 [steps] are the batch sizes, ``width`` the largest; ``own`` marks the entries of
     the pool that came from this client, bool [entries]. ``label_counts`` int64 [C] are the client's samples by class,
-    ``None`` where the data have no classes.
+    ``None`` where the data have no classes. ``server_state`` is what the objective keeps at the server, where it
+    broadcasts that.
     """
 
     sizes: np.ndarray
@@ -268,6 +296,7 @@ class StepPlan(NamedTuple):
     own: np.ndarray | None = None
     entries: int = 0
     label_counts: np.ndarray | None = None
+    server_state: Tensors | None = None
 
 
 class Objective(ClientPart):
@@ -277,21 +306,26 @@ class Objective(ClientPart):
     """
 
     breaks_privacy: bool = False
+    reads_stored: bool = False
+    """Whether entries of the pool may be samples as stored (:meth:`Context.entries` scales them)."""
     counts_labels: bool = False
     """Whether :meth:`draw` reads the client's samples by class (:attr:`StepPlan.label_counts`)."""
+    tracks: bool = False
+    """Whether :meth:`loss` renews what the objective keeps at the client in each step (:meth:`Context.renew`)."""
+    reads_start: bool = False
+    """Whether :meth:`loss` reads the round's global weights (:attr:`Context.start`)."""
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Nothing, unless an objective says so."""
         return ()
 
-    @property
-    def views_per_sample(self) -> int:
-        """How many times a batch's samples go through the model in the largest forward pass.
+    def largest_pass(self, batch: int) -> int:
+        """Samples that go through the model in the largest forward pass of a step on ``batch`` samples.
 
         Dropout draws a mask for each of them.
         """
-        return 1
+        return batch
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """The random half: arrays with one row a step, drawn from the client's stream of the round."""
@@ -316,6 +350,14 @@ class Objective(ClientPart):
         return (self.loss,)
 
 
+def _build_base(spec: Any) -> Any:
+    return build("objective", spec, "method.objective.base")
+
+
+Base = Annotated[Any, BeforeValidator(_build_base), WithJsonSchema({"part": "objective"})]
+"""The type of an option ``base``: an objective with its options, by name or as a table."""
+
+
 class WithBase(Objective):
     """Base of the objectives that change or extend the loss of another objective, their option ``base``."""
 
@@ -327,14 +369,23 @@ class WithBase(Objective):
         return tuple(self.base.needs)
 
     @property
+    def reads_stored(self) -> bool:  # type: ignore[override]
+        """Whether the base reads samples as stored."""
+        return bool(self.base.reads_stored)
+
+    @property
     def counts_labels(self) -> bool:  # type: ignore[override]
         """Whether the base reads the client's samples by class."""
         return bool(self.base.counts_labels)
 
     @property
-    def views_per_sample(self) -> int:
-        """The views of the base."""
-        return int(self.base.views_per_sample)
+    def reads_start(self) -> bool:  # type: ignore[override]
+        """Whether the base reads the round's global weights."""
+        return bool(self.base.reads_start)
+
+    def largest_pass(self, batch: int) -> int:
+        """The largest pass of the base."""
+        return int(self.base.largest_pass(batch))
 
     @property
     def layer(self) -> int | None:

@@ -55,8 +55,9 @@ class ServerStep(Part):
     questions to whoever holds them, which are answered by :meth:`respond`, on the rank that trained the client.
     Questions and answers travel only where ``queries_clients`` says that it is the clients who answer, and the server
     never sees their uploads. ``breaks_privacy`` is true where a step uses raw samples, ``reads_pool`` where it works on
-    what clients share, ``needs_pool`` where it has nothing to do without that, and ``reads_inputs`` where it takes that
-    for inputs of the model, not for samples as stored.
+    what clients share, ``needs_pool`` where it has nothing to do without that, ``reads_inputs`` where it takes that for
+    inputs of the model, not for samples as stored, and ``reads_features`` where it takes that for inputs of the model's
+    last layer. ``needs`` names the tensors that it takes of that.
     """
 
     looks_at_uploads: bool = False
@@ -64,7 +65,9 @@ class ServerStep(Part):
     breaks_privacy: bool = False
     reads_pool: bool = False
     needs_pool: bool = False
+    needs: tuple[str, ...] = ()
     reads_inputs: bool = False
+    reads_features: bool = False
     active: bool = True
 
     def require_possible(self, spec: ModelSpec) -> None:

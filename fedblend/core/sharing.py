@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import nn
 
-from fedblend.core.objective import Scale, Task
+from fedblend.core.objective import ModelSpec, Scale, Task
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Part
 
@@ -47,6 +48,8 @@ class ClientData:
     """Fewest samples of which the client's policy lets it send a mean."""
     request: Request | None = None
     """What the server requests of this client in particular."""
+    model: nn.Module | None = None
+    """The global model with its weights, in evaluation mode; a sharing may call it and must not change it."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,16 @@ class Sharing(Part):
     """Whether a client may use its own entries only."""
     each_round: bool = False
     """Whether clients share again in every round."""
+    made_by_server: bool = False
+    """Whether the server makes the entries itself, by :meth:`make`; clients then share nothing."""
+    reads_model: bool = False
+    """Whether what a client shares depends on the round's global model, which the server then sends for it."""
+    after_training: bool = False
+    """Whether clients share at the end of a round, under its aggregate; the pool is for the server step alone."""
+    of_cohort: bool = False
+    """Whether only the clients of the round share."""
     for_server: bool = False
-    """Whether the pool stays at the server, for the server step."""
+    """Whether the pool stays at the server, unless the objective reads samples as stored."""
     server: int | None = None
     """The client that is the server, for a server with data of its own; it does not share."""
     coordinated: bool = False
@@ -85,10 +96,31 @@ class Sharing(Part):
     """Whether the server of a real federation receives sums over groups of clients only."""
     shares_inputs: bool = False
     """Whether entries are inputs of the model, or means of such; if not, they are on the scale of stored samples."""
+    shares_features: bool = False
+    """Whether entries are of the inputs of the model's last layer, not samples."""
     active: bool = True
     """Whether anything is shared."""
+    if_empty: str = "let clients make larger means (samples_per_mean, split), or lower policy.min_mean: {min_mean}"
+    """What to change where nothing was shared, for a message with the policy's ``min_mean``."""
     refresh: float | None = None
     """Share of the clients with new data from which on clients share again; ``None`` for once."""
+
+    single_samples: bool = False
+    """Whether each entry is made of one sample, of which a site limits the number (its ``max_seeds``)."""
+
+    @property
+    def shares_stored(self) -> bool:
+        """Whether entries are on the scale of stored samples: neither inputs, nor features or hidden states."""
+        return not (self.shares_inputs or self.shares_features or getattr(self, "layer", None) is not None)
+
+    @property
+    def sent_to_clients(self) -> bool:
+        """Whether clients whose objective needs the pool receive it; others make it themselves."""
+        return self.leaves_client or self.made_by_server
+
+    def shares_in(self, round: int, rounds: int) -> bool:
+        """Whether clients share in ``round``, counted from 0, of a run of ``rounds``, even if no data are new."""
+        return round == 0 or self.each_round
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no client could share anything.
@@ -107,9 +139,17 @@ class Sharing(Part):
         """
         return samples // max(1, minimum) if self.bytes_kind == "means" else samples
 
+    def fault(self, payload: Payload, samples: int, spec: ModelSpec) -> str | None:
+        """Why a payload of finite numbers by a client with so many samples cannot be used, or ``None``."""
+        return None
+
     def mechanism(self) -> Mechanism | str:
         """The noise that gives an (epsilon, delta) for a sample of the payload, or the reason why there is none."""
         return f"'{self.name}' shares without noise"
+
+    def make(self, spec: ModelSpec, rng: np.random.Generator) -> Pool:
+        """At a server that makes the entries itself: the pool, of no client's samples."""
+        raise TypeError(f"{type(self).__name__} defines no make")
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
         """At the server: make the pool from all entries, in order of client."""

@@ -116,7 +116,7 @@ class LoopEngine:
         ``request`` is the request of a server with data of its own to this client.
         """
         x, y = self.setup.samples(client, size)
-        return ClientData(x, y, self.setup.task, self.setup.scale, self._hidden, rng, minimum, request)
+        return ClientData(x, y, self.setup.task, self.setup.scale, self._hidden, rng, minimum, request, self.model)
 
     @torch.no_grad()
     def _hidden(self, x: torch.Tensor, layer: int) -> torch.Tensor:
@@ -150,7 +150,9 @@ class LoopEngine:
         plain = bool(method.objective.needs) and not len(pool)
         sizes = np.diff(bounds)
         counts = self.setup.label_counts(client, samples)
-        plan = StepPlan(sizes, int(sizes.max(initial=0)), task.round, pool.owner == client, len(pool), counts)
+        server_state = strip_prefix("objective/", task.server_state)
+        width = int(sizes.max(initial=0))
+        plan = StepPlan(sizes, width, task.round, pool.owner == client, len(pool), counts, server_state)
         objective = objective_of(method, task, plain)
         drawn = objective.draw(stream(seed, task.purpose("objective"), task.round, client), plan)
         epochs = 1 if settings.steps else settings.epochs
@@ -171,11 +173,12 @@ class LoopEngine:
             self.setup.task,
             self.scale,
             self.to_device(assignment.pool.tensors),
-            self.to_device(task.anchor_of(client)) if terms else {},
+            self.to_device(task.anchor_of(client)) if terms or objective.reads_start else {},
             self.to_device(task.outputs_of(client)),
             client_state,
             self.to_device(task.server_state),
             note=(lambda name, number: notes[name].append(number)) if self.notes else None,
+            pool_stored=method.sharing.shares_stored,
         )
         loss = LocalLoss(objective, context, terms, settings)
         drawn = {name: torch.from_numpy(a).to(self.device) for name, a in assignment.drawn.items()}
@@ -215,7 +218,8 @@ class LoopEngine:
                 for key, tensors in optimizer.state().items()
                 for name, tensor in zip(self.names, tensors, strict=True)
             }
-        return self.update(task, assignment, weights, mean_loss, outputs, step_notes, kept)
+        tracked = {name: tensor.cpu() for name, tensor in loss.context.client_state.items()} if objective.tracks else {}
+        return self.update(task, assignment, weights, mean_loss, outputs, step_notes, kept, tracked)
 
     def augmented(self, x: torch.Tensor, augment: torch.Tensor | None, rows: slice = slice(None)) -> torch.Tensor:
         """Return stored samples after the augmentations by these ``rows`` of random choices, if there are any."""
@@ -259,8 +263,12 @@ class LoopEngine:
         outputs: torch.Tensor | None,
         notes: dict[str, torch.Tensor] | None = None,
         optimizer_state: Tensors | None = None,
+        tracked: Tensors | None = None,
     ) -> ClientUpdate:
-        """Return a client's update after its steps, with the new state and the extra uploads of its parts."""
+        """Return a client's update after its steps, with the new state and the extra uploads of its parts.
+
+        ``tracked`` is what the objective's steps made of its state (:attr:`Objective.tracks`).
+        """
         client, setup = assignment.client, self.setup
         state = add_prefix(OPTIMIZER, optimizer_state or {})
         extras: dict[str, torch.Tensor] = {}
@@ -276,6 +284,8 @@ class LoopEngine:
         for slot, part in ({} if task.personal else client_parts(setup.experiment.method)).items():
             prefix = f"{slot}/"
             client_state = strip_prefix(prefix, task.client_states.get(client, {}))
+            if slot == "objective":
+                client_state |= tracked or {}
             if type(part).after_training is ClientPart.after_training and not client_state:
                 continue
             kept, sent = part.after_training(spec, training(client_state, strip_prefix(prefix, task.server_state)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedblend.core.engine import client_parts
 from fedblend.core.errors import did_you_mean
+from fedblend.core.objective import Personal
 from fedblend.experiment.fields import Method, Policy, Train, Validation
 
 
@@ -120,17 +121,17 @@ def check_sharing(method: Method, channel: Any) -> None:
     if objective.needs and not sharing.active:
         raise ValueError(
             f"method.sharing: '{sharing.name}' shares nothing, but the objective '{objective.name}' needs "
-            f"{', '.join(objective.needs)}; valid: means, local-means, noise, hidden-means or raw"
+            f"{', '.join(objective.needs)}; valid: means, local-means, noise, hidden-means, features or raw"
         )
-    if objective.needs and sharing.for_server:
+    if objective.needs and sharing.for_server and not objective.reads_stored:
         raise ValueError(
             f"method.sharing: samples of '{sharing.name}' stay at the server, but the objective '{objective.name}' "
-            "mixes with shared data at the clients; valid: means, local-means, noise, hidden-means or raw"
+            "mixes with shared data at the clients; valid: means, local-means, noise, hidden-means, features or raw"
         )
     # An objective with views may have one that mixes as its base.
-    reads_raw = getattr(objective, "base", objective).breaks_privacy
-    if objective.needs and sharing.unsafe != reads_raw:
-        form, valid = ("as they are stored", "raw") if reads_raw else ("as the model takes them", "means")
+    needs_raw = getattr(objective, "base", objective).breaks_privacy
+    if objective.needs and (not sharing.unsafe if needs_raw else sharing.unsafe and not objective.reads_stored):
+        form, valid = ("as they are stored", "raw") if needs_raw else ("as the model takes them", "means")
         raise ValueError(
             f"method.sharing: the objective '{objective.name}' mixes with data {form}, which '{sharing.name}' does not "
             f"share; valid: {valid}"
@@ -141,8 +142,11 @@ def check_sharing(method: Method, channel: Any) -> None:
             f"server step '{step.name}' uses; valid: none, an objective that mixes, or a server step that uses shared "
             "data (reads_pool)"
         )
-    if sharing.active and step.reads_pool and sharing.shares_inputs != step.reads_inputs:
+    shares, reads = (sharing.shares_inputs, sharing.shares_features), (step.reads_inputs, step.reads_features)
+    if sharing.active and step.reads_pool and shares != reads:
         takes, valid = ("the model's inputs", "means") if step.reads_inputs else ("samples as stored", "xor-seeds")
+        if step.reads_features:
+            takes, valid = "statistics of features", "feature-statistics"
         raise ValueError(
             f"method.sharing: the server step '{step.name}' takes {takes}, which '{sharing.name}' does not share; "
             f"valid: {valid}"
@@ -220,6 +224,18 @@ def check_training(method: Method, train: Train, protection: Any) -> None:
 
 def check_client_parts(method: Method, train: Train, channel: Any, protection: Any, adversary: Any) -> None:
     """Parts that keep something at clients: what they need of other fields, and what covers models only."""
+    objective = method.objective
+    base = getattr(objective, "base", None)
+    if base is not None and (base.tracks or base.broadcasts):
+        raise ValueError(
+            f"method.objective.base: '{base.name}' keeps a state from round to round, which '{objective.name}' does "
+            "not pass on; valid: another base"
+        )
+    if objective.tracks and type(method.personal).objective is not Personal.objective:
+        raise ValueError(
+            f"method.personal: '{method.personal.name}' takes several steps inside each step, but '{objective.name}' "
+            "in method.objective renews its state once a step; valid: another personal"
+        )
     for slot, part in client_parts(method).items():
         part.require_possible(method, train)
         if part.broadcasts and channel.loses:

@@ -41,6 +41,26 @@ FAMILIES: dict[str, Presets] = {
                 "objective": {"name": "virtual-samples"},
             },
         ),
+        "shared-set": (
+            "raw samples as further ones: breaks privacy (Zhao 2018)",
+            {"sharing": {"name": "raw-seeds"}, "objective": {"name": "virtual-samples"}},
+        ),
+        "virtual-seeds": (
+            "inversely mixed seeds are further samples of each client",
+            {"sharing": {"name": "mixed-seeds"}, "objective": {"name": "virtual-samples"}},
+        ),
+        "virtual-xor": (
+            "decoded XOR-ed seeds are further samples of each client",
+            {"sharing": {"name": "xor-seeds"}, "objective": {"name": "virtual-samples"}},
+        ),
+        "vhl": (
+            "noise by class, features aligned (Tang et al. 2022)",
+            {"sharing": {"name": "class-noise"}, "objective": {"name": "virtual-homogeneity"}},
+        ),
+        "statmix": (
+            "channel statistics of others' images (Lewy et al. 2022)",
+            {"sharing": {"name": "channel-statistics"}, "objective": {"name": "statmix"}},
+        ),
         "fed-augmix": (
             "augmented views, and outputs kept near (Fed-AugMix)",
             {"objective": {"name": "augmix"}},
@@ -60,6 +80,11 @@ FAMILIES: dict[str, Presets] = {
         "fedmix-hidden": (
             "FedMix on hidden states (FedMix, appendix E)",
             {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "fedmix"}},
+        ),
+        "fedfa": ("perturbed statistics of hidden maps (Zhou, Konukoglu 2023)", {"objective": {"name": "fedfa"}}),
+        "flea": (
+            "mixup with features of single samples (Xia et al. 2024)",
+            {"sharing": {"name": "features"}, "objective": {"name": "flea"}},
         ),
     },
     "Against client drift": {
@@ -98,6 +123,25 @@ FAMILIES: dict[str, Presets] = {
                 "sharing": {"name": "means", "split": "class", "samples_per_mean": 20},
                 "server_step": {"name": "train-on-means"},
             },
+        ),
+        "server-matched": (
+            "trained on synthetic samples that clients share once",
+            {
+                "sharing": {"name": "matched-samples", "networks": "random"},
+                "server_step": {"name": "train-on-means"},
+            },
+        ),
+        "feddm": (
+            "trained on synthetic samples alone (Xiong et al. 2023)",
+            {
+                "upload": "nothing",
+                "sharing": {"name": "matched-samples"},
+                "server_step": {"name": "train-on-means", "epochs": 20},
+            },
+        ),
+        "ccvr": (
+            "last layer trained on Gaussian features (Luo et al. 2021)",
+            {"sharing": {"name": "feature-statistics"}, "server_step": {"name": "ccvr"}},
         ),
         "prior-samples": (
             "tuned on real samples: breaks privacy (AggEnhance)",

@@ -119,6 +119,7 @@ def page() -> str:
     return "\n".join(
         [
             HEAD,
+            *_contents(inner),
             LAYOUT,
             UNITS,
             *_section("## The experiment", experiment),
@@ -144,6 +145,20 @@ def markdown(docstring: str) -> str:
     text = re.sub(r"``(.+?)``", r"`\1`", names).replace("::\n", ":\n").strip() + "\n"
     # Not in code: between backquotes, or in lines that are indented.
     return re.sub(r"(`[^`]*`|^ {4}.*$)|<(?=[a-zA-Z/!])", lambda found: found[1] or "&lt;", text, flags=re.MULTILINE)
+
+
+def _contents(tables: Iterable[Entry]) -> Iterable[str]:
+    """Links to the sections of a file's tables, and a table with a link to each part by its kind."""
+    links = ", ".join(f"[`[{entry.where}]`](#{entry.where})" for entry in tables)
+    yield f"[The experiment](#the-experiment) has the top-level fields; the tables of a file are {links}.\n"
+    rows = [
+        [
+            f"[{kind}](#parts-{kind})",
+            ", ".join(f"[`{entry.name}`](#{kind}-{entry.name})" for entry in kind_entries(kind)),
+        ]
+        for kind in registry.MODULES
+    ]
+    yield _table(["kind of part", "parts"], rows)
 
 
 def _kind(kind: str) -> Iterable[str]:
@@ -226,8 +241,9 @@ def _leaving(method: Method) -> str:
     """The kinds of payload that leave a client, as a site's file names them, with how often."""
     sharing = method.sharing
     shared = sharing.active and sharing.leaves_client
+    often = "each round" if sharing.each_round else "after the last round" if sharing.after_training else "once"
     kinds = [
-        (f"`{sharing.bytes_kind}`, {'each round' if sharing.each_round else 'once'}", shared),
+        (f"`{sharing.bytes_kind}`, {often}", shared),
         ("`raw`, once", method.server_step.breaks_privacy),
         (f"`{method.upload.bytes_kind}`, each round", method.upload.trains),
         ("`answers`, each round", method.server_step.queries_clients),

@@ -25,7 +25,7 @@ from fedblend.flower.messages import Tensors
 from fedblend.flower.site import RefusedByPolicy
 from fedblend.runs.files import append_line, lock, read_lines, without_waiting
 
-SHARED_KINDS = ("means", "seeds", "raw", "shared", "masked")
+SHARED_KINDS = ("means", "statistics", "synthetic", "seeds", "features", "raw", "shared", "masked")
 """Kinds of payload that a site makes of its samples without training."""
 
 

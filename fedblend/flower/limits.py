@@ -106,16 +106,18 @@ def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -
 def check_schedule(experiment: Experiment, round: int) -> None:
     """Raise :class:`RefusedByPolicy` if an experiment's clients do not share in this round, counted from 0.
 
-    They share before the first round. They share again where the method shares in each round, where data arrive
-    (``refresh``), or where a channel loses what they share.
+    Most share before the first round (:meth:`Sharing.shares_in`). They share again where data arrive (``refresh``), or
+    where a channel loses what they share.
     """
     sharing = experiment.method.sharing
     refreshes = sharing.refresh is not None and experiment.arrival is not None
-    again = sharing.each_round or refreshes or experiment.channel.loses
+    again = (refreshes or experiment.channel.loses) and not sharing.after_training
+    rounds = max(1, experiment.rounds)
     if not sharing.active:
         raise RefusedByPolicy("this experiment's clients share nothing (method.sharing)")
-    if not 0 <= round < max(1, experiment.rounds) or (round and not again):
-        when = f"rounds 1 to {experiment.rounds}" if again else "round 1 only"
+    if not (0 <= round < rounds and (again or sharing.shares_in(round, rounds))):
+        due = [one + 1 for one in range(rounds) if again or sharing.shares_in(one, rounds)]
+        when = f"rounds {due[0]} to {due[-1]}" if len(due) > 1 else f"round {due[0]} only"
         raise RefusedByPolicy(f"this experiment's clients share in {when}, not in round {round + 1} (method.sharing)")
 
 

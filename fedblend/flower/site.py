@@ -34,8 +34,8 @@ from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import read_toml
 
 KINDS = (
-    *("weights", "masked", "keys", "outputs", "prototypes", "means", "seeds", "raw", "shared", "answers", "scores"),
-    *("extras", "loss", "metrics"),
+    *("weights", "masked", "keys", "outputs", "prototypes", "means", "statistics", "synthetic", "seeds", "raw"),
+    *("shared", "answers", "scores", "extras", "features", "loss", "metrics"),
 )
 """Kinds of payload that can leave a site, by the names under which their bytes are counted.
 
@@ -43,9 +43,10 @@ KINDS = (
 mean loss and the experiment's metrics on these samples. ``masked`` is a model or a mean of which the server learns only
 the sum with others. ``keys`` are the public keys and secret shares of masks. ``extras`` are what terms such as
 SCAFFOLD's send beside a model. ``loss`` is the mean loss in training; it leaves only beside models in clear without
-protection.
+protection. ``statistics`` are of features, or of the channels of images.
 """
 
+# Not safe by default either: statistics of few samples give these away, and synthetic samples may resemble real ones.
 SAFE = ("weights", "masked", "keys", "outputs", "prototypes", "means", "answers", "scores", "extras", "loss")
 """Kinds that a site allows by default: none that holds single samples, and no metrics."""
 
@@ -74,8 +75,8 @@ class Site(BaseModel):
     data: field_of_part("dataset", "data") | None = None  # type: ignore[valid-type]
     """This site's samples; default: its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
-    """Kinds of payload that may leave: weights, masked, keys, outputs, prototypes, means, seeds, raw, shared, answers,
-    scores, extras, loss, metrics.
+    """Kinds of payload that may leave: weights, masked, keys, outputs, prototypes, means, seeds, features, raw, shared,
+    answers, scores, extras, loss, metrics.
     """
     min_mean: Count = 2
     """Fewest samples that a shared mean, a label's mean output or a score may cover; for means the experiment's own
@@ -94,7 +95,7 @@ class Site(BaseModel):
     this site takes part in masked sums only if each site's keys are signed; the server then cannot take a site's place.
     """
     max_seeds: Count | None = None
-    """Most seeds that this site sends for one request (XorMixFL); default: no limit."""
+    """Most seeds, or features, that this site sends for one request (XorMixFL, FLea); default: no limit."""
     rounds: Count | None = None
     """Rounds that this site trains in, over all runs in its audit log; default: no limit."""
     max_answers: Count | None = None
@@ -275,11 +276,11 @@ SITE_FILE = """# What may leave this site, for every request of every server. fe
 
 # Kinds of payload that may leave. Other kinds: {others}.
 #   weights   a model after training            outputs   mean outputs by label
-#   prototypes  mean embeddings by class
+#   prototypes  mean embeddings by class        features  hidden states of single samples
 #   means     means of samples                  seeds     mixed samples
 #   raw       samples as they are               answers   replies to a server step, from this site's model
 #   scores    how many test samples are right   masked    a model or mean of which the server learns only a sum
-#   keys      keys and sealed shares of masks   extras    what terms such as SCAFFOLD's send beside a model
+#   keys      keys and sealed shares of masks   extras    what SCAFFOLD's term or FedFA sends beside a model
 #   metrics   loss and metrics of a model on samples that are held out or kept for validation
 #   loss      the mean loss in training, beside a model that is neither masked nor protected
 # Without "weights" this site's model leaves masked, or not at all.

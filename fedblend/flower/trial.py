@@ -203,7 +203,14 @@ class LoopbackTrial:
     def _environment(self) -> dict[str, str]:
         # Flower must start the apps of this Python's environment.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        own = {"FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1", process_guard.VARIABLE: self.mark}
+        own = {
+            "FLWR_HOME": str(self.home),
+            "PATH": path,
+            # Code beside the experiment's file is on this process's path, not in the installed packages.
+            "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder),
+            "PYTHONUNBUFFERED": "1",
+            process_guard.VARIABLE: self.mark,
+        }
         return {**FAST_POLL, **os.environ, **NO_REPORTS, **own}
 
 

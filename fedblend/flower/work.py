@@ -26,7 +26,7 @@ from fedblend.flower.secure_aggregation.masks import sent_beside
 from fedblend.flower.secure_aggregation.site import masked_mean, masked_update, secure_aggregator
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 
-SINGLE = ("seeds", "raw")
+SINGLE = ("seeds", "raw", "features")
 """Kinds of payload in which each entry is made of one sample, or of two."""
 
 MAX_ENTRIES = 10**8
@@ -39,9 +39,9 @@ LACKS = "lacks"
 def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
     """Return what the client shares. Where the sharing sends nothing, the reply has only the number of entries."""
     sharing = task.setup.experiment.method.sharing
-    if sharing.each_round:
+    if sharing.reads_model:
         task.memory.keep("model", str(task.round), tensors)
-    weights = _in_order(task, tensors) if sharing.each_round else task.setup.weights()
+    weights = _in_order(task, tensors) if sharing.reads_model else task.setup.weights()
     payload = shared(task, weights, task.client, task.round, request_of(task, fields))
     if payload is None:
         return {"nothing": True}, {}
@@ -57,8 +57,12 @@ def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
 def _require_few(task: ClientTask, payload: Payload) -> None:
     """Raise :class:`RefusedByPolicy` for more single samples, mixed or not, than the site file allows."""
     most, number = task.site.max_seeds, max(len(tensor) for tensor in payload.values())
-    if most is not None and task.setup.experiment.method.sharing.bytes_kind in SINGLE and number > most:
-        raise RefusedByPolicy(f"it is asked for {number} seeds, and its policy gives {most} (max_seeds in its file)")
+    sharing = task.setup.experiment.method.sharing
+    kind = sharing.bytes_kind
+    if most is not None and (kind in SINGLE or sharing.single_samples) and number > most:
+        raise RefusedByPolicy(
+            f"it is asked for {number} single samples ({kind}), and its policy gives {most} (max_seeds in its file)"
+        )
 
 
 def asked_of(request: Request | None) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def shared(
     if ledger is None:
         made: Payload | None = sharing.share(local)
         return made
-    model = digest_of(weights) if sharing.each_round else None
+    model = digest_of(weights) if sharing.reads_model else None
     return ledger.payload(sharing, local, {"scale": describe_setup(task.setup)["scale"], "model": model})
 
 
@@ -162,7 +166,7 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
         if fields["begins"] == "own":
             raise FedblendError("it did not hear the round's model, and cannot tell how far its own has moved from it")
         owner = _owners(fields["owners"]) if pool is not None else np.empty(0, np.int64)
-        sent = None if pool is None else pool.tensors if experiment.method.sharing.leaves_client else {}
+        sent = None if pool is None else pool.tensors if experiment.method.sharing.sent_to_clients else {}
         beside = sent_beside(sent, owner, train_task.server_state)
         upload = masked_update(task, aggregator, upload, begun, fields, tensors, beside)
     if trained.extras and task.site.protection is not None:
@@ -356,7 +360,7 @@ def _pool(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Pool | 
     if fields["pool"] is None:
         return None
     owners = _owners(fields["owners"])
-    if not sharing.leaves_client:
+    if not sharing.sent_to_clients:
         return _made_here(task, sharing, owners)
     sent = strip_prefix("pool/", tensors)
     if sent:

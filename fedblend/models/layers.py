@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -10,6 +10,7 @@ import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import nn
+from torch.func import functional_call
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count
@@ -109,3 +110,37 @@ def signal_shape(shape: Sequence[int], model: str, least: int) -> tuple[int, int
             f"data set's samples have shape {list(shape)}; 'mlp' takes any shape"
         )
     return shape[0], shape[1]
+
+
+def last_layer(model: nn.Module) -> tuple[str, nn.Module]:
+    """The last layer of a model with weights of its own, in the order in which the model declares them, by name.
+
+    Raises :class:`FedblendError` for a model without weights.
+    """
+    layers = [(name, layer) for name, layer in model.named_modules() if [*layer.parameters(recurse=False)]]
+    if not layers:
+        raise FedblendError("model: it has no weights, and so no last layer")
+    return layers[-1]
+
+
+def with_features(
+    model: nn.Module, x: torch.Tensor, weights: Mapping[str, torch.Tensor] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A model's outputs, and its features [n, d]: the inputs of its last layer with weights, flattened.
+
+    ``weights`` by name stand in place of its own. Gradients flow through both. Raises :class:`FedblendError` where that
+    layer is not called once.
+    """
+    name, layer = last_layer(model)
+    read: list[torch.Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+    try:
+        outputs = functional_call(model, dict(weights or {}), (x,))
+    finally:
+        handle.remove()
+    if len(read) != 1:
+        raise FedblendError(
+            f"model: its last layer with weights, '{name}', is called {len(read)} times for an input; its inputs are "
+            "the features, so that it must be called once"
+        )
+    return outputs, read[0].flatten(1)

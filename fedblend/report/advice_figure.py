@@ -7,23 +7,25 @@ from statistics import stdev
 from typing import TYPE_CHECKING
 
 from fedblend.analysis.advice import Advice, Option, front
-from fedblend.analysis.plotting import INK, MARKERS, MUTED, blank_figure, line_styles, png_bytes, style_axes
+from fedblend.analysis.plotting import INK, MARKERS, MUTED, blank_figure, line_styles, log_axis, png_bytes, style_axes
+from fedblend.report.figures import plain_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (10.5, 4.2)
+SIZE = (8.5, 4.6)
 """Width and height in inches."""
 
 SPAN = 3
 """Ratio of the largest to the smallest number of megabytes above which their axis is logarithmic."""
 
 
-def draw_advice(advice: Advice, title: str) -> bytes:
+def draw_advice(advice: Advice, data: str) -> bytes:
     """A PNG with two panels: the score against the membership advantage, and against megabytes a client.
 
     A mark for each method, its standard deviation over seeds, and the Pareto front as a line: no method is better than
-    one on the line in both. Hollow marks are methods that the limits exclude.
+    one on the line in both. Hollow marks are methods that the limits exclude. The title has ``data``, the name of the
+    data and their split, and the answer.
     """
     from matplotlib.lines import Line2D
 
@@ -46,20 +48,19 @@ def draw_advice(advice: Advice, title: str) -> bytes:
             [cost[o.method] for o in line], [factor * o.score for o in line], color=MUTED, linewidth=1.0, zorder=1
         )
     style_axes(leak, "membership advantage  (← more private)", f"test {advice.metric}" + (" (%)" if percent else ""))
-    style_axes(sent, "megabytes a client, both ways  (← cheaper)", "")
     sizes = [option.megabytes for option in advice.options]
-    if min(sizes) > 0 and max(sizes) > SPAN * min(sizes):
-        sent.set_xscale("log")
+    log = min(sizes) > 0 and max(sizes) > SPAN * min(sizes)
+    style_axes(sent, f"MB a client, up and down{', log scale' if log else ''}  (← cheaper)", "")
+    if log:
+        log_axis(sent, sizes)
     for axes in costs:
         axes.margins(0.08)
-    figure.suptitle(title, fontsize=10, color=INK).set_parse_math(False)
+    seen = f"Test {advice.metric} by what leaks and by megabytes sent: {data}"
+    figure.suptitle(seen, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=INK, parse_math=False)
+    leak.set_title(advice.answer()[0], loc="left", fontsize=9.5, color=MUTED, parse_math=False)
     marks = [Line2D([], [], color=styles[name].colour, marker=mark, linestyle="") for name, mark in markers.items()]
     marks.append(Line2D([], [], color=MUTED))
-    legend = figure.legend(
-        marks, [*markers, "Pareto front"], loc="outside right upper", fontsize=8, frameon=False, labelcolor=INK
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    plain_legend(figure, marks, [*markers, "Pareto front"], 4)
     return png_bytes(figure)
 
 

@@ -13,21 +13,21 @@ def section_charts(section: DatasetSection) -> list[Chart]:
     curves, styles = section.curves, section.styles
     measure = "accuracy" if curves["accuracy"].notna().any() else "loss"
     scores, losses = lines(curves, measure), lines(curves, "loss")
-    word = measure.capitalize()
-    drawn = [curve_chart("accuracy", "Accuracy by round", scores, BY_ROUND, measure, styles, section.targets)]
+    word = f"Test {measure}"
+    drawn = [curve_chart("accuracy", "Test accuracy by round", scores, BY_ROUND, measure, styles, section.targets)]
     if measure == "loss":
-        drawn = [curve_chart("loss", "Loss on the test samples", losses, BY_ROUND, "loss", styles)]
-    drawn.append(curve_chart("cost", f"{word} against bytes sent", scores, BY_BYTES, measure, styles))
+        drawn = [curve_chart("loss", "Test loss by round", losses, BY_ROUND, "loss", styles)]
+    drawn.append(curve_chart("cost", f"{word} by megabytes sent", scores, BY_BYTES, measure, styles))
     if len(curves) and curves["clock"].max() > 0:
-        drawn.append(curve_chart("clock", f"{word} against time", scores, BY_TIME, measure, styles))
+        drawn.append(curve_chart("clock", f"{word} by time", scores, BY_TIME, measure, styles))
     if measure == "accuracy":
-        drawn.append(curve_chart("loss", "Loss on the test samples", losses, BY_ROUND, "loss", styles))
+        drawn.append(curve_chart("loss", "Test loss by round", losses, BY_ROUND, "loss", styles))
     trained = lines(curves, "train_loss")
     for i, (objective, methods) in enumerate(section.by_objective.items(), 1):
         of_objective = [line for line in trained if line.method in methods]
-        name, title = f"train_loss-{i}", f"Training loss, objective: {objective}"
+        name, title = f"train_loss-{i}", f"Training loss by round, objective: {objective}"
         drawn.append(curve_chart(name, title, of_objective, BY_ROUND, "train_loss", styles))
     if measure == "accuracy" and (spent := epsilon_by_round(section.guarantees)):
-        drawn.append(curve_chart("epsilon", "Accuracy against epsilon", scores, by_epsilon(spent), measure, styles))
+        drawn.append(curve_chart("epsilon", "Test accuracy by epsilon", scores, by_epsilon(spent), measure, styles))
     drawn += [class_chart(section.groups), time_chart(section.rows)]
     return [chart for chart in drawn if chart is not None]

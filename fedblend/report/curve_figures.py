@@ -114,13 +114,15 @@ class Abscissa:
     """A number for each round of a line; ``None``: the round is left out."""
     text: str
     """A point's place in words, such as ``at {:,.4g} MB``."""
+    better: str = ""
+    """What numbers further left are, such as "cheaper"."""
     log: bool = False
     """A logarithmic axis, which leaves out numbers that are not above zero."""
 
 
 BY_ROUND = Abscissa("round", lambda line: line.rounds, "in round {:g}")
-BY_BYTES = Abscissa("sent so far, up and down (MB, log scale)", lambda line: line.megabytes, "at {:,.4g} MB", log=True)
-BY_TIME = Abscissa("time of sending and computing (s)", lambda line: line.clock, "at {:,.4g} s")
+BY_BYTES = Abscissa("MB sent so far, up and down", lambda line: line.megabytes, "at {:,.4g} MB", "cheaper", log=True)
+BY_TIME = Abscissa("seconds of sending and computing", lambda line: line.clock, "at {:,.4g} s", "faster")
 
 
 def by_epsilon(spent: Mapping[str, Mapping[int, float]]) -> Abscissa:
@@ -129,7 +131,7 @@ def by_epsilon(spent: Mapping[str, Mapping[int, float]]) -> Abscissa:
     def values(line: Line) -> list[float | None]:
         return [None if line.unfinished else spent.get(line.method, {}).get(round) for round in line.rounds]
 
-    return Abscissa("epsilon spent so far (log scale)", values, "at epsilon {:.3g}", log=True)
+    return Abscissa("epsilon spent so far", values, "at epsilon {:.3g}", "more private", log=True)
 
 
 def curve_chart(
@@ -150,7 +152,8 @@ def curve_chart(
 
     figure = column_figure(HEIGHT)
     axes = figure.add_subplot()
-    style_axes(axes, abscissa.label, AXIS_TITLES[column], LETTERS)
+    scale, better = (", log scale" if abscissa.log else ""), (f"  (← {abscissa.better})" if abscissa.better else "")
+    style_axes(axes, f"{abscissa.label}{scale}{better}", AXIS_TITLES[column], LETTERS)
     marks: dict[str, Mark] = {}
     data: list[list[str]] = []
     shown: dict[str, dict[int, str]] = {}

@@ -19,6 +19,8 @@ OTHER_MARKER = "D"
 SIZE = (8.2, 5.0)
 """Width and height of the figure in inches."""
 
+TITLE = "Test accuracy by how well images can be rebuilt from what left a client"
+
 NOTE = (
     "Weights: the strongest attack that was run, compared with the original. Means and seeds: compared with the "
     "nearest raw sample."
@@ -39,6 +41,7 @@ def draw_leaks(leaks: Sequence[Leak]) -> bytes:
 
     shown = strongest(leaks)
     figure = blank_figure(*SIZE)
+    figure.suptitle(TITLE, fontsize=10, color=INK)
     axes = figure.add_subplot()
     styles = line_styles([leak.run for leak in leaks])
     finite = [leak.psnr for leak in shown if math.isfinite(leak.psnr)]
@@ -56,7 +59,7 @@ def draw_leaks(leaks: Sequence[Leak]) -> bytes:
                 "raw: infinite", (x, 100 * leak.accuracy), xytext=(0, 7), textcoords="offset points", fontsize=8,
                 ha="center",
             )  # fmt: skip
-    style_axes(axes, "PSNR of the rebuilt images, dB (further right: a larger leak)", "test accuracy (%)")
+    style_axes(axes, "PSNR of the rebuilt images (dB)  (← more private)", "test accuracy (%)")
     axes.margins(0.06)
     runs = [Line2D([], [], color=style.colour, linewidth=4) for style in styles.values()]
     kinds = list(dict.fromkeys(leak.kind for leak in shown))

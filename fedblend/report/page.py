@@ -45,7 +45,7 @@ def write(
         export(sections, folder)
     write_atomically(html, page(sections))
     if png is not None:
-        write_atomically(png, draw_summary(sections, _title(sections)))
+        write_atomically(png, draw_summary(sections))
 
 
 def page(sections: Sequence[DatasetSection]) -> str:

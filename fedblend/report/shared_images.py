@@ -19,6 +19,7 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.data.scale import Scaler
 from fedblend.experiment.setup import make_setup
+from fedblend.methods.sharing.matched_samples import MatchedSamples
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import checkpoint
@@ -126,6 +127,8 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
     ]
     caption = _seed_caption(sharing)
     raw = is_bytes and caption is None
+    if isinstance(sharing, MatchedSamples):
+        caption = "Each image is a synthetic sample, which its client learned from noise by distribution matching."
     caption = caption or _means_caption(outcome.config, sizes[np.unique(owner)], raw)
     strips = _seed_strips(outcome.path, sharing, rows_across_clients(owner, MAX_STRIPS), classes)
     return Gallery((method,), outcome.seed, raw, caption, len(rows), len(owner), images, strips)

@@ -10,20 +10,21 @@ from fedblend.analysis.plotting import BAND, INK, MUTED, LineStyle, blank_figure
 from fedblend.report.curve_figures import BAND_TEXT, Line, lines
 from fedblend.report.privacy import PRIVACY_NOTE
 from fedblend.report.sections import DatasetSection
+from fedblend.runs.groups import Group
 from fedblend.runs.summary import averaged, megabytes, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-WIDTH, PANEL_HEIGHT, LEGEND_ROW = 11.0, 4.3, 0.25
+WIDTH, PANEL_HEIGHT, LEGEND_ROW = 8.5, 3.9, 0.25
 """Inches: the width of the figure, the height of a data set's panels, and the height of a row of its legend."""
 
-LEGEND_LETTERS = 130
+LEGEND_LETTERS = 100
 """Letters that fit into a row of the legend."""
 
 
-def draw_summary(sections: Sequence[DatasetSection], title: str) -> bytes:
+def draw_summary(sections: Sequence[DatasetSection]) -> bytes:
     """A PNG with a row of two panels for each data set, and the final numbers below.
 
     The panels are the accuracy (or loss) by round with bands over seeds, and the same against megabytes sent.
@@ -31,7 +32,6 @@ def draw_summary(sections: Sequence[DatasetSection], title: str) -> bytes:
     legends = [_legend_texts(section) for section in sections]
     heights = [PANEL_HEIGHT + LEGEND_ROW * sum(1 + text.count("\n") for text in legend) for legend in legends]
     figure = blank_figure(WIDTH, sum(heights), (0.12, 0.08))
-    figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
     rows = figure.subfigures(len(sections), 1, squeeze=False, height_ratios=heights)[:, 0]
     for row, section, legend in zip(rows, sections, legends, strict=True):
         _draw_section(row, section, legend)
@@ -50,10 +50,12 @@ def _draw_section(figure: SubFigure, section: DatasetSection, legend: Sequence[s
         _draw_line(by_round, line, line.rounds, style)
         sent = next((i for i, megabytes in enumerate(line.megabytes) if megabytes > 0), len(line.megabytes))
         _draw_line(by_bytes, line, line.megabytes, style, sent)
+    title = f"Test {column} by round and by megabytes sent: {section.name}, {_seeds_text(section.groups)}"
+    figure.suptitle(title, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=INK, parse_math=False)
     by_round.set_title(section.description.short, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
     style_axes(by_round, "round", "test accuracy (%)" if column == "accuracy" else "test loss")
     by_round.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    style_axes(by_bytes, "sent so far, up and down, all clients (MB, log scale)", "")
+    style_axes(by_bytes, "MB sent so far, all clients, log scale  (← cheaper)", "")
     if amounts := [megabytes for line in drawn for megabytes in line.megabytes if megabytes > 0]:
         log_axis(by_bytes, amounts)
     for target in section.targets if column == "accuracy" else ():
@@ -91,6 +93,14 @@ def _draw_legend(figure: SubFigure, texts: Sequence[str], styles: Sequence[LineS
     legend.get_title().set_color(MUTED)
     for text in legend.get_texts():
         text.set_parse_math(False)
+
+
+def _seeds_text(groups: Sequence[Group]) -> str:
+    """The number of seeds of each method: ``3 seeds``, or ``1 to 3 seeds``."""
+    numbers = [len({o.seed for o in g.outcomes}) for g in groups]
+    fewest, most = min(numbers), max(numbers)
+    text = f"{most} seed{'' if most == 1 else 's'}"
+    return text if fewest == most else f"{fewest} to {text}"
 
 
 def _legend_texts(section: DatasetSection) -> list[str]:

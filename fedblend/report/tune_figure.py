@@ -26,6 +26,8 @@ def draw_search(searches: Sequence[MethodSearch]) -> bytes:
     fields = list(dict.fromkeys(path for search in searches for path in search.fields))
     figure = blank_figure(max(2, len(fields)) * WIDTH, HEIGHT)
     panels = figure.subplots(1, len(fields), sharey=True, squeeze=False)[0]
+    metric = searches[0].metric
+    percent = metric == "accuracy"
     styles = line_styles([search.label for search in searches])
     for axes, field in zip(panels, fields, strict=True):
         interval = next(search.fields[field] for search in searches if field in search.fields)
@@ -37,14 +39,11 @@ def draw_search(searches: Sequence[MethodSearch]) -> bytes:
                     continue
                 value = trial.values[field]
                 x = value if numeric else ordered.index(value)
+                y = 100 * trial.score if percent else trial.score
                 colour = styles[search.label].colour
-                axes.plot(
-                    [x], [trial.score], "o", color=colour, fillstyle="none" if trial.pruned else "full", alpha=0.75
-                )
+                axes.plot([x], [y], "o", color=colour, fillstyle="none" if trial.pruned else "full", alpha=0.75)
                 if trial is search.best:
-                    axes.plot(
-                        [x], [trial.score], "o", color=colour, markersize=13, fillstyle="none", markeredgewidth=1.5
-                    )
+                    axes.plot([x], [y], "o", color=colour, markersize=13, fillstyle="none", markeredgewidth=1.5)
         if ordered and not numeric:
             names = [str(value.get("name", value)) if isinstance(value, dict) else str(value) for value in ordered]
             axes.set_xticks(range(len(ordered)), names)
@@ -52,8 +51,9 @@ def draw_search(searches: Sequence[MethodSearch]) -> bytes:
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter(NullFormatter())
         axes.margins(0.08)
-        style_axes(axes, field, f"{searches[0].metric} on validation" if axes is panels[0] else "")
-    figure.suptitle("What mattered: each dot is a trial, a ring the best of a method", fontsize=10, color=INK)
+        style_axes(axes, field, f"validation {metric}{' (%)' if percent else ''}" if axes is panels[0] else "")
+    title = f"Validation {metric} of each trial by its values; a ring is the best of a method"
+    figure.suptitle(title, fontsize=10, color=INK)
     if len(searches) > 1:
         marks = [Line2D([], [], color=style.colour, marker="o", linestyle="") for style in styles.values()]
         legend = figure.legend(

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 from cli_helpers import PNG, TINY, here, refused, succeeded, words_of, write
 
-from fedblend.analysis.advice import Advice, Limits, Option, front
+from fedblend.analysis.advice import Advice, Limits, Option, _option, front
+from fedblend.analysis.privacy.leak_report import leak_report
+from fedblend.cli.advise import KINDS
 from fedblend.experiment.tables import read_toml
+from fedblend.report import advice_figure
 from fedblend.runs.differences import paired_difference
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.groups import group
 
 FEDAVG = {0: 0.60, 1: 0.62, 2: 0.64}
 
@@ -98,6 +103,21 @@ def test_the_front_has_the_options_that_no_other_beats_in_both() -> None:
     assert [o.method for o in front([option("fedavg"), one, two], cost | {"a": 0.9, "b": math.nan})] == ["a"]
 
 
+@pytest.mark.parametrize(("megabytes", "scale"), [(2.0, ""), (4.0, ", log scale")])
+def test_the_figure_says_what_is_seen_and_which_side_is_better(
+    megabytes: float, scale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advice_figure, "png_bytes", lambda figure: figure)
+    made = advice(option("a", SURE, megabytes=megabytes))
+    figure: Any = advice_figure.draw_advice(made, "digits, 20 clients")
+    leak, sent = figure.axes
+    assert figure.get_suptitle() == "Test accuracy by what leaks and by megabytes sent: digits, 20 clients"
+    assert leak.get_title("left") == made.answer()[0]
+    assert (leak.get_ylabel(), sent.get_ylabel()) == ("test accuracy (%)", "")
+    assert leak.get_xlabel() == "membership advantage  (← more private)"
+    assert sent.get_xlabel() == f"MB a client, up and down{scale}  (← cheaper)"
+
+
 def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="the extra 'tune' is not installed")
     tune = {"trials": 2, "fields": {"train.lr": [0.02, 0.05]}}
@@ -130,9 +150,34 @@ def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None
         (("--methods", "fedmox"), "--methods fedmox: unknown method (did you mean 'fedmix'?)"),
         (
             ("--leaves", "photos"),
-            "--leaves photos: unknown; valid: means, outputs, prototypes, answers, seeds, raw or none",
+            f"--leaves photos: unknown; valid: {', '.join(KINDS)} or none",
         ),
     ],
 )
 def test_bad_options_end_in_one_message(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     refused(here("advise", write(tmp_path / "x.toml", base=TINY), *words), said)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "shape"),
+    [
+        ("fedfa", "extras", "4 tensors, 16 numbers"),
+        ("flea", "features", "about 35.5 of x 4x4x4, y 10"),
+    ],
+)
+def test_what_hidden_states_reveal_is_named_and_counted_among_what_leaves(
+    method: str, kind: str, shape: str, tmp_path: Path
+) -> None:
+    model = {"name": "cnn", "channels": [4]}
+    file = write(tmp_path / "x.toml", {"method": method, "model": model, "rounds": 1})
+    succeeded(here("run", file, "--out", tmp_path / "out", "--jobs", 1))
+
+    run = RunDirectory(tmp_path / "out" / f"{method}-seed0")
+    leaks = {leak.kind: leak for leak in leak_report(run).leaks}
+
+    assert set(leaks) == {"weights", kind}
+    assert leaks[kind].shape == shape
+    assert math.isnan(leaks[kind].membership)
+    assert leaks[kind].senders == 2
+    (found,) = group([run])
+    assert _option(found, "accuracy").leaves == (kind,)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from cli_helpers import TINY, changed
 from helpers import images, setup
 
+from fedblend.analysis.advice import Limits, read_advice
 from fedblend.analysis.privacy import membership
+from fedblend.analysis.privacy.leak_report import leak_report
+from fedblend.experiment.config import resolve
+from fedblend.runs import api
+from fedblend.runs.directory import RunDirectory
 
 GROUPS = [list(range(0, 20)), list(range(20, 40))]
 
@@ -56,3 +65,47 @@ def test_the_larger_scores_of_members_are_no_advantage() -> None:
     scores = np.arange(10.0)
     assert membership.advantage(scores, scores + 100) == 1.0
     assert membership.advantage(scores + 100, scores) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("vhl", None),
+        ("statmix", "statistics"),
+        ({"name": "statmix", "sharing": {"samples": "all"}}, "statistics"),
+        ("virtual-seeds", "seeds"),
+        ("virtual-xor", "seeds"),
+        ("shared-set", "raw"),
+    ],
+)
+def test_leak_cards_say_what_left_a_client_beside_its_model(method: Any, kind: str | None, tmp_path: Path) -> None:
+    settings = {"name": "leaks", "method": method, "unsafe": method == "shared-set", "rounds": 1}
+    api.run(resolve(changed(TINY, {**settings, "partition": {"name": "iid", "clients": 4}})), tmp_path / "run")
+
+    leaks = leak_report(RunDirectory(tmp_path / "run")).leaks
+
+    assert {leak.kind for leak in leaks} - {"weights"} == ({kind} if kind else set())
+    shared = {leak.kind: leak for leak in leaks}.get(str(kind))
+    if kind == "statistics":
+        everything = isinstance(method, dict)
+        assert shared is not None
+        assert shared.membership > 0.3 if everything else shared.membership > -1
+        assert "mean 1, std 1" in shared.shape
+        assert np.isnan(shared.recognised), "statistics show no picture that could be recognised"
+    if kind == "raw":
+        assert shared is not None
+        assert (shared.recognised, shared.how) == (1.0, "raw samples")
+
+
+def test_advice_says_who_receives_what_clients_share(tmp_path: Path) -> None:
+    for method in ("fedavg", "vhl", "statmix", "virtual-seeds"):
+        api.run(resolve(changed(TINY, {"name": method, "method": method, "rounds": 1})), tmp_path / method)
+    runs = [RunDirectory(tmp_path / method) for method in ("fedavg", "vhl", "statmix", "virtual-seeds")]
+    advice = read_advice(runs, "accuracy", True, Limits(), {})
+    found = {option.method: (option.leaves, option.to_clients) for option in advice.options}
+    assert found == {
+        "fedavg": ((), False),
+        "vhl": ((), False),
+        "statmix": (("statistics",), True),
+        "virtual-seeds": (("seeds",), True),
+    }

@@ -105,7 +105,7 @@ def test_the_list_without_a_word_names_every_list_with_its_length() -> None:
 DATASETS = ("digits", "shakespeare")
 
 
-RAW = ("global-mixup", "fld", "prior-samples")
+RAW = ("global-mixup", "shared-set", "fld", "prior-samples")
 
 
 @pytest.mark.parametrize(("method", "dataset"), list(itertools.product(presets.presets(), DATASETS)))

@@ -82,6 +82,17 @@ def test_several_targets_of_0_and_1_are_labels(tmp_path: Path) -> None:
     assert shares.load().task == "regression"
 
 
+def test_a_stray_text_among_numbers_is_refused_but_codes_are_categories(tmp_path: Path) -> None:
+    rows = pd.concat([PATIENTS] * 5, ignore_index=True)
+    doses = [f"{number / 4}" for number in range(29)]
+    with pytest.raises(FedblendError, match=r"column 'dose' holds numbers, but 1 of 30 cells are text, such as 'n/k'"):
+        table(tmp_path / "p.csv", rows.assign(dose=[*doses, "n/k"], half="train")).load()
+    codes = table(
+        tmp_path / "p.csv", rows.assign(dose=["1", "2", "3+"] * 10, half=["train"] * 24 + ["test"] * 6)
+    ).load()
+    assert codes.train.x.shape == (24, 1 + 3 + 3)
+
+
 def test_rows_with_gaps_are_dropped_where_asked(tmp_path: Path) -> None:
     data = table(tmp_path / "p.csv", missing="drop").load()
     assert data.train.x[:, 0].tolist() == [40, 60, 70]

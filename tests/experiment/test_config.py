@@ -27,7 +27,7 @@ from fedblend.methods.sharing import NoSharing
 from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, SharedMeans
 
 BASE = {"data": "digits", "partition": "iid"}
-RAW = ("global-mixup", "fld", "prior-samples")
+RAW = ("global-mixup", "shared-set", "fld", "prior-samples")
 UNSAFE = {*RAW, *(f"fedprox+{name}" for name in RAW)}
 
 RICH: dict[str, dict[str, Any]] = {

@@ -39,6 +39,17 @@ def test_the_committed_page_is_generated_from_the_code() -> None:
     )
 
 
+def test_the_page_begins_with_links_to_all_of_its_sections_of_parts_and_tables() -> None:
+    begin, _, rest = page().partition("## How a file is laid out")
+    links = set(re.findall(r"\]\(#(.+?)\)", begin))
+    heads = re.findall(r"^##+ (.+)$", rest, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    assert links <= anchors
+    kinds = {head.removeprefix("Parts: ") for head in heads if head.startswith("Parts: ")}
+    parts = {f"{kind}-{name}" for kind, name in re.findall(r"^### (\w+) `(.+)`$", rest, re.MULTILINE)}
+    assert {f"parts-{kind}" for kind in kinds} | parts <= links
+
+
 def test_the_pages_of_methods_are_generated_from_the_code() -> None:
     texts = [path.read_text(encoding="utf-8") for path in sorted(METHODS.glob("*.md"))]
 

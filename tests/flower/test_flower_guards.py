@@ -104,9 +104,14 @@ def test_policy_bounds_single_samples_of_any_kind() -> None:
         experiment({"name": name, "sharing": {"samples": 4}, "server_step": {"steps": 1}}) for name in ("fld", "mixfld")
     )
     assert [at_site.kind_of(here(one).engine, "sharing") for one in (raw, mixed)] == ["raw", "seeds"]
+    features = here(experiment({"name": "flea", "sharing": {"fraction": 1}}), max_seeds=1)
+    assert at_site.kind_of(features.engine, "sharing") == "features"
+    weights = add_prefix("weights/", features.setup.weights())
+    with pytest.raises(RefusedByPolicy, match=r"single samples \(features\), and its policy gives 1"):
+        work.share(features, {}, weights)
     for one in (raw, mixed):
         assert len(work.share(here(one, max_seeds=4), {}, {})[1]["x"]) == 4
-        with pytest.raises(RefusedByPolicy, match="it is asked for 4 seeds, and its policy gives 3"):
+        with pytest.raises(RefusedByPolicy, match=r"it is asked for 4 single samples .*, and its policy gives 3"):
             work.share(here(one, max_seeds=3), {}, {})
     # A mean of many is none.
     assert len(work.share(here(experiment("fedmix"), max_seeds=1), {}, {})[1]["x"]) == 1

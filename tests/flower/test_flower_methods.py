@@ -41,7 +41,8 @@ HEADER = 128
 
 QUICK = {"distill-to-model": {"steps": 4}, "train-on-seeds": {"epochs": 2}, "aggenhance": {"steps": 3}}
 QUICK["aggenhance-secure"] = QUICK["aggenhance"]
-"""Options with which a server step takes few steps: this is no test of how well it does."""
+QUICK |= {"ccvr": {"per_class": 20}, "matched-samples": {"steps": 2}, "feature-statistics": {"min_samples": 2}}
+"""Options with which a part takes few steps or samples: this is no test of how well it does."""
 
 DATA = {"partition": {"name": "dirichlet", "form": "client", "clients": 4, "alpha": 5.0}, "fraction": 0.2}
 DATA["train"] = {"cohort": 3, "epochs": 1, "batch_size": 50, "lr": 0.1}
@@ -61,12 +62,13 @@ class Counting(Nodes):
 
 
 def quick(method: str, **changes: Any) -> Experiment:
-    step = presets.presets()[method][1].get("server_step", {})
-    given = {"name": method}
-    if step.get("name") in QUICK:
-        given["server_step"] = QUICK[step["name"]]
+    given: dict[str, Any] = {"name": method}
+    for field in ("server_step", "sharing"):
+        if (name := presets.presets()[method][1].get(field, {}).get("name")) in QUICK:
+            given[field] = QUICK[name]
     # Unsafe simulations share means of single samples within a class too, which sites refuse.
-    safe = {"unsafe": False} if method.endswith(("virtual-means", "server-means")) else {}
+    of_classes = ("virtual-means", "server-means", "server-matched", "feddm")
+    safe = {"unsafe": False} if method.endswith(of_classes) else {}
     return experiment(given, **{**DATA, **needs_of(method), **safe, **changes})
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 
 from cli_helpers import TINY, here, refused, write
 
+from fedblend.cli import federation
 from fedblend.core.errors import FedblendError
 from fedblend.flower import process_guard, trial
 from fedblend.flower.site import read_site
@@ -46,6 +47,18 @@ def test_all_processes_of_a_trial_listen_on_loopback_and_sites_have_keys(
         assert "--insecure" not in command
     assert "--enable-supernode-auth" in started[0]
     assert "--auth-supernode-private-key" in started[1]
+
+
+def test_processes_of_a_trial_import_from_where_this_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path / "beside the file"))
+    folders = LoopbackTrial(tmp_path, 1)._environment()["PYTHONPATH"].split(os.pathsep)
+    assert folders == [folder for folder in sys.path if folder]
+
+
+def test_why_an_app_failed_is_quoted_from_its_log(tmp_path: Path) -> None:
+    log = "Traceback:\nfedblend.core.errors.FedblendError: method.objective: cannot import 'a:B'\n"
+    with pytest.raises(FedblendError, match=r"is not begun: method\.objective: cannot import 'a:B' \(logs in"):
+        federation._require_done(tmp_path / "run", log)
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -105,7 +105,7 @@ def test_global_mixup_takes_raw_samples_and_scales_them() -> None:
     made = setup(images(), method="global-mixup", unsafe=True, model={"name": "mlp", "hidden": []})
     data, net = made.data.train, EagerNet(made.model)
     batch = Batch(made.scale(data.x[:3]), data.y[:3])
-    context = Context(made.task, made.scale, {"x": data.x, "y": data.y})
+    context = Context(made.task, made.scale, {"x": data.x, "y": data.y}, pool_stored=True)
     partner = torch.tensor([7, 0, 30, 9])  # the last place is beyond the short batch
 
     value = GlobalMixup().loss(net, batch, {"lam": torch.tensor(0.3), "partner": partner}, context)

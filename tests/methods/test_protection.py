@@ -484,7 +484,7 @@ def test_the_report_and_inspect_tell_what_was_earned_and_why_not(
 
     epsilons = re.findall(r"<td>weights</td><td>a client</td><td>\((\d+\.?\d*), 1e-05\)</td>", page)
     assert len(epsilons) == 1
-    assert "Accuracy against epsilon" in page
+    assert "Test accuracy by epsilon" in page
     assert "none: noise at the server is sized for a plain mean of uploads" in page
     assert "none: the model is trained on shared data, and means get no noise" in page
     told = succeeded(here("inspect", "runs/private/noisy-seed0")).out

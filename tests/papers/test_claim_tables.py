@@ -77,25 +77,10 @@ def test_a_choice_has_its_margin_interval_and_verdict(pages: ModuleType, tmp_pat
     assert rows_with(page, "T_max = 104 ms")[0][2] == "not run"
 
 
-def test_claims_are_counted_by_scale_and_data(pages: ModuleType, tmp_path: Path) -> None:
-    numbers = {(row, "2,4"): [value] for row, value in (("xormixfl", 90.0), ("standalone", 80.0), ("vanilla", 70.0))}
-    write(tmp_path, "xormixfl/table-2", numbers)
-    write(tmp_path, "fedmix/table-16", {}, other_data=["digits for cifar10"], outdated="another network")
-    write(tmp_path, "xormixfl/choice-network", {("xormixfl", "authors"): [1.0]})
-
-    page = pages.claim_counts()
-
-    # Two of the claims need rows that were not run; those of choices are not counted.
-    (own,) = rows_with(page, "smaller, the paper's data")
-    assert own[-1] == str(len([c for c in all_papers()["xormixfl"].items["table-2"].claims if c.of is None]))
-    assert rows_with(page, "settings that were corrected since")[0][-1] == "1"
-    assert rows_with(page, "smaller, other data")[0][-1] == "0"
-
-
 def test_a_claim_stands_beside_the_papers_margin(pages: ModuleType, tmp_path: Path) -> None:
     write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
 
-    (row,) = rows_with(pages.claim_table(), "XorMixFL above standalone learning (section 4.1)")
+    (row,) = rows_with(pages.claim_table("xormixfl"), "XorMixFL above standalone learning (section 4.1)")
 
     # The paper: 92.61 and 87.19. Ours: 10 and 9, mean 9.5, half 12.706 * 0.707 / sqrt(2) = 6.35.
     assert row[2:] == ["+5.42", "+9.5", "+3.15 to +15.9", "laptop, mnist", "holds"]
@@ -121,12 +106,15 @@ def test_claims_are_counted_by_paper(pages: ModuleType, tmp_path: Path) -> None:
 
     head, _, *rows = rows_with(pages.counts_by_paper(), "|")
 
-    counts = {row[0].partition("]")[0].strip("["): dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+    counts = {row[0].partition("]")[0].strip("["): dict(zip(head[2:], row[2:], strict=True)) for row in rows}
     table_2 = [claim for claim in all_papers()["xormixfl"].items["table-2"].claims if claim.of is None]
     assert counts["XorMixFL"]["holds"] == "1"
     assert counts["XorMixFL"]["claims"] == str(len(table_2))
-    assert counts["FedMix"] == {word: "1" if word in ("undecided", "claims") else "0" for word in head[1:]}
+    assert counts["FedMix"] == {word: "1" if word in ("undecided", "claims") else "0" for word in head[2:]}
     assert counts["all"]["claims"] == str(len(table_2) + 1)
+    items = {row[0].partition("]")[0].strip("["): row[1] for row in rows}
+    assert items["FedMix"] == "[table-16](reproductions/fedmix.md#table-16)"
+    assert items["Mix2FLD"] == items["all"] == ""
 
 
 @pytest.mark.parametrize(
@@ -145,22 +133,34 @@ def test_one_seed_points_where_it_decided(pages: ModuleType, tmp_path: Path, wit
         claim |= {"of": "rounds", "verdict": "holds in part"}
     path.write_text(json.dumps(result))
 
-    (row,) = rows_with(pages.claim_table(), "The enhanced needs fewer rounds with every network")
+    (row,) = rows_with(pages.claim_table("aggenhance"), "The enhanced needs fewer rounds with every network")
 
     assert row[-1] == word
 
 
-def test_claims_are_folded_by_paper_below_their_counts(pages: ModuleType, tmp_path: Path) -> None:
+def test_the_page_of_a_paper_has_its_own_claims_without_those_of_choices(pages: ModuleType, tmp_path: Path) -> None:
     write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
     write(tmp_path, "xormixfl/choice-network", {("xormixfl", "authors"): [1.0]})
+    write(tmp_path, "fedmix/table-16", {})
 
-    page = pages.claim_table()
+    rows = rows_with(pages.claim_table("xormixfl"), "](#")
 
-    (counts,) = rows_with(page.split("<details")[0], "XorMixFL")
-    below = page.split("<summary>XorMixFL: ")[1].split("</details>")[0]
-    assert below.startswith(f"{counts[-1]} claims</summary>\n\n| item | claim |")
-    assert len(rows_with(below, "[table-2](#xormixfltable-2-")) == int(counts[-1])
-    assert rows_with(page.split("<details")[0], "| all |")[0][1:] == counts[1:]
+    claims = [claim.says for claim in all_papers()["xormixfl"].items["table-2"].claims if claim.of is None]
+    assert [row[:2] for row in rows] == [["[table-2](#table-2)", says] for says in claims]
+
+
+def test_the_second_result_of_an_item_has_its_scale_in_its_heading(pages: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0]})
+    (first,) = sys.modules["tables.items"].item_results()
+    assert sys.modules["tables.items"].link(first) == "[table-2](reproductions/xormixfl.md#table-2)"
+
+    (tmp_path / "xormixfl" / "table-2-paper.json").write_text(json.dumps(first | {"scale": "paper"}))
+
+    links = [
+        sys.modules["tables.items"].link(result, here=True) for result in sys.modules["tables.items"].item_results()
+    ]
+    assert links == ["[table-2](#table-2)", "[table-2](#table-2-laptop)"]
+    assert sys.modules["tables.items"].linked_items()["xormixfl"] == ["[table-2](reproductions/xormixfl.md#table-2)"]
 
 
 def test_each_claim_has_a_table_of_its_choices(pages: ModuleType, tmp_path: Path) -> None:
@@ -207,3 +207,13 @@ def test_items_on_other_data_have_the_hours_of_their_own(
 
     # Two runs of 500 rounds of 36 s, on two cores.
     assert row[2:] == ["2", "500", "5.0", "100"]
+
+
+def test_every_result_has_a_heading_of_its_own_that_its_links_name() -> None:
+    pages = script("evidence/pages.py")
+    for paper in all_papers():
+        page = pages.item_pages(paper)
+        anchors = re.findall(r"^## (.+)$", page, re.MULTILINE)
+        assert len(set(anchors)) == len(anchors)
+        links = re.findall(r"\]\(#(.+?)\)", pages.overview(paper) + pages.claim_table(paper))
+        assert {link.replace(", ", "-") for link in anchors} >= set(links)

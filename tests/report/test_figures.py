@@ -19,6 +19,7 @@ from fedblend.analysis.plotting import (
     log_axis,
 )
 from fedblend.experiment.presets import presets
+from fedblend.report import summary_figure
 from fedblend.report.charts import section_charts
 from fedblend.report.columns import method_rows
 from fedblend.report.curve_figures import BY_BYTES, BY_ROUND, MAX_MARKS, MAX_POINTS, Line, curve_chart, lines
@@ -42,6 +43,16 @@ def test_lines_span_the_seeds_and_unfinished_runs_have_their_own(folder):
     assert (line.low[-1], line.high[-1]) == (min(a, b), max(a, b))
     assert line.megabytes[-1] == pytest.approx((fedmix["bytes_up"] + fedmix["bytes_down"]).mean() / 1e6)
     assert by_name["fedmix, unfinished (seed 2)"].rounds == [0, 1]
+
+
+def test_the_summary_says_what_is_seen_with_units_and_the_better_side(folder, monkeypatch):
+    monkeypatch.setattr(summary_figure, "png_bytes", lambda figure: figure)
+    figure = summary_figure.draw_summary(dataset_sections(find_runs([folder])))
+    (panels,) = figure.subfigs
+    assert panels.get_suptitle() == "Test accuracy by round and by megabytes sent: digits, 1 to 3 seeds"
+    by_round, by_bytes = panels.axes
+    assert (by_round.get_xlabel(), by_round.get_ylabel()) == ("round", "test accuracy (%)")
+    assert by_bytes.get_xlabel() == "MB sent so far, all clients, log scale  (← cheaper)"
 
 
 def drawn_lines(chart):
@@ -88,10 +99,10 @@ def test_training_losses_of_different_objectives_are_in_different_charts(folder)
     [section] = dataset_sections(find_runs([folder]))
     charts = {chart.title: set(chart.methods) for chart in section_charts(section) if "train_loss" in chart.name}
     assert charts == {
-        "Training loss, objective: plain": {"fedavg"},
-        "Training loss, objective: fedmix": {"fedmix"},
-        "Training loss, objective: global-mixup": {"global-mixup"},
-        "Training loss, objective: naivemix": {HOSTILE},
+        "Training loss by round, objective: plain": {"fedavg"},
+        "Training loss by round, objective: fedmix": {"fedmix"},
+        "Training loss by round, objective: global-mixup": {"global-mixup"},
+        "Training loss by round, objective: naivemix": {HOSTILE},
     }
     prox = [group([RunDirectory(folder / "fedavg-seed0")])[0], group([RunDirectory(folder / "fedavg-seed1")])[0]]
     prox[1].config["method"]["terms"] = [{"name": "proximal", "mu": 0.1}]

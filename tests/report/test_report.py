@@ -114,7 +114,7 @@ def test_page_describes_the_runs_unfinished_runs_and_methods_that_break_privacy(
 
 def test_summary_figure_has_the_colours_of_all_methods(page):
     image = np.asarray(Image.open(page.with_suffix(".png")).convert("RGB"))
-    assert image.shape[1] == 1650
+    assert image.shape[1] == 1275
     for colour in (METHOD_COLOURS[method] for method in ("fedavg", "fedmix", "global-mixup")):
         wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
         assert (np.abs(image.astype(int) - wanted).max(axis=2) < 8).sum() > 100, colour

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedblend.analysis.privacy.similarity import (
     Similarity,
     mean_sizes,
     recognised_by_chance,
+    similarity_of_entries,
     similarity_of_means,
     similarity_of_mixed_seeds,
     similarity_of_target_seeds,
@@ -27,6 +28,9 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.experiment.setup import make_setup
+from fedblend.methods.sharing.channel_statistics import ChannelStatistics, channel_statistics
+from fedblend.methods.sharing.features import Features
+from fedblend.methods.sharing.matched_samples import MatchedSamples
 from fedblend.methods.sharing.means import HiddenMeans, SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
@@ -36,6 +40,7 @@ from fedblend.runs.groups import Outcome, read
 
 NOT_ATTACKED = "not attacked yet (fedblend attack)"
 NO_MEASURE = "no measure available"
+FEATURES = "not measured: one entry a sample, which whoever has the model can compare with candidates' features"
 
 ROUND_KINDS = ("weights", "masked", "keys", "outputs", "prototypes", "answers", "extras")
 """Kinds of payload that clients send in rounds."""
@@ -138,9 +143,9 @@ def _leak_report(run: RunDirectory) -> LeakReport:
             if setup is not None and state is not None:
                 base = replace(base, membership=membership.of_model(setup, state.weights))
         elif _is_shared(kind, sharing):
-            found, by_size = ([(left_out, {})], []) if setup is None else _from_sharing(setup, sharing)
-            if setup is not None and state is not None and (entries := _as_inputs(setup, sharing, state)) is not None:
-                base = replace(base, membership=membership.of_entries(setup, entries))
+            found, by_size = ([(left_out, {})], []) if setup is None else _from_sharing(setup, sharing, state)
+            if setup is not None and state is not None and (compared := _compared(setup, sharing, state)) is not None:
+                base = replace(base, membership=membership.of_entries(setup, *compared))
         else:
             found = []
         nothing = NOT_ATTACKED if kind == "weights" else NO_MEASURE
@@ -175,9 +180,11 @@ def _unmeasured(
         shape = _shape_of_entries(state.entries.tensors, len(state.entries), senders) if state is not None else ""
     else:
         senders, times = len({client for cohort in cohorts for client in cohort}), sum(map(len, cohorts))
-        shape = (
-            _shape_of_tensors(state.weights if kind == "weights" else state.global_outputs) if state is not None else ""
-        )
+        shape = ""
+        if state is not None:
+            extras = {name: t for name, t in state.server_state.items() if not name.startswith("server_step/")}
+            sent = {"weights": state.weights, "extras": extras}.get(kind, state.global_outputs)
+            shape = _shape_of_tensors(sent)
     accuracies = [record.accuracy for record in outcome.evaluated if record.accuracy is not None]
     accuracy = accuracies[-1] if accuracies else math.nan
     return Leak(run.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")
@@ -219,24 +226,37 @@ def _from_attacks(tables: Sequence[Mapping[str, Any]]) -> Measures:
     return rows
 
 
-def _as_inputs(setup: Setup, sharing: Any, state: RunState) -> torch.Tensor | None:
-    """The entries of a state that can be compared with samples, on the model's input scale."""
-    x = state.entries.tensors.get("x")
-    if x is None or isinstance(sharing, HiddenMeans | XorSeeds):
+def _compared(
+    setup: Setup, sharing: Any, state: RunState
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]] | None:
+    """The entries of a state that can be compared with samples, and what makes the same of stored samples."""
+    tensors = state.entries.tensors
+    if isinstance(sharing, ChannelStatistics) and tensors:
+        return torch.cat([tensors["mean"], tensors["std"]], 1), lambda x: torch.cat(
+            channel_statistics(setup.scale(x)), 1
+        )
+    x = tensors.get("x")
+    if x is None or isinstance(sharing, HiddenMeans | Features | XorSeeds):
         return None
-    if isinstance(sharing, SharedMeans):
-        return setup.scale.from_unit(x) if sharing.scale == "unit" else x
-    return setup.scale(x)
+    if isinstance(sharing, SharedMeans) and sharing.scale == "unit":
+        return setup.scale.from_unit(x), setup.scale
+    return x if sharing.shares_inputs else setup.scale(x), setup.scale
 
 
-def _from_sharing(setup: Setup, sharing: Any) -> tuple[Measures, list[dict[str, Any]]]:
+def _from_sharing(setup: Setup, sharing: Any, state: RunState | None) -> tuple[Measures, list[dict[str, Any]]]:
     """Measures of what was shared, compared with the raw samples; of means also by M_k."""
     if sharing.unsafe:
         return [("raw samples", _measures(RAW))], []
+    if isinstance(sharing, Features):
+        return [(FEATURES, {})], []
+    images = setup.data.kind == "image" and setup.task.kind == "classification"
+    if isinstance(sharing, MatchedSamples) and images and state is not None and len(state.entries):
+        nearest = _measures(similarity_of_entries(setup, state.entries))
+        return [("synthetic samples, compared with the nearest raw sample", nearest)], []
     means = isinstance(sharing, SharedMeans) and not isinstance(sharing, HiddenMeans)
     if not means and not isinstance(sharing, MixedSeeds | XorSeeds | MixedTargetSeeds):
         return [], []
-    if setup.data.kind != "image" or setup.task.kind != "classification":
+    if not images:
         return [], []
     if not means:
         try:

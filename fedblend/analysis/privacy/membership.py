@@ -8,6 +8,7 @@ advantage is the true minus the false positive rate, from 0 (guessing) to 1.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -40,12 +41,17 @@ def of_model(setup: Setup, weights: Tensors) -> float:
     return advantage(*(np.concatenate([losses(*part).numpy() for part in _parts(*half)]) for half in (members, others)))
 
 
-def of_entries(setup: Setup, entries: torch.Tensor) -> float:
-    """The advantage against shared entries [n, ...] on the model's input scale, by the distance to the nearest."""
-    flat = entries.double().flatten(1)
+def of_entries(
+    setup: Setup, entries: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> float:
+    """The advantage against shared entries [n, ...], by the distance to the nearest.
+
+    ``read`` makes of stored samples what the entries are made of others; by default inputs.
+    """
+    flat, read = entries.double().flatten(1), read or setup.scale
 
     def nearest(x: torch.Tensor) -> torch.Tensor:
-        own = setup.scale(x).double().flatten(1)
+        own = read(x).double().flatten(1)
         parts = (torch.cdist(own, part).amin(1) for part in flat.split(AT_ONCE * 8))
         return functools.reduce(torch.minimum, parts)
 

@@ -20,7 +20,7 @@ from fedblend.analysis.privacy import xor
 from fedblend.analysis.privacy.mixup import make_mixtures, nearest_rows, smallest_distances
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
-from fedblend.core.sharing import ClientData
+from fedblend.core.sharing import ClientData, Pool
 from fedblend.data.scale import Scaler
 from fedblend.methods.sharing.means import SharedMeans, class_groups, random_groups
 from fedblend.methods.sharing.seeds import MixedSeeds
@@ -133,6 +133,22 @@ def _groups(sharing: SharedMeans, labels: np.ndarray, rng: np.random.Generator) 
     """The groups that :meth:`SharedMeans.share` makes with the same random numbers."""
     size = len(labels) if sharing.samples_per_mean == "all" else sharing.samples_per_mean
     return class_groups(rng, labels, size) if sharing.split == "class" else random_groups(rng, len(labels), size)
+
+
+def similarity_of_entries(setup: Setup, entries: Pool) -> Similarity:
+    """Similarity of shared inputs x, such as synthetic samples, each of one class (y, one-hot).
+
+    One is recognised where the nearest raw sample is of the client that sent it, and of its class.
+    """
+    order = stream(setup.experiment.seed, "leaks").permutation(len(entries))[:MAX_SAMPLES]
+    assert isinstance(setup.scale, Scaler)
+    x, y = (entries.tensors[name][torch.from_numpy(order)] for name in ("x", "y"))
+    held = torch.from_numpy(setup.population.order)
+    stored, raw = (x - setup.scale.offset) / setup.scale.factor, setup.data.train.x[held]
+    rows = nearest_rows(stored, raw)
+    of_class = (setup.data.train.y[held][torch.from_numpy(rows)] == y.argmax(1)).numpy()
+    own = of_class & (setup.population.owners()[rows] == entries.owner[order])
+    return similarity(stored, raw, rows, own, setup.scale)
 
 
 def mean_sizes(setup: Setup, sharing: SharedMeans) -> list[int | Literal["all"]]:

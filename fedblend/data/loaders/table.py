@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedblend.core.dataset import Dataset
-from fedblend.core.errors import FedblendError, did_you_mean, legible, listed, missing_package
+from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, listed, missing_package
 from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.files import TestShare, draw_test_half, existing_path, regular_file, sha256_file
 from fedblend.data.loaders.npz import dataset_of
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MAX_CATEGORIES = 1000
 """Most values of a column of text; a column with more holds names or free text."""
+
+MAX_CODES, STRAY = 20, 0.1
+"""A column with more than so many different numbers, and text in at most this share of its cells, is one of numbers."""
 
 
 @part("dataset", "table")
@@ -178,6 +181,7 @@ def form_of(training: pd.DataFrame) -> dict[str, Any]:
             mean = float(column.mean())
             fill[str(name)] = mean if np.isfinite(mean) else 0.0
         else:
+            _require_no_stray_text(str(name), column.dropna())
             categories[str(name)] = sorted(column.dropna().astype(str).unique())
             if len(categories[str(name)]) > MAX_CATEGORIES:
                 raise FedblendError(
@@ -185,6 +189,19 @@ def form_of(training: pd.DataFrame) -> dict[str, Any]:
                     f"{MAX_CATEGORIES}, or data.features without it"
                 )
     return {"columns": [str(name) for name in training], "categories": categories, "fill": fill}
+
+
+def _require_no_stray_text(name: str, cells: pd.Series[Any]) -> None:
+    """Raise :class:`FedblendError` if a few texts stand in a column of many different numbers."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(cells.astype(str), errors="coerce")
+    texts = cells[numbers.isna()]
+    if numbers.nunique() > MAX_CODES and 0 < len(texts) <= STRAY * len(cells):
+        raise FedblendError(
+            f"data.features: column '{legible(name)}' holds numbers, but {len(texts)} of {len(cells)} cells are text, "
+            f"such as {brief(str(texts.iloc[0]))}; write numbers, or empty cells and data.missing = 'mean'"
+        )
 
 
 def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarray:

@@ -94,7 +94,7 @@ class StackedEngine(LoopEngine):
         self._load_untrained(task.start_of(assignments[0].client))
         stack = Stack(self, task, assignments)
         losses = stack.train()
-        params, outputs, states = stack.trained(), stack.outputs(), stack.optimizer_state()
+        params, outputs, states, tracked = stack.trained(), stack.outputs(), stack.optimizer_state(), stack.tracked()
         updates = []
         for k, one in enumerate(assignments):
             trained = {**task.start_of(one.client), **dict(zip(self.names, (p[k] for p in params), strict=True))}
@@ -102,7 +102,10 @@ class StackedEngine(LoopEngine):
             weights = {name: trained[name] for name in self.state}
             kept = {path: tensor[k] for path, tensor in states.items()}
             mean_outputs = None if outputs is None else outputs[k]
-            updates.append(self.update(task, one, weights, losses[k], mean_outputs, optimizer_state=kept))
+            renewed = {name: tensor[k] for name, tensor in tracked.items()}
+            updates.append(
+                self.update(task, one, weights, losses[k], mean_outputs, optimizer_state=kept, tracked=renewed)
+            )
         return updates
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ from fedblend.core.trees import add_prefix
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
 from fedblend.engines.stacked.dropout import DropoutMasks
-from fedblend.engines.stacked.trainer import Owner, StackInputs, StackTrainer, StepBatch
+from fedblend.engines.stacked.trainer import OBJECTIVE, Owner, StackInputs, StackTrainer, StepBatch
 
 
 class Stack:
@@ -87,7 +87,7 @@ class Stack:
 
         terms = terms_of(self.engine.setup.experiment.method, task)
         own_models = task.has_own_model(clients[0].client)
-        if terms:
+        if terms or self.objective.reads_start:
             apart = not task.personal and task.starts_apart(clients[0].client)
             add([add_prefix("start/", task.anchor_of(one.client)) for one in clients], not apart)
         add([add_prefix("outputs/", task.outputs_of(one.client)) for one in clients], not own_models)
@@ -96,6 +96,8 @@ class Stack:
         plain = clients[0].plain
         if not plain:
             add([add_prefix("pool/", one.pool.tensors) for one in clients], clients[0].pool is task.pool)
+        # A traced step reads tensors by place, and a part may return its table in another order each round.
+        client_tensors, shared_tensors = dict(sorted(client_tensors.items())), dict(sorted(shared_tensors.items()))
         params, kept = self._start_weights(), self._kept_state()
         trainer = self.engine.trainer_for(
             StackInputs(self.objective, terms, params, client_tensors, shared_tensors, plain, task.personal, kept)
@@ -157,6 +159,11 @@ class Stack:
         paths = [f"{key}/{name}" for key in keys for name in engine.names]
         return {path: t.cpu().clone() for path, t in zip(paths, self.trainer.slots.state, strict=True)}
 
+    def tracked(self) -> dict[str, torch.Tensor]:
+        """Return what the objective's steps made of what it keeps at the clients [K, ...], by name."""
+        slots, names = self.trainer.slots, self.trainer.tracked
+        return {name.removeprefix(OBJECTIVE): slots.client_tensors[name].cpu().clone() for name in names}
+
     def outputs(self) -> torch.Tensor | None:
         """Return the clients' mean outputs by label [K, C, C], where the upload needs them."""
         return self.trainer.means.all() if self.trainer.means else None
@@ -193,7 +200,7 @@ class Stack:
             drawn_rows = to_device(torch.from_numpy(sources), self.device)
             drawn = {name: values.index_select(0, drawn_rows) for name, values in drawn.items()}
         masks = [
-            self.masks.draw(rows.start, size * self.objective.views_per_sample, active) for _ in self.objective.phases()
+            self.masks.draw(rows.start, self.objective.largest_pass(size), active) for _ in self.objective.phases()
         ]
         turn = None if self.own_firsts is None else step < self.own_firsts[rows]
         factor = None if self.factors is None else self.factors[rows, step]

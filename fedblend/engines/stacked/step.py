@@ -81,12 +81,14 @@ class Step:
     context: Context
     precision: Precision = "float32"
     watches: bool = False
+    tracked: Sequence[str] = ()
+    """Names of what the objective keeps at clients, where its steps renew that."""
 
     def __call__(self, *tree: Any) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
         """Return the gradients [K, ...] by parameter, and a list of detached results.
 
-        A gradient is ``None`` where the phase does not use the parameter. The results are the losses [K] without terms
-        and, where the step ``watches``, softmax outputs [K, B, C].
+        A gradient is ``None`` where the phase does not use the parameter. The results are the losses [K] without terms,
+        what is ``tracked`` [K, ...] and, where the step ``watches``, softmax outputs [K, B, C].
         """
         inputs = Inputs(*tree)
         params = [_tensor(p).detach().requires_grad_() for p in inputs.params]
@@ -100,7 +102,7 @@ class Step:
         return gradients, [values.detach() for values in results]
 
     def _client_loss(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Return one client's loss with terms, its loss without terms and, where the step watches, its outputs."""
+        """Return one client's loss with terms, its loss without terms, what is tracked, and outputs if it watches."""
         weights = dict(zip(self.names, map(_tensor, inputs.params), strict=True))
         for name, layer in dropouts(self.model).items():
             layer.mask = inputs.masks.get(name)
@@ -108,19 +110,19 @@ class Step:
             field: strip_prefix(prefix, inputs.shared_tensors) | strip_prefix(prefix, inputs.client_tensors)
             for field, prefix in CONTEXT.items()
         }
-        context = Context(self.context.task, self.context.scale, **tables)
+        context = replace(self.context, **tables)
         batch = Batch(context.scale(inputs.x), inputs.y)
-        net = OutputCache(FunctionalNet(self.model, weights), batch.x)
+        net, own = OutputCache(FunctionalNet(self.model, weights), batch.x), context.of_part("objective")
         try:
             with computing_in(self.precision, inputs.x.device):
-                loss = value = self.phase(net, batch, inputs.drawn, context.of_part("objective"))
+                loss = value = self.phase(net, batch, inputs.drawn, own)
             for slot, term in self.terms:
                 loss = loss + term.loss(weights, net, batch, context.of_part(slot))
             outputs = (net.distribution(),) if self.watches else ()
         finally:
             for layer in dropouts(self.model).values():
                 layer.mask = None
-        return loss, value, *outputs
+        return loss, value, *(own.client_state[name] for name in self.tracked), *outputs
 
     def trace(self, inputs: Inputs) -> Program:
         """Trace the step for inputs of these shapes, as a flat list of tensor operations.

@@ -31,6 +31,9 @@ from fedblend.engines.stacked.dropout import Shapes
 from fedblend.engines.stacked.step import Inputs, Program, Step
 from fedblend.methods.objectives.output_cache import LabelMeans
 
+OBJECTIVE = "client/objective/"
+"""Prefix of what the objective keeps at clients."""
+
 
 class Owner(Protocol):
     """The stacked engine, as far as stacks use it."""
@@ -179,8 +182,10 @@ class ClientSlots:
 
     def write_back(self, row: torch.Tensor, selected: ClientSlots) -> None:
         """Copy the result of :meth:`select` back into its ``row``."""
-        targets = (*self.params, *self.state, *self.sums, self.losses)
-        sources = (*selected.params, *selected.state, *selected.sums, selected.losses)
+        kept = [name for name in self.client_tensors if name.startswith(OBJECTIVE)]
+        targets = (*self.params, *self.state, *self.sums, self.losses, *(self.client_tensors[n] for n in kept))
+        chosen = (*selected.params, *selected.state, *selected.sums, selected.losses)
+        sources = (*chosen, *(selected.client_tensors[n] for n in kept))
         for target, source in zip(targets, sources, strict=True):
             target.index_copy_(0, row, source)
 
@@ -211,6 +216,11 @@ class StackTrainer:
     """Recorded steps by shapes: the fixed batch, the fixed row of a single client, and the work."""
     sources: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
     """The tensor, and its version, that each shared tensor was last copied from."""
+
+    @property
+    def tracked(self) -> list[str]:
+        """Names of what the objective keeps at the clients, where its steps renew that."""
+        return [name for name in self.slots.client_tensors if name.startswith(OBJECTIVE) and self.objective.tracks]
 
     @staticmethod
     def create(engine: Owner, inputs: StackInputs, recorder: Recorder | None = None) -> StackTrainer:
@@ -306,14 +316,19 @@ class StackTrainer:
             inputs = Inputs(
                 slots.params, batch.x, batch.y, batch.drawn, masks, slots.client_tensors, self.shared_tensors
             )
-            context = Context(engine.setup.task, engine.scale)
+            context = Context(engine.setup.task, engine.scale, pool_stored=experiment.method.sharing.shares_stored)
             terms, mu = split_proximal(self.terms if last else (), experiment.train)
             watches = last and self.means is not None
-            step = Step(engine.stacked, engine.names, phase, terms, context, experiment.precision, watches)
+            tracked = self.tracked
+            names = [name.removeprefix(OBJECTIVE) for name in tracked]
+            step = Step(engine.stacked, engine.names, phase, terms, context, experiment.precision, watches, names)
             program = engine.program(step, (self.loss_kind, number), inputs)
             inputs = inputs.plain(but=program.low_rank)
             gradients, results = program(inputs)
             active = batch.active
+            for name, value in zip(tracked, results[1:], strict=False):
+                old = slots.client_tensors[name]
+                old.copy_(value if active is None else value.where(broadcast(active, value), old))
             if batch.ending is not None:
                 gradients, active = self._accumulate(slots, gradients, batch), batch.ending
             start = self._start_weights(slots) if mu else []
@@ -332,7 +347,7 @@ class StackTrainer:
         losses = results[0] if batch.active is None else results[0].where(batch.active, 0.0)
         slots.losses.add_(losses * batch.x.shape[1])
         if self.means is not None:
-            self.means.add(results[1], batch.y, slots.first, batch.active)
+            self.means.add(results[-1], batch.y, slots.first, batch.active)
 
     def _turns(self, batch: StepBatch, active: torch.Tensor | None) -> list[tuple[Sequence[int], torch.Tensor | None]]:
         """Return positions of parameters, and which of the ``active`` clients change them in this step."""

@@ -74,6 +74,8 @@ def _fault_of_objective(method: Method) -> str:
         return f"the objective '{objective.name}' needs a client's samples by class, and your loop gives single batches"
     if len(objective.phases()) > 1:
         return f"the objective '{objective.name}' makes two steps a batch, and your loop makes one"
+    if other := sorted(set(objective.needs) - {"x", "y"}):
+        return f"the objective '{objective.name}' needs {', '.join(other)}, and a strategy shares inputs and targets"
     if objective.needs and not method.sharing.active:
         return f"the objective '{objective.name}' needs data that no sharing provides: {', '.join(objective.needs)}"
     if method.personal.keeps:

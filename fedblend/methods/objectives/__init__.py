@@ -4,21 +4,26 @@ from fedblend.core.objective import Batch, Context, Net, Objective, Plain, StepP
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.methods.objectives.calibrated import FedLC, FedRS
 from fedblend.methods.objectives.feddyn import FedDyn
+from fedblend.methods.objectives.fedfa import FedFA
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.methods.objectives.fedntd import FedNTD
 from fedblend.methods.objectives.fedproto import ToPrototypes
+from fedblend.methods.objectives.flea import FLea
 from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix
 from fedblend.methods.objectives.moon import Moon
 from fedblend.methods.objectives.scaffold import Scaffold
+from fedblend.methods.objectives.statmix import StatMix
 from fedblend.methods.objectives.terms import Distill, Proximal
-from fedblend.methods.objectives.virtual import VirtualSamples
+from fedblend.methods.objectives.virtual import VirtualHomogeneity, VirtualSamples
 
 __all__ = [
     "AugMix",
     "Batch",
     "Context",
     "Distill",
+    "FLea",
     "FedDyn",
+    "FedFA",
     "FedLC",
     "FedMix",
     "FedNTD",
@@ -33,9 +38,11 @@ __all__ = [
     "Plain",
     "Proximal",
     "Scaffold",
+    "StatMix",
     "StepPlan",
     "Task",
     "Term",
     "ToPrototypes",
+    "VirtualHomogeneity",
     "VirtualSamples",
 ]

@@ -63,6 +63,7 @@ class GlobalMixup(Objective):
 
     needs = ("x", "y")
     breaks_privacy = True
+    reads_stored = True
 
     lam: Fraction | None = None
     """Mixing ratio, as in Table 5 (default: drawn from Beta(alpha, alpha) at each step)."""
@@ -83,8 +84,7 @@ class GlobalMixup(Objective):
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """Mean mixed loss of the batch."""
         partner = drawn["partner"][: len(batch.y)]
-        x_other = context.scale(context.pool["x"][partner])
-        return mixed_loss(net, batch, x_other, context.pool["y"][partner], drawn["lam"], context)
+        return mixed_loss(net, batch, *context.entries(partner), drawn["lam"], context)
 
 
 def draw_entries(rng: np.random.Generator, plan: StepPlan, shape: tuple[int, ...], exclude_own: bool) -> np.ndarray:

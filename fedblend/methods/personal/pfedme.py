@@ -74,10 +74,9 @@ class MoreauEnvelope(Objective):
         """The needs of f."""
         return tuple(self.base.needs)
 
-    @property
-    def views_per_sample(self) -> int:
-        """The views of f."""
-        return self.base.views_per_sample
+    def largest_pass(self, batch: int) -> int:
+        """The largest pass of the base."""
+        return int(self.base.largest_pass(batch))
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """What f draws."""

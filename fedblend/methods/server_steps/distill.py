@@ -21,6 +21,7 @@ class DistillToModel(ServerStep):
     """
 
     reads_pool = True
+    needs = ("x", "y")
     needs_pool = True
 
     steps: Count = 3200
@@ -41,10 +42,9 @@ class DistillToModel(ServerStep):
         if server.pool is None or not len(server.pool) or "outputs" not in server.global_outputs:
             return dict(weights), {}
         x = server.scale(server.pool.tensors["x"])
-        labels = server.pool.tensors["y"]
+        labels = server.task.targets(server.pool.tensors["y"])
         if not labels.is_floating_point():
-            labels = F.one_hot(labels.long(), server.task.outputs).float()
-        labels = F.pad(labels, (0, server.task.outputs - labels.shape[1]))
+            labels = server.task.encode(labels)
         # CE(F, L) - beta sum G log F is one cross-entropy with the target L + beta G.
         targets = labels + self.beta * labels @ server.global_outputs["outputs"]
         return self._trained(weights, x, targets, server), {}

@@ -21,6 +21,7 @@ class TrainOnMeans(Tuning):
     """
 
     reads_pool = True
+    needs = ("x", "y")
     reads_inputs = True
     needs_pool = True
 

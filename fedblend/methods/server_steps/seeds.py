@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from fedblend.core.registry import Count, Positive, part
 from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
@@ -20,6 +19,7 @@ class TrainOnSeeds(ServerStep):
     """
 
     reads_pool = True
+    needs = ("x", "y")
 
     epochs: Count = 100
     """Passes over the samples."""
@@ -38,11 +38,7 @@ class TrainOnSeeds(ServerStep):
         """The trained weights, and no further state."""
         if server.round >= self.rounds or server.pool is None or not len(server.pool):
             return dict(weights), {}
-        labels = server.pool.tensors["y"]
-        if labels.is_floating_point():
-            labels = F.pad(labels, (0, server.task.outputs - labels.shape[1]))
-        else:
-            labels = labels.long()
+        labels = server.task.targets(server.pool.tensors["y"])
         return self._trained(weights, server.pool.tensors["x"], labels, server), {}
 
     def _trained(

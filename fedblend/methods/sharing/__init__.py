@@ -2,6 +2,11 @@
 
 from fedblend.core.registry import part
 from fedblend.core.sharing import ClientData, Payload, Pool, Sharing
+from fedblend.methods.sharing.channel_statistics import ChannelStatistics
+from fedblend.methods.sharing.class_noise import ClassNoise
+from fedblend.methods.sharing.feature_statistics import FeatureStatistics
+from fedblend.methods.sharing.features import Features
+from fedblend.methods.sharing.matched_samples import MatchedSamples
 from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Noise, SharedMeans
 from fedblend.methods.sharing.secure_means import SecureMeans
 from fedblend.methods.sharing.seeds import MixedSeeds, RawSeeds
@@ -9,9 +14,14 @@ from fedblend.methods.sharing.xor_seeds import BaseSamples, MixedTargetSeeds, Xo
 
 __all__ = [
     "BaseSamples",
+    "ChannelStatistics",
+    "ClassNoise",
     "ClientData",
+    "FeatureStatistics",
+    "Features",
     "HiddenMeans",
     "LocalMeans",
+    "MatchedSamples",
     "MixedSeeds",
     "MixedTargetSeeds",
     "NoSharing",

@@ -233,6 +233,7 @@ class HiddenMeans(SharedMeans):
     """
 
     each_round = True
+    reads_model = True
     shares_inputs = False
 
     layer: Count = 2

@@ -34,6 +34,10 @@ class Seeds(Sharing):
 
     bytes_kind = "seeds"
     for_server = True
+    if_empty = (
+        "let clients hold two labels each, and send more seeds or coordinated ones: inverse mixing pairs seeds of the "
+        "same two labels"
+    )
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Accept any sizes: a client with one sample can share."""
@@ -43,7 +47,9 @@ class Seeds(Sharing):
 class RawSeeds(Seeds):
     """Send raw samples of every device to the server, once (FLD; Mix2FLD, section III-A). This breaks privacy.
 
-    Samples are sent as stored. At the server entries are x [n, ...] on the model's input scale, and y [n, C].
+    Samples are sent as stored: x [n, ...] and their targets y [n]. With an objective that reads such samples, as
+    `virtual-samples` does, all clients receive them: a small set of raw samples that clients hold beside their own data
+    (Zhao et al. 2018; there the server collects the set apart, balanced by class).
     """
 
     unsafe = True
@@ -57,11 +63,13 @@ class RawSeeds(Seeds):
         return min(samples, self.samples)
 
     def share(self, local: ClientData) -> Payload | None:
-        """Samples as stored, drawn without replacement, and their labels int64 [n]."""
+        """Samples as stored, drawn without replacement, and their targets; labels in the smallest type."""
         if not len(local.y):
             return None
         rows = torch.from_numpy(np.sort(local.rng.permutation(len(local.y))[: self.samples]))
-        return {"x": local.x[rows], "y": compact_labels(local.y[rows], local.task.outputs)}
+        y = local.y[rows]
+        classes = local.task.kind == "classification"
+        return {"x": local.x[rows], "y": compact_labels(y, local.task.outputs) if classes else y}
 
 
 @part("sharing", "mixed-seeds")

@@ -73,6 +73,10 @@ class _TargetSeeds(Seeds):
     """Share that the blend keeps when a further sample is blended in (equation 1)."""
 
     _decodes = True
+    if_empty = (
+        "choose another server, targets or dummies: a client makes seeds of a target label and a dummy label that it "
+        "holds both"
+    )
 
     @pydantic.model_validator(mode="after")
     def _no_label_is_both(self) -> _TargetSeeds:

@@ -1,0 +1,278 @@
+"""Synthetic samples that clients learn by distribution matching, and the methods that train on them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import engine_of, labelled, local, numbers, run, same, same_up_to_rounding, setup
+from torch import nn
+from torch.func import functional_call
+
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Task
+from fedblend.core.random import lent_generator, stream
+from fedblend.core.sharing import ClientData
+from fedblend.data.scale import Scaler
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.sharing.matched_samples import MatchedSamples
+from fedblend.models.layers import Staged
+
+GROUPS = [list(range(0, 12)), list(range(12, 20)), list(range(20, 40))]
+QUICK = {"steps": 4, "per_class": 2, "batch_size": 3}
+
+
+def world(method: str = "feddm", sharing: dict[str, Any] | None = None, **changes: Any) -> Any:
+    given = {"name": method, "sharing": {**QUICK, **(sharing or {})}}
+    return setup(**{"groups": GROUPS, "method": given, "train": {"cohort": 2}, **changes})
+
+
+def unit_scale() -> Scaler:
+    """A scale on which inputs are in [-1, 1], and stored values in [0, 1]."""
+    one = torch.ones(1, 1, 1)
+    return Scaler("symmetric", False, 2 * one, -one, one, 0 * one)
+
+
+def client(x: torch.Tensor, y: list[int], model: nn.Module, minimum: int = 1) -> ClientData:
+    given = local(x, torch.tensor(y), Task("classification", 3), unit_scale(), minimum=minimum)
+    return replace(given, model=model.eval())
+
+
+# The matching ----------------------------------------------------------------------------------------------
+
+
+def test_one_step_by_hand() -> None:
+    """A model whose features are the inputs, and whose outputs are 0: the gradient is 2 (mean of s - mean of x) / n."""
+    model = Staged(nn.Flatten(), nn.Linear(1, 3))
+    nn.init.zeros_(model.stages[1].weight)
+    nn.init.zeros_(model.stages[1].bias)
+    sharing = MatchedSamples(per_class=2, steps=1, lr=0.5, radius=1e-12)
+
+    made = sharing.share(client(torch.tensor([0.0, 1.0, 1.0]).view(3, 1, 1, 1), [1, 1, 1], model))
+
+    # On the model's scale the real mean is (-1 + 1 + 1) / 3; noise is clipped to [-1, 1] first.
+    s = np.clip(np.random.default_rng(0).standard_normal(2, np.float32), -1, 1)
+    wanted = np.clip(s - 0.5 * 2 * (s.mean() - 1 / 3) / 2, -1, 1)
+    np.testing.assert_allclose(made["x"].flatten().numpy(), wanted, rtol=1e-6, atol=1e-6)
+    assert made["y"].tolist() == [[0, 1, 0], [0, 1, 0]]
+
+
+def embed(model: nn.Module, weights: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and outputs by the layers of a staged model."""
+    return functional_call(model, weights, (x, 0, -1)), functional_call(model, weights, (x,))
+
+
+def independent(made: Any, client: int, sharing: MatchedSamples, round: int = 0) -> torch.Tensor:
+    """The same samples, class after class, with PyTorch's SGD and weights moved or renewed one tensor at a time."""
+    rng = stream(made.experiment.seed, "share", round, client)
+    x, y = made.samples(client, int(made.sizes(0)[client]))
+    x = made.scale(x)
+    classes = [c for c in range(3) if (y == c).sum() >= made.experiment.policy.min_mean]
+    shape = (len(classes) * sharing.per_class, *x.shape[1:])
+    synthetic = torch.from_numpy(rng.standard_normal(shape, np.float32)).requires_grad_()
+    optimizer = torch.optim.SGD([synthetic], lr=sharing.lr, momentum=sharing.momentum)
+    model = copy.deepcopy(made.model).eval()
+    for step in range(sharing.steps):
+        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        if sharing.networks == "global":
+            noise = rng.standard_normal(sum(p.numel() for p in weights.values()), np.float32)
+            noise, used = noise * (sharing.radius / np.linalg.norm(noise)), 0
+            for p in weights.values():
+                p += torch.from_numpy(noise[used : used + p.numel()]).view(p.shape)
+                used += p.numel()
+        else:
+            with lent_generator(int(rng.integers(2**31)), "network", step):
+                fresh = [nn.Linear(16, 6), nn.Linear(6, 3)]
+            weights = dict(zip(weights, [p.detach() for layer in fresh for p in layer.parameters()], strict=True))
+        keys = rng.random(len(y))
+        with torch.no_grad():
+            synthetic.copy_(made.scale.from_unit(made.scale.to_unit(synthetic)))
+        loss = torch.zeros(())
+        for i, label in enumerate(classes):
+            rows = np.flatnonzero(y.numpy() == label)
+            rows = rows[np.argsort(keys[rows])][: sharing.batch_size]
+            real = embed(model, weights, x[torch.from_numpy(rows)])
+            own = embed(model, weights, synthetic[i * sharing.per_class : (i + 1) * sharing.per_class])
+            loss = loss + sum((a.mean(0) - b.mean(0)).square().sum() for a, b in zip(own, real, strict=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return made.scale.from_unit(made.scale.to_unit(synthetic.detach()))
+
+
+@pytest.mark.parametrize("method", ["feddm", "server-matched"])
+def test_entries_are_those_of_an_independent_implementation(method: str) -> None:
+    made = world(method, {"radius": 0.3, "lr": 0.5})
+
+    state, _ = run(RoundLoop(made, engine_of(made)), 1)
+
+    entries, sharing = state.entries, made.experiment.method.sharing
+    assert sharing.networks == ("global" if method == "feddm" else "random")
+    for k in range(3):
+        wanted = independent(made, k, sharing)
+        same_up_to_rounding({"x": entries.tensors["x"][entries.owner == k]}, {"x": wanted}, steps=1000)
+
+
+def test_where_features_are_inputs_one_sample_of_a_class_becomes_its_mean() -> None:
+    """The loss of a class is |s - mean|^2, which a step of learning rate 1/2 minimises."""
+    model = Staged(nn.Flatten(), nn.Linear(4, 3))
+    nn.init.zeros_(model.stages[1].weight)
+    x, y = torch.rand(9, 1, 2, 2, generator=torch.Generator().manual_seed(0)), [0, 1, 1, 2, 2, 2, 2, 2, 2]
+    sharing = MatchedSamples(per_class=1, steps=1, lr=0.5, radius=1e-12)
+
+    made = sharing.share(client(x, y, model))
+
+    means = torch.stack([(2 * x - 1)[np.array(y) == label].mean(0) for label in range(3)])
+    torch.testing.assert_close(made["x"], means)
+
+
+def test_samples_stay_in_the_range_of_inputs() -> None:
+    made = world("server-matched", {"lr": 1000.0})
+
+    state, _ = run(RoundLoop(made, engine_of(made)), 1)
+
+    x = state.entries.tensors["x"]
+    torch.testing.assert_close(x, made.scale.from_unit(made.scale.to_unit(x)))
+
+
+def test_a_class_of_too_few_samples_has_none() -> None:
+    model, sharing = Staged(nn.Flatten(), nn.Linear(4, 3)), MatchedSamples(per_class=2, steps=1)
+    x = torch.rand(5, 1, 2, 2)
+
+    assert sharing.share(client(x, [0, 0, 1, 1, 1], model, minimum=3))["y"].argmax(1).tolist() == [1, 1]
+    assert sharing.share(client(x, [0, 0, 1, 1, 1], model, minimum=4)) is None
+
+
+def test_the_clients_model_is_not_changed() -> None:
+    model = Staged(nn.Flatten(), nn.Linear(4, 3))
+    before = copy.deepcopy(model.state_dict())
+
+    for networks in ("global", "random"):
+        MatchedSamples(per_class=1, steps=2, networks=networks).share(client(torch.rand(4, 1, 2, 2), [0] * 4, model))
+
+    assert same(model.state_dict(), before)
+
+
+# Runs ------------------------------------------------------------------------------------------------------
+
+
+def test_feddm_sends_samples_in_each_round_and_no_models() -> None:
+    made = world("feddm")
+
+    first, _ = run(RoundLoop(made, engine_of(made)), 1)
+    state, records = run(RoundLoop(made, engine_of(made)), 2)
+
+    model = 4 * sum(tensor.numel() for tensor in state.weights.values())
+    size = 3 * 3 * 2 * 4 * (16 + 3)  # clients, classes, samples of each; inputs and targets
+    assert [record["bytes_up"] for record in records] == [{"synthetic": size}] * 2
+    assert [record["bytes_down"] for record in records] == [{"weights": 3 * model}] * 2
+    assert not torch.equal(state.entries.tensors["x"], first.entries.tensors["x"])
+    same_up_to_rounding(
+        {"x": state.entries.tensors["x"][state.entries.owner == 1]},
+        {
+            "x": independent(
+                replace(made, model=with_weights(made.model, first.weights)), 1, made.experiment.method.sharing, 1
+            )
+        },
+        steps=1000,
+    )
+
+
+def with_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:
+    other = copy.deepcopy(model)
+    other.load_state_dict(weights)
+    return other
+
+
+def test_samples_under_random_networks_go_to_the_server_once() -> None:
+    made = world("server-matched")
+
+    _, records = run(RoundLoop(made, engine_of(made)), 2)
+
+    assert [record["bytes_up"].get("synthetic") for record in records] == [3 * 3 * 2 * 4 * (16 + 3), None]
+    assert not any("synthetic" in record["bytes_down"] for record in records)
+
+
+def test_clients_can_mix_with_synthetic_samples() -> None:
+    method = {"name": "virtual-means", "sharing": {"name": "matched-samples", "networks": "random", **QUICK}}
+    made = setup(groups=GROUPS, method=method, train={"cohort": 2})
+
+    _, records = run(RoundLoop(made, engine_of(made)), 1)
+
+    assert records[0]["bytes_down"]["synthetic"] == 2 * records[0]["bytes_up"]["synthetic"]
+
+
+@pytest.mark.parametrize("method", ["feddm", "server-matched"])
+def test_engines_agree(method: str) -> None:
+    made = world(method)
+
+    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (engine_of(made), StackedEngine(made, stack=2)))
+
+    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+    same_up_to_rounding(stacked.entries.tensors, loop.entries.tensors, steps=1000)
+
+
+# What cannot be --------------------------------------------------------------------------------------------
+
+
+def features() -> Dataset:
+    """A table with classes."""
+    made = numbers(40)
+    halves = (Samples(half.x, (half.y[:, 0] > 0).long()) for half in (made.train, made.test))
+    return Dataset("table", "features", *halves, ("no", "yes"))
+
+
+def test_tables_with_classes_can_be_matched() -> None:
+    made = world("feddm", data=features())
+
+    state, _ = run(RoundLoop(made, engine_of(made)), 1)
+
+    assert state.entries.tensors["x"].shape[1:] == (5,)
+
+
+@pytest.mark.parametrize("data", [numbers(40), labelled(40)], ids=["regression", "several labels"])
+@pytest.mark.parametrize("objective", ["plain", "naivemix"])
+def test_data_without_classes_are_refused(data: Any, objective: str) -> None:
+    method = {"sharing": {"name": "matched-samples", **QUICK}, "objective": objective}
+    method |= {"server_step": "train-on-means"} if objective == "plain" else {}
+    with pytest.raises(FedblendError, match=r"needs classes|these data have none; valid: means"):
+        run(RoundLoop(made := setup(data, groups=GROUPS, method=method), engine_of(made)), 1)
+
+
+def test_text_is_refused() -> None:
+    given = local(
+        torch.zeros(4, 3, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), Task("classification", 3), lambda x: x
+    )
+
+    with pytest.raises(FedblendError, match=r"'matched-samples' learns images or features .* these data are text"):
+        MatchedSamples().share(given)
+
+
+GOOD = {"x": torch.zeros(4, 1, 4, 4), "y": torch.eye(3)[[0, 0, 2, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("x", torch.zeros(4, 1, 4, 5), "of the shapes"),
+        ("x", torch.zeros(4, 1, 4, 4).double(), "in float32"),
+        ("x", torch.zeros(3, 1, 4, 4), "of the shapes"),
+        ("y", torch.eye(4)[[0, 0, 2, 2]], "of the shapes"),
+        ("y", torch.full((4, 3), 1 / 3), "no single class"),
+        ("y", torch.tensor([[1.0, 1.0, 0.0]] * 4), "no single class"),
+        ("y", torch.tensor([[2.0, -1.0, 0.0]] * 4), "no single class"),
+        ("y", torch.eye(3)[[0, 0, 0, 2]], "3 samples of a class; valid: 2"),
+        ("z", torch.zeros(4), "of the shapes"),
+    ],
+)
+def test_samples_that_no_client_can_have_are_refused(name: str, value: torch.Tensor, told: str) -> None:
+    loop, sharing = RoundLoop(made := world(), engine_of(made)), MatchedSamples(per_class=2)
+
+    assert sharing.fault(GOOD, 20, loop.spec) is None
+    assert told in str(sharing.fault({**GOOD, name: value}, 20, loop.spec))

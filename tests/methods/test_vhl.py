@@ -1,0 +1,198 @@
+"""Virtual Homogeneity Learning: noise by class that the server makes, and the alignment of features."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import federation_of, images, labelled, numbers, run, same, same_up_to_rounding, setup
+from torch.nn import functional as F
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Batch, Context
+from fedblend.core.setup import Setup, model_spec
+from fedblend.core.sharing import Pool
+from fedblend.core.upload import bytes_of
+from fedblend.engines.loop import LoopEngine
+from fedblend.engines.nets import EagerNet
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.config import resolve
+from fedblend.methods.objectives.virtual import VirtualHomogeneity, VirtualSamples, supervised_contrast
+from fedblend.methods.sharing.class_noise import ClassNoise
+
+DEEP = {"name": "mlp", "hidden": [8, 6]}
+
+
+def world(**changes: Any) -> Setup:
+    return setup(images(side=6), **{"method": "vhl", "model": DEEP, "train": {"cohort": 3, "lr": 0.02}, **changes})
+
+
+def made_by(sharing: ClassNoise, made: Setup, seed: int = 0) -> Pool:
+    return sharing.make(model_spec(made, made.model), np.random.default_rng(seed))
+
+
+# The noise ---------------------------------------------------------------------------------------------------
+
+
+def test_the_noise_is_the_class_mean_and_a_deviation_on_the_grid_enlarged() -> None:
+    made = world()
+    pool = made_by(ClassNoise(samples=4, grid=3, deviation=0.25), made)
+
+    rng = np.random.default_rng(0)
+    means, noise = rng.standard_normal((3, 1, 1, 3, 3), np.float32), rng.standard_normal((3, 4, 1, 3, 3), np.float32)
+    for place in range(12):
+        coarse = torch.from_numpy(means[place // 4, 0] + np.float32(0.25) * noise[place // 4, place % 4])
+        enlarged = F.interpolate(coarse[None], (6, 6), mode="bilinear")[0]
+        torch.testing.assert_close(pool.tensors["x"][place], enlarged)
+    assert pool.tensors["y"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert (pool.owner == -1).all()
+
+
+def test_bilinear_enlargement_by_hand() -> None:
+    """Two numbers a, b on a row of four: a, 3/4 a + 1/4 b, 1/4 a + 3/4 b, b."""
+    made = setup(images(side=4), method="vhl", model=DEEP)
+    pool = made_by(ClassNoise(samples=1, grid=2, deviation=0.0), made)
+    corners = np.random.default_rng(0).standard_normal((3, 1, 1, 2, 2), np.float32)[:, 0, 0]
+    a, b = corners[:, 0, 0], corners[:, 0, 1]
+
+    row = np.stack([a, 0.75 * a + 0.25 * b, 0.25 * a + 0.75 * b, b], 1)
+    np.testing.assert_allclose(pool.tensors["x"][:, 0, 0], row, rtol=1e-6, atol=1e-6)
+
+
+def test_a_grid_is_at_most_the_image_and_inputs_that_are_no_images_have_none() -> None:
+    fine = made_by(ClassNoise(samples=1, grid=50, deviation=0.0), world())
+    drawn = np.random.default_rng(0).standard_normal((3, 1, 1, 6, 6), np.float32)
+    torch.testing.assert_close(fine.tensors["x"], torch.from_numpy(drawn[:, 0]))
+
+
+def test_the_noise_holds_nothing_of_any_clients_samples() -> None:
+    first, second = (setup(images(side=6, seed=seed), method="vhl", model=DEEP, scale="none") for seed in (0, 1))
+    assert same(made_by(ClassNoise(), first).tensors, made_by(ClassNoise(), second).tensors)
+
+
+def test_nothing_leaves_a_client_and_each_downloads_the_noise_once() -> None:
+    made = world(rounds=3, train={"cohort": 2, "lr": 0.02})
+    fed = federation_of(made)
+    state, records = run(fed, 3)
+
+    pool = fed._pool_of(state)
+    receivers = {client for record in records for client in record["cohort"]}
+    assert sum(record["bytes_down"].get("noise", 0) for record in records) == len(receivers) * bytes_of(pool.tensors)
+    assert bytes_of(pool.tensors) == 300 * (36 * 4 + 8)
+    assert all(set(record["bytes_up"]) == {"weights"} and "shared" not in record for record in records)
+    assert not len(state.entries)
+
+
+def test_a_resumed_run_has_the_same_noise() -> None:
+    made = world(rounds=2)
+    fed = federation_of(made)
+    state, _ = run(fed, 1)
+    assert same(federation_of(made)._pool_of(state).tensors, fed._pool_of(state).tensors)
+
+
+# The alignment -----------------------------------------------------------------------------------------------
+
+
+def test_the_contrast_of_three_features_by_hand() -> None:
+    """Of two features at an angle of 60 degrees with one class, and a third across the first: cosines 1/2, 0 and s."""
+    z = torch.tensor([[2.0, 0.0], [0.5, math.sqrt(3) / 2], [0.0, 5.0]], dtype=torch.float64)
+    labels = F.one_hot(torch.tensor([0, 0, 1]), 2).double()
+    s, tau = math.sqrt(3) / 2, 0.5
+    first = -math.log(math.exp(0.5 / tau) / (math.exp(0.5 / tau) + math.exp(0.0)))
+    second = -math.log(math.exp(0.5 / tau) / (math.exp(0.5 / tau) + math.exp(s / tau)))
+
+    assert supervised_contrast(z, labels, tau).item() == pytest.approx((first + second + 0.0) / 3, rel=1e-12)
+
+
+def reference(z: np.ndarray, labels: np.ndarray, tau: float) -> float:
+    """Khosla et al. 2020, equation 2, sum by sum, with the weights of targets that are distributions."""
+    unit = z / np.linalg.norm(z, axis=1, keepdims=True)
+    total = 0.0
+    for i in range(len(z)):
+        others = [k for k in range(len(z)) if k != i]
+        norm = sum(math.exp(unit[i] @ unit[k] / tau) for k in others)
+        weights = {k: float(labels[i] @ labels[k]) for k in others}
+        if sum(weights.values()):
+            shares = [w * math.log(math.exp(unit[i] @ unit[k] / tau) / norm) for k, w in weights.items()]
+            total -= sum(shares) / sum(weights.values())
+    return total / len(z)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_loss_is_that_of_virtual_samples_and_lambda_times_the_contrast(soft: bool) -> None:
+    made = world()
+    pool = {name: t[::20] for name, t in made_by(ClassNoise(), made).tensors.items()}
+    if soft:
+        pool["y"] = torch.tensor([[0.5, 0.5, 0.0]] * 15)
+    batch = Batch(made.scale(made.data.train.x[:5]), made.data.train.y[:5])
+    objective = VirtualHomogeneity(lam=0.3, tau=0.2)
+    rows = torch.tensor([0, 7, 14, 7])
+    drawn = {"virtual": rows, "virtual_weight": torch.tensor(0.5), "align": torch.tensor(0.3)}
+    context, net = Context(made.task, made.scale, pool), EagerNet(made.model)
+
+    value = objective.loss(net, batch, drawn, context)
+
+    features = torch.cat([net(x, 0, net.layers - 1) for x in (batch.x, pool["x"][rows])]).detach().double().numpy()
+    labels = torch.cat([F.one_hot(batch.y, 3).float(), pool["y"][rows] if soft else F.one_hot(pool["y"][rows], 3)])
+    plain = VirtualSamples(weight=0.5).loss(net, batch, drawn, context)
+    wanted = plain.item() + 0.3 * reference(features, labels.double().numpy(), 0.2)
+    assert value.item() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_without_lambda_it_is_virtual_samples() -> None:
+    changes = {"objective": {"name": "virtual-homogeneity", "lambda": 0.0}}
+    plain = {"objective": {"name": "virtual-samples", "weight": 0.5}}
+    first, second = (
+        run(federation_of(world(method={"sharing": "class-noise", **objective})), 2)[0]
+        for objective in (changes, plain)
+    )
+    same_up_to_rounding(first.weights, second.weights, steps=1000)
+
+
+@pytest.mark.parametrize("base", ["plain", "localmix"])
+@pytest.mark.parametrize("stack", [1, 2])
+def test_loop_and_stacks_agree(base: str, stack: int) -> None:
+    made = world(method={"name": "vhl", "objective": {"base": base, "entries": 7, "tau": 0.5}})
+
+    engines = LoopEngine(made), StackedEngine(made, stack=stack)
+    loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in engines)
+
+    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+
+
+def test_a_client_alone_with_its_means_is_not_aligned_with_them() -> None:
+    objective = {"name": "virtual-homogeneity", "exclude_own": True}
+    changes: dict[str, Any] = {"groups": [list(range(20))], "model": DEEP, "train": {"cohort": 1}}
+    alone, plain = (
+        run(federation_of(setup(images(side=6), **changes, method={"sharing": "means", "objective": one})), 1)[0]
+        for one in (objective, {"name": "virtual-samples", "exclude_own": True})
+    )
+    same_up_to_rounding(alone.weights, plain.weights, steps=1000)
+
+
+# Errors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [numbers, labelled])
+def test_data_without_classes_are_refused(data: Any) -> None:
+    fed = federation_of(setup(data(), method="vhl", model=DEEP))
+    with pytest.raises(FedblendError, match=r"'class-noise' makes samples by class, but the data have no classes"):
+        run(fed, 1)
+
+
+def test_alignment_needs_classes_too() -> None:
+    method = {"sharing": "means", "objective": "virtual-homogeneity"}
+    with pytest.raises(
+        FedblendError, match=r"'virtual-homogeneity' aligns features of classes.*valid: virtual-samples"
+    ):
+        run(federation_of(setup(numbers(), method=method, model=DEEP)), 1)
+
+
+def test_hidden_states_are_not_aligned() -> None:
+    objective = {"name": "virtual-homogeneity", "base": "hidden-mix"}
+    with pytest.raises(FedblendError, match=r"method.objective.base: 'hidden-mix' mixes hidden states"):
+        resolve({"data": "digits", "partition": "iid", "method": {"sharing": "hidden-means", "objective": objective}})
