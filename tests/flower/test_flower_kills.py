@@ -80,14 +80,20 @@ class PlannedTrial:
         self.trial.submit(self.folder / "app")
 
     def wait(self, event: Callable[[], bool], what: str) -> None:
-        """Wait for an event; a failed run ends the test."""
+        """Wait for an event; a run that failed, or is done without it, ends the test."""
+
+        def details() -> str:
+            refused = [line.get("refused") for line in self.run.metrics()]
+            return f"refused: {refused}\n{self.trial.log_of('run')[-3000:]}"
 
         def happened() -> bool:
-            if RunDirectory.is_run(self.run.path):
-                assert self.run.status()["state"] != "failed", f"{what}: {self.run.status()}"
-            return event()
+            state = self.run.status()["state"] if RunDirectory.is_run(self.run.path) else ""
+            if event():
+                return True
+            assert state not in ("failed", "done"), f"{what}: the run is {state}\n{details()}"
+            return False
 
-        wait_for(happened, what, self.end, lambda: self.trial.log_of("run")[-3000:])
+        wait_for(happened, what, self.end, details)
 
     def kill_server_app(self) -> None:
         """SIGKILL the ServerApp; the SuperLink keeps running."""
@@ -130,8 +136,8 @@ def test_a_run_continues_through_all_faults_of_sites_and_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
-    paths = [str(tmp_path), str(Path(flower_rogue.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert str(Path(flower_rogue.__file__).parent) in sys.path
     monkeypatch.setenv(flower_rogue.CUES, str(tmp_path))
     with LoopbackTrial(tmp_path / "trial", SITES) as trial:
         planned = PlannedTrial(tmp_path, trial)
