@@ -110,7 +110,10 @@ def sensitivity() -> str:
         claims = [claim for claim in item.claims if claim.choice]
         if claims:
             paper = PAPER_NAMES[item_name.partition("/")[0]]
-            lines += [f"### {paper}: {item.title.removeprefix('Choice: ')}", ""]
+            choice = item.title.removeprefix("Choice: ")
+            short = choice.partition(", ")[0]
+            lines += [f"### {paper}: {short}", ""]
+            lines += [f"The choice: {choice}.", ""] if short != choice else []
         for says in dict.fromkeys(claim.says for claim in claims):
             rows = []
             for claim in (one for one in claims if one.says == says):

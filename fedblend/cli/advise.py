@@ -14,7 +14,7 @@ from fedblend.analysis.advice import BASE, CANDIDATES, Advice, Limits, read_advi
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
 from fedblend.cli.run import run_in
-from fedblend.cli.tune import begin_search, trial_line
+from fedblend.cli.tune import begin_search, lines_of_ends, trial_line
 from fedblend.core.errors import FedblendError, did_you_mean, listed
 from fedblend.experiment.presets import presets
 from fedblend.experiment.study import expand
@@ -77,7 +77,7 @@ def advise(
     best = api.load(folder / "search" / BEST)
     tuned = expand(best)
     try:
-        run_in(tuned, folder / "runs", True, jobs)
+        run_in(tuned, folder / "runs", True, jobs, tabled=False)
     except FedblendError as error:  # the answer says which methods failed with a seed
         notes.print(str(error), highlight=False, soft_wrap=True)
     runs = [
@@ -91,7 +91,7 @@ def advise(
     _write(folder, advice, read_toml(folder / "search" / BEST), searches, data)
     console.print(_table(advice))
     console.print(Text(NOTE), style="dim", soft_wrap=True)
-    for line in advice.answer():
+    for line in (*advice.answer(), *lines_of_ends(searches)):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(
         f"Figure: {folder / 'advice.png'}, numbers: {folder / 'advice.json'}\n"

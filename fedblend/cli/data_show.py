@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, legible, listed
 from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.data.split_figure import draw_sizes, draw_split
 from fedblend.experiment.setup import split
@@ -41,10 +42,28 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
     table.add_column("measure")
     table.add_column("value", justify="right")
     sizes = population.sizes
+    table.add_row("a sample", "x".join(map(str, data.train.x.shape[1:])) + " numbers")
+    if data.classes:
+        table.add_row("classes", str(len(data.classes)))
     table.add_row("clients", str(len(population)))
     table.add_row("samples a client", f"{sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}")
     for name, value in noniid_measures(counts).items() if counts is not None else ():
         table.add_row(name, f"{value:.4f}")
     console = Console()
     console.print(table)
+    for line in feature_lines(data.facts.get("table", {})):
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+
+
+def feature_lines(form: Mapping[str, Any]) -> list[str]:
+    """How a table's columns become numbers, in one line for columns of numbers and one for columns of text."""
+    texts = form.get("categories", {})
+    numbers = [legible(name) for name in form.get("columns", ()) if name not in texts]
+    lines = [f"Columns of numbers: {listed(numbers)}"] if numbers else []
+    if texts:
+        lines.append(
+            "Columns of text: "
+            + "; ".join(f"{legible(name)} ({listed(list(map(legible, values)))})" for name, values in texts.items())
+        )
+    return lines

@@ -95,15 +95,21 @@ def run_trial(
                 f"{trial.port} of 127.0.0.1; on a shared machine see docs/deployment.md (A trial on a shared machine)"
             )
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
-            trial.begin()
-            write_app(folder / "app", experiment, run, FederationLimits(min_sites, deadline or DEFAULT_DEADLINE))
-            paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
-            for site, path in enumerate(paths):
-                trial.start_node(site, {"site": str(path.absolute())})
-            process, printed = trial.submit(folder / "app"), 0
-            while process.poll() is None or printed < len(RunDirectory(run).metrics()):
-                printed = _print_rounds(console, run, printed)
-                time.sleep(POLL_S)
+            with console.status("starting the SuperLink") as status:
+                trial.begin()
+                write_app(folder / "app", experiment, run, FederationLimits(min_sites, deadline or DEFAULT_DEADLINE))
+                paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
+                for site, path in enumerate(paths):
+                    trial.start_node(site, {"site": str(path.absolute())})
+                status.update("the sites connect, load their data and share")
+                process, printed = trial.submit(folder / "app"), 0
+                while process.poll() is None or printed < len(RunDirectory(run).metrics()):
+                    printed = _print_rounds(console, run, printed)
+                    if printed:
+                        status.update(
+                            f"round {printed} of {experiment.rounds}" if printed <= experiment.rounds else "end"
+                        )
+                    time.sleep(POLL_S)
         except KeyboardInterrupt:
             raise Stopped(f"stopped; to resume, give the same command with --out {folder}") from None
         _require_done(run, trial.log_of("run"))

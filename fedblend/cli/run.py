@@ -84,9 +84,14 @@ def _on_ranks(experiment: Experiment, ranks: int | None) -> Experiment:
 
 
 def run_in(
-    study: Study, folder: Path, resume: bool, jobs: int | None, report_on: list[RunDirectory] | None = None
+    study: Study,
+    folder: Path,
+    resume: bool,
+    jobs: int | None,
+    report_on: list[RunDirectory] | None = None,
+    tabled: bool = True,
 ) -> None:
-    """Run a study in a folder, show progress, print the table, write the report.
+    """Run a study in a folder, show progress, print the table if ``tabled``, write the report.
 
     ``report_on`` are the runs of the table and the report; unless given, all of the study. Raises
     :class:`FedblendError` if a run failed, or the report cannot be written.
@@ -101,7 +106,8 @@ def run_in(
     faults = [join_failures(failed, len(study.experiments))] if failed else []
     try:
         if runs:
-            console.print(report.compare(runs, reasons=False))  # the error below has the reasons
+            if tabled:
+                console.print(report.compare(runs, reasons=False))  # the error below has the reasons
             page = (runs[0].path if report_on else folder) / "report.html"
             report.write(runs, page, page.with_suffix(".png"), trust=True)
             console.print(f"Report: {page}", highlight=False, soft_wrap=True)

@@ -40,6 +40,8 @@ def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | N
     for search in searches:
         if search.best is not None:
             console.print(f"{search.label}: {_values(search.best.values)}", highlight=False, soft_wrap=True)
+    for line in lines_of_ends(searches):
+        console.print(line, highlight=False, soft_wrap=True)
     rows = ["method,metric,score,best_round,rounds,ended_early,failure,run,values"]
     for search in searches:
         rows += [_row(search, trial) for trial in search.trials]
@@ -75,6 +77,19 @@ def trial_line(done: dict[str, int], label: str, trial: Trial, most: int) -> str
     outcome = f"failed: {trial.failure}" if trial.failure else "" if trial.score is None else f"{trial.score:.4f}"
     early = f", ended early after {trial.rounds} round{'s' * (trial.rounds != 1)}" if trial.pruned else ""
     return f"{label} {done[label]}/{most}: {_values(trial.values)}: {outcome}{early}"
+
+
+def lines_of_ends(searches: Sequence[MethodSearch]) -> list[str]:
+    """Lines that say which best values are the largest or smallest in the file: one beyond them may be better."""
+    ends: dict[tuple[str, str], list[str]] = {}
+    for search in searches:
+        for path, end in search.at_an_end.items():
+            ends.setdefault((path, end), []).append(search.label)
+    return [
+        f"The {end} {path} tried was the best one of {', '.join(labels)}; a {end.replace('est', 'er')} one may be "
+        f'better: add some to "{path}" under [tune.fields]'
+        for (path, end), labels in ends.items()
+    ]
 
 
 def _best_table(searches: Sequence[MethodSearch]) -> Table:

@@ -188,6 +188,7 @@ class Experiment(FrozenTable):
         if isinstance(given, Mapping):
             given = renamed(given)
             check_keys(given)
+            given = with_possible_cohort(given)
         try:
             return validate(given)
         except pydantic.ValidationError as error:
@@ -244,6 +245,15 @@ def renamed(table: Mapping[str, Any]) -> dict[str, Any]:
         fields = {now if key == last else key: value for key, value in inner.items()}
         result = {**result, outer: fields} if outer else fields
     return result
+
+
+def with_possible_cohort(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table with all clients in the cohort, where it gives fewer clients than the default cohort."""
+    partition, train = table.get("partition"), table.get("train", {})
+    clients = partition.get("clients") if isinstance(partition, Mapping) else None
+    if type(clients) is not int or not isinstance(train, Mapping) or "cohort" in train:
+        return table
+    return {**table, "train": {**train, "cohort": clients}} if 0 < clients < Train().cohort else table
 
 
 def check_keys(table: Mapping[str, Any], extra: Sequence[str] = ()) -> None:

@@ -79,7 +79,7 @@ class Train(FrozenTable):
     """Local training: SGD at lr * lr_decay^round by default, with FedMix's settings (appendix B)."""
 
     cohort: Count = 10
-    """Clients that are drawn for each round, of those that hold samples."""
+    """Clients that are drawn for each round, of those that hold samples; all where `partition.clients` is less."""
     epochs: Count = 2
     """Passes over a client's samples in a round."""
     steps: Count | None = None

@@ -78,6 +78,17 @@ class MethodSearch:
         sign = 1 if self.larger_is_better else -1
         return max(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)
 
+    @property
+    def at_an_end(self) -> dict[str, str]:
+        """Fields whose best value is the "largest" or the "smallest" of at least three numbers in the file."""
+        found = {}
+        for path, value in (self.best.values if self.best else {}).items():
+            listed = self.fields[path]
+            numbers = {one for one in listed if type(one) in (int, float)} if isinstance(listed, list) else set()
+            if len(numbers) >= 3 and value in (max(numbers), min(numbers)):
+                found[path] = "largest" if value == max(numbers) else "smallest"
+        return found
+
 
 OnTrial = Callable[[str, Trial, int], Any]
 """A function of a method's label, its finished trial, and the most trials that it has."""

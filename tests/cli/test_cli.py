@@ -238,6 +238,17 @@ def test_inspect_prints_status_costs_and_configuration(study: Path) -> None:
     assert succeeded(here("inspect", study)).out.count("status ") == 8
 
 
+def test_data_show_tells_how_the_columns_of_a_table_become_numbers() -> None:
+    rows = [f"{20 + i},{'fm'[i % 2]},{i % 3},h{i % 4}" for i in range(40)]
+    Path("p.csv").write_text("\n".join(["age,s[red]ex,ill,site", *rows]))
+    data = {"name": "table", "path": "p.csv", "target": "ill", "client": "site"}
+    printed = words_of(
+        succeeded(here("data", "show", write(Path("p.toml"), {"data": data, "partition": "natural"}))).out
+    )
+    for words in ("a sample 3 numbers", "classes 3", "Columns of numbers: age", "Columns of text: s[red]ex (f, m)"):
+        assert words in printed
+
+
 def test_data_show_draws_the_split_and_prints_its_measures() -> None:
     split = {"partition": {"name": "classes", "clients": 5, "classes_per_client": 2}}
     file = write(Path("tiny.toml"), split)

@@ -122,6 +122,20 @@ def test_a_table_holds_every_field_but_those_that_are_none() -> None:
     assert set(Train.model_fields) - set(table["train"]) == {"clip_norm", "schedule", "schedule_in_round", "steps"}
 
 
+@pytest.mark.parametrize(
+    ("clients", "train", "cohort"), [(4, {}, 4), (10, {}, 10), (40, {}, 10), (4, {"cohort": 7}, 7), (0, {}, None)]
+)
+def test_fewer_clients_than_the_default_cohort_all_train(
+    clients: int, train: dict[str, int], cohort: int | None
+) -> None:
+    table = {**BASE, "partition": {"name": "iid", "clients": clients}, "train": train}
+    if cohort is None:
+        with pytest.raises(FedblendError, match=r"partition\.clients"):
+            resolve(table)
+    else:
+        assert resolve(table).train.cohort == cohort
+
+
 def test_the_defaults_are_the_papers() -> None:
     made = resolve(BASE)
 

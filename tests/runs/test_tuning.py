@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cli_helpers import PNG, TINY, changed, contents, here, refused, write
 
+from fedblend.cli.tune import lines_of_ends
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.search import Tune
 from fedblend.experiment.tables import read_toml
@@ -95,6 +96,22 @@ def test_halving_ends_trials_early_and_they_stay_ended(tmp_path: Path) -> None:
     assert not each.best.pruned
     assert each.best.values == {"train.lr": 0.2}
     assert scores(tune(table, tmp_path)) == scores([each])
+
+
+def test_a_best_value_at_an_end_of_its_list_is_told() -> None:
+    def found(values: list[Any], best: Any) -> MethodSearch:
+        trials = [Trial(Path(), {"train.lr": one}, float(one == best), 1, 1) for one in values]
+        return MethodSearch("fedavg", {"train.lr": values}, trials=trials)
+
+    assert found([0.3, 0.01, 0.1], 0.3).at_an_end == {"train.lr": "largest"}
+    assert found([0.3, 0.01, 0.1], 0.01).at_an_end == {"train.lr": "smallest"}
+    assert not found([0.3, 0.01, 0.1], 0.1).at_an_end
+    assert not found([0.3, 0.01], 0.3).at_an_end  # of two, each one is at an end
+    assert not found(["a", "b", "c"], "c").at_an_end
+    assert not MethodSearch("fedavg", {"train.lr": [1, 2, 3]}).at_an_end
+    both = [found([1, 2, 3], 3), found([1, 2, 3], 3), found([1, 2, 3], 2)]
+    (line,) = lines_of_ends(both)
+    assert line.startswith("The largest train.lr tried was the best one of fedavg, fedavg; a larger one may be better")
 
 
 def test_a_smaller_loss_is_better(tmp_path: Path) -> None:
