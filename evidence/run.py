@@ -65,9 +65,20 @@ CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
 AS_CIFAR10 = ["--set", "data={name='cifar10', folder='$FEDBLEND_DATA/cifar-10-batches-bin'}"]
 BLENDS = ["--methods", "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means"]
 """Methods of the map: the candidates of ``advise`` but ``fed-augmix`` and ``aggenhance``, which take longest."""
+CHECKED = ["--methods", "fedmix-checked"]
+"""FedMix whose check takes NaiveMix's loss; the studies of the map have an earlier form of it."""
 RELATIVES = ["--methods", "server-means,vhl,virtual-seeds,ccvr,flea"]
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
+GRID = [
+    "--set",
+    "tune={search='grid', trials=6, halving=true, fields={'train.lr'=[0.01, 0.02, 0.03, 0.05, 0.1, 0.2], "
+    "'method.terms.proximal.mu'=[0.001, 0.01, 0.1, 1.0], 'method.terms.feddyn.alpha'=[0.001, 0.01, 0.1], "
+    "'method.terms.moon.mu'=[0.1, 1.0, 5.0], 'method.terms.fedntd.beta'=[0.3, 1.0], "
+    "'method.objective.tau'=[0.1, 0.5, 1.0], 'method.objective.alpha'=[0.0, 0.5, 0.9], "
+    "'method.server_step.lr'=[0.003, 0.01, 0.03, 0.1, 0.3, 1.0]}}",
+]
+"""The grid of baselines-cifar10.toml, for baselines.toml."""
 HALF = ["--set", "partition.alpha=0.5"]
 TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_client=2, samples=500}"]
 
@@ -95,8 +106,8 @@ STUDIES: dict[str, list[str]] = {
     "xormixfl-mnist5k": ["run", "evidence/studies/xormixfl-mnist5k.toml", "--seeds", "0", *LOOP],
     "xormixfl-offset": ["run", "evidence/studies/xormixfl-offset.toml", *LOOP],
     "xormixfl-dummies": ["run", "evidence/studies/xormixfl-dummies.toml", "--seeds", "0", *MNIST, *LOOP],
-    "baselines-fashion-dirichlet": ["tune", "evidence/studies/baselines.toml"],
-    "baselines-fashion-classes": ["tune", "evidence/studies/baselines.toml", *TWO_CLASSES],
+    "baselines-fashion-dirichlet": ["tune", "evidence/studies/baselines.toml", *GRID],
+    "baselines-fashion-classes": ["tune", "evidence/studies/baselines.toml", *GRID, *TWO_CLASSES],
     "baselines-cifar10-dirichlet": ["tune", "evidence/studies/baselines-cifar10.toml", *CIFAR10],
     "baselines-cifar10-classes": ["tune", "evidence/studies/baselines-cifar10.toml", *CIFAR10, *TWO_CLASSES],
     "personal-fashion-dirichlet": ["tune", "evidence/studies/baselines.toml", *PERSONAL],
@@ -112,6 +123,10 @@ STUDIES: dict[str, list[str]] = {
     "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST],
     "relatives-fashion-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *TWO_CLASSES],
     "relatives-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *RELATIVES],
+    "checked-fashion-classes": ["advise", "evidence/studies/map.toml", *CHECKED, *TWO_CLASSES],
+    "checked-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *CHECKED],
+    "checked-cifar10-classes": ["advise", "evidence/studies/map.toml", *CHECKED, *AS_CIFAR10, *TWO_CLASSES],
+    "checked-heart": ["advise", "examples/heart.toml", *CHECKED, *HEART],
     "map-heart": ["advise", "examples/heart.toml", "--methods", EVERY_BLEND, *HEART],
     "map-har": ["advise", "examples/har.toml", *BLENDS, *HAR],
     "map-shakespeare": ["advise", "examples/shakespeare.toml", *BLENDS],

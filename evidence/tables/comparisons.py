@@ -10,7 +10,7 @@ from statistics import fmean
 from fedblend.analysis.advice import BASE, LAST, Advice, Option
 from fedblend.report.advice_figure import draw_advice
 from fedblend.runs.differences import Difference, paired_difference
-from tables.common import FIGURES, RESULTS, Row, by_method, command_of, study_result, table
+from tables.common import FIGURES, RESULTS, Row, by_method, study_result, table
 
 SETTINGS = {
     "fashion-dirichlet": "Fashion-MNIST, Dirichlet 0.1",
@@ -50,7 +50,7 @@ def baseline_table() -> str:
     def last(run: Row) -> float:
         return 100 * fmean(run["accuracy"][-LAST:])
 
-    return _compared(committed("baselines", SETTINGS), last)
+    return _compared("baselines", committed("baselines", SETTINGS), last)
 
 
 def personal_table() -> str:
@@ -65,10 +65,10 @@ def personal_table() -> str:
         for setting, result in personal.items()
         if setting in plain
     }
-    return _compared(joined, own)
+    return _compared("personal", joined, own)
 
 
-def _compared(results: dict[str, Row], score: Callable[[Row], float]) -> str:
+def _compared(kind: str, results: dict[str, Row], score: Callable[[Row], float]) -> str:
     scores: dict[str, Scores] = {
         setting: {
             method: {run["seed"]: score(run) for run in runs} for method, runs in by_method(result["runs"]).items()
@@ -89,8 +89,8 @@ def _compared(results: dict[str, Row], score: Callable[[Row], float]) -> str:
             parts += [f"{lost} of {len(own) + lost} seeds diverged"] if lost else []
             cells.append(", ".join(parts))
         rows.append([method, *cells])
-    commands = "; ".join(command_of(result) for result in results.values())
-    return table(["method", *(SETTINGS[setting] for setting in scores)], rows, f"Searches: {commands}")
+    studies = " ".join(f"{kind}-{setting}" for setting in scores)
+    return table(["method", *(SETTINGS[setting] for setting in scores)], rows, f"`python evidence/run.py {studies}`:")
 
 
 def told(difference: Difference | None, factor: float = 1.0) -> str:

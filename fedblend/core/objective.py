@@ -59,12 +59,14 @@ class Task:
         return y if y.shape[-1] == self.outputs else F.pad(y, (0, self.outputs - y.shape[-1]))
 
     def losses(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss of each sample [n], for targets as stored."""
-        if self.kind == "classification":
-            return -F.log_softmax(outputs, -1).gather(-1, target[:, None])[:, 0]
+        """The loss of each sample [n]; targets as of :meth:`loss`."""
+        if self.kind == "regression":
+            return (outputs - target).square().sum(-1)
         if self.kind == "multi-label":
-            return _label_losses(outputs, target).mean(1)
-        return (outputs - target).square().sum(1)
+            return _label_losses(outputs, target).mean(-1)
+        if not target.is_floating_point():
+            return -F.log_softmax(outputs, -1).gather(-1, target[:, None])[:, 0]
+        return -(F.log_softmax(outputs, -1) * target).sum(-1)
 
     def encode(self, target: torch.Tensor) -> torch.Tensor:
         """Targets as float vectors [n, outputs]: one-hot classes, or the stored numbers themselves."""

@@ -323,15 +323,17 @@ def test_weights_keep_no_gradient_of_their_own() -> None:
 
 
 def parts_of(model: nn.Module, batch: Batch, task: Task, lam: float, pool: dict[str, torch.Tensor]) -> tuple:
-    """Of each sample: its own share of the loss, the predicted one and the one at the mixed sample; and the entry's."""
+    """Of each sample: its own share of the loss, and that share as predicted; the entry's; and NaiveMix's loss."""
     z = ((1 - lam) * batch.x).requires_grad_()
     outputs = model(z)
     losses = task.losses(outputs, batch.y)
     slopes = torch.autograd.grad(losses.sum(), z, create_graph=True)[0]
     own = (1 - lam) * losses
     predicted = own + lam * (1 - lam) * (slopes * pool["x"][0]).sum(1)
-    actual = (1 - lam) * task.losses(model((1 - lam) * batch.x + lam * pool["x"][0]), batch.y)
-    return own, predicted, actual, lam * task.loss(outputs, pool["y"][0])
+    entrys = lam * torch.stack([task.loss(one, pool["y"][0]) for one in outputs[:, None]])
+    mixed = model((1 - lam) * batch.x + lam * pool["x"][0])
+    naive = torch.stack([task.loss(one, pool["y"][0]) for one in mixed[:, None]])
+    return own, predicted, entrys, (1 - lam) * task.losses(mixed, batch.y) + lam * naive
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -339,15 +341,26 @@ def parts_of(model: nn.Module, batch: Batch, task: Task, lam: float, pool: dict[
 def test_a_remedy_takes_another_loss_for_the_samples_with_wrong_predictions_alone(task: Task, remedy: str) -> None:
     model, batch, pool, lam = tanh_net(seed=1), Batch(*draws(task, 40, 1)), random_pool(task), 0.4
     pool["x"] = 40 * pool["x"]
-    own, predicted, actual, entrys = parts_of(model, batch, task, lam, pool)
-    wrong = predicted <= 0 if remedy == "drop" else (predicted - actual).abs() > 0.5 * actual
+    own, predicted, entrys, naive = parts_of(model, batch, task, lam, pool)
+    if remedy == "drop":
+        wrong, instead = predicted <= 0, own + entrys
+    else:
+        wrong, instead = (predicted + entrys - naive).abs() > 0.1 * naive, naive
     assert 0 < wrong.sum() < len(wrong)
 
     made = loss_of(FedMix(lam=lam, remedy=remedy), model, batch, task, lam, pool)
 
-    wanted = torch.where(wrong, own if remedy == "drop" else actual, predicted).mean() + entrys
+    wanted = torch.where(wrong, instead, predicted + entrys).mean()
     torch.testing.assert_close(made, wanted)
     torch.testing.assert_close(weight_gradient(made, model), weight_gradient(wanted, model))
+
+
+def test_a_check_that_trusts_nothing_is_naivemix() -> None:
+    model, batch, pool = tanh_net(seed=1), Batch(*draws(CLASSES, 8, 1)), random_pool(CLASSES)
+
+    checked = loss_of(FedMix(remedy="check", trust=0.0), model, batch, CLASSES, 0.4, pool)
+
+    torch.testing.assert_close(checked, loss_of(NaiveMix(), model, batch, CLASSES, 0.4, pool))
 
 
 @pytest.mark.parametrize("remedy", ["drop", "check"])

@@ -78,9 +78,10 @@ class FedMix(MeanMix):
     The derivative is taken at z, with respect to z, and is itself differentiated. One forward pass computes all
     three terms, so dropout draws one mask. ``taylor`` and ``average`` select readings of the paper.
 
-    The first and the last term together predict (1 - lambda) l(f(x~_b), y_b) at the mixed sample x~ = z + lambda x_g.
-    The loss itself is at least 0, but its prediction has no bound: a model that grows its input gradients lowers it
-    without end, which is how FedMix collapses. ``remedy`` says what a sample does whose prediction cannot be right.
+    The three terms together predict NaiveMix's loss, which is that of both targets at the mixed sample
+    x~ = z + lambda x_g. The loss itself is at least 0, but its prediction has no bound: a model that grows its input
+    gradients lowers it without end, which is how FedMix collapses. ``remedy`` says what a sample does whose prediction
+    cannot be right.
     """
 
     taylor: Literal["algorithm", "proposition"] = "algorithm"
@@ -93,11 +94,11 @@ class FedMix(MeanMix):
     taylor_weight: NonNegative = 1.0
     """Factor on c; 0 removes the Taylor term, for ablations."""
     remedy: Literal["none", "drop", "check"] = "none"
-    """A predicted loss that is wrong: kept ("none", the paper), "drop" its Taylor term where it is below 0, or "check"
-    it by a second forward pass and replace it by the loss at the mixed sample where it is off by more than `trust`.
+    """A predicted loss that is wrong: kept ("none", the paper), "drop" its Taylor term where the first and the last term
+    are below 0, or "check" it by a second forward pass and take NaiveMix's loss where it is off by more than `trust`.
     """
-    trust: NonNegative = 0.5
-    """Largest error of a prediction that remedy "check" accepts, as a share of the loss at the mixed sample."""
+    trust: NonNegative = 0.1
+    """Largest error of a prediction that remedy "check" accepts, as a share of NaiveMix's loss."""
 
     @pydantic.model_validator(mode="after")
     def _require_one_average(self) -> FedMix:
@@ -124,13 +125,14 @@ class FedMix(MeanMix):
                 taylor = taylor / len(batch.y)
             return (1 - lam) * own_loss + shared_loss + factor * taylor
         unmixed = (1 - lam) * task.losses(outputs, batch.y)
-        rise = len(batch.y) * factor * (gradient * x_g).flatten(1).sum(1)
-        predicted = unmixed + rise
+        predicted = unmixed + len(batch.y) * factor * (gradient * x_g).flatten(1).sum(1)
         if self.remedy == "drop":
             return torch.where(predicted > 0, predicted, unmixed).mean() + shared_loss
-        actual = (1 - lam) * task.losses(net(torch.lerp(batch.x, x_g.expand_as(batch.x), lam)), batch.y)
+        mixed = net(torch.lerp(batch.x, x_g.expand_as(batch.x), lam))
+        predicted = predicted + lam * task.losses(outputs, y_g)
+        actual = (1 - lam) * task.losses(mixed, batch.y) + lam * task.losses(mixed, y_g)
         trusted = (predicted - actual).detach().abs() <= self.trust * actual.detach()
-        return torch.where(trusted, predicted, actual).mean() + shared_loss
+        return torch.where(trusted, predicted, actual).mean()
 
 
 class Tail:
