@@ -34,6 +34,8 @@ MAP = {
 }
 """The settings of the map of blends."""
 
+CHECKED = "fedmix-checked"
+
 Scores = dict[str, dict[int, float]]
 """Per cent by method and seed."""
 
@@ -102,9 +104,27 @@ def told(difference: Difference | None, factor: float = 1.0) -> str:
     return f"**{text}**" if low > 0 or high < 0 else text
 
 
+def of_map(kind: str) -> dict[str, Row]:
+    """The committed advice of studies of a kind, by setting.
+
+    The map's own runs of FedMix with a check are of an earlier form. Those of the studies ``checked-SETTING`` take
+    their place; a setting without such a study has none.
+    """
+    results, checked = committed(kind, MAP), committed("checked", MAP)
+    found = {}
+    for setting, result in results.items():
+        advice = result["advice"]
+        new = [
+            o for o in checked.get(setting, {"advice": {"options": []}})["advice"]["options"] if o["method"] == CHECKED
+        ]
+        options = [o for one in advice["options"] for o in (new if one["method"] == CHECKED else [one])]
+        found[setting] = {**result, "advice": {**advice, "options": options}}
+    return found
+
+
 def map_table(kind: str = "map") -> str:
     """A row for each setting: FedAvg's accuracy, and each blend's difference to it. ``kind`` begins a study's name."""
-    results = committed(kind, MAP)
+    results = of_map(kind)
     methods = _methods(results)
     rows = []
     for setting, result in results.items():
@@ -133,7 +153,7 @@ def _cell(option: Row) -> str:
 
 def draw_maps() -> None:
     """The figure of each setting's advice, from its committed numbers."""
-    for setting, result in committed("map", MAP).items():
+    for setting, result in of_map("map").items():
         advice = result["advice"]
         options = [
             Option(
@@ -155,7 +175,7 @@ def draw_maps() -> None:
 
 def map_costs(kind: str = "map") -> str:
     """A row for each method: what leaves clients, to whom, how much, and what an attacker makes of it."""
-    results = committed(kind, MAP)
+    results = of_map(kind)
     rows = []
     for method in (BASE, *_methods(results)):
         found = [o for result in results.values() for o in result["advice"]["options"] if o["method"] == method]
