@@ -127,8 +127,11 @@ def test_large_layers_as_low_rank_updates_give_the_loops_weights(
     assert difference(stacked.weights, loop.weights) < 1e-5
 
 
-@pytest.mark.parametrize("method", LENET_METHODS)
-def test_stacked_gives_the_loops_weights_after_three_rounds_of_lenet(method: str) -> None:
+SECOND = {"name": "fedmix", "objective": {"remedy": "second"}}
+
+
+@pytest.mark.parametrize("method", [*LENET_METHODS, SECOND])
+def test_stacked_gives_the_loops_weights_after_three_rounds_of_lenet(method: Any) -> None:
     made = ragged(method, LENET)
 
     loop, _ = after(made, LoopEngine(made))

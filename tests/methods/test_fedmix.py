@@ -388,6 +388,29 @@ def test_with_a_remedy_the_loss_has_a_bound(remedy: str) -> None:
     assert float(bounded.detach()) >= 0
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_the_second_order_term_is_half_of_the_hessians_product(task: Task) -> None:
+    """Of a quadratic loss it is exact, and so predicts the loss at the mixed sample; of others up to third order."""
+    model, batch, pool, lam = tanh_net(seed=1), Batch(*draws(task, 6, 1)), random_pool(task), 1e-3
+    if task.kind == "regression":
+        model, lam = torch.nn.Linear(5, task.outputs).double(), 0.4
+    z, x_g = (1 - lam) * batch.x, pool["x"][0]
+
+    made = loss_of(FedMix(remedy="second"), model, batch, task, lam, pool)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (1 - lam) * task.loss(model(x), batch.y)
+
+    direction = lam * x_g.expand_as(z)
+    hessian = torch.autograd.functional.vhp(loss, z, direction)[1]
+    first = torch.autograd.functional.vjp(loss, z)[1]
+    wanted = loss(z) + (first * direction).sum() + (hessian * direction).sum() / 2
+    wanted = wanted + lam * task.loss(model(z), pool["y"][0])
+    torch.testing.assert_close(made, wanted, rtol=1e-8, atol=1e-8)
+    if task.kind == "regression":
+        torch.testing.assert_close(made, loss(z + direction) + lam * task.loss(model(z), pool["y"][0]))
+
+
 def test_a_remedy_needs_predictions_of_losses() -> None:
     with pytest.raises(ValueError, match='remedy: "drop" needs predictions of losses'):
         FedMix(remedy="drop", average="twice")

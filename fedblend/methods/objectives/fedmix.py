@@ -81,7 +81,9 @@ class FedMix(MeanMix):
     The three terms together predict NaiveMix's loss, which is that of both targets at the mixed sample
     x~ = z + lambda x_g. The loss itself is at least 0, but its prediction has no bound: a model that grows its input
     gradients lowers it without end, which is how FedMix collapses. ``remedy`` says what a sample does whose prediction
-    cannot be right.
+    cannot be right. The second order term is (1 - lambda) lambda^2 / 2 <x_g, H x_g> with the Hessian H of the loss at z.
+    The product lambda H x_g is taken as the difference of the gradients at x~ and at z, which is exact for a quadratic
+    loss.
     """
 
     taylor: Literal["algorithm", "proposition"] = "algorithm"
@@ -93,9 +95,10 @@ class FedMix(MeanMix):
     """
     taylor_weight: NonNegative = 1.0
     """Factor on c; 0 removes the Taylor term, for ablations."""
-    remedy: Literal["none", "drop", "check"] = "none"
-    """A predicted loss that is wrong: kept ("none", the paper), "drop" its Taylor term where the first and the last term
-    are below 0, or "check" it by a second forward pass and take NaiveMix's loss where it is off by more than `trust`.
+    remedy: Literal["none", "second", "drop", "check"] = "none"
+    """A predicted loss that is wrong: kept ("none", the paper), or with a "second" order term; or "drop" its Taylor term
+    where the first and the last term are below 0, or "check" it by a second forward pass and take NaiveMix's loss where
+    it is off by more than `trust`.
     """
     trust: NonNegative = 0.1
     """Largest error of a prediction that remedy "check" accepts, as a share of NaiveMix's loss."""
@@ -119,7 +122,9 @@ class FedMix(MeanMix):
         factor = self.taylor_weight * (lam * (1 - lam) if self.taylor == "algorithm" else lam)
         shared_loss = lam * task.loss(outputs, y_g)
         # `gradient` is the gradient of the batch mean, so the sum is already the mean over the batch.
-        if self.remedy == "none":
+        if self.remedy in ("none", "second"):
+            if self.remedy == "second":
+                gradient = (gradient + net.input_gradient(own, self._mixed(batch, x_g, lam))[0]) / 2
             taylor = (gradient * x_g).sum()
             if self.average == "twice":
                 taylor = taylor / len(batch.y)
@@ -128,11 +133,15 @@ class FedMix(MeanMix):
         predicted = unmixed + len(batch.y) * factor * (gradient * x_g).flatten(1).sum(1)
         if self.remedy == "drop":
             return torch.where(predicted > 0, predicted, unmixed).mean() + shared_loss
-        mixed = net(torch.lerp(batch.x, x_g.expand_as(batch.x), lam))
+        mixed = net(self._mixed(batch, x_g, lam))
         predicted = predicted + lam * task.losses(outputs, y_g)
         actual = (1 - lam) * task.losses(mixed, batch.y) + lam * task.losses(mixed, y_g)
         trusted = (predicted - actual).detach().abs() <= self.trust * actual.detach()
         return torch.where(trusted, predicted, actual).mean()
+
+    @staticmethod
+    def _mixed(batch: Batch, x_g: torch.Tensor, lam: torch.Tensor) -> torch.Tensor:
+        return torch.lerp(batch.x, x_g.expand_as(batch.x), lam)
 
 
 class Tail:
