@@ -66,7 +66,7 @@ AS_CIFAR10 = ["--set", "data={name='cifar10', folder='$FEDBLEND_DATA/cifar-10-ba
 BLENDS = ["--methods", "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means"]
 """Methods of the map: the candidates of ``advise`` but ``fed-augmix`` and ``aggenhance``, which take longest."""
 CHECKED = ["--methods", "fedmix-checked"]
-"""FedMix whose check takes NaiveMix's loss; the studies of the map have an earlier form of it."""
+"""FedMix with a check; the studies of the map have an earlier form of it."""
 RELATIVES = ["--methods", "server-means,vhl,virtual-seeds,ccvr,flea"]
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]

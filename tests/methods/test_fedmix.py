@@ -322,18 +322,22 @@ def test_weights_keep_no_gradient_of_their_own() -> None:
 # Remedies against a prediction without a bound ---------------------------------------------------------------
 
 
-def parts_of(model: nn.Module, batch: Batch, task: Task, lam: float, pool: dict[str, torch.Tensor]) -> tuple:
-    """Of each sample: its own share of the loss, and that share as predicted; the entry's; and NaiveMix's loss."""
+def parts_of(
+    model: nn.Module, batch: Batch, task: Task, lam: float, pool: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Of each sample: its own share of the loss, the predicted one and the one at the mixed sample.
+
+    And the entry's share at the samples, and at the mixed ones.
+    """
     z = ((1 - lam) * batch.x).requires_grad_()
     outputs = model(z)
     losses = task.losses(outputs, batch.y)
     slopes = torch.autograd.grad(losses.sum(), z, create_graph=True)[0]
     own = (1 - lam) * losses
     predicted = own + lam * (1 - lam) * (slopes * pool["x"][0]).sum(1)
-    entrys = lam * torch.stack([task.loss(one, pool["y"][0]) for one in outputs[:, None]])
     mixed = model((1 - lam) * batch.x + lam * pool["x"][0])
-    naive = torch.stack([task.loss(one, pool["y"][0]) for one in mixed[:, None]])
-    return own, predicted, entrys, (1 - lam) * task.losses(mixed, batch.y) + lam * naive
+    entrys = (lam * task.loss(one, pool["y"][0]) for one in (outputs, mixed))
+    return own, predicted, (1 - lam) * task.losses(mixed, batch.y), *entrys
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -341,33 +345,36 @@ def parts_of(model: nn.Module, batch: Batch, task: Task, lam: float, pool: dict[
 def test_a_remedy_takes_another_loss_for_the_samples_with_wrong_predictions_alone(task: Task, remedy: str) -> None:
     model, batch, pool, lam = tanh_net(seed=1), Batch(*draws(task, 40, 1)), random_pool(task), 0.4
     pool["x"] = 40 * pool["x"]
-    own, predicted, entrys, naive = parts_of(model, batch, task, lam, pool)
-    if remedy == "drop":
-        wrong, instead = predicted <= 0, own + entrys
-    else:
-        wrong, instead = (predicted + entrys - naive).abs() > 0.5 * naive, naive
+    own, predicted, actual, entrys, mixed = parts_of(model, batch, task, lam, pool)
+    wrong, instead = (predicted <= 0, own) if remedy == "drop" else (predicted < actual, actual)
     assert 0 < wrong.sum() < len(wrong)
 
-    made = loss_of(FedMix(lam=lam, remedy=remedy, trust=0.5), model, batch, task, lam, pool)
+    made = loss_of(FedMix(lam=lam, remedy=remedy), model, batch, task, lam, pool)
 
-    wanted = torch.where(wrong, instead, predicted + entrys).mean()
+    wanted = torch.where(wrong, instead, predicted).mean() + (entrys if remedy == "drop" else mixed)
     torch.testing.assert_close(made, wanted)
     torch.testing.assert_close(weight_gradient(made, model), weight_gradient(wanted, model))
 
 
-def test_a_check_that_trusts_nothing_is_naivemix() -> None:
+def test_where_the_loss_is_convex_the_check_takes_naivemix_which_global_mixup_exceeds() -> None:
+    """A linear model's cross-entropy is convex, so prediction <= loss at the mean <= mean of the losses, by sample."""
+    model, batch, lam = linear_net(), Batch(*draws(CLASSES, 8, 1)), 0.4
+    raw, y_g = draws(CLASSES, 16, 2)[0], one_hot(torch.tensor([0]))
+    pool = {"x": raw.mean(0, keepdim=True), "y": y_g}
+
+    checked, naive = (loss_of(o, model, batch, CLASSES, lam, pool) for o in (FedMix(remedy="check"), NaiveMix()))
+    torch.testing.assert_close(checked, naive)
+
+    _, predicted, actual, *_ = parts_of(model, batch, CLASSES, lam, pool)
+    each = [parts_of(model, batch, CLASSES, lam, {"x": x[None], "y": y_g})[2] for x in raw]
+    assert (predicted < actual).all()
+    assert (actual < torch.stack(each).mean(0)).all()
+
+
+def test_dropping_changes_nothing_where_no_prediction_is_below_0() -> None:
     model, batch, pool = tanh_net(seed=1), Batch(*draws(CLASSES, 8, 1)), random_pool(CLASSES)
 
-    checked = loss_of(FedMix(remedy="check", trust=0.0), model, batch, CLASSES, 0.4, pool)
-
-    torch.testing.assert_close(checked, loss_of(NaiveMix(), model, batch, CLASSES, 0.4, pool))
-
-
-@pytest.mark.parametrize("remedy", ["drop", "check"])
-def test_a_remedy_changes_nothing_where_all_predictions_are_right(remedy: str) -> None:
-    model, batch, pool = tanh_net(seed=1), Batch(*draws(CLASSES, 8, 1)), random_pool(CLASSES)
-
-    made, plain = (loss_of(FedMix(remedy=r), model, batch, CLASSES, 0.05, pool) for r in (remedy, "none"))
+    made, plain = (loss_of(FedMix(remedy=r), model, batch, CLASSES, 0.05, pool) for r in ("drop", "none"))
 
     torch.testing.assert_close(made, plain)
 

@@ -78,12 +78,17 @@ class FedMix(MeanMix):
     The derivative is taken at z, with respect to z, and is itself differentiated. One forward pass computes all
     three terms, so dropout draws one mask. ``taylor`` and ``average`` select readings of the paper.
 
-    The three terms together predict NaiveMix's loss, which is that of both targets at the mixed sample
-    x~ = z + lambda x_g. The loss itself is at least 0, but its prediction has no bound: a model that grows its input
-    gradients lowers it without end, which is how FedMix collapses. ``remedy`` says what a sample does whose prediction
-    cannot be right. The second order term is (1 - lambda) lambda^2 / 2 <x_g, H x_g> with the Hessian H of the loss at z.
-    The product lambda H x_g is taken as the difference of the gradients at x~ and at z, which is exact for a quadratic
-    loss.
+    The first and the last term together predict (1 - lambda) l(f(x~_b), y_b) at the mixed sample x~ = z + lambda x_g.
+    That loss is at least 0, but its prediction has no bound: a model that grows its input gradients lowers it without
+    end, which is how FedMix collapses. ``remedy`` says what a sample does whose prediction is wrong:
+
+    - "second" adds the second order, (1 - lambda) lambda^2 / 2 <x_g, H x_g> with the Hessian H of the loss at z. The
+      product lambda H x_g is the difference of the gradients at x~ and at z, which is exact for a quadratic loss.
+    - "drop" leaves the Taylor term out where the prediction is below 0.
+    - "check" takes the larger of the prediction and the loss at x~, which a second forward pass gives, and the entry's
+      term at x~ too. FedMix approximates Global Mixup, the mean of that loss over the raw samples behind x_g. Where the
+      loss is convex in x, the mean is at least the loss at x_g (Jensen), and this is at least its tangent at z, the
+      prediction. So both are bounds from below, and the larger one is nearer.
     """
 
     taylor: Literal["algorithm", "proposition"] = "algorithm"
@@ -96,12 +101,7 @@ class FedMix(MeanMix):
     taylor_weight: NonNegative = 1.0
     """Factor on c; 0 removes the Taylor term, for ablations."""
     remedy: Literal["none", "second", "drop", "check"] = "none"
-    """A predicted loss that is wrong: kept ("none", the paper), or with a "second" order term; or "drop" its Taylor term
-    where the first and the last term are below 0, or "check" it by a second forward pass and take NaiveMix's loss where
-    it is off by more than `trust`.
-    """
-    trust: NonNegative = 0.1
-    """Largest error of a prediction that remedy "check" accepts, as a share of NaiveMix's loss."""
+    """What is done about a wrong prediction: nothing ("none", the paper), its "second" order, "drop" it, or "check" it."""
 
     @pydantic.model_validator(mode="after")
     def _require_one_average(self) -> FedMix:
@@ -134,10 +134,8 @@ class FedMix(MeanMix):
         if self.remedy == "drop":
             return torch.where(predicted > 0, predicted, unmixed).mean() + shared_loss
         mixed = net(self._mixed(batch, x_g, lam))
-        predicted = predicted + lam * task.losses(outputs, y_g)
-        actual = (1 - lam) * task.losses(mixed, batch.y) + lam * task.losses(mixed, y_g)
-        trusted = (predicted - actual).detach().abs() <= self.trust * actual.detach()
-        return torch.where(trusted, predicted, actual).mean()
+        actual = (1 - lam) * task.losses(mixed, batch.y)
+        return torch.maximum(predicted, actual).mean() + lam * task.loss(mixed, y_g)
 
     @staticmethod
     def _mixed(batch: Batch, x_g: torch.Tensor, lam: torch.Tensor) -> torch.Tensor:
