@@ -101,7 +101,7 @@ class FedMix(MeanMix):
     taylor_weight: NonNegative = 1.0
     """Factor on c; 0 removes the Taylor term, for ablations."""
     remedy: Literal["none", "second", "drop", "check"] = "none"
-    """What is done about a wrong prediction: nothing ("none", the paper), its "second" order, "drop" it, or "check" it."""
+    """What is done about wrong predictions: nothing ("none", the paper), the "second" order, a "drop" or a "check"."""
 
     @pydantic.model_validator(mode="after")
     def _require_one_average(self) -> FedMix:
