@@ -33,6 +33,7 @@ CANDIDATES = (
     "fedmix-checked",
     "virtual-means",
     "server-means",
+    "vhl",
     "fed-augmix",
     "aggenhance",
 )
