@@ -107,19 +107,17 @@ def told(difference: Difference | None, factor: float = 1.0) -> str:
 def of_map(kind: str) -> dict[str, Row]:
     """The committed advice of studies of a kind, by setting.
 
-    The map's own runs of FedMix with a check are of an earlier form. Those of the studies ``checked-SETTING`` take
-    their place; a setting without such a study has none.
+    The first studies of the map have an earlier form of FedMix with a check. Its runs in ``checked-SETTING`` take their
+    place.
     """
-    results, checked = committed(kind, MAP), committed("checked", MAP)
-    found = {}
-    for setting, result in results.items():
-        advice = result["advice"]
-        new = [
-            o for o in checked.get(setting, {"advice": {"options": []}})["advice"]["options"] if o["method"] == CHECKED
-        ]
-        options = [o for one in advice["options"] for o in (new if one["method"] == CHECKED else [one])]
-        found[setting] = {**result, "advice": {**advice, "options": options}}
-    return found
+    results = committed(kind, MAP)
+    for setting, newer in committed("checked", MAP).items():
+        if setting in results:
+            new = {option["method"]: option for option in newer["advice"]["options"] if option["method"] == CHECKED}
+            advice = results[setting]["advice"]
+            options = [new.get(option["method"], option) for option in advice["options"]]
+            results[setting] = {**results[setting], "advice": {**advice, "options": options}}
+    return results
 
 
 def map_table(kind: str = "map") -> str:
