@@ -217,3 +217,17 @@ def test_every_result_has_a_heading_of_its_own_that_its_links_name() -> None:
         assert len(set(anchors)) == len(anchors)
         links = re.findall(r"\]\(#(.+?)\)", pages.overview(paper) + pages.claim_table(paper))
         assert {link.replace(", ", "-") for link in anchors} >= set(links)
+
+
+def test_the_map_has_the_newer_runs_of_the_check_and_all_others_as_they_are(pages: ModuleType) -> None:
+    tables = sys.modules["tables.comparisons"]
+    checked, before = (tables.committed(kind, tables.MAP) for kind in ("checked", "map"))
+    for setting, result in tables.of_map("map").items():
+        own, new = (
+            {option["method"]: option for option in found[setting]["advice"]["options"]} if setting in found else {}
+            for found in (before, checked)
+        )
+        for option in result["advice"]["options"]:
+            name = option["method"]
+            assert option == (new[name] if name == "fedmix-checked" and new else own[name])
+    assert len(checked) >= 4
