@@ -19,6 +19,9 @@ SIZE = (8.5, 4.6)
 SPAN = 3
 """Ratio of the largest to the smallest number of megabytes above which their axis is logarithmic."""
 
+LEAST_ADVANTAGE = 0.05
+"""Least end of the axis of membership advantages, which are measured to some hundredths."""
+
 
 def draw_advice(advice: Advice, data: str) -> bytes:
     """A PNG with two panels: the score against the membership advantage, and against megabytes a client.
@@ -55,6 +58,7 @@ def draw_advice(advice: Advice, data: str) -> bytes:
         log_axis(sent, sizes)
     for axes in costs:
         axes.margins(0.08)
+    leak.set_xlim(right=max(leak.get_xlim()[1], LEAST_ADVANTAGE))
     seen = f"Test {advice.metric} by what leaks and by megabytes sent: {data}"
     figure.suptitle(seen, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=INK, parse_math=False)
     leak.set_title(advice.answer()[0], loc="left", fontsize=9.5, color=MUTED, parse_math=False)
