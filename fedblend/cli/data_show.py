@@ -16,6 +16,9 @@ from fedblend.data.split_figure import draw_sizes, draw_split
 from fedblend.experiment.setup import split
 from fedblend.runs import api
 
+MEANINGS = {"divergence": " (KL in nats; 0: alike)", "distance": " (to the whole; 0 to 2)"}
+"""What some of the measures mean."""
+
 
 def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
     """Draw the split of a file's first experiment and print its measures; in regression draw the clients' sizes.
@@ -48,7 +51,7 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
     table.add_row("clients", str(len(population)))
     table.add_row("samples a client", f"{sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}")
     for name, value in noniid_measures(counts).items() if counts is not None else ():
-        table.add_row(name, f"{value:.4f}")
+        table.add_row(name + MEANINGS.get(name, ""), f"{value:.4f}")
     console = Console()
     console.print(table)
     for line in feature_lines(data.facts.get("table", {})):

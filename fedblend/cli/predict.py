@@ -16,7 +16,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.data.loaders.files import read_image
 from fedblend.data.loaders.image_folder import FORMATS, SUFFIXES
 from fedblend.data.loaders.npz import as_inputs, read_arrays
-from fedblend.data.loaders.table import encode, form_of, read_frame
+from fedblend.data.loaders.table import encode, form_of, guesses, read_frame
 from fedblend.runs.directory import only_run
 from fedblend.runs.files import write_atomically
 from fedblend.runs.predictor import Predictor
@@ -128,5 +128,8 @@ def _read_table(path: Path, about: Mapping[str, Any]) -> tuple[list[str], np.nda
             raise FedblendError(f"{path}: has empty cells; valid: a number in each")
     elif form["standardize"] == "client":
         raise FedblendError(f"{path}: the model takes features that each client has standardized; valid: an .npz file")
+    else:
+        for line in guesses(frame, form):
+            Console(stderr=True).print(f"{path}: {line}", highlight=False, soft_wrap=True)
     x = encode(frame, form, path)
     return [f"{path.name}[{i}]" for i in range(len(x))], x

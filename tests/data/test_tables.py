@@ -145,6 +145,12 @@ def test_a_file_trains_on_a_table_and_predicts_for_another(tmp_path: Path) -> No
     told = here("predict", tmp_path / "runs", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
     assert told.code == 0, told.err
     assert (pd.read_csv(tmp_path / "p.csv")["class"] == frame.y).mean() > 0.9
+    assert "column" not in told.err
+    pd.DataFrame({"colour": ["green", "red", None], "a": [0.5, None, 1]}).to_csv(tmp_path / "odd.csv", index=False)
+    odd = here("predict", tmp_path / "runs", tmp_path / "odd.csv")
+    assert odd.code == 0
+    assert "column 'a' is empty in 1 rows, which get the training mean" in odd.err
+    assert "column 'colour' holds 'green', 'nan', of which the training data had none" in odd.err
     new.drop(columns="a").to_csv(tmp_path / "less.csv", index=False)
     refused(here("predict", tmp_path / "runs", tmp_path / "less.csv"), "has no column 'a'; valid: a, colour")
 

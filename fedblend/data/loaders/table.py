@@ -226,6 +226,19 @@ def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarr
         return np.concatenate(parts, 1).astype(np.float32)
 
 
+def guesses(frame: pd.DataFrame, form: Mapping[str, Any]) -> list[str]:
+    """What :func:`encode` puts in place of unknown values, in a line for each column that has some."""
+    lines = []
+    for name in (name for name in form["columns"] if name in frame.columns):
+        if (known := form["categories"].get(name)) is None:
+            if empty := int(frame[name].isna().sum()):
+                lines.append(f"column '{legible(name)}' is empty in {empty} rows, which get the training mean")
+        elif strange := sorted(set(map(str, frame[name])) - set(known)):
+            texts = listed([f"'{legible(text)}'" for text in strange])
+            lines.append(f"column '{legible(name)}' holds {texts}, of which the training data had none")
+    return lines
+
+
 def _standardized(frame: pd.DataFrame, features: Sequence[str], client: np.ndarray, train: np.ndarray) -> pd.DataFrame:
     """Each client's columns of numbers by the mean and deviation of its training samples; constant columns by 1."""
     import pandas as pd
