@@ -54,6 +54,10 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
         table.add_row(name + MEANINGS.get(name, ""), f"{value:.4f}")
     console = Console()
     console.print(table)
+    if population.natural is not None and data.client_names:
+        named = zip(population.natural, sizes, strict=True)
+        told = [f"{legible(data.client_names[number])} ({size} samples)" for number, size in named]
+        console.print(f"Clients, from 0: {listed(told)}", highlight=False, soft_wrap=True)
     for line in feature_lines(data.facts.get("table", {})):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Picture: {out}", highlight=False, soft_wrap=True)

@@ -245,7 +245,13 @@ def test_data_show_tells_how_the_columns_of_a_table_become_numbers() -> None:
     printed = words_of(
         succeeded(here("data", "show", write(Path("p.toml"), {"data": data, "partition": "natural"}))).out
     )
-    for words in ("a sample 3 numbers", "classes 3", "Columns of numbers: age", "Columns of text: s[red]ex (f, m)"):
+    for words in (
+        "a sample 3 numbers",
+        "classes 3",
+        "0: h0 (8 samples), h1 (8 samples)",
+        "Columns of numbers: age",
+        "Columns of text: s[red]ex (f, m)",
+    ):
         assert words in printed
 
 
