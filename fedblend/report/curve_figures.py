@@ -119,6 +119,12 @@ class Abscissa:
     log: bool = False
     """A logarithmic axis, which leaves out numbers that are not above zero."""
 
+    @property
+    def title(self) -> str:
+        """What the axis says."""
+        better = f"  (← {self.better})" if self.better else ""
+        return f"{self.label}{', log scale' if self.log else ''}{better}"
+
 
 BY_ROUND = Abscissa("round", lambda line: line.rounds, "in round {:g}")
 BY_BYTES = Abscissa("MB sent so far, up and down", lambda line: line.megabytes, "at {:,.4g} MB", "cheaper", log=True)
@@ -152,8 +158,7 @@ def curve_chart(
 
     figure = column_figure(HEIGHT)
     axes = figure.add_subplot()
-    scale, better = (", log scale" if abscissa.log else ""), (f"  (← {abscissa.better})" if abscissa.better else "")
-    style_axes(axes, f"{abscissa.label}{scale}{better}", AXIS_TITLES[column], LETTERS)
+    style_axes(axes, abscissa.title, AXIS_TITLES[column], LETTERS)
     marks: dict[str, Mark] = {}
     data: list[list[str]] = []
     shown: dict[str, dict[int, str]] = {}

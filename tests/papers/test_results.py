@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -67,6 +68,13 @@ def test_a_shell_reads_the_words_back_with_the_variable_replaced(run: ModuleType
 def test_no_committed_command_hides_the_variable_from_the_shell(path: Path) -> None:
     command = json.loads(path.read_text())["command"]
     assert not [word for word in words_in_a_shell(command) if "$" in word]
+
+
+def test_the_baselines_of_both_data_sets_have_one_grid(run: ModuleType) -> None:
+    given = tomllib.loads(next(word for word in run.GRID if word.startswith("tune=")))["tune"]
+    asked = tomllib.loads((ROOT / "evidence/studies/baselines-cifar10.toml").read_text())["tune"]
+    personal = {"method.terms.prototypes.lambda", "method.personal.lambda"}
+    assert given == {**asked, "fields": {key: asked["fields"][key] for key in asked["fields"] if key not in personal}}
 
 
 def test_every_committed_study_has_the_command_that_makes_it(run: ModuleType) -> None:

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors
 from fedblend.core.registry import Count, Fraction, Int, NonNegative, part
-from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_loss
+from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_inputs, mixed_loss
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -124,7 +124,7 @@ class FedMix(MeanMix):
         # `gradient` is the gradient of the batch mean, so the sum is already the mean over the batch.
         if self.remedy in ("none", "second"):
             if self.remedy == "second":
-                gradient = (gradient + net.input_gradient(own, self._mixed(batch, x_g, lam))[0]) / 2
+                gradient = (gradient + net.input_gradient(own, mixed_inputs(batch.x, x_g, lam))[0]) / 2
             taylor = (gradient * x_g).sum()
             if self.average == "twice":
                 taylor = taylor / len(batch.y)
@@ -133,13 +133,9 @@ class FedMix(MeanMix):
         predicted = unmixed + len(batch.y) * factor * (gradient * x_g).flatten(1).sum(1)
         if self.remedy == "drop":
             return torch.where(predicted > 0, predicted, unmixed).mean() + shared_loss
-        mixed = net(self._mixed(batch, x_g, lam))
-        actual = (1 - lam) * task.losses(mixed, batch.y)
-        return torch.maximum(predicted, actual).mean() + lam * task.loss(mixed, y_g)
-
-    @staticmethod
-    def _mixed(batch: Batch, x_g: torch.Tensor, lam: torch.Tensor) -> torch.Tensor:
-        return torch.lerp(batch.x, x_g.expand_as(batch.x), lam)
+        outputs = net(mixed_inputs(batch.x, x_g, lam))
+        actual = (1 - lam) * task.losses(outputs, batch.y)
+        return torch.maximum(predicted, actual).mean() + lam * task.loss(outputs, y_g)
 
 
 class Tail:

@@ -9,15 +9,20 @@ from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Te
 from fedblend.core.registry import Fraction, Positive, part
 
 
+def mixed_inputs(x: torch.Tensor, x_other: torch.Tensor, lam: torch.Tensor) -> torch.Tensor:
+    """x~ = (1 - lam) x + lam x_other; ``x_other`` may lack the batch dimension."""
+    return torch.lerp(x, x_other.expand_as(x), lam)
+
+
 def mixed_loss(
     net: Net, batch: Batch, x_other: torch.Tensor, y_other: torch.Tensor, lam: torch.Tensor, context: Context
 ) -> torch.Tensor:
-    """(1 - lam) l(f(x~), y) + lam l(f(x~), y_other) at x~ = (1 - lam) x + lam x_other.
+    """(1 - lam) l(f(x~), y) + lam l(f(x~), y_other) at the mixed samples x~.
 
     This is l(f(x~), y~) of FedMix's equation 3 up to a constant, because the loss is linear in the target
     (footnote 2). ``x_other`` and ``y_other`` may lack the batch dimension.
     """
-    outputs = net(torch.lerp(batch.x, x_other.expand_as(batch.x), lam))
+    outputs = net(mixed_inputs(batch.x, x_other, lam))
     return (1 - lam) * context.task.loss(outputs, batch.y) + lam * context.task.loss(outputs, y_other)
 
 
