@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 
 from fedblend.analysis.plotting import BAND, INK, MUTED, line_styles, log_axis, style_axes
+from fedblend.report.advice_figure import SPAN
 from fedblend.report.figures import plain_legend
 from fedblend.report.privacy import PRIVACY_NOTE
 from tables.common import (
@@ -72,9 +73,13 @@ def draw_study(name: str, data: str) -> None:
             marker=style.marker, markersize=7, capsize=2, elinewidth=1.0,
         )  # fmt: skip
     style_axes(by_round, "round", "test accuracy (%)")
-    style_axes(by_bytes, "MB sent in all by all clients, log scale  (← cheaper)", "")
-    log_axis(by_bytes, [number / 1e6 for number in sent.values()])
+    log = max(sent.values()) > SPAN * min(sent.values())
+    style_axes(by_bytes, f"MB sent in all by all clients{', log scale' if log else ''}  (← cheaper)", "")
     by_bytes.margins(x=0.15)
+    if log:
+        log_axis(by_bytes, [number / 1e6 for number in sent.values()])
+    else:
+        by_bytes.set_xlim(0, 1.15 * max(sent.values()) / 1e6)
     seeds_text = " to ".join(map(str, sorted({len(runs) for runs in groups.values()})))
     many = "" if seeds_text == "1" else "s"
     title = f"Test accuracy by round, and after the last round by megabytes sent: {data}, {seeds_text} seed{many}"
