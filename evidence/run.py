@@ -68,6 +68,7 @@ BLENDS = ["--methods", "fedprox,localmix,naivemix,fedmix-checked,virtual-means,s
 CHECKED = ["--methods", "fedmix-checked"]
 """FedMix with a check; the studies of the map have an earlier form of it."""
 RELATIVES = ["--methods", "server-means,vhl,virtual-seeds,ccvr,flea"]
+FEDDM = ["--methods", "feddm"]
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 GRID = [
@@ -80,6 +81,12 @@ GRID = [
 ]
 """The grid of baselines-cifar10.toml, for baselines.toml."""
 HALF = ["--set", "partition.alpha=0.5"]
+ROLES = [
+    "--set", "rounds=20", "--set", "eval_every=5", "--set", "data.context=40", "--set", "train.cohort=5",
+    "--set", "train.epochs=1", "--set", "holdout=0.2", "--set", "validation={clients=0.1}",
+    "--set", "tune={search='grid', halving=true, fields={'train.lr'=[1.0, 2.0, 4.0, 8.0]}}",
+]  # fmt: skip
+"""Shakespeare's roles in the map: shorter contexts and rounds, and as many learning rates as elsewhere."""
 TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_client=2, samples=500}"]
 
 STUDIES: dict[str, list[str]] = {
@@ -87,6 +94,7 @@ STUDIES: dict[str, list[str]] = {
     "femnist": ["run", "examples/femnist.toml", *FEMNIST],
     "femnist-twice": ["run", "evidence/studies/femnist-twice.toml", *FEMNIST],
     "femnist-checked": ["run", "evidence/studies/femnist-checked.toml", *FEMNIST],
+    "femnist-second": ["run", "evidence/studies/femnist-second.toml", *FEMNIST],
     "shakespeare": ["run", "examples/shakespeare.toml"],
     "fedmix-search": ["run", "evidence/studies/fedmix-search.toml"],
     "fedmix-scale": ["run", "evidence/studies/fedmix-scale.toml"],
@@ -120,16 +128,20 @@ STUDIES: dict[str, list[str]] = {
     "map-cifar10-classes": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *TWO_CLASSES],
     "map-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10],
     "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *HALF],
-    "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST],
+    "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST, "--set", "train.batch_size=10"],
     "relatives-fashion-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *TWO_CLASSES],
     "relatives-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *RELATIVES],
+    "relatives-cifar10-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *AS_CIFAR10, *TWO_CLASSES],
+    "relatives-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *RELATIVES, *AS_CIFAR10],
+    "feddm-fashion-classes": ["advise", "evidence/studies/map.toml", *FEDDM, *TWO_CLASSES],
+    "feddm-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *FEDDM],
     "checked-fashion-classes": ["advise", "evidence/studies/map.toml", *CHECKED, *TWO_CLASSES],
     "checked-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *CHECKED],
     "checked-cifar10-classes": ["advise", "evidence/studies/map.toml", *CHECKED, *AS_CIFAR10, *TWO_CLASSES],
     "checked-heart": ["advise", "examples/heart.toml", *CHECKED, *HEART],
     "map-heart": ["advise", "examples/heart.toml", "--methods", EVERY_BLEND, *HEART],
     "map-har": ["advise", "examples/har.toml", *BLENDS, *HAR],
-    "map-shakespeare": ["advise", "examples/shakespeare.toml", *BLENDS],
+    "map-shakespeare": ["advise", "examples/shakespeare.toml", *BLENDS, *ROLES],
     "warm-start": ["run", "examples/warm-start.toml"],
     "xormixfl-mnist": ["run", "evidence/studies/xormixfl-mnist.toml", *MNIST, *LOOP],
     "xormixfl-distance": [

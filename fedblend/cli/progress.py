@@ -54,6 +54,7 @@ class RunProgress:
         self.live = self.console.is_terminal
         self.closed = False  # whether the reader of stderr has closed its pipe
         self.printed: dict[str, float] = {}
+        self.engines: set[str] = set()  # choices that were printed
         self.remaining = RemainingTime()
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
@@ -104,13 +105,16 @@ class RunProgress:
             self._line(slug, round, text)
 
     def _print_engine(self, slug: str, choice: EngineChoice | None) -> None:
-        """Print the engine of a run where fedblend chose it."""
+        """Print the engine of a run where fedblend chose it, once for all runs with the same choice."""
         if choice is None or choice["why"] == "as asked for":
             return
         number = choice["stack"] or 1
         stack = f", {number} clients at once" if number > 1 else ""
         ranks = f", {choice['ranks']} ranks" if choice["ranks"] > 1 else ""
-        self.console.print(f"{slug}: engine {choice['engine']}{stack}{ranks} ({choice['why']})", highlight=False)
+        chosen = f"engine {choice['engine']}{stack}{ranks}"
+        if chosen not in self.engines:
+            self.engines.add(chosen)
+            self.console.print(f"{slug}: {chosen} ({choice['why']})", highlight=False)
 
     def _line(self, slug: str, round: int, facts: str) -> None:
         if round < self.rounds_before.get(slug, 0):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from fedblend.cli import progress
-from fedblend.cli.progress import RemainingTime, Steps
+from fedblend.cli.progress import RemainingTime, RunProgress, Steps
+from fedblend.core.record import EngineChoice, RoundRecord
+from fedblend.experiment.config import Experiment
 
 
 class Clock:
@@ -47,4 +51,32 @@ def test_outside_a_terminal_a_line_comes_every_ten_seconds(clock: Clock, capsys:
     assert capsys.readouterr().err.splitlines() == [
         "dlg: 11/40  cost 11  29 s left",
         "dlg: 22/40  cost 22  18 s left",
+    ]
+
+
+def choice(engine: Literal["loop", "stacked"], stack: int | None, why: str) -> EngineChoice:
+    return {"engine": engine, "stack": stack, "ranks": 1, "memory_format": "contiguous", "why": why}
+
+
+def test_each_choice_of_an_engine_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    choices = {
+        "a": choice("loop", None, "milliseconds per client step: loop 0.5"),
+        "b": choice("stacked", 5, "milliseconds per client step: 5 stacked 1"),
+        "c": choice("loop", None, "milliseconds per client step: loop 0.6"),
+        "d": choice("stacked", 2, "as asked for"),
+    }
+
+    with RunProgress(
+        {
+            slug: Experiment(data="digits", partition={"name": "iid", "clients": 2}, model="mlp", rounds=9)
+            for slug in choices
+        },
+        {},
+    ) as shown:
+        for slug, chosen in choices.items():
+            shown(slug, RoundRecord(round=1, machine={"engine": chosen}))
+
+    assert [line for line in capsys.readouterr().err.splitlines() if "engine" in line] == [
+        "a: engine loop (milliseconds per client step: loop 0.5)",
+        "b: engine stacked, 5 clients at once (milliseconds per client step: 5 stacked 1)",
     ]
