@@ -34,7 +34,8 @@ MAP = {
 }
 """The settings of the map of blends."""
 
-CHECKED = "fedmix-checked"
+LATER = {"map": "checked", "relatives": "feddm"}
+"""Kinds of studies with methods that came later. The map's first studies have an earlier FedMix with a check."""
 
 Scores = dict[str, dict[int, float]]
 """Per cent by method and seed."""
@@ -105,18 +106,14 @@ def told(difference: Difference | None, factor: float = 1.0) -> str:
 
 
 def of_map(kind: str) -> dict[str, Row]:
-    """The committed advice of studies of a kind, by setting.
-
-    The first studies of the map have an earlier form of FedMix with a check. Its runs in ``checked-SETTING`` take their
-    place.
-    """
+    """The committed advice of studies of a kind, by setting, with the methods of its later studies (:data:`LATER`)."""
     results = committed(kind, MAP)
-    for setting, newer in committed("checked", MAP).items():
+    for setting, later in committed(LATER.get(kind, ""), MAP).items():
         if setting in results:
-            new = {option["method"]: option for option in newer["advice"]["options"] if option["method"] == CHECKED}
             advice = results[setting]["advice"]
-            options = [new.get(option["method"], option) for option in advice["options"]]
-            results[setting] = {**results[setting], "advice": {**advice, "options": options}}
+            options = {option["method"]: option for option in advice["options"]}
+            options |= {option["method"]: option for option in later["advice"]["options"] if option["method"] != BASE}
+            results[setting] = {**results[setting], "advice": {**advice, "options": list(options.values())}}
     return results
 
 
