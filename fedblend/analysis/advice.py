@@ -109,6 +109,12 @@ class Option:
         return fmean(self.scores.values())
 
     @property
+    def given_away(self) -> str:
+        """What leaves a client beside its model, and to whom, in words."""
+        whom = "the server and the other clients" if self.to_clients else "the server alone"
+        return f"{', '.join(self.leaves)}, to {whom}" if self.leaves else "nothing"
+
+    @property
     def exposure(self) -> float:
         """The largest membership advantage, at least 0, which guessing has; NaN where none was measured."""
         return max((max(0.0, one) for one in self.membership.values() if not math.isnan(one)), default=math.nan)
@@ -131,11 +137,16 @@ class Advice:
         return next(option for option in self.options if option.method == BASE)
 
     @property
+    def helping(self) -> list[Option]:
+        """The allowed options that certainly help, the best score first."""
+        sign = -1 if self.larger_is_better else 1
+        helping = [option for option in self.options if not option.fault and self.verdict(option) == "helps"]
+        return sorted(helping, key=lambda option: sign * option.score)
+
+    @property
     def best(self) -> Option | None:
         """The allowed option with the best score of those that certainly help; ``None`` if none does."""
-        sign = 1 if self.larger_is_better else -1
-        helping = [option for option in self.options if not option.fault and self.verdict(option) == "helps"]
-        return max(helping, key=lambda option: sign * option.score, default=None)
+        return next(iter(self.helping), None)
 
     def verdict(self, option: Option) -> str:
         """Whether an option "helps", "hurts", is "level" with FedAvg as far as the seeds can tell, or is the "base".
@@ -180,16 +191,21 @@ class Advice:
         ]
         more = best.megabytes - base.megabytes
         found.append(f"It costs a client {best.megabytes:.3g} MB in all, {more:+.3g} MB beside FedAvg.")
-        if best.leaves:
-            whom = "the server and the other clients" if best.to_clients else "the server alone"
-            found.append(f"What leaves a client beside its model: {', '.join(best.leaves)}, to {whom}.")
-        else:
-            found.append("Nothing leaves a client beside its model.")
+        found.append(f"What leaves a client beside its model: {best.given_away}.")
+        if not math.isnan(best.recognised):
+            found.append(
+                f"Of the shared samples, {best.recognised:.0%} are nearest to a raw sample that they were made of."
+            )
         if not math.isnan(best.exposure):
             found.append(
                 f"An attacker tells members from others with an advantage of {best.exposure:.2f} "
                 f"(FedAvg: {base.exposure:.2f}; 0 is guessing)."
             )
+        found += [
+            f"{other.method} helps too: {self.interval(other)}{unit}, {other.megabytes:.3g} MB in all; "
+            f"beside its model a client gives away {other.given_away}."
+            for other in self.helping[1:]
+        ]
         return found
 
     def table(self) -> dict[str, Any]:

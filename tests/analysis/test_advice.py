@@ -47,6 +47,20 @@ def test_a_blend_helps_if_the_interval_of_its_difference_is_above_zero() -> None
     assert made.answer()[0] == "a helps: +6.0 [+3.5, +8.5] points over FedAvg's 62.0, 3 seeds."
 
 
+def test_the_answer_tells_what_is_given_away_and_what_else_helps() -> None:
+    shares = option("a", (0.07, 0.08, 0.09), leaves=("seeds",), to_clients=True, recognised=0.975, megabytes=3.0)
+    other = option("d", SURE, leaves=("means",), megabytes=1.25)
+    made = advice(other, option("b", UNSURE), shares)
+    assert made.answer()[1:] == [
+        "It costs a client 3 MB in all, +2 MB beside FedAvg.",
+        "What leaves a client beside its model: seeds, to the server and the other clients.",
+        "Of the shared samples, 98% are nearest to a raw sample that they were made of.",
+        "An attacker tells members from others with an advantage of 0.10 (FedAvg: 0.10; 0 is guessing).",
+        "d helps too: +6.0 [+3.5, +8.5] points, 1.25 MB in all; beside its model a client gives away means, to the server alone.",
+    ]
+    assert advice(option("a", SURE)).answer()[2] == "What leaves a client beside its model: nothing."
+
+
 def test_of_a_loss_the_smaller_one_is_better() -> None:
     made = advice(option("a", SURE), option("c", WORSE), metric="loss", larger=False)
     assert [made.verdict(one) for one in made.options] == ["base", "hurts", "helps"]
