@@ -56,8 +56,8 @@ def test_the_answer_tells_what_is_given_away_and_what_else_helps() -> None:
         "What leaves a client beside its model: seeds, to the server and the other clients.",
         "Of the shared samples, 98% are nearest to a raw sample that they were made of.",
         "An attacker tells members from others with an advantage of 0.10 (FedAvg: 0.10; 0 is guessing).",
-        "d helps too: +6.0 [+3.5, +8.5] points, 1.25 MB in all; beside its model a client gives away means, to the server "
-        "alone.",
+        "d helps too: +6.0 [+3.5, +8.5] points, 1.25 MB in all; beside its model a client gives away means, to "
+        "the server alone.",
     ]
     assert advice(option("a", SURE)).answer()[2] == "What leaves a client beside its model: nothing."
 
