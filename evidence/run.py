@@ -68,7 +68,8 @@ BLENDS = ["--methods", "fedprox,localmix,naivemix,fedmix-checked,virtual-means,s
 CHECKED = ["--methods", "fedmix-checked"]
 """FedMix with a check; the studies of the map have an earlier form of it."""
 RELATIVES = ["--methods", "server-means,vhl,virtual-seeds,ccvr,flea"]
-FEDDM = ["--methods", "feddm"]
+MORE_RELATIVES = ["--methods", "feddm,server-matched,fedfa,statmix,virtual-xor,shared-set", "--set", "unsafe=true"]
+"""Relatives that came later; ``shared-set`` shares raw samples."""
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 GRID = [
@@ -133,8 +134,7 @@ STUDIES: dict[str, list[str]] = {
     "relatives-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *RELATIVES],
     "relatives-cifar10-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *AS_CIFAR10, *TWO_CLASSES],
     "relatives-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *RELATIVES, *AS_CIFAR10],
-    "feddm-fashion-classes": ["advise", "evidence/studies/map.toml", *FEDDM, *TWO_CLASSES],
-    "feddm-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *FEDDM],
+    "more-fashion-classes": ["advise", "evidence/studies/map.toml", *MORE_RELATIVES, *TWO_CLASSES],
     "checked-fashion-classes": ["advise", "evidence/studies/map.toml", *CHECKED, *TWO_CLASSES],
     "checked-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *CHECKED],
     "checked-cifar10-classes": ["advise", "evidence/studies/map.toml", *CHECKED, *AS_CIFAR10, *TWO_CLASSES],

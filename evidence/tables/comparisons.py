@@ -34,7 +34,7 @@ MAP = {
 }
 """The settings of the map of blends."""
 
-LATER = {"map": "checked", "relatives": "feddm"}
+LATER = {"map": "checked", "relatives": "more"}
 """Kinds of studies with methods that came later. The map's first studies have an earlier FedMix with a check."""
 
 Scores = dict[str, dict[int, float]]
