@@ -129,7 +129,7 @@ STUDIES: dict[str, list[str]] = {
     "map-cifar10-classes": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *TWO_CLASSES],
     "map-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10],
     "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *HALF],
-    "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST, "--set", "train.batch_size=10"],
+    "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST, "--set", "train.batch_size=10", "--set", "rounds=60"],
     "relatives-fashion-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *TWO_CLASSES],
     "relatives-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *RELATIVES],
     "relatives-cifar10-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *AS_CIFAR10, *TWO_CLASSES],
