@@ -58,7 +58,10 @@ LOOP = ["--set", "engine=loop"]
 """The engine of the committed results. With another engine the numbers differ in the last bits."""
 MNIST = ["--set", "data.folder=$FEDBLEND_DATA/MNIST/raw"]
 FEMNIST = ["--set", "data.path=$FEDBLEND_DATA/femnist.npz"]
-AS_FEMNIST = ["--set", "data={name='npz', path='$FEDBLEND_DATA/femnist.npz'}", "--set", "partition={name='natural'}"]
+AS_FEMNIST = [
+    "--set", "data={name='npz', path='$FEDBLEND_DATA/femnist.npz'}", "--set", "partition={name='natural'}",
+    "--set", "train.batch_size=10", "--set", "rounds=60",
+]  # fmt: skip
 HEART = ["--set", "data.folder=$FEDBLEND_DATA/heart-disease"]
 HAR = ["--set", "data.path=$FEDBLEND_DATA/uci-har.npz"]
 CIFAR10 = ["--set", "data.folder=$FEDBLEND_DATA/cifar-10-batches-bin"]
@@ -129,7 +132,7 @@ STUDIES: dict[str, list[str]] = {
     "map-cifar10-classes": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *TWO_CLASSES],
     "map-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10],
     "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *HALF],
-    "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST, "--set", "train.batch_size=10", "--set", "rounds=60"],
+    "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST],
     "relatives-fashion-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *TWO_CLASSES],
     "relatives-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *RELATIVES],
     "relatives-cifar10-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *AS_CIFAR10, *TWO_CLASSES],
