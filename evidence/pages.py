@@ -24,7 +24,7 @@ from tables.augmix import (
     invgrad_table,
 )
 from tables.claims import claim_table, deciding_table, sensitivity
-from tables.comparisons import baseline_table, draw_maps, map_costs, map_table, personal_table
+from tables.comparisons import baseline_table, draw_maps, map_costs, map_table, personal_table, rate_table
 from tables.items import fedmix_in_small, item_pages, other_data, overview
 from tables.mix2fld import (
     channel_table,
@@ -87,6 +87,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "femnist-checked": lambda: method_table("femnist-checked"),
     "femnist-checked paired": lambda: paired_table("femnist-checked"),
     "femnist-checked curve": lambda: curve_table("femnist-checked", 20),
+    "femnist-second curve": lambda: curve_table("femnist-second", 20),
     "femnist-twice curve": lambda: curve_table("femnist-twice", 20),
     "fedmix-cifar10": lambda: method_table("fedmix-cifar10"),
     "fedmix-cifar10 curve": lambda: curve_table("fedmix-cifar10", 20),
@@ -133,6 +134,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "personal models": personal_table,
     "map": map_table,
     "map costs": map_costs,
+    "rates": rate_table,
     "relatives": lambda: map_table("relatives"),
     "relatives costs": lambda: map_costs("relatives"),
     **{f"items: {paper}": partial(overview, paper) for paper in all_papers()},

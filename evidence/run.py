@@ -73,8 +73,6 @@ CHECKED = ["--methods", "fedmix-checked"]
 RELATIVES = ["--methods", "server-means,vhl,virtual-seeds,ccvr,flea"]
 MORE_RELATIVES = ["--methods", "feddm,server-matched,fedfa,statmix,virtual-xor,shared-set", "--set", "unsafe=true"]
 """Relatives that came later; ``shared-set`` shares raw samples."""
-RATES = ["--set", "methods=['fedavg']", "--set", "grid={'train.lr'=[0.01, 0.03, 0.1, 0.2]}"]
-"""FedAvg with each learning rate of the map and all seeds; the map has the one that was best for the first seed."""
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 GRID = [
@@ -135,13 +133,13 @@ STUDIES: dict[str, list[str]] = {
     "map-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10],
     "map-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_CIFAR10, *HALF],
     "map-femnist": ["advise", "evidence/studies/map.toml", *BLENDS, *AS_FEMNIST],
-    "rates-fashion-classes": ["run", "evidence/studies/map.toml", *RATES, *TWO_CLASSES],
-    "rates-fashion-dirichlet": ["run", "evidence/studies/map.toml", *RATES],
-    "rates-fashion-dirichlet-half": ["run", "evidence/studies/map.toml", *RATES, *HALF],
-    "rates-cifar10-classes": ["run", "evidence/studies/map.toml", *RATES, *AS_CIFAR10, *TWO_CLASSES],
-    "rates-cifar10-dirichlet": ["run", "evidence/studies/map.toml", *RATES, *AS_CIFAR10],
-    "rates-cifar10-dirichlet-half": ["run", "evidence/studies/map.toml", *RATES, *AS_CIFAR10, *HALF],
-    "rates-femnist": ["run", "evidence/studies/map.toml", *RATES, *AS_FEMNIST],
+    "rates-fashion-classes": ["run", "evidence/studies/rates.toml", *TWO_CLASSES],
+    "rates-fashion-dirichlet": ["run", "evidence/studies/rates.toml"],
+    "rates-fashion-dirichlet-half": ["run", "evidence/studies/rates.toml", *HALF],
+    "rates-cifar10-classes": ["run", "evidence/studies/rates.toml", *AS_CIFAR10, *TWO_CLASSES],
+    "rates-cifar10-dirichlet": ["run", "evidence/studies/rates.toml", *AS_CIFAR10],
+    "rates-cifar10-dirichlet-half": ["run", "evidence/studies/rates.toml", *AS_CIFAR10, *HALF],
+    "rates-femnist": ["run", "evidence/studies/rates.toml", *AS_FEMNIST],
     "relatives-fashion-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *TWO_CLASSES],
     "relatives-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *RELATIVES],
     "relatives-cifar10-classes": ["advise", "evidence/studies/map.toml", *RELATIVES, *AS_CIFAR10, *TWO_CLASSES],

@@ -29,6 +29,8 @@ STUDIED = {
     "augmix-mnist": "fed-augmix",
     "fashion-mnist": "fedmix",
     "femnist": "fedmix",
+    "femnist-checked": "fedmix",
+    "femnist-second": "fedmix",
     "femnist-twice": "fedmix",
     "invgrad": "fed-augmix",
     "robustness": "aggenhance",

@@ -37,6 +37,9 @@ MAP = {
 LATER = {"map": "checked", "relatives": "more"}
 """Kinds of studies with methods that came later. The map's first studies have an earlier FedMix with a check."""
 
+HINDSIGHT = ("server-means", "virtual-means")
+"""Methods that are compared with FedAvg at the learning rate that the test samples would choose for it."""
+
 Scores = dict[str, dict[int, float]]
 """Per cent by method and seed."""
 
@@ -129,6 +132,31 @@ def map_table(kind: str = "map") -> str:
         cells += [_cell(options[m]) if m in options else _missing(m, impossible) for m in methods]
         rows.append([MAP[setting], *cells])
     return table(["setting", f"{BASE} %", *methods], rows)
+
+
+def rate_table() -> str:
+    """FedAvg's accuracy at each learning rate, and ``server-means`` minus its best one, which only the test tells."""
+    advised = of_map("map")
+    rows, rates = [], []
+    for setting, result in committed("rates", MAP).items():
+        scores = {
+            label.rpartition("=")[2]: {run["seed"]: fmean(run["accuracy"][-LAST:]) for run in runs}
+            for label, runs in by_method(result["runs"]).items()
+        }
+        rates = list(scores)
+        whole = max(len(own) for own in scores.values())
+        cells = [
+            f"{100 * fmean(own.values()):.1f}" + (f" ({len(own)} of {whole} seeds)" if len(own) < whole else "")
+            for own in scores.values()
+        ]
+        best = max((own for own in scores.values() if len(own) == whole), key=lambda own: fmean(own.values()))
+        options = {option["method"]: option for option in advised[setting]["advice"]["options"]}
+        for method in HINDSIGHT:
+            own = {int(seed): score for seed, score in options[method]["scores"].items()}
+            cells.append(told(paired_difference(own, best), 100.0))
+        rows.append([MAP[setting], *cells])
+    heads = [f"{rate} %" for rate in rates] + [f"{method} minus the best" for method in HINDSIGHT]
+    return table(["setting", *heads], rows)
 
 
 def _methods(results: dict[str, Row]) -> list[str]:
