@@ -155,7 +155,7 @@ def rate_table() -> str:
             own = {int(seed): score for seed, score in options[method]["scores"].items()}
             cells.append(told(paired_difference(own, best), 100.0))
         rows.append([MAP[setting], *cells])
-    heads = [f"{rate} %" for rate in rates] + [f"{method} minus the best" for method in HINDSIGHT]
+    heads = [f"% at {rate}" for rate in rates] + [f"{method} minus the best" for method in HINDSIGHT]
     return table(["setting", *heads], rows)
 
 

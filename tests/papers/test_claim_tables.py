@@ -234,3 +234,24 @@ def test_the_map_has_the_newer_runs_of_the_check_and_all_others_as_they_are(page
             name = option["method"]
             assert option == (new[name] if name == "fedmix-checked" and new else own[name])
     assert len(checked) >= 4
+
+
+def test_the_best_rate_is_that_of_all_seeds_and_a_failed_one_does_not_count(
+    pages: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = sys.modules["tables.comparisons"]
+    by_rate = {"0.01": [0.5, 0.52], "0.1": [0.6, 0.58], "0.2": [0.9]}
+    runs = [
+        {"method": f"fedavg lr={rate}", "seed": seed, "accuracy": [0.1, score, score, score]}
+        for rate, scores in by_rate.items()
+        for seed, score in enumerate(scores)
+    ]
+    options = [{"method": name, "scores": {"0": 0.63, "1": 0.62}} for name in tables.HINDSIGHT]
+    monkeypatch.setattr(tables, "committed", lambda kind, _: {"heart": {"runs": runs}} if kind == "rates" else {})
+    monkeypatch.setattr(tables, "of_map", lambda _: {"heart": {"advice": {"options": options}}})
+
+    (row,) = rows_with(tables.rate_table(), "heart disease")
+
+    # Differences 3 and 4 points: mean 3.5, half 12.706 * 0.707 / sqrt(2) = 6.35.
+    assert row[1:4] == ["51.0", "59.0", "90.0 (1 of 2 seeds)"]
+    assert row[4:] == ["+3.5 [-2.9,\u00a0+9.9]"] * 2
