@@ -88,7 +88,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "femnist-checked paired": lambda: paired_table("femnist-checked"),
     "femnist-checked curve": lambda: curve_table("femnist-checked", 20),
     "femnist-second curve": lambda: curve_table("femnist-second", 20),
-    "femnist-twice curve": lambda: curve_table("femnist-twice", 20),
     "fedmix-cifar10": lambda: method_table("fedmix-cifar10"),
     "fedmix-cifar10 curve": lambda: curve_table("fedmix-cifar10", 20),
     "fedmix in small": fedmix_in_small,

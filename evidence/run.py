@@ -96,7 +96,6 @@ TWO_CLASSES = ["--set", "partition={name='classes', clients=100, classes_per_cli
 STUDIES: dict[str, list[str]] = {
     "fashion-mnist": ["run", "examples/fashion-mnist.toml"],
     "femnist": ["run", "examples/femnist.toml", *FEMNIST],
-    "femnist-twice": ["run", "evidence/studies/femnist-twice.toml", *FEMNIST],
     "femnist-checked": ["run", "evidence/studies/femnist-checked.toml", *FEMNIST],
     "femnist-second": ["run", "evidence/studies/femnist-second.toml", *FEMNIST],
     "shakespeare": ["run", "examples/shakespeare.toml"],

@@ -31,7 +31,6 @@ STUDIED = {
     "femnist": "fedmix",
     "femnist-checked": "fedmix",
     "femnist-second": "fedmix",
-    "femnist-twice": "fedmix",
     "invgrad": "fed-augmix",
     "robustness": "aggenhance",
     "shakespeare": "fedmix",
