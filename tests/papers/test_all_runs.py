@@ -137,6 +137,7 @@ def test_a_filtered_line_shows_the_numbers_of_the_result(page: str, tmp_path: Pa
     probe = """
       const pick = (id, value) => { at(id).value = value; at(id).dispatchEvent(new Event("change")); };
       pick("paper", "Mix2FLD"); pick("item", "mix2fld/choice-t-max"); pick("method", "FL, asymmetric");
+      pick("data", "mnist5k");
       const lines = [...document.querySelectorAll("#records > li > details")];
       lines.forEach((one) => { one.open = true; one.dispatchEvent(new Event("toggle")); });
       return {count: at("count").textContent, hash: location.hash,
@@ -157,9 +158,9 @@ def test_a_filtered_line_shows_the_numbers_of_the_result(page: str, tmp_path: Pa
     for value, row, ours in zip(found["values"], found["cells"], cells.values(), strict=True):
         assert value.startswith(f"{statistics.mean(ours.values()):.1f}")
         assert row == [value.removesuffix(" %"), "", *(f"{number:.1f}" for number in ours.values())]
-    assert found["data"] == ["", "mnist5k"]
+    assert found["data"] == ["", "mnist", "mnist5k"]
     assert found["command"] == result["command"]
-    assert found["hash"] == "#paper=Mix2FLD&item=mix2fld%2Fchoice-t-max&method=FL%2C+asymmetric"
+    assert found["hash"] == "#paper=Mix2FLD&item=mix2fld%2Fchoice-t-max&method=FL%2C+asymmetric&data=mnist5k"
 
 
 def test_an_address_opens_the_page_filtered_and_a_curve_is_drawn(page: str, tmp_path: Path) -> None:
