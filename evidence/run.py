@@ -73,6 +73,8 @@ CHECKED = ["--methods", "fedmix-checked"]
 RELATIVES = ["--methods", "server-means,vhl,virtual-seeds,ccvr,flea"]
 MORE_RELATIVES = ["--methods", "feddm,server-matched,fedfa,statmix,virtual-xor,shared-set", "--set", "unsafe=true"]
 """Relatives that came later; ``shared-set`` shares raw samples."""
+REST = ["--methods", "feddyn,fedyogi,aggenhance,fed-augmix"]
+"""Two strong baselines, and the blends that take longest."""
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 GRID = [
@@ -148,6 +150,15 @@ STUDIES: dict[str, list[str]] = {
     "checked-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *CHECKED],
     "checked-cifar10-classes": ["advise", "evidence/studies/map.toml", *CHECKED, *AS_CIFAR10, *TWO_CLASSES],
     "checked-heart": ["advise", "examples/heart.toml", *CHECKED, *HEART],
+    "rest-fashion-classes": ["advise", "evidence/studies/map.toml", *REST, *TWO_CLASSES],
+    "rest-fashion-dirichlet": ["advise", "evidence/studies/map.toml", *REST],
+    "rest-fashion-dirichlet-half": ["advise", "evidence/studies/map.toml", *REST, *HALF],
+    "rest-cifar10-classes": ["advise", "evidence/studies/map.toml", *REST, *AS_CIFAR10, *TWO_CLASSES],
+    "rest-cifar10-dirichlet": ["advise", "evidence/studies/map.toml", *REST, *AS_CIFAR10],
+    "rest-cifar10-dirichlet-half": ["advise", "evidence/studies/map.toml", *REST, *AS_CIFAR10, *HALF],
+    "rest-femnist": ["advise", "evidence/studies/map.toml", *REST, *AS_FEMNIST],
+    "rest-har": ["advise", "examples/har.toml", *REST, *HAR],
+    "rest-shakespeare": ["advise", "examples/shakespeare.toml", *REST, *ROLES],
     "map-heart": ["advise", "examples/heart.toml", "--methods", EVERY_BLEND, *HEART],
     "map-har": ["advise", "examples/har.toml", *BLENDS, *HAR],
     "map-shakespeare": ["advise", "examples/shakespeare.toml", *BLENDS, *ROLES],

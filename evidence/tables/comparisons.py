@@ -34,7 +34,7 @@ MAP = {
 }
 """The settings of the map of blends."""
 
-LATER = {"map": "checked", "relatives": "more"}
+LATER = {"map": ("checked", "rest"), "relatives": ("more",)}
 """Kinds of studies with methods that came later. The map's first studies have an earlier FedMix with a check."""
 
 HINDSIGHT = ("server-means", "virtual-means")
@@ -111,12 +111,15 @@ def told(difference: Difference | None, factor: float = 1.0) -> str:
 def of_map(kind: str) -> dict[str, Row]:
     """The committed advice of studies of a kind, by setting, with the methods of its later studies (:data:`LATER`)."""
     results = committed(kind, MAP)
-    for setting, later in committed(LATER.get(kind, ""), MAP).items():
-        if setting in results:
-            advice = results[setting]["advice"]
-            options = {option["method"]: option for option in advice["options"]}
-            options |= {option["method"]: option for option in later["advice"]["options"] if option["method"] != BASE}
-            results[setting] = {**results[setting], "advice": {**advice, "options": list(options.values())}}
+    for later in LATER[kind]:
+        for setting, result in committed(later, MAP).items():
+            if setting in results:
+                advice = results[setting]["advice"]
+                options = {option["method"]: option for option in advice["options"]}
+                options |= {
+                    option["method"]: option for option in result["advice"]["options"] if option["method"] != BASE
+                }
+                results[setting] = {**results[setting], "advice": {**advice, "options": list(options.values())}}
     return results
 
 
