@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedblend.analysis.privacy.mixup import LAMBDAS, SAMPLES, make_mixtures, measure_mixtures
 from fedblend.core.channel import Channel
+from fedblend.core.dataset import Dataset
 from fedblend.core.random import stream
 from fedblend.core.record import RoundRecord
 from fedblend.core.registry import build
@@ -121,6 +123,9 @@ def _device_accuracies(run: RunDirectory) -> Table:
     return {"devices": each, **spread, "server": accuracy(state.weights)}
 
 
+CLOSEST_OF, CLOSEST_DRAWS = (100, 500, 1000, 2000), 20
+"""Numbers of raw samples among which the closest pair of two labels is looked for, and draws of each."""
+
 PRIVACY_DATA = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 PRIVACY_DRAWS, PRIVACY_DEVICES, PRIVACY_HELD = 10, 2, 500
 """Draws, devices, and samples that each device holds, equally many of every label."""
@@ -141,7 +146,10 @@ def write_sample_privacy(path: Path) -> None:
         ]
         repeated = sum(one.pairs.repeated for one in drawn)
         rows = [asdict(row) for row in measure_mixtures(drawn, LAMBDAS)]
-        sets.append({"data": name, "coordinated": coordinated, "repeated": repeated, "rows": rows})
+        closest = {number: _closest_pairs(data, number) for number in CLOSEST_OF}
+        sets.append(
+            {"data": name, "coordinated": coordinated, "repeated": repeated, "rows": rows, "closest": closest}
+        )
     result = {
         "command": "python evidence/run.py mix2fld-privacy",
         "lambdas": LAMBDAS,
@@ -149,6 +157,23 @@ def write_sample_privacy(path: Path) -> None:
         "devices": PRIVACY_DEVICES,
         "held": PRIVACY_HELD,
         "draws": PRIVACY_DRAWS,
+        "closest_draws": CLOSEST_DRAWS,
         "sets": sets,
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _closest_pairs(data: Dataset, number: int) -> list[float]:
+    """Logarithms of the distance of the closest pair of two labels among random samples, one a draw; finite ones."""
+    found = []
+    for draw in range(CLOSEST_DRAWS):
+        rows = torch.from_numpy(stream(0, "closest pair", number, draw).permutation(len(data.train.y))[:number])
+        found.append(closest_of_two_labels(data.train.x[rows], data.train.y[rows]))
+    # CIFAR-100 has the same picture under two labels, a pair that nothing hides.
+    return [round(math.log(one), 5) for one in found if one > 0]
+
+
+def closest_of_two_labels(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The smallest Euclidean distance between two samples of different labels; infinite where all have one label."""
+    flat = x.double().flatten(1)
+    return float(torch.cdist(flat, flat).masked_fill(y[:, None] == y[None], math.inf).min())

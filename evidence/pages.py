@@ -28,6 +28,7 @@ from tables.comparisons import baseline_table, draw_maps, map_costs, map_table, 
 from tables.items import fedmix_in_small, item_pages, other_data, overview
 from tables.mix2fld import (
     channel_table,
+    closest_pairs,
     draw_mix2fld_figure_2,
     draw_mix2fld_figure_3,
     mix2fld_claims,
@@ -103,6 +104,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mix2fld-claims": mix2fld_claims,
     "mix2fld-figure-3": mix2fld_figure_3,
     "mix2fld-privacy": sample_privacy,
+    "mix2fld closest pairs": closest_pairs,
     "private": lambda: epsilon_table("private", "weights"),
     "private-means": lambda: epsilon_table("private-means", "means", "private-base"),
     "sensitivity": sensitivity,

@@ -58,8 +58,8 @@ def claim_table(paper: str) -> str:
         [
             link(one.result, here=True),
             one.claim["says"].replace("|", "\\|"),
-            _paper_text(one),
-            *_ours_and_interval(one.verdict),
+            paper_margin(one),
+            *our_margin(one.verdict),
             f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", "),
             one.word,
         ]
@@ -69,7 +69,7 @@ def claim_table(paper: str) -> str:
     return table(head, rows)
 
 
-def _paper_text(one: JudgedClaim) -> str:
+def paper_margin(one: JudgedClaim) -> str:
     """The paper's smallest margin in the places of our result; empty where it has no numbers."""
     item, quantity = all_items()[one.result["item"]], one.claim["of"]
     if quantity not in item.quantities:
@@ -80,7 +80,7 @@ def _paper_text(one: JudgedClaim) -> str:
     return _margin_text(min(margins)) if margins else ""
 
 
-def _ours_and_interval(verdict: ClaimVerdict) -> tuple[str, str]:
+def our_margin(verdict: ClaimVerdict) -> tuple[str, str]:
     """Our smallest mean margin over columns (or rows), with its place where there are several; and its interval."""
     weakest = verdict.weakest
     if weakest is None:
@@ -131,7 +131,7 @@ def sensitivity() -> str:
 
 
 def _choice_cells(one: JudgedClaim) -> list[str]:
-    return [one.word, *_ours_and_interval(one.verdict), f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", ")]
+    return [one.word, *our_margin(one.verdict), f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", ")]
 
 
 def deciding_runs() -> dict[str, Row]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedblend.analysis.plotting import BAND, COLOURS, INK, MUTED, LineStyle, line_styles, style_axes
+from fedblend.analysis.privacy.mixup import LAMBDAS
 from fedblend.methods.channels.wireless import Wireless
 from tables.common import (
     Row,
@@ -237,6 +239,18 @@ def sample_privacy() -> str:
     lambdas = (f"{lam:g}" for lam in result["lambdas"])
     head = ("table", "data", *lambdas, "largest difference", "recognised %, by lambda")
     return table(head, rows, command_of(result))
+
+
+def closest_pairs() -> str:
+    """The distance between raw samples that Mix2FLD's Table II implies, and that of the closest pair of two labels."""
+    rows = []
+    for one in study_result("mix2fld-privacy")["sets"]:
+        paper = paper_numbers("mix2fld/table-2", "privacy")[one["data"]]
+        implied = statistics.mean(v - math.log(lam) for v, lam in zip(paper, LAMBDAS, strict=True))
+        found = [f"{statistics.mean(v):.2f} ± {statistics.stdev(v):.2f}" for v in one["closest"].values()]
+        rows.append([one["data"], f"{implied:.2f}", *found])
+    head = ["data", "the paper", *(f"of {int(number):,}" for number in one["closest"])]
+    return table(head, rows)
 
 
 def mix2fld_claims() -> str:

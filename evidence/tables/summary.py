@@ -6,7 +6,7 @@ from collections import Counter
 
 from fedblend.papers.items import all_papers
 from fedblend.papers.verdicts import HOLDS, UNDECIDED, WORDS
-from tables.claims import JudgedClaim, judged_claims
+from tables.claims import OUTDATED, JudgedClaim, judged_claims, our_margin, paper_margin
 from tables.common import table
 from tables.items import linked_items
 
@@ -26,19 +26,21 @@ MAIN_CLAIMS = (
 
 
 def main_claims() -> str:
-    """A row for each main claim: the verdict of its best result, with seeds and setting."""
+    """A row for each main claim: the paper's margin, ours with its interval, and the verdict of its best result."""
     judged = judged_claims()
     rows = []
     for item, begins in MAIN_CLAIMS:
         found = [one for one in judged if one.result["item"] == item and one.claim["says"].startswith(begins)]
-        best = max(found, key=_seeds)  # the first of equals: results at the paper's scale come first
+        # Corrected settings come first, then many seeds; of equals the first, since the paper's scale comes first.
+        best = max(found, key=lambda one: (one.setting != OUTDATED, _seeds(one)))
         choice = best.claim.get("choice")
         says = best.claim["says"] + (f"; {choice}" if choice else "")
         paper = item.partition("/")[0]
         word = f"**{best.word}**" if best.word == HOLDS else best.word
         verdict = f"{word}, {_seeds(best)} seeds" if _seeds(best) > 1 else word
-        rows.append([f"[{_short(paper)}]({_page(paper)})", says, verdict, best.setting])
-    return table(["paper", "claim", "verdict", "with"], rows)
+        name = f"[{_short(paper)}]({_page(paper)})"
+        rows.append([name, says, paper_margin(best), *our_margin(best.verdict), verdict, best.setting])
+    return table(["paper", "claim", "the paper's margin", "ours", "95 % interval", "verdict", "with"], rows)
 
 
 def counts_by_paper() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from script_helpers import ROOT, script
 
 from fedblend.papers.plan import plan_item
@@ -153,3 +154,13 @@ def test_a_new_result_never_drops_numbers_of_the_committed_one(
     write(folder / "result.json", fedavg={"0": 70.5}, fedmix={"0": 72.0, "1": 73.0})
     run._commit_result(committed, folder)
     assert json.loads(committed.read_text()) == json.loads((folder / "result.json").read_text())
+
+
+def test_the_closest_pair_of_two_labels_is_not_the_closest_pair() -> None:
+    x = torch.tensor([[[0, 0]], [[3, 4]], [[1, 0]], [[250, 0]]], dtype=torch.uint8)
+
+    closest = script("evidence/mix2fld.py").closest_of_two_labels(x, torch.tensor([0, 1, 0, 1]))
+
+    # (0, 0) and (1, 0) have one label; (1, 0) and (3, 4) are 2 and 4 apart, (0, 0) and (3, 4) 3 and 4.
+    assert closest == pytest.approx(20**0.5)
+    assert script("evidence/mix2fld.py").closest_of_two_labels(x, torch.zeros(4)) == float("inf")
