@@ -147,9 +147,7 @@ def write_sample_privacy(path: Path) -> None:
         repeated = sum(one.pairs.repeated for one in drawn)
         rows = [asdict(row) for row in measure_mixtures(drawn, LAMBDAS)]
         closest = {number: _closest_pairs(data, number) for number in CLOSEST_OF}
-        sets.append(
-            {"data": name, "coordinated": coordinated, "repeated": repeated, "rows": rows, "closest": closest}
-        )
+        sets.append({"data": name, "coordinated": coordinated, "repeated": repeated, "rows": rows, "closest": closest})
     result = {
         "command": "python evidence/run.py mix2fld-privacy",
         "lambdas": LAMBDAS,

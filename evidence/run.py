@@ -73,9 +73,9 @@ CHECKED = ["--methods", "fedmix-checked"]
 RELATIVES = ["--methods", "server-means,vhl,virtual-seeds,ccvr,flea"]
 MORE_RELATIVES = ["--methods", "feddm,server-matched,fedfa,statmix,virtual-xor,shared-set", "--set", "unsafe=true"]
 """Relatives that came later; ``shared-set`` shares raw samples."""
-REST = ["--methods", "feddyn,fedyogi,aggenhance,fed-augmix"]
-"""Two strong baselines, and the blends that take longest."""
-EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedyogi"
+REST = ["--methods", "feddyn,fedlc,aggenhance,fed-augmix"]
+"""The two strongest baselines (docs/results/baselines.md), and the blends that take longest."""
+EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedlc"
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 GRID = [
     "--set",
