@@ -34,6 +34,7 @@ from typing import Any
 
 import alignment
 import inversion
+import map_attacks
 import mix2fld
 
 from fedblend.core.record import RoundRecord
@@ -379,11 +380,12 @@ FUNCTIONS: dict[str, Callable[[Path], None]] = {
     "augmix-attack": lambda path: inversion.run_augmix("augmix-attack", path, run_row),
     "augmix-mnist": lambda path: inversion.run_augmix("augmix-mnist", path, run_row),
     "invgrad": inversion.run_single_updates,
+    "map-attacks": map_attacks.run_map_attacks,
     "mix2fld-privacy": mix2fld.write_sample_privacy,
 }
 """Studies that no fedblend command makes. Attack studies resume; the others start again."""
 
-NEED_DATA = {"augmix-mnist", "invgrad", "mix2fld-privacy"}
+NEED_DATA = {"augmix-mnist", "invgrad", "map-attacks", "mix2fld-privacy"}
 """Studies of :data:`FUNCTIONS` that read from FEDBLEND_DATA."""
 
 

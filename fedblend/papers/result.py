@@ -36,7 +36,8 @@ def write_result(
     """
     plan, item = output.plan, output.plan.item
     earlier = read_result(output.out, plan.paper, plan.name, plan.scale)
-    values = _merged(plan, earlier, new)
+    kept = kept_values(plan, earlier)
+    values = {key: kept.get(key, {}) | new.get(key, {}) for key in {**kept, **new}}
     cells = {(row, column) for (_, row, column), by_seed in values.items() if by_seed}
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
     result: dict[str, Any] = {
@@ -63,17 +64,17 @@ def write_result(
     return result
 
 
-def _merged(plan: ItemPlan, earlier: Mapping[str, Any], new: Values) -> Values:
-    """New values, and those of an earlier result that were made by the same experiment and measure."""
+def kept_values(plan: ItemPlan, earlier: Mapping[str, Any]) -> Values:
+    """The values of an earlier result that were made by the plan's experiments and measures."""
     cells = {(cell.row, cell.column): cell for cell in plan.cells}
-    merged: Values = {}
+    kept: Values = {}
     for name, quantity in earlier.get("quantities", {}).items():
         for entry in quantity["cells"]:
             key = (entry["row"], entry["column"])
             if (name, *key) in plan.measures and entry["made_by"] == plan.provenance(name, cells[key]):
                 values = {int(seed): _from_json(value) for seed, value in entry["ours"].items()}
-                merged[name, *key] = values
-    return {key: merged.get(key, {}) | new.get(key, {}) for key in {**merged, **new}}
+                kept[name, *key] = values
+    return kept
 
 
 def _facts(output: OutputPaths, values: Values, earlier: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedblend.papers.availability import is_fetched, missing_reason
 from fedblend.papers.measures.base import CellRun, OnStep
 from fedblend.papers.paths import RUNS, OutputPaths
 from fedblend.papers.plan import Cell, ItemPlan
-from fedblend.papers.result import Values, command, write_result
+from fedblend.papers.result import Values, command, kept_values, read_result, write_result
 from fedblend.runs import checkpoint
 from fedblend.runs.parallel import run_all
 
@@ -76,13 +76,19 @@ def _fetch_error(data: Any) -> str:
 def _make_missing_runs(
     output: OutputPaths, cells: list[Cell], on_runs: OnRuns, jobs: int | None, device: str | None
 ) -> dict[str, str]:
-    """Run every experiment without a finished run; returns why runs failed, by the names of their folders."""
+    """Run every experiment without a finished run; returns why runs failed, by the names of their folders.
+
+    An experiment of which there is no run, but all values in the result (from another machine), is not run either.
+    """
     plan, folder = output.plan, output.folder / RUNS
+    kept = kept_values(plan, read_result(output.out, plan.paper, plan.name, plan.scale))
     experiments: dict[str, Experiment] = {}
     planned: set[tuple[str, int]] = set()
     for cell in cells:
-        finished = output.finished_runs(cell) if plan.trains(cell) else {}
+        finished, runs = (output.finished_runs(cell), output.all_runs(cell)) if plan.trains(cell) else ({}, {})
         for seed in plan.seeds if plan.trains(cell) else ():
+            if seed not in runs and _is_measured(plan, cell, seed, kept):
+                continue
             if seed not in finished and (cell.fingerprint, seed) not in planned:
                 # Cells with the same experiment share one run, which has the first cell's name.
                 planned.add((cell.fingerprint, seed))
@@ -92,6 +98,11 @@ def _make_missing_runs(
     rounds = {slug: checkpoint.round_of(folder / slug) or 0 for slug in experiments}
     with on_runs(experiments, rounds) as on_record:
         return run_all(Study(plan.paper, experiments), folder, True, jobs, on_record)
+
+
+def _is_measured(plan: ItemPlan, cell: Cell, seed: int, kept: Values) -> bool:
+    keys = [(name, cell.row, cell.column) for name in plan.item.quantities]
+    return all(seed in kept.get(key, ()) for key in keys if key in plan.measures)
 
 
 def _run_name(folder: Path, cell: Cell, seed: int) -> str:

@@ -90,6 +90,30 @@ def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -
     assert (one["seeds"], two["seeds"]) == ([0], [0, 1])
 
 
+def test_numbers_from_another_machine_are_kept_without_their_runs(tmp_path: Path) -> None:
+    elsewhere, here_too, changed = Counted(), Counted(), Counted()
+    one = run_item(at_smoke("fedmix/table-15"), tmp_path / "elsewhere", elsewhere, jobs=1)
+    made = at_smoke("fedmix/table-15", seeds=[0, 1])
+    folder = OutputPaths(tmp_path, made).folder
+    folder.mkdir(parents=True)
+    (folder / RESULT_FILE).write_text(json.dumps(one))
+
+    both = run_item(made, tmp_path, here_too, jobs=1)
+
+    assert len(elsewhere.runs) == 2
+    assert all(name.endswith("seed1") for name in here_too.runs)
+    assert len(here_too.runs) == 2
+    values = [cell["ours"] for cell in both["quantities"]["accuracy"]["cells"] if cell["ours"]]
+    assert [sorted(value) for value in values] == [["0", "1"]] * 2
+
+    # One number of two that was made otherwise: its experiment is run.
+    one["quantities"]["accuracy"]["cells"][0]["made_by"] = "otherwise"
+    (tmp_path / "changed" / folder.relative_to(tmp_path)).mkdir(parents=True)
+    (tmp_path / "changed" / folder.relative_to(tmp_path) / RESULT_FILE).write_text(json.dumps(one))
+    run_item(at_smoke("fedmix/table-15"), tmp_path / "changed", changed, jobs=1)
+    assert len(changed.runs) == 1
+
+
 def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
     made = plan_item("fedmix/table-1", "laptop", only=["fedmix", "cifar100", "fedavg"])
 
