@@ -24,7 +24,15 @@ from tables.augmix import (
     invgrad_table,
 )
 from tables.claims import claim_table, deciding_table, sensitivity
-from tables.comparisons import baseline_table, draw_maps, map_costs, map_table, personal_table, rate_table
+from tables.comparisons import (
+    baseline_table,
+    draw_maps,
+    map_attack_table,
+    map_costs,
+    map_table,
+    personal_table,
+    rate_table,
+)
 from tables.items import fedmix_in_small, item_pages, other_data, overview
 from tables.mix2fld import (
     channel_table,
@@ -135,6 +143,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "personal models": personal_table,
     "map": map_table,
     "map costs": map_costs,
+    "map attacks": map_attack_table,
     "rates": rate_table,
     "relatives": lambda: map_table("relatives"),
     "relatives costs": lambda: map_costs("relatives"),

@@ -77,6 +77,12 @@ MORE_RELATIVES = ["--methods", "feddm,server-matched,fedfa,statmix,virtual-xor,s
 REST = ["--methods", "feddyn,fedlc,aggenhance,fed-augmix"]
 """The two strongest baselines (docs/results/baselines.md), and the blends that take longest."""
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedlc"
+COMBINED = [
+    "--set",
+    "methods=['fedavg', {name='fedlc', label='fedlc, aggenhance', server_step='aggenhance'}, "
+    "{name='server-means', label='fedlc, server-means', objective='fedlc'}]",
+]
+"""Two parts that help where clients have few classes, in one method: a baseline's loss, and training at the server."""
 PERSONAL = ["--set", "evaluate_model=each", "--set", "methods=['ditto', 'fedper', 'fedrep', 'pfedme', 'fedproto']"]
 GRID = [
     "--set",
@@ -160,6 +166,10 @@ STUDIES: dict[str, list[str]] = {
     "rest-femnist": ["advise", "evidence/studies/map.toml", *REST, *AS_FEMNIST],
     "rest-har": ["advise", "examples/har.toml", *REST, *HAR],
     "rest-shakespeare": ["advise", "examples/shakespeare.toml", *REST, *ROLES],
+    "combined-fashion-classes": ["tune", "evidence/studies/map.toml", *COMBINED, *TWO_CLASSES],
+    "combined-fashion-dirichlet": ["tune", "evidence/studies/map.toml", *COMBINED],
+    "combined-cifar10-classes": ["tune", "evidence/studies/map.toml", *COMBINED, *AS_CIFAR10, *TWO_CLASSES],
+    "combined-cifar10-dirichlet": ["tune", "evidence/studies/map.toml", *COMBINED, *AS_CIFAR10],
     "map-heart": ["advise", "examples/heart.toml", "--methods", EVERY_BLEND, *HEART],
     "map-har": ["advise", "examples/har.toml", *BLENDS, *HAR],
     "map-shakespeare": ["advise", "examples/shakespeare.toml", *BLENDS, *ROLES],

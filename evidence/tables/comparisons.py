@@ -162,6 +162,26 @@ def rate_table() -> str:
     return table(["setting", *heads], rows)
 
 
+def map_attack_table() -> str:
+    """How near an attacker on each method's first update comes to the images, beside the mean picture of a class."""
+    result = study_result("map-attacks")
+    data = list(dict.fromkeys(row["data"] for row in result["rows"]))
+    found = {(row["method"], row["data"]): row for row in result["rows"]}
+    methods = list(dict.fromkeys(row["method"] for row in result["rows"]))
+    rows = [["the mean picture of the class"] + [_near(found[methods[0], name]["class_mean"]) for name in data]]
+    rows += [[method, *(_near(found[method, name]) for name in data)] for method in methods]
+    heads = [f"{name}: PSNR dB, SSIM" for name in data]
+    return table(["attack on", *heads], rows, f"`{result['command']}`:")
+
+
+def _near(row: Row) -> str:
+    def told(measure: str, digits: int) -> str:
+        error = f" ± {row[f'{measure}_error']:.{digits}f}" if f"{measure}_error" in row else ""
+        return f"{row[measure]:.{digits}f}{error}"
+
+    return f"{told('psnr', 1)}, {told('ssim', 2)}"
+
+
 def _methods(results: dict[str, Row]) -> list[str]:
     """The methods beside FedAvg, in order of first appearance."""
     options = (option["method"] for result in results.values() for option in result["advice"]["options"])
