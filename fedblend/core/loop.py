@@ -311,22 +311,28 @@ class RoundLoop:
         A client that has not received what its objective mixes with does not take part. A client that keeps its own
         model, or did not receive the round's, goes on from the last model that it had.
         """
-        taking_part, states = [], {}
+        taking_part: list[int] = []
+        states: dict[int, Tensors] = {}
         for client, did_receive in zip(cohort.tolist(), received.tolist(), strict=True):
             if self.method.objective.needs and not state.has_pool[client]:
                 continue
             taking_part.append(client)
-            had = state.client_states.get(client, {})
-            kept: Tensors = {n: t for n, t in had.items() if not n.startswith(("weights/", "outputs/"))}
-            if self.method.stateful_clients or not did_receive:
-                own = {n: t for n, t in had.items() if n.startswith(("weights/", "outputs/"))}
-                own = own or add_prefix("weights/", self.setup.weights())
-                kept = {**kept, **own, **(add_prefix("outputs/", state.global_outputs) if did_receive else {})}
-            if client not in state.client_states:
-                kept = {**first_client_state(self.method, self.experiment.train, self.spec, state.weights), **kept}
+            kept = self.kept_by(state, client, did_receive)
             if kept:
                 states[client] = kept
         return taking_part, states
+
+    def kept_by(self, state: RunState, client: int, did_receive: bool) -> dict[str, torch.Tensor]:
+        """What a client has kept when it begins to train in a round, whose model it did receive or not."""
+        had = state.client_states.get(client, {})
+        kept: Tensors = {n: t for n, t in had.items() if not n.startswith(("weights/", "outputs/"))}
+        if self.method.stateful_clients or not did_receive:
+            own = {n: t for n, t in had.items() if n.startswith(("weights/", "outputs/"))}
+            own = own or add_prefix("weights/", self.setup.weights())
+            kept = {**kept, **own, **(add_prefix("outputs/", state.global_outputs) if did_receive else {})}
+        if client not in state.client_states:
+            kept = {**first_client_state(self.method, self.experiment.train, self.spec, state.weights), **kept}
+        return dict(kept)
 
     def _transmit(
         self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, costs: CostMeter

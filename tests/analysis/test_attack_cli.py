@@ -100,6 +100,24 @@ def test_what_is_attacked_is_what_the_server_got(name: str, tmp_path: Path) -> N
         assert cosine_distance(target.victim.observe(target.x, target.y), target.observed).item() < 1e-5
 
 
+@pytest.mark.parametrize("method", ["feddyn", "scaffold", "moon"])
+def test_a_client_outside_the_cohort_is_attacked_with_what_it_keeps(method: str, tmp_path: Path) -> None:
+    # Seed 2 draws clients 0 and 3, then 0 and 1. So 3 has trained and is not in the cohort, and 2 has never trained.
+    path = run(tmp_path / "a", method=method, seed=2)
+    before = checkpoint.read(run(tmp_path / "b", method=method, rounds=1, seed=2))
+    assert before is not None
+    snapshot = RoundSnapshot.load(path, 1)
+
+    targets = [prepare(snapshot, client, images=8, steps=3) for client in range(4)]
+
+    assert snapshot.cohort == (0, 1)
+    assert same(targets[3].victim.context.client_state, before.client_states[3])
+    if method != "moon":  # which keeps the first model
+        assert not any(tensor.any() for tensor in targets[2].victim.context.client_state.values())
+    for target in targets:
+        assert cosine_distance(target.victim.observe(target.x, target.y), target.observed).item() < 1e-5
+
+
 def test_only_who_knows_the_random_numbers_can_repeat_an_augmented_update(tmp_path: Path) -> None:
     path = run(tmp_path / "a", **ONE | METHODS["fedprox+fed-augmix"])
     snapshot = RoundSnapshot.load(path, 2)

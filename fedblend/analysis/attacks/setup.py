@@ -87,7 +87,7 @@ def prepare(
             f"method.personal: clients of '{method.personal.name}' keep layers or have a loss of their own; attacks "
             "are built for updates of whole models by the method's objective; valid: another method"
         )
-    setup, task = _limit_work(snapshot.setup, snapshot.task, client, images, steps)
+    setup, task = _limit_work(snapshot.setup, snapshot.task_of(client), client, images, steps)
     device = device or setup.experiment.device
     engines.require_device(device)
     with one_thread():

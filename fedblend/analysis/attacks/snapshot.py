@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
+from fedblend.core.trees import Tensors
 from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
@@ -34,6 +35,13 @@ class RoundSnapshot:
     round: int
     task: TrainTask
     cohort: tuple[int, ...]
+    kept_by: Callable[[int], Tensors] = lambda client: {}
+    """What a client outside the cohort would begin the round with, beside the model."""
+
+    def task_of(self, client: int) -> TrainTask:
+        """The task, with what the client keeps even if it is not in the cohort."""
+        kept = {} if client in self.cohort else self.kept_by(client)
+        return replace(self.task, client_states={**self.task.client_states, client: kept}) if kept else self.task
 
     @staticmethod
     def load(run: Path | str | RunDirectory, round: int, watch: Watch | None = None) -> RoundSnapshot:
@@ -60,8 +68,8 @@ class RoundSnapshot:
         setup = make_setup(experiment)
         _require_images(setup)
         with one_thread():
-            task, cohort = _task_of(directory, setup, round, reached, watch)
-        return RoundSnapshot(directory, setup, round, task, cohort)
+            task, cohort, kept_by = _task_of(directory, setup, round, reached, watch)
+        return RoundSnapshot(directory, setup, round, task, cohort, kept_by)
 
 
 def _require_models(experiment: Any) -> None:
@@ -89,15 +97,15 @@ def _require_images(setup: Setup) -> None:
 
 def _task_of(
     directory: RunDirectory, setup: Setup, round: int, reached: int, watch: Watch | None
-) -> tuple[TrainTask, tuple[int, ...]]:
-    """Return the task of a round's clients and their cohort."""
+) -> tuple[TrainTask, tuple[int, ...], Callable[[int], Tensors]]:
+    """Return the task of a round's clients, their cohort, and what any client would begin the round with."""
     plan = directory.facts().get("engine")
     engines.require_device(setup.experiment.device)
     engine = engines.make(setup, EnginePlan(**{**plan, "ranks": 1}) if plan else engines.plan_engine(setup, 1, 1))
     try:
         loop = RoundLoop(setup, engine)
         started = loop.begin_round(_state_at(directory, loop, round, reached, watch))
-        return started.task, tuple(started.cohort)
+        return started.task, tuple(started.cohort), lambda client: loop.kept_by(started.state, client, True)
     finally:
         engine.close()
 
