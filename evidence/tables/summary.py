@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from fedblend.papers.items import all_papers
 from fedblend.papers.verdicts import HOLDS, UNDECIDED, WORDS
 from tables.claims import OUTDATED, JudgedClaim, judged_claims, our_margin, paper_margin
-from tables.common import table
+from tables.common import all_items, table
 from tables.items import linked_items
 
 MAIN_CLAIMS = (
-    ("fedmix/table-1", "FedMix above NaiveMix above FedAvg in final accuracy"),
+    ("fedmix/choice-taylor", "FedMix above FedAvg in final accuracy"),
     ("fedmix/table-6", "FedMix suffers less from heterogeneity than FedAvg"),
     ("aggenhance/table-1", "Enhanced FedAvg needs no more rounds than FedAvg"),
     ("aggenhance/figure-8", "A model can be trained on the points alone"),
     ("fed-augmix/table-2", "The error rises with severity"),
     ("fed-augmix/table-3", "Fed-AugMix improves FedAvg (section V-B)"),
     ("mix2fld/choice-t-max", "Asymmetric channels: Mix2FLD above FL"),
-    ("mix2fld/table-2", "Privacy grows with lambda"),
-    ("xormixfl/table-2", "XorMixFL above standalone learning"),
+    ("mix2fld/table-3", "Mix2up preserves more than Mixup"),
+    ("xormixfl/choice-network", "XorMixFL above standalone learning"),
     ("xormixfl/table-3", "The distance grows with p"),
 )
 """What each paper is about: an item, and how one of its claims begins."""
@@ -39,8 +40,9 @@ def main_claims() -> str:
         word = f"**{best.word}**" if best.word == HOLDS else best.word
         verdict = f"{word}, {_seeds(best)} seeds" if _seeds(best) > 1 else word
         name = f"[{_short(paper)}]({_page(paper)})"
-        rows.append([name, says, paper_margin(best), *our_margin(best.verdict), verdict, best.setting])
-    return table(["paper", "claim", "the paper's margin", "ours", "95 % interval", "verdict", "with"], rows)
+        margins = (_quantity(best), paper_margin(best), *our_margin(best.verdict))
+        rows.append([name, says, *margins, verdict, best.setting])
+    return table(["paper", "claim", "of", "the paper's margin", "ours", "95 % interval", "verdict", "with"], rows)
 
 
 def counts_by_paper() -> str:
@@ -60,6 +62,13 @@ def counts_by_paper() -> str:
         for name, items, count in [*named, ("all", "", total)]
     ]
     return table(["paper", "items with a result", *columns, "claims"], rows)
+
+
+def _quantity(one: JudgedClaim) -> str:
+    """What the margins of a claim are of, up to the first comma or colon."""
+    quantity = all_items()[one.result["item"]].quantities[one.claim["of"]]
+    name = re.split("[,:]", quantity.label)[0].lower()
+    return f"{name} ({quantity.unit})" if quantity.unit else name
 
 
 def _seeds(one: JudgedClaim) -> int:
