@@ -57,7 +57,7 @@ from tables.studies import (
     paired_table,
     site_table,
 )
-from tables.summary import counts_by_paper, main_claims
+from tables.summary import counts_by_paper, main_claims, means_and_noise
 from tables.xor_distance import xor_distance_claims, xor_leaks, xor_table_3
 from tables.xormixfl import (
     draw_xor_figure_3,
@@ -119,6 +119,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "deciding": deciding_table,
     "main claims": main_claims,
     "counts by paper": counts_by_paper,
+    "means and noise": means_and_noise,
     "other data": other_data,
     "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,

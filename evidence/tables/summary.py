@@ -64,6 +64,19 @@ def counts_by_paper() -> str:
     return table(["paper", "items with a result", *columns, "claims"], rows)
 
 
+def means_and_noise() -> str:
+    """The claims by the verdict on their means alone, as version 0.1 had it, and by that with intervals."""
+    found: dict[str, Counter[str]] = {}
+    for one in judged_claims():
+        if not one.claim.get("choice"):
+            found.setdefault(one.claim["verdict"], Counter())[one.word] += 1
+    rows = [
+        [word, str(counts.total()), "; ".join(f"{count} {now}" for now, count in counts.most_common())]
+        for word, counts in sorted(found.items(), key=lambda pair: -pair[1].total())
+    ]
+    return table(["on means alone", "claims", "with intervals over seeds"], rows)
+
+
 def _quantity(one: JudgedClaim) -> str:
     """What the margins of a claim are of, up to the first comma or colon."""
     quantity = all_items()[one.result["item"]].quantities[one.claim["of"]]

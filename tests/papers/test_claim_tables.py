@@ -128,6 +128,16 @@ def test_claims_are_counted_by_paper(pages: ModuleType, tmp_path: Path) -> None:
     assert items["Mix2FLD"] == items["all"] == ""
 
 
+def test_a_claim_that_holds_on_means_may_be_within_noise(pages: ModuleType, tmp_path: Path) -> None:
+    # Differences 1 and 9 for one claim: a mean of 5, and an interval of 51 to each side. The others have no numbers.
+    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [81.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
+
+    (row,) = rows_with(pages.means_and_noise(), "within noise")
+
+    claims = [claim for claim in all_papers()["xormixfl"].items["table-2"].claims if claim.of is None]
+    assert row == ["holds", str(len(claims)), f"{len(claims) - 1} undecided; 1 within noise"]
+
+
 @pytest.mark.parametrize(
     ("without", "word"),
     [("never", "one seed: for"), (1.0, "one seed: both ways"), (5.0, "one seed: for")],
