@@ -166,6 +166,8 @@ STUDIES: dict[str, list[str]] = {
     "rest-femnist": ["advise", "evidence/studies/map.toml", *REST, *AS_FEMNIST],
     "rest-har": ["advise", "examples/har.toml", *REST, *HAR],
     "rest-shakespeare": ["advise", "examples/shakespeare.toml", *REST, *ROLES],
+    "long-fashion-classes": ["run", "evidence/studies/long.toml"],
+    "long-cifar10-classes": ["run", "evidence/studies/long.toml", *AS_CIFAR10],
     "combined-fashion-classes": ["tune", "evidence/studies/map.toml", *COMBINED, *TWO_CLASSES],
     "combined-fashion-dirichlet": ["tune", "evidence/studies/map.toml", *COMBINED],
     "combined-cifar10-classes": ["tune", "evidence/studies/map.toml", *COMBINED, *AS_CIFAR10, *TWO_CLASSES],
