@@ -26,7 +26,9 @@ from tables.augmix import (
 from tables.claims import claim_table, deciding_table, sensitivity
 from tables.comparisons import (
     baseline_table,
+    combined_table,
     draw_maps,
+    long_table,
     map_attack_table,
     map_costs,
     map_table,
@@ -145,6 +147,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "map": map_table,
     "map costs": map_costs,
     "map attacks": map_attack_table,
+    "combined": combined_table,
+    "long": long_table,
     "rates": rate_table,
     "relatives": lambda: map_table("relatives"),
     "relatives costs": lambda: map_costs("relatives"),

@@ -52,11 +52,30 @@ def committed(kind: str, settings: dict[str, str]) -> dict[str, Row]:
 
 def baseline_table() -> str:
     """Test accuracy of each baseline in each setting, and its difference to FedAvg's."""
+    return _compared("baselines", committed("baselines", SETTINGS), _last)
 
-    def last(run: Row) -> float:
-        return 100 * fmean(run["accuracy"][-LAST:])
 
-    return _compared("baselines", committed("baselines", SETTINGS), last)
+def combined_table() -> str:
+    """The same of methods that combine two parts that help."""
+    return _compared("combined", committed("combined", SETTINGS), _last)
+
+
+def long_table() -> str:
+    """Accuracy of FedAvg and of ``server-means`` by round, and the difference with its interval."""
+    rows, rounds = [], []
+    for setting, result in committed("long", MAP).items():
+        runs = by_method(result["runs"])
+        at = [index for index, number in enumerate(result["runs"][0]["rounds"]) if number and number % 20 == 0]
+        rounds = [result["runs"][0]["rounds"][index] for index in at]
+        for method, own in runs.items():
+            scores = [{run["seed"]: 100 * fmean(run["accuracy"][i - LAST + 1 : i + 1]) for run in own} for i in at]
+            base = [{r["seed"]: 100 * fmean(r["accuracy"][i - LAST + 1 : i + 1]) for r in runs[BASE]} for i in at]
+            cells = [f"{fmean(one.values()):.1f}" for one in scores]
+            if method != BASE:
+                pairs = zip(cells, scores, base, strict=True)
+                cells = [f"{cell}, {told(paired_difference(one, other))}" for cell, one, other in pairs]
+            rows.append([MAP[setting], method, *cells])
+    return table(["setting", "method", *(f"round {number}" for number in rounds)], rows)
 
 
 def personal_table() -> str:
@@ -72,6 +91,10 @@ def personal_table() -> str:
         if setting in plain
     }
     return _compared("personal", joined, own)
+
+
+def _last(run: Row) -> float:
+    return 100 * fmean(run["accuracy"][-LAST:])
 
 
 def _compared(kind: str, results: dict[str, Row], score: Callable[[Row], float]) -> str:
