@@ -262,6 +262,24 @@ def options(result: Any) -> dict[str, Any]:
     return {option["method"]: option for option in result["advice"]["options"]}
 
 
+def test_a_long_run_is_compared_at_every_twentieth_round(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = sys.modules["tables.comparisons"]
+    rounds = [0, 5, 10, 15, 20, 25]
+    accuracy = {"fedavg": ([0.1, 0.2, 0.3, 0.4, 0.5, 0.9], 0.0), "server-means": ([0.1, 0.2, 0.4, 0.5, 0.6, 0.0], 0.02)}
+    runs = [
+        {"method": name, "seed": seed, "rounds": rounds, "accuracy": [one + seed * more for one in values]}
+        for name, (values, more) in accuracy.items()
+        for seed in (0, 1)
+    ]
+    monkeypatch.setattr(tables, "committed", lambda kind, _: {"heart": {"runs": runs}} if kind == "long" else {})
+
+    fedavg, means = rows_with(tables.long_table(), "heart disease")
+
+    # Means of rounds 10 to 20: 40 with both seeds; 50 and 52, differences 10 and 12, half 12.706 * 1.414 / sqrt(2).
+    assert fedavg[1:] == ["fedavg", "40.0"]
+    assert means[1:] == ["server-means", "51.0, +11.0 [-1.7,\u00a0+23.7]"]
+
+
 def test_the_best_rate_is_that_of_all_seeds_and_a_failed_one_does_not_count(
     pages: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
