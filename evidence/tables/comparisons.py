@@ -34,7 +34,7 @@ MAP = {
 }
 """The settings of the map of blends."""
 
-LATER = {"map": ("checked", "rest"), "relatives": ("more",)}
+LATER = {"map": ("checked", "rest"), "relatives": ("more", "matched")}
 """Kinds of studies with methods that came later. The map's first studies have an earlier FedMix with a check."""
 
 HINDSIGHT = ("server-means", "virtual-means")
