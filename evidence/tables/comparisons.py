@@ -217,6 +217,8 @@ def _missing(method: str, impossible: Row) -> str:
 
 def _cell(option: Row) -> str:
     given = option["difference"]
+    if given is None and option["verdict"].startswith("failed"):
+        return "diverged with all seeds but one"
     return told(given and Difference(tuple(given["seeds"]), given["mean"], given["half"]), 100.0)
 
 

@@ -262,6 +262,12 @@ def options(result: Any) -> dict[str, Any]:
     return {option["method"]: option for option in result["advice"]["options"]}
 
 
+def test_a_method_of_which_one_seed_is_left_says_so(pages: ModuleType) -> None:
+    cell = sys.modules["tables.comparisons"]._cell
+    assert cell({"difference": None, "verdict": "failed with a seed"}) == "diverged with all seeds but one"
+    assert cell({"difference": None, "verdict": "one seed"}) == "one seed"
+
+
 def test_a_long_run_is_compared_at_every_twentieth_round(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = sys.modules["tables.comparisons"]
     rounds = [0, 5, 10, 15, 20, 25]
