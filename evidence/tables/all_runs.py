@@ -60,6 +60,11 @@ def write_page() -> None:
 def page() -> str:
     """The page's HTML with its data, in which no character can end the script that holds them."""
     sources = [*map(_item_source, item_results()), *map(_study_source, sorted((RESULTS / "studies").glob("*.json")))]
+    first: dict[tuple[str, str], int] = {}
+    for place, source in enumerate(sources):
+        # Many studies have one file: its text stands in the first of them, and its place in the others.
+        places = {title: first.setdefault((title, text), place) for title, text in source["settings"].items()}
+        source["settings"] = {t: text if places[t] == place else places[t] for t, text in source["settings"].items()}
     lines = ",\n".join(json.dumps(one, separators=(",", ":"), sort_keys=True, allow_nan=False) for one in sources)
     data = f"[\n{lines}\n]".replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", data)

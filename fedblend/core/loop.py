@@ -323,7 +323,7 @@ class RoundLoop:
         return taking_part, states
 
     def kept_by(self, state: RunState, client: int, did_receive: bool) -> dict[str, torch.Tensor]:
-        """What a client has kept when it begins to train in a round, whose model it did receive or not."""
+        """What a client keeps when a round begins; ``did_receive``: whether the round's model reached it."""
         had = state.client_states.get(client, {})
         kept: Tensors = {n: t for n, t in had.items() if not n.startswith(("weights/", "outputs/"))}
         if self.method.stateful_clients or not did_receive:

@@ -69,7 +69,7 @@ def probed(page: str, address: str, probe: str, folder: Path, width: int = 1000)
 
 def test_the_committed_page_is_made_from_the_committed_results(all_runs: ModuleType, page: str) -> None:
     assert all_runs.PAGE.read_text(encoding="utf-8") == page
-    assert len(page.encode()) < 1_000_000
+    assert len(page.encode()) < 600_000
 
 
 def test_the_page_loads_nothing(page: str) -> None:
@@ -122,6 +122,20 @@ def test_the_page_has_every_run_of_every_study(page: str) -> None:
                 by_round = dict(zip(run["rounds"], run["accuracy"], strict=True))
                 assert [rounds[0], rounds[-1]] == [run["rounds"][0], run["rounds"][-1]]
                 assert values == pytest.approx([100 * by_round[r] for r in rounds], abs=0.0051)
+
+
+def test_the_file_of_several_studies_stands_on_the_page_once(page: str, tmp_path: Path) -> None:
+    sources = data_of(page)
+    file = "evidence/studies/map.toml"
+    texts = [source["settings"][file] for source in sources if file in source["settings"]]
+    whole, *places = texts
+
+    assert whole == (ROOT / file).read_text(encoding="utf-8").strip()
+    assert len(places) > 1
+    assert all(sources[place]["settings"][file] == whole for place in places)
+    probe = f"""const later = sources.filter((one) => typeof one.settings["{file}"] === "number")[0];
+      return body({{...later.records[0], source: later}}).textContent;"""
+    assert whole in probed(page, "", probe, tmp_path)
 
 
 def test_long_curves_are_thinned_and_keep_their_ends(all_runs: ModuleType) -> None:
