@@ -156,6 +156,8 @@ def _study_source(path: Path) -> Row:
     data = _study_data(result, [tomllib.loads(text) for text in settings.values()])
     paper = STUDIED.get(name) or next((paper for paper in PAPER_NAMES if name.startswith(paper)), "")
     quantities, rows = _row_records(result)
+    evaluated: list[list[int]] = []
+    runs = _run_records(result, evaluated)
     return {
         "id": f"study {name}",
         "paper": PAPER_NAMES.get(paper, NO_PAPER),
@@ -167,7 +169,8 @@ def _study_source(path: Path) -> Row:
         "notes": [],
         "settings": settings | ({"Settings": _plain(flatten(experiment))} if experiment else {}),
         "quantities": [*map(list, RUN_QUANTITIES), *quantities],
-        "records": [record | {"data": record.get("data") or data} for record in [*_run_records(result), *rows]],
+        "rounds": evaluated,
+        "records": [record | {"data": record.get("data") or data} for record in [*runs, *rows]],
     }
 
 
@@ -179,8 +182,11 @@ def _study_data(result: Row, files: Sequence[Row]) -> list[str]:
     return names[:1] or (["mnist"] if "augmix" in result["command"] else [])
 
 
-def _run_records(result: Row) -> list[Row]:
-    """A record for each method of a study: its numbers by seed, and a curve for each seed."""
+def _run_records(result: Row, evaluated: list[list[int]]) -> list[Row]:
+    """A record for each method of a study: its numbers by seed, and a curve for each seed.
+
+    Most curves have the same rounds: a curve has their place in ``evaluated``, to which new ones are added.
+    """
     failed = by_method(result.get("failed", ()))
     runs = by_method(result.get("runs", ()))
     records = []
@@ -192,11 +198,13 @@ def _run_records(result: Row) -> list[Row]:
             for by_seed, value in zip(numbers, _run_numbers(run), strict=True):
                 if value is not None:
                     by_seed[seed] = value
-            curves.append([seed, *_thinned(run["rounds"], [round(100 * one, 2) for one in run["accuracy"]])])
+            rounds, values = _thinned(run["rounds"], [round(100 * one, 2) for one in run["accuracy"]])
+            evaluated += [rounds] if rounds not in evaluated else []
+            curves.append([seed, evaluated.index(rounds), values])
         record: Row = {"method": method, "column": ""}
         record["numbers"] = [_number(k, by_seed) for k, by_seed in enumerate(numbers) if by_seed]
         # A curve of two points shows no more than the numbers.
-        record |= {"curves": curves} if any(len(curve[1]) > 2 for curve in curves) else {}
+        record |= {"curves": curves} if any(len(curve[2]) > 2 for curve in curves) else {}
         if method in failed:
             record["failed"] = [[one["seed"], one["failed"], one["reason"]] for one in failed[method]]
         records.append(record)
