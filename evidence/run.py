@@ -74,8 +74,8 @@ CHECKED = ["--methods", "fedmix-checked"]
 RELATIVES = ["--methods", "server-means,vhl,virtual-seeds,ccvr,flea"]
 MORE_RELATIVES = ["--methods", "fedfa,statmix,virtual-xor,shared-set", "--set", "unsafe=true"]
 """Relatives that came later; ``shared-set`` shares raw samples."""
-MATCHED = ["--methods", "feddm,server-matched"]
-"""Relatives whose clients make synthetic samples: a trial of ``feddm`` takes more than 13 minutes of a core."""
+MATCHED = ["--methods", "server-matched"]
+"""Clients make synthetic samples once; ``feddm``, whose 100 clients make new ones in each round, takes too long."""
 REST = ["--methods", "feddyn,fedlc,aggenhance,fed-augmix"]
 """The two strongest baselines (docs/results/baselines.md), and the blends that take longest."""
 EVERY_BLEND = "fedprox,localmix,naivemix,fedmix-checked,virtual-means,server-means,fed-augmix,aggenhance,feddyn,fedlc"
@@ -171,6 +171,10 @@ STUDIES: dict[str, list[str]] = {
     "rest-shakespeare": ["advise", "examples/shakespeare.toml", *REST, *ROLES],
     "long-fashion-classes": ["run", "evidence/studies/long.toml"],
     "long-cifar10-classes": ["run", "evidence/studies/long.toml", *AS_CIFAR10],
+    "long-fedlc-cifar10-classes": ["run", "evidence/studies/long.toml", "--set", "methods=['fedlc']", *AS_CIFAR10],
+    "long-aggenhance-cifar10-classes": [
+        "run", "evidence/studies/long.toml", "--set", "methods=['aggenhance']", "--set", "train.lr=0.03", *AS_CIFAR10,
+    ],
     "combined-cifar10-classes": ["tune", "evidence/studies/map.toml", *COMBINED, *AS_CIFAR10, *TWO_CLASSES],
     "map-heart": ["advise", "examples/heart.toml", "--methods", EVERY_BLEND, *HEART],
     "map-har": ["advise", "examples/har.toml", *BLENDS, *HAR],

@@ -37,6 +37,9 @@ MAP = {
 LATER = {"map": ("checked", "rest"), "relatives": ("more", "matched")}
 """Kinds of studies with methods that came later. The map's first studies have an earlier FedMix with a check."""
 
+LONG = ("fedlc", "aggenhance")
+"""Methods with long runs of their own, at the learning rate that validation chose for each."""
+
 HINDSIGHT = ("server-means", "virtual-means")
 """Methods that are compared with FedAvg at the learning rate that the test samples would choose for it."""
 
@@ -61,10 +64,11 @@ def combined_table() -> str:
 
 
 def long_table() -> str:
-    """Accuracy of FedAvg and of ``server-means`` by round, and the difference with its interval."""
+    """Accuracy of FedAvg and of methods that help by round, and the difference with its interval."""
     rows, rounds = [], []
+    others = [committed(f"long-{method}", MAP) for method in LONG]
     for setting, result in committed("long", MAP).items():
-        runs = by_method(result["runs"])
+        runs = by_method(sum((other[setting]["runs"] for other in others if setting in other), result["runs"]))
         at = [index for index, number in enumerate(result["runs"][0]["rounds"]) if number and number % 20 == 0]
         rounds = [result["runs"][0]["rounds"][index] for index in at]
         for method, own in runs.items():
