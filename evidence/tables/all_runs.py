@@ -65,9 +65,21 @@ def page() -> str:
         # Many studies have one file: its text stands in the first of them, and its place in the others.
         places = {title: first.setdefault((title, text), place) for title, text in source["settings"].items()}
         source["settings"] = {t: text if places[t] == place else places[t] for t, text in source["settings"].items()}
+        source["common"] = _taken_out(source["records"])
     lines = ",\n".join(json.dumps(one, separators=(",", ":"), sort_keys=True, allow_nan=False) for one in sources)
     data = f"[\n{lines}\n]".replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", data)
+
+
+def _taken_out(records: Sequence[Row]) -> Row:
+    """The data set and the column that all records of a source share; taken out of these."""
+    common = {}
+    for key in ("data", "replaced", "column"):
+        if records and all(key in one and one[key] == records[0][key] for one in records):
+            common[key] = records[0][key]
+            for one in records:
+                del one[key]
+    return common
 
 
 # Items --------------------------------------------------------------------------------------------------------

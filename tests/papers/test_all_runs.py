@@ -40,6 +40,8 @@ def page(all_runs: ModuleType) -> str:
 def data_of(page: str) -> list[dict[str, Any]]:
     (text,) = re.findall(r'<script type="application/json" id="runs">(.*?)</script>', page, re.DOTALL)
     found: list[dict[str, Any]] = json.loads(text)
+    for source in found:
+        source["records"] = [source["common"] | record for record in source["records"]]
     return found
 
 
