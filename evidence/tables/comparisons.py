@@ -146,7 +146,11 @@ def of_map(kind: str) -> dict[str, Row]:
                 options |= {
                     option["method"]: option for option in result["advice"]["options"] if option["method"] != BASE
                 }
-                results[setting] = {**results[setting], "advice": {**advice, "options": list(options.values())}}
+                joined = {
+                    "options": list(options.values()),
+                    "left_out": advice["left_out"] | result["advice"]["left_out"],
+                }
+                results[setting] = {**results[setting], "advice": advice | joined}
     return results
 
 
