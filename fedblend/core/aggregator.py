@@ -19,7 +19,7 @@ class LocalWork:
     """What the server knows of the clients' training in a round, from the experiment and the numbers of samples."""
 
     steps_of: Callable[[int], int]
-    """Steps of a client with so many samples."""
+    """Steps of a client with so many samples, on the layers that it sends."""
     lr: float
     """The learning rate of the round."""
     momentum: float

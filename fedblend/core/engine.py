@@ -22,7 +22,7 @@ from fedblend.core.random import stream
 from fedblend.core.setup import Setup, trained_names
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
-from fedblend.core.upload import bytes_of, fault_of
+from fedblend.core.upload import all_finite, bytes_of, fault_of
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,10 @@ def first_client_state(method: Any, train: Any, spec: ModelSpec, weights: Tensor
     state = add_prefix("personal/", weights) if method.personal.active else {}
     if method.personal.keeps_layers:
         state |= add_prefix("own/", {name: weights[name] for name in method.personal.own_layers(spec.model)})
+    # A client's optimiser moves the layers that stay at the client, too.
+    moved = [name for name, p in spec.model.named_parameters() if p.requires_grad]
     for key in train.state_keys if train.optimizer_state == "keep" else ():
-        zeros = {name: torch.zeros(()) for name in spec.trained} if key == "step" else spec.zeros(weights)
+        zeros = {name: torch.zeros(() if key == "step" else weights[name].shape) for name in moved}
         state |= add_prefix(f"{OPTIMIZER}{key}/", zeros)
     for slot, part in client_parts(method).items():
         state |= add_prefix(f"{slot}/", part.init_client_state(spec, weights))
@@ -272,7 +274,8 @@ def collect(
                 result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
             kept = add_prefix("weights/", update.weights) if experiment.keeps_client_weights else {}
             kept |= add_prefix("own/", {name: update.weights[name] for name in sorted(setup.own_layers)})
-            if state := kept | update.state:
+            old = task.client_states.get(update.client, {})
+            if state := finite_or(kept | update.state, old):
                 result.client_states[update.client] = state
             if update.notes:
                 result.notes[update.client] = update.notes
@@ -291,8 +294,18 @@ def collect(
     result.partial = aggregator_of(setup, task.round).partial(uploads())
     if method.personal.active:
         for update in _timed(engine.train(replace(task, personal=True), clients), result):
-            result.client_states.setdefault(update.client, {}).update(add_prefix("personal/", update.weights))
+            old = strip_prefix("personal/", task.client_states.get(update.client, {}))
+            personal = add_prefix("personal/", finite_or(update.weights, old))
+            result.client_states.setdefault(update.client, {}).update(personal)
     return result
+
+
+def finite_or(state: Tensors, old: Tensors) -> dict[str, torch.Tensor]:
+    """What a client keeps after a round: its new ``state``, or the ``old`` one if the new one holds NaN or infinity.
+
+    A client that diverged once then takes part in later rounds as it would have without that round.
+    """
+    return dict(state if all_finite([t for t in state.values() if t.is_floating_point()]) else old)
 
 
 def aggregator_of(setup: Setup, round: int, samples: Sequence[int] = ()) -> Aggregator:
@@ -301,7 +314,11 @@ def aggregator_of(setup: Setup, round: int, samples: Sequence[int] = ()) -> Aggr
     method, train = experiment.method, experiment.train
     mu = sum(term.proximal_mu for term in method.terms)
     trained = trained_names(setup)
-    work = LocalWork(train.batches_of, train.lr_in(round), train.momentum, mu, trained, samples)
+
+    def steps_of(samples: int) -> int:
+        return int(method.personal.shared_steps(train.batches_of(samples)))
+
+    work = LocalWork(steps_of, train.lr_in(round), train.momentum, mu, trained, samples)
     aggregator: Aggregator = method.upload.aggregator(method.aggregator)
     return aggregator.for_round(work)
 

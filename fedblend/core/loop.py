@@ -132,11 +132,12 @@ class RoundLoop:
         begun = self.begin_round(state)
         costs, facts, before = begun.costs, dict(begun.facts), begun.state
         weights, outputs = before.weights, before.global_outputs
-        state = before
+        state, missed = before, False
         if self.method.upload.trains_in(state.round):
             for callback in self.callbacks:
                 callback.on_round_begin(state, np.array(begun.cohort, np.int64))
             result = self._train(begun, facts)
+            missed = not result.good
             for callback in self.callbacks:
                 callback.on_updates(begun.task, result)
             with costs.time("aggregate"):
@@ -146,7 +147,9 @@ class RoundLoop:
         if self.method.sharing.after_training:
             state, shared, _ = self._share_if_due(state, weights, begun.task.sizes, costs)
             facts |= shared
-        weights, state = self._refine(replace(state, global_outputs=outputs), weights, begun)
+        state = replace(state, global_outputs=outputs)
+        if not missed:
+            weights, state = self._refine(state, weights, begun)
         facts |= self._change(before, weights, outputs, facts)
         state = replace(state, round=state.round + 1, weights=weights)
         return self.selection.note_best(state, self._record(state, costs, facts))

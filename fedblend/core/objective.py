@@ -71,7 +71,8 @@ class Task:
     def encode(self, target: torch.Tensor) -> torch.Tensor:
         """Targets as float vectors [n, outputs]: one-hot classes, or the stored numbers themselves."""
         if self.kind == "classification":
-            return F.one_hot(target.long(), self.outputs).float()
+            # F.one_hot does the same, but not inside vmap and grad.
+            return (target.long()[..., None] == torch.arange(self.outputs, device=target.device)).float()
         return target.float()
 
 
@@ -222,9 +223,9 @@ class LocalTraining:
     server_state: Tensors
     """What the part keeps at the server, where it broadcasts that."""
     lr: float
-    """The learning rate of the round, the mean over the client's steps."""
+    """The learning rate of the round, the mean over these steps."""
     steps: int
-    """Steps that the client made."""
+    """The client's steps on the layers that it sends."""
     gradient: Callable[[Tensors], Tensors]
     """Computes the gradient of the task's mean loss over all of the client's samples at given weights, by name."""
 
@@ -433,6 +434,10 @@ class Personal(Part):
         ``None`` where every step trains all layers.
         """
         return None
+
+    def shared_steps(self, steps: int) -> int:
+        """How many of a client's last steps train the layers that are shared."""
+        return steps - (self.own_steps(steps) or 0)
 
     def terms(self) -> Sequence[Term]:
         """Terms that are added to the objective of the personal model."""

@@ -68,11 +68,12 @@ class Setup:
         return experiment.adversary.among(len(self.population), stream(experiment.seed, "adversaries"))
 
     def prior(self, per_class: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Up to ``per_class`` training samples of each class as stored, the same in every round."""
-        labels = self.data.train.y.numpy()
+        """Up to ``per_class`` of the clients' training samples of each class as stored, the same in every round."""
+        held = np.sort(self.population.order)
+        labels = self.data.train.y.numpy()[held]
         order = np.lexsort((stream(self.experiment.seed, "prior").random(len(labels)), labels))
         place = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
-        rows = torch.from_numpy(order[place < per_class])
+        rows = torch.from_numpy(held[order[place < per_class]])
         return self.data.train.x[rows], self.data.train.y[rows]
 
     def natural_clients(self) -> np.ndarray | None:

@@ -25,14 +25,14 @@ def fault_of(upload: Tensors, like: Tensors) -> str | None:
         if tensor.dtype != like[name].dtype:
             return f"'{name}' is of type {tensor.dtype}, the model's of {like[name].dtype}"
     floating = {name: tensor for name, tensor in upload.items() if tensor.is_floating_point()}
-    if not _all_finite([*floating.values()]):
+    if not all_finite([*floating.values()]):
         for name, tensor in floating.items():
             if not is_finite(tensor):
                 return f"'{name}' holds NaN or infinity (a learning rate too large?)"
     return None
 
 
-def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether all sums are finite, with one host synchronisation for all tensors."""
     if not tensors:
         return True

@@ -54,9 +54,9 @@ def group_ends(batches: int, epochs: int, accumulate: int) -> np.ndarray:
     return (place % accumulate == accumulate - 1) | (place == batches // epochs - 1)
 
 
-def mean_lr(train: Train, round: int, steps: int) -> float:
-    """Return the mean learning rate of a round's steps."""
-    factors = train.factors(steps)
+def mean_lr(train: Train, round: int, steps: int, last: int) -> float:
+    """Return the mean learning rate of the ``last`` of a round's steps."""
+    factors = (train.factors(steps) or ())[steps - last :]
     return train.lr_in(round) * (sum(factors) / len(factors) if factors else 1.0)
 
 

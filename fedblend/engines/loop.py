@@ -275,9 +275,10 @@ class LoopEngine:
         spec = model_spec(setup, self.model)
 
         def training(kept: Tensors, received: Tensors) -> LocalTraining:
-            lr = mean_lr(setup.experiment.train, task.round, assignment.steps)
+            steps = setup.experiment.method.personal.shared_steps(assignment.steps)
+            lr = mean_lr(setup.experiment.train, task.round, assignment.steps, steps)
             gradient = partial(self.full_gradient, task.round, client, assignment.samples)
-            return LocalTraining(task.start_of(client), weights, kept, received, lr, assignment.steps, gradient)
+            return LocalTraining(task.start_of(client), weights, kept, received, lr, steps, gradient)
 
         if setup.experiment.method.upload.embeds and not task.personal:
             outputs = self.prototypes(weights, client, assignment.samples)

@@ -18,8 +18,9 @@ class _ModuleNet:
         self.model = model
 
     def with_weights(self, weights: Tensors) -> FunctionalNet:
-        """Return the model with other weights."""
-        return FunctionalNet(self.model, weights)
+        """Return the model with other weights, and copies of their buffers, which batch norm changes in training."""
+        buffers = {name: weights[name].clone() for name, _ in self.model.named_buffers() if name in weights}
+        return FunctionalNet(self.model, {**weights, **buffers})
 
     @property
     def layers(self) -> int:

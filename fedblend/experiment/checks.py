@@ -176,6 +176,12 @@ def check_sums(method: Method) -> None:
             f"method.sharing.server_average: {sharing.server_average}: means of '{sharing.name}' never reach "
             "the server, which could not average them; valid: 1"
         )
+    at_clients = sharing.active and not (sharing.leaves_client or sharing.made_by_server) and sharing.server is None
+    if step.reads_pool and at_clients:
+        raise ValueError(
+            f"method.server_step: '{step.name}' trains on shared data, but those of '{sharing.name}' never leave the "
+            "clients; valid: a sharing that reaches the server, such as means"
+        )
     if step.looks_at_uploads and not method.upload.is_model:
         raise ValueError(
             f"method.server_step: '{step.name}' works with the clients' models, but method.upload "

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
-from fedblend.core.engine import Scores, TrainTask, first_client_state, first_server_state
+from fedblend.core.engine import Scores, TrainTask, finite_or, first_client_state, first_server_state
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.protection import Mechanism
 from fedblend.core.random import stream
@@ -140,9 +140,10 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     train_task = _train_task(task, fields, tensors, start, pool, state)
     (trained,) = task.engine.train(train_task, [task.client])
     kept = trained.state | add_prefix("own/", {name: trained.weights[name] for name in sorted(task.setup.own_layers)})
+    kept = finite_or(kept, state)
     if task.setup.experiment.method.personal.active:
         (personal,) = task.engine.train(replace(train_task, personal=True), [task.client])
-        kept |= add_prefix("personal/", personal.weights)
+        kept |= add_prefix("personal/", finite_or(personal.weights, strip_prefix("personal/", state)))
     if kept:
         # The server may not receive this round's reply; the next round then begins with the same state.
         if fields["state"] is not None:
@@ -152,7 +153,7 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
         if fields["mark"] is not None:
             # The server may not receive this round's reply; the next round then begins with the same weights.
             task.memory.keep("own-before", fields["mark"], start)
-        task.memory.keep("own", str(task.round), trained.weights)
+        task.memory.keep("own", str(task.round), finite_or(trained.weights, start))
     if fields["begins"] == "own" and protects(task):
         raise FedblendError("it did not hear the round's model, from which its protection clips how far its own moves")
     outputs = trained.outputs

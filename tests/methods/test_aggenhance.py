@@ -332,3 +332,54 @@ def test_one_clients_vote_counts_one_at_most() -> None:
 
     assert best is not None
     assert torch.equal(best, good)
+
+
+def tuned(decay: float, rounds: list[int], batch: int) -> dict[str, torch.Tensor]:
+    """Weights that were 0, tuned on dark points of class 0, made in these rounds, and a bright one of class 1."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in weights(0).items()}
+    points = torch.cat([torch.full((len(rounds) - 1, 1, 2, 2), 0.1), torch.ones(1, 1, 2, 2)])
+    labels = torch.tensor([0] * (len(rounds) - 1) + [1])
+    state = {"points": points, "labels": labels, "rounds": torch.tensor(rounds)}
+    step = AggEnhance(decay=decay, epochs=3, batch_size=batch, lr=0.5)
+    # No client answers, so that no point is new.
+    made = server([], linear(), step, round=max(rounds), state=state)
+    return step.tune(zeros, points, labels, worths(step, state), made)
+
+
+def worths(step: AggEnhance, state: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The weights that a step gives to kept points in a round without new ones."""
+    seen = []
+
+    class Spy(AggEnhance):
+        def best(self, begin: Any, server: ServerContext) -> torch.Tensor:
+            return state["points"][:0]
+
+        def tune(self, weights: Any, points: Any, labels: Any, worth: torch.Tensor, server: ServerContext) -> Any:
+            seen.append(worth)
+            return dict(weights)
+
+    Spy(decay=step.decay).refine(weights(1), server([], linear(), step, round=int(state["rounds"].max()), state=state))
+    return seen[0]
+
+
+def test_old_points_move_the_model_less_also_in_batches_of_their_own() -> None:
+    plain, decayed = (tuned(decay, [0] * 32 + [4], batch=1) for decay in (1.0, 0.01))
+
+    assert plain["1.bias"][0] > plain["1.bias"][1]
+    assert decayed["1.bias"][1] > decayed["1.bias"][0]
+
+
+def test_weights_that_vanish_leave_the_model_finite() -> None:
+    decayed = tuned(0.01, [0] * 32 + [200], batch=8)
+
+    assert all(tensor.isfinite().all() for tensor in decayed.values())
+
+
+def test_the_servers_own_samples_are_neither_held_out_nor_for_validation() -> None:
+    made = setup(images(), holdout=0.5, validation={"server": 0.2}, method="prior-samples", unsafe=True)
+    own = made.data.train.x[made.population.order]
+
+    x, _ = made.prior(100)
+
+    assert len(x) == len(own) < len(made.data.train)
+    assert {one.numpy().tobytes() for one in x} == {one.numpy().tobytes() for one in own}

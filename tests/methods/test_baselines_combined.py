@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from baselines_helpers import GROUPS, skewed
-from helpers import run, same, same_up_to_rounding, setup
+from helpers import federation, run, same, same_up_to_rounding, setup
 
+from fedblend.core.engine import TrainTask
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
@@ -83,4 +85,57 @@ def test_combinations_run_alike_in_the_loop_and_in_stacks(name: str) -> None:
 
     loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=2)))
 
+    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+
+
+@pytest.mark.parametrize("term", [{"name": "fedntd", "beta": 0.0}, {"name": "moon", "mu": 0.0}], ids=["fedntd", "moon"])
+def test_a_fixed_model_keeps_its_running_statistics(term: Any) -> None:
+    net = {"name": "module", "path": "helpers:BatchNormNet"}
+    fed, plain = (federation(method={"terms": terms}, model=net, train={"cohort": 3}) for terms in ([term], []))
+    state, _ = run(fed, 1)
+    before = {name: tensor.clone() for name, tensor in state.weights.items()}
+
+    made, wanted = run(fed, 2, state)[0], run(plain, 3)[0]
+
+    assert same(state.weights, before)
+    assert same(made.weights, wanted.weights)
+
+
+def test_fednova_and_scaffold_count_the_steps_of_shared_layers() -> None:
+    """With FedRep, half of a client's two steps train its head alone, whose gradients the others do not see."""
+    rep = {"name": "fedrep", "head_share": 0.5}
+    world = {
+        "groups": [list(range(i, i + 8)) for i in (0, 10, 20)],
+        "train": {"cohort": 3},
+        "model": DEEP,
+        "holdout": 0.2,
+    }
+
+    nova, mean = (federation(method={"personal": rep, "aggregator": one}, **world) for one in ("fednova", "mean"))
+    same_up_to_rounding(run(nova, 2)[0].weights, run(mean, 2)[0].weights, steps=10)
+
+    made = setup(method={"name": "scaffold", "personal": rep}, **world)
+    begun = RoundLoop(made, LoopEngine(made)).start()[0]
+    state, _ = run(RoundLoop(made, LoopEngine(made)), 1)
+    alone = setup(method={"personal": rep}, **world)
+    for client in range(3):
+        (update,) = LoopEngine(alone).train(TrainTask(0, begun.weights, None, alone.sizes(0)), [client])
+        for name in (n for n in update.weights if n not in made.own_layers):
+            slope = (begun.weights[name] - update.weights[name]) / made.experiment.train.lr
+            torch.testing.assert_close(state.client_states[client][f"terms.0/{name}"], slope, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["flea", "vhl"])
+def test_pfedme_takes_objectives_that_read_the_rounds_model_or_encode_classes(method: str) -> None:
+    made = setup(method={"name": method, "personal": {"name": "pfedme", "steps": 1}}, model=DEEP, holdout=0.2)
+    starts = []
+
+    class Spy(LoopEngine):
+        def _step(self, loss: Any, *more: Any) -> Any:
+            starts.append(len(loss.context.start))
+            return super()._step(loss, *more)
+
+    loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in (Spy(made), StackedEngine(made, stack=2)))
+
+    assert set(starts) == ({len(made.weights())} if method == "flea" else {0})
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)

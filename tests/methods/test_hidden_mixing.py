@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers import finite_differences, loss_of, setup, tanh_net, weight_gradient
+from helpers import federation, finite_differences, loss_of, run, setup, tanh_net, weight_gradient
 from objectives_helpers import CLASSES, draws, random_pool, train_all
 from torch import nn
 from torch.nn import functional as F
@@ -142,3 +142,12 @@ def test_fedmix_gradient_of_the_lstm_matches_finite_differences() -> None:
     gradient = weight_gradient(value(), model)
 
     torch.testing.assert_close(gradient, finite_differences(value, model), rtol=1e-5, atol=1e-8)
+
+
+def test_hidden_states_can_mix_each_sample_with_an_entry_of_its_own() -> None:
+    method = {"name": "fedmix-hidden", "objective": {"entries": "sample"}}
+    fed = federation(method=method, model={"name": "mlp", "hidden": [8, 6]})
+
+    state, _ = run(fed, 1)
+
+    assert all(tensor.isfinite().all() for tensor in state.weights.values())

@@ -278,3 +278,16 @@ def test_layers_that_take_turns_are_not_accumulated() -> None:
 def test_fednova_refuses_steps_that_it_cannot_count(train: dict[str, Any]) -> None:
     with pytest.raises(FedblendError, match="'fednova' computes how far the steps of SGD move a client"):
         setup(images(), method="fednova", train=train)
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+@pytest.mark.parametrize(("personal", "optimizer"), [("fedper", {"momentum": 0.9}), ("fedrep", {"optimizer": "adam"})])
+def test_optimisers_keep_what_they_have_of_own_layers(personal: str, optimizer: Any, engine: type[LoopEngine]) -> None:
+    train = {"cohort": 4, "optimizer_state": "keep", **optimizer}
+    made = setup(method={"personal": personal}, model=DEEP, holdout=0.2, train=train)
+
+    state, _ = run(RoundLoop(made, engine(made)), 2)
+
+    kept = [name for name in state.client_states[0] if name.startswith("optimizer/") and name.endswith(HEAD)]
+    assert kept
+    assert all(state.client_states[0][name].any() for name in kept)

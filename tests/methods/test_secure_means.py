@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import federation, run, same
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Task
+from fedblend.core.objective import Context, Task
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.core.sharing import ClientData, Pool, gather
@@ -160,3 +161,28 @@ def test_clients_mix_with_the_means_of_groups() -> None:
     means = np.stack([setup.scale(setup.samples(c, 10**6)[0]).double().mean(0).numpy() for c in range(7)])
     for g in range(2):
         assert np.abs(pool.tensors["x"][g].numpy() - means[group == g].mean(0)).max() < 1e-6
+
+
+def test_a_model_that_trains_on_the_means_sees_them_as_it_sees_plain_ones() -> None:
+    """Means are inputs already; a client must not scale them again."""
+    groups, seen = [list(range(0, 40, 4)) for _ in range(3)], []
+    for sharing in ({"name": "means"}, {"name": "secure-means"}):
+        fed = federation(
+            groups=groups, method={"sharing": sharing, "objective": "virtual-samples"}, train={"cohort": 3}
+        )
+        task = fed.begin_round(fed.start()[0]).task
+        context = Context(
+            fed.setup.task, fed.setup.scale, task.pool.tensors, pool_stored=fed.method.sharing.shares_stored
+        )
+        seen.append(context.entries(torch.arange(1)))
+
+    for plain, secure in zip(*seen, strict=True):
+        torch.testing.assert_close(secure, plain, rtol=0, atol=1e-6)
+
+
+def test_the_server_can_train_on_averages_of_means() -> None:
+    fed = federation(method={"sharing": "secure-means", "server_step": "train-on-means"})
+
+    state, _ = run(fed, 1)
+
+    assert not same(state.weights, run(federation(), 1)[0].weights)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from baselines_helpers import GROUPS
-from helpers import experiment, run, same, same_up_to_rounding, setup
+from helpers import experiment, federation, images, run, same, same_up_to_rounding, setup
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -97,3 +97,33 @@ def test_a_server_without_means_says_what_to_change() -> None:
     sharing = {**SHARING, "samples_per_mean": 2}
     with pytest.raises(FedblendError, match=r"nothing to work on; let clients make larger means"):
         trained(STEP, sharing, groups=[list(range(3)), list(range(3, 6))], policy={"min_mean": 2}, train={"cohort": 2})
+
+
+def test_means_that_stay_at_clients_cannot_train_the_server() -> None:
+    with pytest.raises(FedblendError, match="'train-on-means' trains on shared data, but those of 'local-means' never"):
+        trained(STEP, {"name": "local-means", "split": "class"})
+
+
+def test_the_server_waits_where_a_channel_loses_all_means() -> None:
+    lossy = {"name": "wireless", "t_max": 0.001, "power_up": -50}
+
+    _, state, _ = trained(STEP, channel=lossy, min_uploads=0)
+
+    assert not len(state.entries)
+    assert same(state.weights, setup(groups=GROUPS).weights())
+
+
+@pytest.mark.parametrize("step", ["fedavgm", "fedadam", "aggenhance"])
+def test_a_round_without_uploads_changes_nothing(step: str) -> None:
+    reaches, lost = {"name": "wireless", "t_max": 10.0}, {"name": "wireless", "power_up": -100}
+    first, later = (
+        federation(images(), method={"server_step": step}, channel=one, min_uploads=0) for one in (reaches, lost)
+    )
+    state, (record,) = run(first, 1)
+
+    after, (missed,) = run(later, 1, state)
+
+    assert record["uploads"] > 0
+    assert missed["uploads"] == 0
+    assert same(after.weights, state.weights)
+    assert same(after.server_state, state.server_state)

@@ -156,3 +156,34 @@ def test_refused_uploads_are_counted_as_they_were_sent() -> None:
     _, records = run(fed, 1)
 
     assert records[0]["bytes_up"]["weights"] == 5 * bytes_of(made.weights())
+
+
+# What clients keep ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddyn", "moon", "fedper", "ditto", "fd"])
+def test_a_client_that_diverges_once_takes_part_again(method: str) -> None:
+    groups = [list(range(i, i + 10)) for i in range(0, 40, 10)]
+    made = setup(groups=groups, method=method, train={"cohort": 4}, holdout=0.2)
+    engine = engine_of(made)
+
+    def diverging(task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
+        for trained in engine.train(task, clients):
+            if task.round == 1 and trained.client == 2:
+                state = {name: torch.full_like(tensor, np.nan) for name, tensor in trained.state.items()}
+                broken = {name: torch.full_like(tensor, np.nan) for name, tensor in trained.weights.items()}
+                outputs = None if trained.outputs is None else trained.outputs * np.nan
+                trained = replace(trained, weights=broken, state=state, outputs=outputs)
+            yield trained
+
+    _, records = run(RoundLoop(made, with_calls(engine, train=diverging)), 4)
+
+    assert [[one["client"] for one in record.get("refused", [])] for record in records] == [[], [2], [], []]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_mean_outputs_are_distributions_in_every_precision(precision: str) -> None:
+    few = [list(range(i, i + 3)) for i in range(0, 12, 3)]
+    fed = federation(groups=few, method="fd", precision=precision, train={"cohort": 4, "batch_size": 2, "lr": 1.0})
+
+    assert [record["uploads"] for record in run(fed, 3)[1]] == [4, 4, 4]

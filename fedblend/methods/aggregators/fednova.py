@@ -55,7 +55,8 @@ class NormalisedMean(Aggregator):
         """The sums with weights n_k / |a_k|_1."""
         sums = Sums()
         for tensors, samples in uploads:
-            sums.add(tensors, samples / self.norm(int(samples)) if samples else 0.0)
+            norm = self.norm(int(samples))
+            sums.add(tensors, samples / norm if norm else 0.0)
         return sums
 
     def unrounded(self, partial: Sums) -> Sums:

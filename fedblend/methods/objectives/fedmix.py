@@ -190,7 +190,7 @@ class HiddenMix(MeanMix):
     def mix(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """Mean mixed loss of the batch on hidden states."""
         hidden = net(batch.x, 0, self.layer).detach()
-        inner: Objective = (FedMix if self.form == "fedmix" else NaiveMix)(lam=self.lam)
+        inner: Objective = (FedMix if self.form == "fedmix" else NaiveMix)(lam=self.lam, entries=self.entries)
         return inner.loss(Tail(net, self.layer), Batch(hidden, batch.y), drawn, context)
 
     def plain(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:

@@ -51,7 +51,8 @@ class OutputCache:
     def distribution(self) -> torch.Tensor:
         """Softmax outputs [B, C] for the cached input."""
         outputs = self(self.x)
-        return outputs.detach().softmax(-1)
+        # In float32 in every precision: rows that are rounded to bfloat16 do not sum to 1.
+        return outputs.detach().float().softmax(-1)
 
 
 class LabelMeans:

@@ -74,6 +74,11 @@ class MoreauEnvelope(Objective):
         """The needs of f."""
         return tuple(self.base.needs)
 
+    @property
+    def reads_start(self) -> bool:  # type: ignore[override]
+        """Whether f reads the round's first weights."""
+        return bool(self.base.reads_start)
+
     def largest_pass(self, batch: int) -> int:
         """The largest pass of the base."""
         return int(self.base.largest_pass(batch))

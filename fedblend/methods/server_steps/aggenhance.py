@@ -54,7 +54,8 @@ class AggEnhance(Tuning):
         kept = server.state if best is None else self._joined(server.state, best, server.round)
         if not kept:
             return dict(weights), {}
-        worth = self.decay ** (server.round - kept["rounds"]).float()
+        # Ages count from the newest point, whose weight is 1: no sum of weights can vanish.
+        worth = self.decay ** (kept["rounds"].max() - kept["rounds"]).float()
         return self.tune(weights, kept["points"], kept["labels"], worth, server), kept
 
     def best(self, begin: torch.Tensor, server: ServerContext) -> torch.Tensor | None:

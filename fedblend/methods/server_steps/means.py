@@ -33,8 +33,9 @@ class TrainOnMeans(Tuning):
         require_classes("train-on-means", spec)
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The aggregate trained on the means, and no further state."""
-        assert server.pool is not None
+        """The aggregate trained on the means, if any arrived, and no further state."""
         assert isinstance(server.scale, Scaler)
+        if server.pool is None or not len(server.pool):
+            return dict(weights), {}
         x, y = server.pool.tensors["x"], server.pool.tensors["y"]
         return self.tune(weights, server.scale.to_unit(x), y, torch.ones(len(y)), server), {}

@@ -32,15 +32,19 @@ class Tuning(ServerStep):
     def tune(
         self, weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor, server: ServerContext
     ) -> Stacked:
-        """The weights trained on points [n, ...] in [0, 1] with labels [n] and sample weights ``worth`` [n]."""
+        """The weights trained on points [n, ...] in [0, 1] with labels [n] and sample weights ``worth`` [n].
+
+        Weights are relative to their mean over all points: a batch of light points makes a small step.
+        """
         lr = server.lr if self.lr is None else self.lr
+        worth = worth / worth.mean()
         tuned = {name: tensor.clone() for name, tensor in weights.items()}
         trained = [name for name in server.trained if tuned[name].is_floating_point()]
         params = [tuned[name] for name in trained]
 
         def loss(weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor) -> torch.Tensor:
             each = F.cross_entropy(logits(server, weights, points), labels, reduction="none")
-            return (each * worth).sum() / worth.sum()
+            return (each * worth).sum() / len(worth)
 
         slopes = slopes_of(loss, list(tuned), trained)
         for _ in range(self.epochs):

@@ -34,6 +34,7 @@ class SecureMeans(Sharing):
 
     bytes_kind = "means"
     secure_aggregated = True
+    shares_inputs = True
 
     server_average: Annotated[Int, Field(ge=2)] = 3
     """Clients in a group; groups are larger, but less than twice as large, where clients cannot be divided evenly."""
