@@ -39,6 +39,7 @@ import mix2fld
 
 from fedblend.core.record import RoundRecord
 from fedblend.report.privacy import run_statements
+from fedblend.runs.api import last_folder
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import read
 from fedblend.runs.summary import costs
@@ -288,7 +289,8 @@ def advised_result(folder: Path, command: list[str], shown: str) -> Table:
     """Ask for advice: a study's result, and the advice."""
     subprocess.run([*command, "--out", str(folder), "--resume"], cwd=ROOT, check=True)
     advice = json.loads((folder / "advice.json").read_text(encoding="utf-8"))
-    return {**study_result(folder / "runs", shown), "advice": advice}
+    # A search that was given more values has the runs of its last best values in a folder of their own.
+    return {**study_result(last_folder(folder / "runs"), shown), "advice": advice}
 
 
 def tuned_result(folder: Path, command: list[str], shown: str) -> Table:

@@ -176,10 +176,13 @@ class Advice:
         """The answer in sentences."""
         unit = " points" if self.metric == "accuracy" else ""
         seeds, best, base = len(self.base.scores), self.best, self.base
+        if best is None and base.fault:
+            return [f"Nothing that helps for certain keeps the limits, nor does FedAvg: it {base.fault}."]
         if best is None:
             found = [f"No blend helps for certain here, over {seeds} seeds: train with FedAvg."]
             level = [option for option in self.options if self.verdict(option) == "level" and not option.fault]
             sign = 1 if self.larger_is_better else -1
+            level = [option for option in level if option.difference and sign * option.difference.mean > 0]
             if level:
                 guess = max(level, key=lambda option: sign * option.score)
                 found.append(
@@ -247,10 +250,13 @@ def front(options: Sequence[Option], cost: Mapping[str, float], larger_is_better
 # Before the runs ---------------------------------------------------------------------------------------------
 
 
-def study_of(table: Mapping[str, Any], methods: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def study_of(
+    table: Mapping[str, Any], methods: Sequence[str], limits: Limits = Limits()
+) -> tuple[dict[str, Any], dict[str, str]]:
     """A file's table with the candidates that its data and model permit, and what is to be searched.
 
-    Also returns the other candidates, each with the reason. Raises :class:`FedblendError` if FedAvg is one of these.
+    Also returns the other candidates, each with the reason. Raises :class:`FedblendError` if FedAvg is one of these,
+    and for a least accuracy above 1.
     """
     study = copy.deepcopy({key: value for key, value in table.items() if key not in NOT_TAKEN})
     given = table.get("seeds", [table.get("seed", 0)])
@@ -262,6 +268,9 @@ def study_of(table: Mapping[str, Any], methods: Sequence[str]) -> tuple[dict[str
         rates = [float(f"{rate * first.train.lr:.4g}") for rate in RATES]
         study["tune"] = {"search": "grid", "halving": True, "fields": {"train.lr": rates}}
     data, possible, left_out = first.data.load(), [], {}
+    measured = first.validation.metric or ("accuracy" if data.task == "classification" else "loss")
+    if measured == "accuracy" and (limits.score or 0) > 1:
+        raise FedblendError(f"--least {limits.score:g}: an accuracy is from 0 to 1; valid: such as 0.8 for 80 %")
     for method in dict.fromkeys((BASE, *methods)):
         plainly = {key: value for key, value in study.items() if key not in ("tune", "seeds")}
         try:

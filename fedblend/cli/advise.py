@@ -14,16 +14,16 @@ from fedblend.analysis.advice import BASE, CANDIDATES, Advice, Limits, read_advi
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
 from fedblend.cli.run import run_in
-from fedblend.cli.tune import begin_search, lines_of_ends, trial_line
-from fedblend.core.errors import FedblendError, did_you_mean, listed
+from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on, trial_line
+from fedblend.core.errors import FedblendError, Stopped, did_you_mean, listed
 from fedblend.experiment.presets import presets
-from fedblend.experiment.study import expand
+from fedblend.experiment.study import Study, expand
 from fedblend.experiment.tables import read_toml, set_field, write_toml
 from fedblend.report.advice_figure import draw_advice
 from fedblend.runs import api
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import RunDirectory, locked_study
 from fedblend.runs.files import write_atomically, write_json
-from fedblend.runs.runner import one_thread
+from fedblend.runs.runner import first_difference, one_thread
 from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 
 KINDS = ("means", "statistics", "synthetic", "outputs", "prototypes", "answers", "seeds", "features", "extras", "raw")
@@ -60,7 +60,7 @@ def advise(
         if method not in known:
             raise FedblendError(f"--methods {method}: unknown method{did_you_mean(method, known)}; see fedblend list")
     table, folder = begin_search("advise", file, changes, resume, out)
-    study, left_out = study_of(table, methods or CANDIDATES)
+    study, left_out = study_of(table, methods or CANDIDATES, limits)
     console, notes = Console(), Console(stderr=True)
     for method, reason in left_out.items():
         notes.print(f"{method}: left out, since it cannot be used here: {reason}", highlight=False, soft_wrap=True)
@@ -73,16 +73,17 @@ def advise(
     def on_trial(label: str, trial: Trial, most: int) -> None:
         notes.print(trial_line(done, label, trial, most), highlight=False, soft_wrap=True)
 
-    searches = tune(study, folder / "search", on_trial)
-    best = api.load(folder / "search" / BEST)
-    tuned = expand(best)
-    try:
-        run_in(tuned, folder / "runs", True, jobs, tabled=False)
-    except FedblendError as error:  # the answer says which methods failed with a seed
-        notes.print(str(error), highlight=False, soft_wrap=True)
-    runs = [
-        run for slug in tuned.experiments if RunDirectory.is_run((run := RunDirectory(folder / "runs" / slug)).path)
-    ]
+    with locked_study(folder), told_how_to_go_on("advise", file, folder):
+        searches = tune(study, folder / "search", on_trial)
+        tuned = expand(api.load(folder / "search" / BEST))
+        place = _runs_folder(folder, tuned)
+        try:
+            run_in(tuned, place, True, jobs, tabled=False)
+        except Stopped:
+            raise
+        except FedblendError as error:  # the answer says which methods failed with a seed
+            notes.print(str(error), highlight=False, soft_wrap=True)
+    runs = [RunDirectory(place / slug) for slug in tuned.experiments if RunDirectory.is_run(place / slug)]
     notes.print("measuring what leaks", highlight=False)
     with one_thread():
         advice = read_advice(runs, searches[0].metric, searches[0].larger_is_better, limits, left_out)
@@ -99,6 +100,18 @@ def advise(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _runs_folder(folder: Path, tuned: Study) -> Path:
+    """The folder of the runs with the best values: a new one where a longer search has found others."""
+    place, number = folder / "runs", 1
+    while any(
+        RunDirectory.is_run(place / slug) and first_difference(RunDirectory(place / slug), experiment)
+        for slug, experiment in tuned.experiments.items()
+    ):
+        number += 1
+        place = folder / f"runs-{number}"
+    return place
 
 
 def _table(advice: Advice) -> Table:

@@ -41,8 +41,8 @@ def show_leaks(paths: Sequence[Path], out: Path | None, trust: bool = False) -> 
     runs = find_runs(list(paths))
     cards = []
     with steps_shown() as steps, one_thread():
-        for number, run in enumerate(runs, 1):
-            cards.append(leak_report(run, trust))
+        for number, (run, name) in enumerate(zip(runs, distinct_names([run.path for run in runs]), strict=True), 1):
+            cards.append(leak_report(run, trust).named(name))
             steps("runs", number, len(runs))
     console = Console()
     leaks = [leak for card in cards for leak in card.leaks]
@@ -56,6 +56,22 @@ def show_leaks(paths: Sequence[Path], out: Path | None, trust: bool = False) -> 
     if out is not None:
         _write(out, cards, leaks)
         console.print(f"Table and figure: {out}", highlight=False, soft_wrap=True)
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as tell it from the others.
+
+    >>> distinct_names([Path("one/fedavg-seed0"), Path("two/fedavg-seed0"), Path("two/fedmix-seed0")])
+    ['one/fedavg-seed0', 'two/fedavg-seed0', 'fedmix-seed0']
+    """
+    parts = [path.resolve().parts for path in paths]
+    names = []
+    for own in parts:
+        others, length = [one for one in parts if one != own], 1
+        while length < len(own) and any(one[-length:] == own[-length:] for one in others):
+            length += 1
+        names.append("/".join(own[-length:]))
+    return names
 
 
 def _leaks_table(leaks: Sequence[Leak]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedblend import report
@@ -16,7 +17,7 @@ from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.study import Study, slugify
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, read_study, runs_in, studies_in
-from fedblend.runs.parallel import join_failures, run_all
+from fedblend.runs.parallel import join_failures, processors, run_all, run_one
 
 
 def serve_other_rank() -> bool:
@@ -62,9 +63,7 @@ def run_file(
 def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
     """Resume one run, or all runs of a study's folder; on another number of ranks if ``ranks`` is given."""
     if RunDirectory.is_run(path):
-        run = RunDirectory(path)
-        study = Study(path.parent.name, {path.name: _on_ranks(run.experiment(), ranks)})
-        run_in(study, path.parent, True, jobs, [run])
+        _resume_run(path, ranks)
         return
     begun = {run.name: RunDirectory(run).experiment() for run in runs_in(path)} if path.is_dir() else {}
     experiments = {slug: begun.get(slug) or resolve(table) for slug, table in read_study(path).items()} | begun
@@ -79,36 +78,44 @@ def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
     run_in(study, path, True, jobs)
 
 
+def _resume_run(path: Path, ranks: int | None) -> None:
+    """Resume one run, which may lie beside others that are no study, or whose study another process runs."""
+    run = RunDirectory(path)
+    name, experiment = path.resolve().name, _on_ranks(run.experiment(), ranks)
+    rounds_before = {name: checkpoint.round_of(path) or 0}
+    _print_long_runs({name: experiment}, rounds_before)
+    with RunProgress({name: experiment}, rounds_before) as progress:
+        failure = run_one(experiment, path, True, partial(progress, name), processors())
+    _report([run], path / "report.html", [f"{name}: {failure}"] if failure else [], tabled=True)
+
+
 def _on_ranks(experiment: Experiment, ranks: int | None) -> Experiment:
     return experiment if ranks is None else experiment.model_copy(update={"ranks": ranks})
 
 
-def run_in(
-    study: Study,
-    folder: Path,
-    resume: bool,
-    jobs: int | None,
-    report_on: list[RunDirectory] | None = None,
-    tabled: bool = True,
-) -> None:
+def run_in(study: Study, folder: Path, resume: bool, jobs: int | None, tabled: bool = True) -> None:
     """Run a study in a folder, show progress, print the table if ``tabled``, write the report.
 
-    ``report_on`` are the runs of the table and the report; unless given, all of the study. Raises
-    :class:`FedblendError` if a run failed, or the report cannot be written.
+    Raises :class:`FedblendError` if a run failed, or the report cannot be written.
     """
-    console = Console()
     rounds_before = {slug: checkpoint.round_of(folder / slug) or 0 for slug in study.experiments}
-    _print_resume_notes(study, folder, resume, rounds_before)
+    if resume and not any(RunDirectory.is_run(folder / slug) for slug in study.experiments):
+        text = f"{folder}: nothing to resume; its runs start from round 0"
+        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+    _print_long_runs(study.experiments, rounds_before)
     with RunProgress(study.experiments, rounds_before) as progress:
         failed = run_all(study, folder, resume, jobs, progress)
-    runs = report_on or [RunDirectory(folder / s) for s in study.experiments if RunDirectory.is_run(folder / s)]
-    runs = [run for run in runs if run.metrics()]
-    faults = [join_failures(failed, len(study.experiments))] if failed else []
+    runs = [RunDirectory(folder / slug) for slug in study.experiments if RunDirectory.is_run(folder / slug)]
+    _report(runs, folder / "report.html", [join_failures(failed, len(study.experiments))] if failed else [], tabled)
+
+
+def _report(runs: Sequence[RunDirectory], page: Path, faults: list[str], tabled: bool) -> None:
+    """Print a table of the runs if ``tabled``, and write their page. Raises :class:`FedblendError` of all faults."""
+    console, runs = Console(), [run for run in runs if run.metrics()]
     try:
         if runs:
             if tabled:
                 console.print(report.compare(runs, reasons=False))  # the error below has the reasons
-            page = (runs[0].path if report_on else folder) / "report.html"
             report.write(runs, page, page.with_suffix(".png"), trust=True)
             console.print(f"Report: {page}", highlight=False, soft_wrap=True)
     except FedblendError as error:
@@ -119,12 +126,9 @@ def run_in(
         raise FedblendError("; ".join(faults))
 
 
-def _print_resume_notes(study: Study, folder: Path, resume: bool, rounds_before: Mapping[str, int]) -> None:
-    """Print a note where a resume finds no run, and for each run with more rounds than the experiment has."""
-    console = Console(stderr=True)
-    if resume and not any(RunDirectory.is_run(folder / slug) for slug in study.experiments):
-        console.print(f"{folder}: nothing to resume; its runs start from round 0", highlight=False, soft_wrap=True)
-    for slug, experiment in study.experiments.items():
+def _print_long_runs(experiments: Mapping[str, Experiment], rounds_before: Mapping[str, int]) -> None:
+    """Print a note for each run with more rounds than its experiment has."""
+    for slug, experiment in experiments.items():
         if (done := rounds_before[slug]) > experiment.rounds:
             text = f"{slug}: has {done} rounds already, more than rounds = {experiment.rounds}; all are kept"
-            console.print(text, highlight=False, soft_wrap=True)
+            Console(stderr=True).print(text, highlight=False, soft_wrap=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ from rich.text import Text
 
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.study import slugify
-from fedblend.experiment.tables import set_field
+from fedblend.experiment.tables import set_field, unset_field
 from fedblend.report.tune_figure import draw_search
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
@@ -35,7 +37,8 @@ def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | N
     def on_trial(label: str, trial: Trial, most: int) -> None:
         notes.print(trial_line(done, label, trial, most), highlight=False, soft_wrap=True)
 
-    searches = tune(table, folder, on_trial)
+    with told_how_to_go_on("tune", file, folder):
+        searches = tune(table, folder, on_trial)
     console.print(_best_table(searches))
     for search in searches:
         if search.best is not None:
@@ -63,12 +66,25 @@ def begin_search(
     """
     table = api.load(file)
     for field, value in changes:
-        set_field(table, field, value)
+        if value is None:
+            unset_field(table, field)
+        else:
+            set_field(table, field, value)
     default = api.RUNS / f"{command}-{slugify(str(table.get('name', file.stem)))}"
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))
     if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
         raise FedblendError(f"--out {folder}: already holds files; add --resume to go on, or name another folder")
     return table, folder
+
+
+@contextmanager
+def told_how_to_go_on(command: str, file: Path, folder: Path) -> Iterator[None]:
+    """Name, where Ctrl-C stops a search, the command that goes on with all of it, not with its last run."""
+    try:
+        yield
+    except Stopped:
+        line = shlex.join(["fedblend", command, str(file), "--resume", "--out", str(folder)])
+        raise Stopped(f"stopped; finished trials and checkpoints are kept. Go on with: {line}") from None
 
 
 def trial_line(done: dict[str, int], label: str, trial: Trial, most: int) -> str:

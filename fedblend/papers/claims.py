@@ -198,11 +198,24 @@ class Verdict:
 def judge_claim(
     comparison: Comparison, means: Cells, by_seed: Mapping[int, Cells], only: Sequence[str] | None = None
 ) -> Verdict:
-    """Judge a claim on the means over seeds, and on each seed, in every line or ``only`` in some."""
+    """Judge a claim on the means over seeds, and on each seed, in every line or ``only`` in some.
+
+    A line counts the seeds alone in which all of its cells have a number: other means would compare different seeds.
+    Without ``by_seed``, as with the paper's numbers, ``means`` are judged as they are.
+    """
     index = {"column": 1, "row": 0}.get(comparison.axis)
     every = [""] if index is None else list(dict.fromkeys(cell[index] for cell in means))
-    lines = [line for line in every if only is None or index is None or line in only]
-    checks = {line: check for line in lines if (check := check_line(comparison, means, line)) is not None}
-    single = [check_line(comparison, cells, line) for cells in by_seed.values() for line in checks]
-    decided = [check for check in single if check is not None and check.holds is not None]
+    checks: dict[str, Check] = {}
+    decided: list[Check] = []
+    for line in every:
+        if only is not None and index is not None and line not in only:
+            continue
+        whole = [cells for cells in by_seed.values() if check_line(comparison, cells, line) is not None]
+        shared = [{cell: cells[cell] for cell in whole[0] if all(cell in one for one in whole)} for cells in whole]
+        over_seeds = {cell: math.fsum(one[cell] for one in shared) / len(shared) for cell in (shared or [{}])[0]}
+        check = check_line(comparison, over_seeds if by_seed else means, line)
+        if check is not None:
+            checks[line] = check
+            single = [check_line(comparison, cells, line) for cells in shared]
+            decided += [one for one in single if one is not None and one.holds is not None]
     return Verdict(checks, (sum(bool(check.holds) for check in decided), len(decided)))

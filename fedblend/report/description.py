@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedblend.core import registry
+from fedblend.core.errors import FedblendError
 from fedblend.experiment import presets
 from fedblend.runs.directory import CONFIG
 from fedblend.runs.groups import NOT_COMPARED, Group, Outcome, differing_fields, flatten
@@ -208,9 +211,8 @@ def _training(outcomes: Sequence[Outcome]) -> str:
     text = (
         f"{'Where clients train, in' if idle else 'In'} every round {field('cohort')} "
         f"{'client trains' if one else 'clients train'} the model "
-        f"'{_field(outcomes, 'model.name')}' for {field('epochs')} local "
-        f"epoch{'' if field('epochs') == '1' else 's'} on batches of {field('batch_size')} by {' or '.join(names)} at "
-        f"a learning rate of {rate}"
+        f"'{_field(outcomes, 'model.name')}' for {_length(outcomes)} on batches of {field('batch_size')} by "
+        f"{' or '.join(names)} at a learning rate of {rate}"
     )
     extra = []
     for name, words in (
@@ -231,6 +233,13 @@ def _training(outcomes: Sequence[Outcome]) -> str:
     return text + (f" ({', '.join(extra)})" if extra else "") + "."
 
 
+def _length(outcomes: Sequence[Outcome]) -> str:
+    """How long clients train in a round: epochs, or steps where these are given."""
+    tables = [o.config["train"] for o in outcomes]
+    lengths = [(t["steps"], "step") if t.get("steps") else (t["epochs"], "local epoch") for t in tables]
+    return " or ".join(f"{number} {what}{'' if number == 1 else 's'}" for number, what in dict.fromkeys(lengths))
+
+
 def _optimizer(config: Mapping[str, Any]) -> str:
     """The name of the clients' optimiser; runs before there was a choice have SGD."""
     optimizer = config["train"].get("optimizer", {})
@@ -241,6 +250,9 @@ def _optimizer(config: Mapping[str, Any]) -> str:
 def _evaluated_model(config: Mapping[str, Any]) -> str:
     """The model that is evaluated."""
     default = "device" if config["method"].get("stateful_clients") else "server"
+    with contextlib.suppress(FedblendError):  # a part of the user's, whose code is not imported here
+        if registry.build("personal", config["method"].get("personal", "none")).keeps_layers:
+            default = "each"
     names = {"server": "the server's model", "device": "one device's model", "each": "each client's model"}
     return names[config.get("evaluate_model") or default]
 

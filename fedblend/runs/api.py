@@ -22,7 +22,7 @@ from fedblend.core.paths import from_file, import_from
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study, expand, slugify
 from fedblend.experiment.tables import read_toml, set_field, unset_field
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import RunDirectory, folders_of_parts
 from fedblend.runs.parallel import join_failures, run_all
 from fedblend.runs.predictor import Predictor
 from fedblend.runs.runner import execute
@@ -105,7 +105,7 @@ def load(path: str | Path) -> dict[str, Any]:
     """
     table = read_toml(path)
     folder = Path(path).resolve().parent
-    import_from((str(folder), *RunDirectory(folder).import_from()))
+    import_from((str(folder), *folders_of_parts(folder)))
     with_origin: dict[str, Any] = from_file(table, path)
     return with_origin
 
@@ -147,6 +147,7 @@ def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Seq
         _remove_from_grid(table, field)
         if value is not None:
             _change_field(table, field, partial(set_field, value=value))
+            _change_variants(table, field, value)
     for field in [field for field, value in last.items() if value is None]:
         table = _without_field(table, field, seeds)
     return expand(table, seeds)
@@ -179,12 +180,32 @@ def _is_optional(value: Any, field: str) -> bool:
 
 
 def _remove_from_grid(table: dict[str, Any], field: str) -> None:
-    """Remove a field from the file's grid and seeds: the command line's value applies to all runs."""
+    """Remove a field from the file's grid and seeds: the command line's value applies to all runs.
+
+    Raises :class:`FedblendError` for an option of a part that the grid replaces as a whole.
+    """
     if field == "seed":
         table.pop("seeds", None)
     grid = table.get("grid")
     if isinstance(grid, dict):
+        if whole := [key for key in grid if field.startswith(f"{key}.")]:
+            raise FedblendError(f"{field}: the grid of this file replaces '{whole[0]}' in each run; set it in the file")
         table["grid"] = {k: v for k, v in grid.items() if k != field and not k.startswith(f"{field}.")}
+
+
+def _change_variants(table: dict[str, Any], field: str, value: Any) -> None:
+    """Set a field in those variants that have a value of their own for its table: it applies to all runs.
+
+    Raises :class:`FedblendError` for a field of the method where variants have methods of their own.
+    """
+    first = field.split(".")[0]
+    variants = table.get("variants")
+    for variant in variants if isinstance(variants, list) else ():
+        if not isinstance(variant, dict) or first not in variant:
+            continue
+        if first == "method":
+            raise FedblendError(f"{field}: variants of this file have methods of their own; set it in the file")
+        set_field(variant, field, value)
 
 
 def _change_field(table: dict[str, Any], field: str, change: Callable[[dict[str, Any], str], None]) -> None:

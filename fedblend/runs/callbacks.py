@@ -175,12 +175,18 @@ class KeepBest(Monitor):
         if setup.folder is None:
             raise FedblendError("callbacks: keep-best needs a run with a folder")
         self._folder.append(setup.folder)
+        # The run may have been cut between the round's checkpoint and its best model.
+        if self.seen and self.best() == self.seen[-1] and self.seen[-1][0] == state.round:
+            self._write(state)
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
         """Write the model if this round is the best."""
         if self.follow(record) and self.best() == self.seen[-1]:
-            checkpoint.write_best(self._folder[-1], state, {"value": self.seen[-1][1]})
+            self._write(state)
         return None
+
+    def _write(self, state: RunState) -> None:
+        checkpoint.write_best(self._folder[-1], state, {"value": self.seen[-1][1]})
 
     @functools.cached_property
     def _folder(self) -> list[Path]:

@@ -394,6 +394,14 @@ def foreign_code(table: Any) -> list[str]:
     return list(dict.fromkeys([*found, *(path for one in inner for path in foreign_code(one))]))
 
 
+def folders_of_parts(folder: Path) -> list[str]:
+    """The folders of user-defined parts: of a run, or of all runs below the folder of a search or a study."""
+    if RunDirectory.is_run(folder):
+        return RunDirectory(folder).import_from()
+    runs = _runs_below(folder) if (folder / STUDY_LOCK).exists() else []
+    return list(dict.fromkeys(path for run in runs for path in RunDirectory(run).import_from()))
+
+
 @contextmanager
 def locked_study(folder: Path) -> Iterator[None]:
     """Lock a study's folder. Raises :class:`FedblendError` if another process has the lock."""

@@ -62,6 +62,8 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
 def _run_locked(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
     if resume:
         _require_same_experiments(study, folder)
+        left = {slug: e for slug, e in study.experiments.items() if not _has_ended(RunDirectory(folder / slug), e)}
+        study = Study(study.name, left)
     # Written before the first run, so that a resume includes runs that have not started.
     write_study(folder, study.name, {slug: as_table(e) for slug, e in study.experiments.items()})
     try:
@@ -128,6 +130,18 @@ def _require_same_experiments(study: Study, folder: Path) -> None:
         raise FedblendError(f"{join_failures(different, len(study.experiments))} in {folder}; {SAME_EXPERIMENT}")
 
 
+def _has_ended(run: RunDirectory, experiment: Experiment) -> bool:
+    """Whether a run ended early by what the experiment still has: it would make one round more in each resume.
+
+    A time limit counts from each start anew.
+    """
+    if not RunDirectory.is_run(run.path) or (status := run.status())["state"] != "done":
+        return False
+    by, before = str(status.get("reason", "")).removeprefix("ended by ").split(", "), run.experiment()
+    same = all(getattr(before, name) == getattr(experiment, name) for name in ("rounds", "callbacks", "target"))
+    return same and str(status.get("reason", "")).startswith("ended by ") and "time-limit" not in by
+
+
 def _default_jobs(study: Study) -> int:
     """Return the default number of parallel runs: processors divided by the largest number of ranks."""
     return max(1, processors() // max((e.ranks or 1 for e in study.experiments.values()), default=1))
@@ -145,13 +159,13 @@ def _run_sequentially(study: Study, folder: Path, resume: bool, on_record: OnRec
         def listen(record: RoundRecord, slug: str = slug) -> None:
             on_record(slug, record)
 
-        message = _run_one(experiment, folder / slug, resume, listen, processors)
+        message = run_one(experiment, folder / slug, resume, listen, processors)
         if message:
             failed[slug] = message
     return failed
 
 
-def _run_one(experiment: Experiment, path: Path, resume: bool, listener: Listener, processors: int) -> str:
+def run_one(experiment: Experiment, path: Path, resume: bool, listener: Listener, processors: int) -> str:
     """Run one experiment; return its error message, or an empty text. Raises :class:`Stopped` on Ctrl-C."""
     try:
         execute(experiment, path, resume, listener, processors)
@@ -261,7 +275,7 @@ def _run_in_worker(
             # The signal came before its handler.
             return "stopped"
         experiment = resolve(table)
-        return _run_one(
+        return run_one(
             experiment, Path(path), resume, lambda record: parent.send({"record": record.as_dict()}), processors
         )
     except (Stopped, KeyboardInterrupt):

@@ -26,9 +26,9 @@ from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.search import Interval, Tune, read_tune
 from fedblend.experiment.study import expand, slugify
 from fedblend.experiment.tables import set_field, write_toml
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import RunDirectory, locked_study
 from fedblend.runs.files import write_atomically
-from fedblend.runs.runner import execute
+from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference
 
 if TYPE_CHECKING:
     import optuna
@@ -107,17 +107,21 @@ def tune(
     plain = {key: value for key, value in table.items() if key != "tune"}
     study = expand(plain, seeds=[_first_seed(plain)])
     methods = plain.get("methods", [plain.get("method", "fedavg")])
-    searches = []
-    for spec, experiment in zip(methods, study.experiments.values(), strict=True):
-        if not experiment.validation.active:
-            raise FedblendError(
-                "validation: no samples are kept for validation, so that values would be chosen on the test samples; "
-                "add [validation] with server = 0.1 or clients = 0.1"
-            )
-        searches.append(_search(_table_of(plain, spec, experiment.seed), experiment, settings, folder, on_trial))
-    # The data's paths are relative to the given file, which lies elsewhere.
-    data = as_table(next(iter(study.experiments.values())))["data"]
-    write_atomically(folder / BEST, _best_file({**plain, "data": data}, methods, searches))
+    experiments = list(study.experiments.values())
+    if not all(experiment.validation.active for experiment in experiments):
+        raise FedblendError(
+            "validation: no samples are kept for validation, so that values would be chosen on the test samples; "
+            "add [validation] with server = 0.1 or clients = 0.1"
+        )
+    with locked_study(folder):
+        searches = [
+            _search(_table_of(plain, spec, experiment.seed), experiment, settings, folder, on_trial)
+            for spec, experiment in zip(methods, experiments, strict=True)
+        ]
+        # Paths are relative to the given file, which lies elsewhere.
+        first = as_table(experiments[0])
+        placed: dict[str, Any] = {key: first[key] for key in ("data", "start") if key in first}
+        write_atomically(folder / BEST, _best_file({**plain, **placed}, methods, searches))
     return searches
 
 
@@ -195,15 +199,20 @@ def _run(
 
     try:
         experiment = resolve(table)
+    except FedblendError as error:
+        return Trial(folder, values, None, 0, 0, failure=str(error))
+    begun = RunDirectory(folder) if RunDirectory.is_run(folder) else None
+    if begun and (changed := first_difference(begun, experiment)):
+        raise FedblendError(f"{changed} in {folder}; {SAME_EXPERIMENT}")
+    try:
         if not search.metric:
             data = experiment.data.load()
             search.metric = experiment.validation.metric or ("accuracy" if data.task == "classification" else "loss")
             larger = {"loss": False, **{metric.label: metric.larger_is_better for metric in experiment.metrics}}
             search.larger_is_better = larger.get(search.metric, True)
-        was_pruned = RunDirectory.is_run(folder) and RunDirectory(folder).status()["state"] == "done"
         # A trial that was ended early is done, and would otherwise make the rounds that are left.
-        if was_pruned:
-            for record in RunDirectory(folder).records():
+        if begun and begun.status()["state"] == "done" and begun.experiment().rounds >= experiment.rounds:
+            for record in begun.records():
                 listen(record)
         else:
             execute(experiment, folder, resume=True, listener=listen)
@@ -280,9 +289,11 @@ def _best_file(plain: Mapping[str, Any], methods: list[Any], searches: list[Meth
     """An experiment file with each method's best values: the first at the top, the others as variants."""
     kept = {key: value for key, value in plain.items() if key not in ("methods", "method")}
     tables = []
-    for spec, search in zip(methods, searches, strict=True):
+    for given, search in zip(methods, searches, strict=True):
         assert search.best is not None
-        tables.append((spec, search.best.values))
+        spec = {"name": given} if isinstance(given, str) else dict(given)
+        # Two methods of one name are told apart by their labels.
+        tables.append((spec | ({"label": search.label} if search.label != spec["name"] else {}), search.best.values))
     first, *others = tables
     table = _with({**kept, "method": first[0]}, first[1])
     variants = [_with({"method": spec}, values) for spec, values in others]

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from cli_helpers import PNG, TINY, here, refused, succeeded, words_of, write
 
-from fedblend.analysis.advice import Advice, Limits, Option, _option, front
+import fedblend
+from fedblend.analysis.advice import Advice, Limits, Option, _option, front, study_of
 from fedblend.analysis.privacy.leak_report import leak_report
-from fedblend.cli.advise import KINDS
+from fedblend.cli.advise import KINDS, _runs_folder
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.study import expand
 from fedblend.experiment.tables import read_toml
 from fedblend.report import advice_figure
 from fedblend.runs.differences import paired_difference
@@ -89,6 +92,32 @@ def test_an_option_that_the_limits_exclude_is_not_advised() -> None:
     made = advice(option("a", SURE, fault="means may not leave a client"))
     assert made.best is None
     assert "best guess" not in " ".join(made.answer())
+
+
+def test_where_fedavg_breaks_a_limit_nothing_is_advised() -> None:
+    made = Advice("accuracy", True, [option("fedavg", fault="needs 3 MB a client"), option("b", UNSURE)])
+    assert made.answer() == [
+        "Nothing that helps for certain keeps the limits, nor does FedAvg: it needs 3 MB a client."
+    ]
+
+
+def test_a_method_below_fedavg_is_no_guess() -> None:
+    made = advice(option("b", (-0.05, 0.04, -0.06)))
+    assert made.answer() == ["No blend helps for certain here, over 3 seeds: train with FedAvg."]
+
+
+def test_an_accuracy_in_per_cent_is_refused_before_the_search() -> None:
+    with pytest.raises(FedblendError, match=r"--least 80: an accuracy is from 0 to 1; valid: such as 0\.8 for 80 %"):
+        study_of(TINY, ["fedprox"], Limits(score=80.0))
+
+
+def test_runs_of_other_values_are_not_taken_for_the_best_ones(tmp_path: Path) -> None:
+    first, second = (expand({**TINY, "train": {**TINY["train"], "lr": lr}}) for lr in (0.1, 0.3))
+    assert _runs_folder(tmp_path, first) == tmp_path / "runs"
+    for slug, experiment in first.experiments.items():
+        fedblend.run(experiment, out=tmp_path / "runs" / slug)
+    assert _runs_folder(tmp_path, first) == tmp_path / "runs"
+    assert _runs_folder(tmp_path, second) == tmp_path / "runs-2"
 
 
 @pytest.mark.parametrize(

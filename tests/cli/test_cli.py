@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import PNG, TINY, here, records, refused, succeeded, words_of, write
+from cli_helpers import PNG, TINY, contents, here, records, refused, succeeded, words_of, write
 
 import fedblend
 from fedblend.cli.arguments import parse_change
+from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table, resolve
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import RunDirectory, locked_study
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -109,6 +110,46 @@ def test_none_removes_an_optional_field_and_is_plain_text_elsewhere() -> None:
     # The file alone is not valid: steps = -3.
     file = write(Path("tiny.toml"), {"train": {"steps": -3}})
     assert "steps" not in changed("train.steps=none")["train"]
+
+
+def test_a_value_of_the_command_line_is_for_variants_too() -> None:
+    variants = [{"method": "fedprox", "rounds": 3, "train": {"lr": 0.5}}, {"method": "naivemix"}]
+    file = write(Path("tiny.toml"), {"variants": variants, "rounds": 2})
+
+    study = fedblend.runs.api.expand_file(file, [("train.lr", 0.01), ("rounds", 1)], None)
+
+    assert {(one.train.lr, one.rounds) for one in study.experiments.values()} == {(0.01, 1)}
+    with pytest.raises(FedblendError, match=r"method\.label: variants of this file have methods of their own"):
+        fedblend.runs.api.expand_file(file, [("method.label", "a")], None)
+    file = write(Path("tiny.toml"), {"grid": {"partition": [{"name": "iid", "clients": 3}]}})
+    with pytest.raises(FedblendError, match=r"partition\.clients: the grid of this file replaces 'partition'"):
+        fedblend.runs.api.expand_file(file, [("partition.clients", 5)], None)
+
+
+def test_one_run_is_resumed_without_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "größe 2"):
+        fedblend.run(resolve({**TINY, "rounds": 1}), out=Path("runs") / name)
+    before = contents(Path("runs/one"))
+    with locked_study(Path("runs")):  # another process runs the neighbours
+        succeeded(here("resume", "runs/größe 2"))
+    monkeypatch.chdir("runs/größe 2")
+    succeeded(here("resume", "."))
+    assert not Path("study.json").exists()
+    assert not Path("../study.json").exists()
+    assert contents(Path("../one")) == before
+
+
+def test_a_run_that_ended_early_stays_as_it_is_in_a_resumed_study() -> None:
+    ends = {"callbacks": [{"name": "stop-at-accuracy", "accuracy": 0.01}], "rounds": 4, "seeds": [0, 1]}
+    file = write(Path("tiny.toml"), ends)
+    succeeded(here("run", file, "--out", "out", "--jobs", 1))
+    before = {slug: records(Path("out") / slug) for slug in ("fedavg-seed0", "fedavg-seed1")}
+    assert [len(lines) for lines in before.values()] == [2, 2]
+    succeeded(here("resume", "out"))
+    assert {slug: records(Path("out") / slug) for slug in before} == before
+    write(Path("tiny.toml"), {**ends, "callbacks": []})
+    succeeded(here("run", file, "--resume", "--out", "out", "--jobs", 1))
+    assert [len(records(Path("out") / slug)) for slug in before] == [5, 5]
 
 
 def test_a_run_prints_progress_and_ends_with_a_table_and_a_report() -> None:

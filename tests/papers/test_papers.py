@@ -184,6 +184,17 @@ def test_a_claim_counts_the_seeds_in_which_it_holds() -> None:
     assert verdict.word == "does not hold"
 
 
+def test_means_of_a_claim_are_over_the_seeds_that_all_of_its_cells_have() -> None:
+    by_seed = {0: {("a", ""): 50.0, ("b", ""): 60.0}, 1: {("a", ""): 90.0}, 2: {("a", ""): 90.0}}
+    means = {("a", ""): 230 / 3, ("b", ""): 60.0}
+
+    verdict = claims.judge_claim(claims.parse_claim("a > b", ["a", "b"], [""]), means, by_seed)
+
+    assert verdict.word == "does not hold"
+    assert verdict.lines[""].margin == -10.0
+    assert verdict.seeds == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import PATIENCE_S, here, succeeded
+from cli_helpers import PATIENCE_S, TINY, here, succeeded
 from PIL import Image
 from report_helpers import HOSTILE, experiment
 
@@ -20,7 +20,7 @@ from fedblend.analysis.plotting import (
     METHOD_STYLES,
 )
 from fedblend.core.errors import FedblendError
-from fedblend.experiment.config import as_table
+from fedblend.experiment.config import as_table, resolve
 from fedblend.experiment.privacy import privacy_facts
 from fedblend.report import shared_images
 from fedblend.report.description import describe_runs, rerun_command
@@ -28,6 +28,7 @@ from fedblend.report.figures import class_chart
 from fedblend.report.privacy import shares_raw_samples
 from fedblend.report.sections import dataset_sections
 from fedblend.report.tables import results_table
+from fedblend.runs import api
 from fedblend.runs.api import expand_file
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, group
@@ -373,3 +374,19 @@ def test_no_runs_and_a_folder_for_a_page_are_refused(folder, tmp_path):
     with pytest.raises(FedblendError, match="is a folder; give the path of a file"):
         report.write(find_runs([folder]), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train": {"steps": 3}}, "for 3 steps on batches of"),
+        ({"train": {"epochs": 2}}, "for 2 local epochs on batches of"),
+        ({"method": "fedper", "holdout": 0.2}, "Each client's model is tested after every round"),
+        ({}, "The server's model is tested after every round"),
+    ],
+)
+def test_the_text_says_how_long_clients_train_and_whose_model_is_tested(changes, words, tmp_path):
+    table = {**TINY, "rounds": 1, **changes, "train": {**TINY["train"], **changes.get("train", {})}}
+    api.run(resolve(table), out=tmp_path / "run")
+
+    assert words in describe_runs(group(find_runs([tmp_path]))).text

@@ -106,6 +106,29 @@ def test_the_best_model_is_kept_through_interruptions(tmp_path: Path) -> None:
         checkpoint.read_best(tmp_path / "watch")
 
 
+def test_a_best_model_that_was_cut_off_is_written_by_the_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = resolve({**TINY, "rounds": 2, "callbacks": [{"name": "keep-best"}]})
+    write_best = checkpoint.write_best
+
+    def cut(folder: Path, state: RunState, why: Any) -> None:
+        if state.round == 1:
+            raise KeyboardInterrupt
+        write_best(folder, state, why)
+
+    monkeypatch.setattr(checkpoint, "write_best", cut)
+    # The first round stays the best one.
+    follow = lambda self, record: self.seen.append((record.round, -record.round)) or True  # noqa: E731
+    monkeypatch.setattr(KeepBest, "follow", follow)
+    with pytest.raises(Stopped):
+        api.run(experiment, tmp_path / "cut")
+    monkeypatch.setattr(checkpoint, "write_best", write_best)
+    api.run(experiment, tmp_path / "cut", resume=True)
+
+    assert checkpoint.read_best(tmp_path / "cut")[0] == 1
+
+
 def test_a_time_limit_ends_after_the_round_that_passes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 59.9, 60.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from cli_helpers import PNG, TINY, changed, contents, here, refused, write
 
-from fedblend.cli.tune import lines_of_ends
+import fedblend
+from fedblend.cli.tune import lines_of_ends, told_how_to_go_on
 from fedblend.core.errors import FedblendError, Stopped
+from fedblend.experiment.config import resolve
 from fedblend.experiment.search import Tune
 from fedblend.experiment.tables import read_toml
 from fedblend.runs import api
-from fedblend.runs.directory import RunDirectory, runs_in
+from fedblend.runs.directory import RunDirectory, folders_of_parts, locked_study, runs_in
 from fedblend.runs.tuning import MethodSearch, Trial, tune
 
 pytest.importorskip("optuna", reason="the extra 'tune' is not installed")
@@ -178,3 +180,53 @@ def test_bad_searches_end_in_one_message(changes: dict[str, Any], said: str, tmp
 def test_defaults_of_trials() -> None:
     assert Tune(fields={"a": [1, 2, 3]}, search="grid").trials_of({"a": [1, 2, 3]}) == 3
     assert Tune(fields={"a": [1]}).trials_of({"a": [1]}) == 20
+
+
+def test_a_search_does_not_go_on_with_trials_of_another_experiment(tmp_path: Path) -> None:
+    tune(search(), tmp_path)
+    with pytest.raises(FedblendError, match=r"train\.batch_size: 5 differs from .* a run goes on with the experiment"):
+        tune(search(train={"batch_size": 5}), tmp_path)
+
+
+def test_finished_trials_go_on_where_the_file_has_more_rounds(tmp_path: Path) -> None:
+    tune(search(), tmp_path / "longer")
+    longer, whole = tune(search(rounds=5), tmp_path / "longer"), tune(search(rounds=5), tmp_path / "whole")
+    assert scores(longer) == scores(whole)
+
+
+def test_two_searches_cannot_share_a_folder(tmp_path: Path) -> None:
+    with locked_study(tmp_path), pytest.raises(FedblendError, match="in use by another process"):
+        tune(search(), tmp_path)
+
+
+def test_the_best_file_runs_where_it_lies(tmp_path: Path) -> None:
+    """Two methods of one name, and a run to begin with."""
+    methods = [{"name": "fedprox", "terms": [{"name": "proximal", "mu": mu}]} for mu in (0.01, 1.0)]
+    table = search(
+        methods=methods, start=str(tmp_path / "first" / "run"), tune={"trials": 1, "fields": {"train.lr": LR}}
+    )
+    first = {key: value for key, value in table.items() if key not in ("methods", "tune", "start")}
+    fedblend.run(resolve(first), out=tmp_path / "first" / "run")
+
+    tune(table, tmp_path / "search")
+
+    study = api.expand_file(tmp_path / "search" / "best.toml", (), None)
+    assert len(study.experiments) == 2
+    assert {one.start for one in study.experiments.values()} == {str(tmp_path / "first" / "run")}
+
+
+def test_a_file_of_a_search_finds_networks_of_its_trials(tmp_path: Path) -> None:
+    trial = tmp_path / "search" / "fedavg" / "trial-1"
+    trial.mkdir(parents=True)
+    (trial / "config.toml").write_text("")
+    (trial / "facts.json").write_text(json.dumps({"import_from": [str(tmp_path / "nets")]}))
+    assert folders_of_parts(tmp_path / "search") == []
+    with locked_study(tmp_path / "search"):
+        assert folders_of_parts(tmp_path / "search") == [str(tmp_path / "nets")]
+    assert folders_of_parts(trial) == [str(tmp_path / "nets")]
+
+
+def test_ctrl_c_names_the_command_that_goes_on_with_the_whole_search(tmp_path: Path) -> None:
+    command = told_how_to_go_on("advise", Path("my.toml"), Path("a folder"))
+    with pytest.raises(Stopped, match=r"Go on with: fedblend advise my.toml --resume --out 'a folder'$"), command:
+        raise Stopped("fedblend resume a folder/search/trial-1")

@@ -107,6 +107,10 @@ class LeakReport:
     by_size: tuple[dict[str, Any], ...] = ()
     """Where the run shares means: their similarity by M_k, as rows of ``samples_per_mean`` and the measures."""
 
+    def named(self, name: str) -> LeakReport:
+        """The same report under another name of the run."""
+        return replace(self, run=name, leaks=tuple(replace(leak, run=name) for leak in self.leaks))
+
 
 def leak_report(run: RunDirectory, trust: bool = False) -> LeakReport:
     """Make the leak report of a run from its folder.
