@@ -281,6 +281,8 @@ def _client_tests(
     place[natural] = np.arange(len(natural))
     owner = place[setup.data.test.client]
     of = owner >= 0
+    if not of.any():
+        return None
     right = None if scores.right is None else scores.right[of]
     outputs = None if scores.outputs is None else scores.outputs[of]
     return owner[of], replace(scores, loss=scores.loss[of], right=right, outputs=outputs), setup.data.test.y[of]

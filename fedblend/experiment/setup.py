@@ -46,6 +46,7 @@ def split(experiment: Experiment, data: Dataset) -> Population:
         experiment.holdout,
         validation.clients,
         validation.server,
+        experiment.arrival is not None,
     )
 
 

@@ -97,13 +97,15 @@ class AuditLog:
     def has_sent(self, run: str, round: int, client: int, kind: str, trained: bool, part: str = "") -> bool:
         """Whether such a payload of this client has left in this round of this run.
 
-        Payloads that training made are one payload, of whichever kind: a server may change the experiment.
+        Payloads that training made are one payload, of whichever kind: a server may change the experiment. Of the run
+        only Flower's number counts, since the server chooses the experiment's name before it.
         """
-        payload = (run, round, client, trained, "" if trained else kind, part)
+        number = run.rpartition("/")[2]
+        payload = (number, round, client, trained, "" if trained else kind, part)
         return any(
             payload
             == (
-                *(line["run"], line["round"], line["client"], line.get("trained", False)),
+                *(line["run"].rpartition("/")[2], line["round"], line["client"], line.get("trained", False)),
                 *("" if line.get("trained") else line["kind"], line.get("part", "")),
             )
             for line in self._sent()

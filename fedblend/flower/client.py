@@ -121,7 +121,8 @@ def _record(task: ClientTask, once: ReplayGuard, what: str, reply_fields: dict[s
         sent(LOSS, {LOSS: torch.tensor(reply_fields[LOSS], dtype=torch.float64)})
     if METRICS in reply_fields:
         sent(METRICS, {name: torch.tensor(v, dtype=torch.float64) for name, v in reply_fields[METRICS].items()})
-    if leaving or reply_fields.get("right") is not None:
+    # Metrics are scores, too, for the limits that count these.
+    if leaving or reply_fields.get("right") is not None or METRICS in reply_fields:
         sent(once.kind, payload, what == UPLOAD, once.part)
 
 

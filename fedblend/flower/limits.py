@@ -73,6 +73,13 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
         return
     for field, reason in simulated_fields(experiment, site.data is not None).items():
         raise RefusedByPolicy(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
+    method = experiment.method
+    if method.aggregator.secure_aggregated and getattr(method.objective, "exclude_own", False):
+        raise RefusedByPolicy(
+            "method.objective.exclude_own: the server says whose entries are whose. It could have all sites but one "
+            f"train on entries that it knows, and subtract their models from the sum of '{method.aggregator.name}'; "
+            "valid: false"
+        )
     kept = experiment.holdout + experiment.validation.clients
     if site.data is not None and kept > MOST_HELD_OUT:
         field = "holdout and validation.clients" if experiment.validation.clients else "holdout"

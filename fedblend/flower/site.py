@@ -242,6 +242,7 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
         validation_offsets=validates,
     )
     scale = scale_from(server_setup["scale"])
+    require_plain_scale(scale, setup.scale)
     return replace(setup, experiment=experiment, population=population, scale=scale)
 
 
@@ -269,6 +270,26 @@ def scale_from(numbers: dict[str, Any]) -> Scaler | OneHot:
         return OneHot(numbers["vocabulary"])
     factors = [torch.tensor(numbers[name]) for name in ("factor", "offset", "unit_factor", "unit_offset")]
     return Scaler(numbers["name"], numbers["inverted"], *factors)
+
+
+def require_plain_scale(given: Scaler | OneHot, own: Any) -> None:
+    """Raise :class:`RefusedByPolicy` unless the server's scale has the kind and the shapes of the site's own.
+
+    A scale that has a number for each sample makes one sample of a mean; one number in place of a number for each
+    feature makes noise too small.
+    """
+    fault = ""
+    if isinstance(given, OneHot) or isinstance(own, OneHot):
+        fault = "" if given == own else "it is not that of the site's text"
+    else:
+        for name in ("factor", "offset", "unit_factor", "unit_offset"):
+            theirs, ours = getattr(given, name), getattr(own, name)
+            if theirs.shape != ours.shape or not theirs.is_floating_point() or not theirs.isfinite().all():
+                fault = fault or f"'{name}' is no finite number for each of the site's {len(ours)} channels or features"
+        if not fault and not (given.factor.all() and given.unit_factor.all()):
+            fault = "a factor is 0"
+    if fault:
+        raise RefusedByPolicy(f"the server's scale of inputs: {fault}; valid: the scale of a server with such data")
 
 
 SITE_FILE = """# What may leave this site, for every request of every server. fedblend reads it before it replies.

@@ -316,10 +316,22 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
 def _metrics(task: ClientTask, made: Scores, mine: np.ndarray) -> dict[str, float]:
     """Return the loss and the experiment's metrics on the client's own samples, those that are defined."""
     found = {"loss": float(made.loss[mine].mean()) if mine.any() else math.nan}
-    if made.outputs is not None:
-        outputs, targets = made.outputs[mine], task.setup.data.train.y[made.samples[mine]]
+    targets = task.setup.data.train.y[made.samples[mine]]
+    # A mean over classes would tell of single samples of a class that has few.
+    if made.outputs is not None and not (task.site.data is not None and _has_few(task, targets)):
+        outputs = made.outputs[mine]
         found |= {metric.label: metric.overall(outputs, targets) for metric in task.setup.experiment.metrics}
     return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _has_few(task: ClientTask, targets: torch.Tensor) -> bool:
+    """Whether some class, or one of a label's two values, is that of fewer samples than the site tells of together."""
+    kind = task.setup.task.kind
+    if kind == "regression":
+        return False
+    rows = torch.cat([targets, 1 - targets], 1) if kind == "multi-label" else task.setup.task.encode(targets)
+    counts = rows.sum(0)
+    return bool(((counts > 0) & (counts < task.site.min_mean)).any())
 
 
 def _in_order(task: ClientTask, tensors: Tensors) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import examples, images, setup
+from helpers import examples, federation_of, images, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -20,6 +20,8 @@ from fedblend.analysis.attacks.inversion import invert
 from fedblend.analysis.attacks.labels import infer_labels, recover_input
 from fedblend.analysis.attacks.metrics import compare, match, mse, psnr, ssim
 from fedblend.analysis.attacks.search import DLG, InvGrad, cosine_distance, squared_distance, total_variation
+from fedblend.analysis.attacks.setup import prepare
+from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.attacks.victim import Steps, Victim
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
@@ -499,3 +501,18 @@ def test_other_mistakes_are_told() -> None:
     with pytest.raises(FedblendError, match=r"images: shapes .* differ or are not"):
         mse(torch.zeros(1, 1, 8, 8), torch.zeros(2, 1, 8, 8))
     assert set(attacks.ATTACKS) == {"invgrad", "dlg", "idlg"}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmix", "flea"])
+def test_an_attacker_who_knows_all_repeats_the_clients_update(method: str) -> None:
+    """FLea reads the round's first weights; the attacker has these."""
+    made = setup(images(), method=method, model={"name": "mlp", "hidden": [8, 6]}, unsafe=True)
+    loop = federation_of(made)
+    begun = loop.begin_round(loop.start()[0])
+    client = int(begun.cohort[0])
+    attack = prepare(RoundSnapshot(None, made, 0, begun.task, tuple(begun.cohort)), client, attacker="knows")
+
+    repeated = attack.victim.observe(attack.x, attack.y)
+
+    for name, sent in attack.observed.items():
+        assert (repeated[name] - sent).norm() < 1e-4 * sent.norm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,17 @@ def test_clients_of_the_data_set_are_tested_on_their_own_samples() -> None:
 
     assert result["clients"]["tested"] == 4
     assert result["clients"]["mean"] == pytest.approx((1 + 0.5 + 0 + 0.5) / 4)
+
+
+def test_tests_of_clients_that_take_no_part_are_of_no_client() -> None:
+    data = images(40, client=np.arange(40) % 4, test=8)
+    strangers = replace(data, test=replace(data.test, client=np.full(8, 9)))
+    made = setup(strangers, partition="natural", metrics=["f1"])
+
+    result = evaluate(engine_of(made), made.weights(), made)
+
+    assert "clients" not in result
+    assert 0 <= result["accuracy"] <= 1
 
 
 def test_scores_are_those_of_the_model_on_the_test_half() -> None:

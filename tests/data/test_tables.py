@@ -61,6 +61,18 @@ def test_a_client_scales_by_its_own_training_samples(tmp_path: Path) -> None:
     assert Standard().fit(data)(data.train.x).mean(0).abs().max() < 1e-6
 
 
+def test_a_table_in_another_order_scales_by_the_same_samples(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
+    shuffled = PATIENTS.iloc[[5, 2, 0, 4, 3, 1]]  # the file keeps the old numbers of its rows
+    data = table(tmp_path / "p.parquet", shuffled, standardize="client").load()
+    assert sorted(data.train.x[:, 0].tolist()) == pytest.approx([-1, -1, 1, 1])
+
+
+def test_a_split_may_be_true_and_false(tmp_path: Path) -> None:
+    data = table(tmp_path / "p.csv", PATIENTS.assign(half=[False] * 4 + [True] * 2)).load()
+    assert torch.equal(data.train.x, table(tmp_path / "q.csv").load().train.x)
+
+
 def test_targets_are_classes_or_numbers(tmp_path: Path) -> None:
     frame = PATIENTS.fillna(0)
     assert table(tmp_path / "a.csv", frame, target="dose").load().task == "regression"

@@ -574,3 +574,91 @@ def test_nothing_leaves_where_the_audit_line_cannot_be_written(tmp_path: Path, m
     said, tensors = site.reply("query.share", site.experiment())
     assert "no space left" in said["fault"]
     assert tensors == {}
+
+
+# What the server says of the data ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["a number for each sample", "one number", "zero", "infinite", "none"])
+def test_a_scale_of_another_shape_is_refused(tmp_path: Path, kind: str) -> None:
+    """A factor for each sample would make a raw sample of a mean, and one for all would make its noise too small."""
+    site = OwnSite(tmp_path)
+    asked = site.experiment({"samples_per_mean": "all"})
+    told = describe_setup(make_setup(asked))
+    factor = torch.zeros(SAMPLES, 1, 1, 1)
+    factor[17] = SAMPLES
+    forged = {
+        "a number for each sample": {"factor": factor.tolist()},
+        "one number": {"factor": 1.0, "offset": 0.0, "unit_factor": 1.0, "unit_offset": 0.0},
+        "zero": {"factor": [[[0.0]]]},
+        "infinite": {"unit_factor": [[[float("inf")]]]},
+        "none": {},
+    }
+    told["scale"].update(forged[kind])
+
+    got = site.shared(asked, setup=told)
+
+    if kind == "none":
+        assert got.shape == (1, 1, 16, 16)
+    else:
+        assert "the server's scale of inputs" in got
+        assert all("refused" in line for line in site.log())
+
+
+def test_a_masked_sum_takes_no_objective_whose_training_the_servers_word_on_entries_decides(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path, allow=["masked", "keys", "means"], min_sum=4)
+    method = {"name": "naivemix", "aggregator": {"name": "secure-mean", "fewest": 4}}
+    for exclude, refused in ((True, True), (False, False)):
+        asked = site.experiment(method=method | {"objective": {"lambda": 1.0, "exclude_own": exclude}})
+        got = site.shared(asked)
+        assert ("exclude_own" in str(got)) == refused
+
+
+def test_another_name_of_the_experiment_gets_no_second_model(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path)
+    first, second, renamed = (
+        site.trained(site.experiment(method="fedavg", train=ALL, **name)) for name in ({}, {}, {"name": "other"})
+    )
+    assert first[1]
+    assert not second[1]
+    assert not renamed[1]
+    assert "gives them once" in renamed[0]["fault"]
+
+
+def scored_with(site: OwnSite, asked: Experiment) -> dict[str, Any]:
+    """The scores of a model of zeros on what the site holds out."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in make_setup(asked).weights().items()}
+    return site.reply("evaluate", asked, tensors=add_prefix("weights/", zeros), split="holdout", own=None)[0]
+
+
+def test_losses_of_numbers_count_as_scores(tmp_path: Path) -> None:
+    """Losses of sets that differ by one sample would give that sample's."""
+    site = OwnSite(tmp_path, allow=["scores", "metrics"], max_scores=1)
+    y = np.random.default_rng(1).random(120).astype(np.float32)
+    for file in ("own.npz", "server.npz"):
+        np.savez(tmp_path / file, x=site.x[:120], y=y, split=np.repeat([0, 1], [80, 40]))
+    site.write()
+
+    first, second = (
+        scored_with(site, site.experiment(method="fedavg", model={"name": "mlp", "hidden": []}, holdout=held / 80))
+        for held in (25, 26)
+    )
+
+    assert set(first["metrics"]) == {"loss"}
+    assert "fault" in second
+    assert [line["kind"] for line in site.log() if "refused" not in line] == ["metrics", "scores"]
+
+
+@pytest.mark.parametrize(("classes", "told"), [(2, True), (10, False)])
+def test_metrics_over_classes_leave_where_each_class_has_enough_samples(
+    tmp_path: Path, classes: int, told: bool
+) -> None:
+    site = OwnSite(tmp_path, allow=["scores", "metrics"], min_mean=10)
+    y = np.arange(120) % classes
+    for file in ("own.npz", "server.npz"):
+        np.savez(tmp_path / file, x=site.x[:120], y=y, split=np.repeat([0, 1], [80, 40]), classes=np.arange(10))
+    site.write(min_mean=10)
+    model = {"name": "mlp", "hidden": []}
+    asked = site.experiment(method="fedavg", model=model, holdout=0.5, metrics=["balanced-accuracy"])
+
+    assert ("balanced-accuracy" in scored_with(site, asked)["metrics"]) == told

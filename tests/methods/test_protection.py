@@ -489,3 +489,11 @@ def test_the_report_and_inspect_tell_what_was_earned_and_why_not(
     assert "none: the model is trained on shared data, and means get no noise" in page
     told = succeeded(here("inspect", "runs/private/noisy-seed0")).out
     assert f"weights, for a client: ({epsilons[0]}, 1e-05)" in told
+
+
+def test_a_huge_update_is_clipped_to_the_norm_too() -> None:
+    protection = ClipAndNoise(clip=1e-7, multiplier=1.0)
+
+    clipped = protection._clipped({"w": torch.full((100,), 1.4e37)}, 1e-7)
+
+    assert clipped["w"].norm() == pytest.approx(1e-7, rel=1e-5)

@@ -254,6 +254,18 @@ def test_clients_train_on_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> N
     assert len({samples for _, _, samples in used}) > 2
 
 
+def test_clients_receive_samples_of_all_of_their_classes_from_the_start() -> None:
+    partition = {"name": "classes", "clients": 5, "classes_per_client": 2}
+    made = setup(images(400), partition=partition, arrival={"first": 0.5})
+    whole = setup(images(400), partition=partition)
+
+    for client in range(5):
+        half, all_of_it = (made.label_counts(client, int(sizes[client])) for sizes in (made.sizes(0), whole.sizes(0)))
+        assert all((0 < half[label] < all_of_it[label]) for label in np.flatnonzero(all_of_it))
+        rows = (sorted(one.population.indices(client).tolist()) for one in (made, whole))
+        assert len({tuple(one) for one in rows}) == 1
+
+
 def test_arrival_by_hand() -> None:
     full = np.array([10, 10, 1, 0, 7])
     arrival = experiment(arrival={"first": 0.1, "clients": 0.5, "portion": 0.1}).arrival

@@ -28,7 +28,8 @@ Attacker = Literal["guesses", "plain", "knows"]
 """What an attacker assumes about the random half of a client's objective.
 
 "guesses": it has the objective and draws its own random numbers. "plain": it assumes the task's loss alone
-(cross-entropy). "knows": it has the objective and the client's random numbers (a control).
+(cross-entropy). "knows": it has the objective and the client's random numbers (a control). Where the objective has the
+client's label counts (FedLC, FedRS), "guesses" and "knows" have these too, also where labels are inferred.
 """
 
 
@@ -145,17 +146,17 @@ def _make_victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker:
     rows = [one.order[a:b].tolist() for a, b in pairwise(one.bounds.tolist())]
     steps = Steps(settings.lr_in(task.round), rows, settings.momentum, settings.weight_decay, settings.clip_norm)
     begun = {name: t.to(device) for name, t in task.start_of(one.client).items()}
+    objective = method.objective.fallback() if one.plain else method.objective
     context = Context(
         setup.task,
         engine.scale,
         {name: t.to(device) for name, t in one.pool.tensors.items()},
-        begun if method.terms else {},
+        begun if method.terms or objective.reads_start else {},
         {name: t.to(device) for name, t in task.outputs_of(one.client).items()},
         {name: t.to(device) for name, t in task.client_states.get(one.client, {}).items()},
         {name: t.to(device) for name, t in task.server_state.items()},
         pool_stored=method.sharing.shares_stored,
     )
-    objective = method.objective.fallback() if one.plain else method.objective
     drawn = {} if attacker == "plain" else _random_numbers(setup, task, one, attacker)
     return Victim(
         _without_dropout(engine.model),

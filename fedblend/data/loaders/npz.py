@@ -165,7 +165,7 @@ def dataset_of(
     y, classes, labels = _targets(arrays["y"], arrays.get("classes"), arrays.get("labels"), source)
     client, names = _clients(arrays, source)
     if "split" in arrays:
-        test, rule = _split(arrays["split"], source), "the file's own split"
+        test, rule = test_rows(arrays["split"], source), "the file's own split"
     else:
         groups = client if client is not None else y if classes else np.zeros(len(y), np.int64)
         test = draw_test_half(groups, test_share, source.name)
@@ -307,7 +307,7 @@ def _clients(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray | No
     return codes.astype(np.int64), tuple(map(str, names[ids]))
 
 
-def _split(split: np.ndarray, path: Path) -> np.ndarray:
+def test_rows(split: np.ndarray, path: Path) -> np.ndarray:
     """The test samples, bool [n]."""
     if not _is_text(split):
         raise FedblendError(f"{path}: 'split' is {split.dtype}; valid: 0 or 'train', 1 or 'test' for each sample")

@@ -12,7 +12,7 @@ from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, listed, missing_package
 from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.files import TestShare, draw_test_half, existing_path, regular_file, sha256_file
-from fedblend.data.loaders.npz import dataset_of
+from fedblend.data.loaders.npz import dataset_of, test_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +83,7 @@ class TableFile:
         if "split" not in arrays:
             numbers = np.unique(groups, return_inverse=True)[1] if groups.dtype.kind != "f" else np.zeros(len(frame))
             arrays["split"] = draw_test_half(numbers, self.test_share, path.name).astype(np.int64)
-        train = np.isin(arrays["split"].astype(str), ["0", "train"])
+        train = ~test_rows(arrays["split"], path)
         if self.standardize == "client" and "client" in arrays:
             frame = _standardized(frame, features, arrays["client"], train)
         form = form_of(frame.loc[train, features])
@@ -127,6 +127,8 @@ def read_frame(path: Path) -> pd.DataFrame:
     # pandas and pyarrow raise errors of many kinds for damaged files.
     except (ValueError, OSError, EOFError, LookupError, TypeError, OverflowError, MemoryError) as error:
         raise FedblendError(f"{path}: is no table, or is damaged ({legible(error)})") from None
+    # A Parquet file keeps the numbers that rows had where it was written.
+    frame = frame.reset_index(drop=True)
     frame.columns = frame.columns.map(str)
     if frame.columns.duplicated().any():
         raise FedblendError(f"{path}: has two columns named '{legible(frame.columns[frame.columns.duplicated()][0])}'")

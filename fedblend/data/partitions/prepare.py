@@ -22,6 +22,7 @@ def prepare(
     holdout: float = 0.0,
     validation: float = 0.0,
     server_validation: float = 0.0,
+    arrives: bool = False,
 ) -> Population:
     """The clients of the training half of ``data``.
 
@@ -31,8 +32,9 @@ def prepare(
     ``fraction`` in (0, 1] keeps this share of each client's samples (FedMix, Table 4), at least one; a smaller fraction
     keeps a subset of a larger one's samples. ``holdout`` in [0, 1) is the share of the kept samples for the client's
     own test, at least one of two; a client with a single sample holds out none. ``validation`` is the share for
-    validation in the same way; a client keeps at least one sample to train on. Raises :class:`FedblendError` for values
-    outside these ranges, and for a partition with a repeated or unknown sample.
+    validation in the same way; a client keeps at least one sample to train on. Where the data of a client ``arrives``
+    in portions, each client's samples are in random order, or it would receive one class after another. Raises
+    :class:`FedblendError` for values outside these ranges, and for a partition with a repeated or unknown sample.
     """
     if not 0 < fraction <= 1:
         raise FedblendError(f"fraction: {fraction!r} is not valid: must be above 0 and at most 1")
@@ -71,6 +73,10 @@ def prepare(
     )
     if validation:
         notes["validation at clients"] = validation
+    if arrives:
+        shuffled = stream(seed, "arrival-order").permutation(len(order))
+        owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        order = order[shuffled[np.argsort(owner[shuffled], kind="stable")]]
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty):
         notes["empty"] = len(empty)

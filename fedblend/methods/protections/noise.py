@@ -97,7 +97,11 @@ class ClipAndNoise(Protection):
         norm = torch.linalg.vector_norm(torch.stack(norms), order)
         # An update without a finite norm becomes 0. Slightly below 1, because products are rounded.
         factor = torch.where(torch.isfinite(norm), (clip * (1 - 1e-6) / norm).clamp(max=1.0), 0.0)
-        return {name: torch.where(torch.isfinite(norm), c * factor.to(c.dtype), 0.0) for name, c in change.items()}
+        # In float64: a factor of a huge update would be rounded to too few digits in float32.
+        return {
+            name: torch.where(torch.isfinite(norm), (c.double() * factor).to(c.dtype), 0.0)
+            for name, c in change.items()
+        }
 
     def _drawn(self, like: torch.Tensor, size: float, rng: np.random.Generator) -> torch.Tensor:
         """Noise for each number of a tensor."""
