@@ -73,9 +73,11 @@ def test_metrics_leave_only_where_the_sites_file_names_them(tmp_path: Path) -> N
 
     assert told("validation").keys() == {"right", "samples"}
     assert [line["kind"] for line in site.log()] == ["scores"]
+    # Two samples of each class, of which a mean over classes would tell.
     site.write(allow=["scores", "metrics"])
-    for split in ("validation", "holdout"):
-        assert told(split)["metrics"].keys() == {"loss", "f1", "auc"}
+    assert told("validation")["metrics"].keys() == {"loss"}
+    site.write(allow=["scores", "metrics"], min_mean=1)
+    assert told("holdout")["metrics"].keys() == {"loss", "f1", "auc"}
     assert [line["kind"] for line in site.log()] == ["scores", "metrics", "scores", "metrics", "scores"]
     site.write(allow=["weights", "metrics"])
     assert "this site's policy lets no scores out" in told("validation")["fault"]
