@@ -128,8 +128,9 @@ def test_a_folder_in_use_by_another_process(tmp_path: Path) -> None:
     process = start("run", file, "--out", out)
     try:
         wait_until(lambda: lines_of(run) >= 2, process)
-        for again in (("run", file, "--resume", "--out", out), ("resume", out), ("resume", run)):
+        for again in (("run", file, "--resume", "--out", out), ("resume", out)):
             refused(here(*again), str(out), "this study is in use by another process")
+        refused(here("resume", run), str(run), "this run directory is in use by another process")
         at = lines_of(run)
         wait_until(lambda: lines_of(run) > at, process)  # the other goes on undisturbed
         for order in ("inspect", "compare"):
