@@ -74,9 +74,7 @@ def prepare(
     if validation:
         notes["validation at clients"] = validation
     if arrives:
-        shuffled = stream(seed, "arrival-order").permutation(len(order))
-        owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        order = order[shuffled[np.argsort(owner[shuffled], kind="stable")]]
+        order = order[_random_places(offsets, stream(seed, "arrival-order"))]
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty):
         notes["empty"] = len(empty)
@@ -113,11 +111,7 @@ def _divide(
     order: np.ndarray, offsets: np.ndarray, kept: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Divide each client's samples at random into ``kept[k]`` samples and the rest: (order, offsets) of both."""
-    sizes = np.diff(offsets)
-    shuffled = rng.permutation(len(order))
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    # Random within each client.
-    shuffled = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    sizes, shuffled = np.diff(offsets), _random_places(offsets, rng)
     first = np.arange(len(order)) - np.repeat(offsets[:-1], sizes) < np.repeat(kept, sizes)
     # Both parts keep the stored order of the samples.
     chosen = np.zeros(len(order), bool)
@@ -127,6 +121,13 @@ def _divide(
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     return order[chosen], starts(kept), order[~chosen], starts(sizes - kept)
+
+
+def _random_places(offsets: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The places of all samples, client by client, at random within each client."""
+    shuffled = rng.permutation(int(offsets[-1]))
+    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    return shuffled[np.argsort(owner[shuffled], kind="stable")]
 
 
 def _require_valid(population: Population, n: int, name: str) -> None:
