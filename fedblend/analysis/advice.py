@@ -148,6 +148,11 @@ class Advice:
         """The allowed option with the best score of those that certainly help; ``None`` if none does."""
         return next(iter(self.helping), None)
 
+    @property
+    def to_run(self) -> Option | None:
+        """The advised option: the best one, or FedAvg; ``None`` where FedAvg does not keep the limits either."""
+        return self.best or (None if self.base.fault else self.base)
+
     def verdict(self, option: Option) -> str:
         """Whether an option "helps", "hurts", is "level" with FedAvg as far as the seeds can tell, or is the "base".
 

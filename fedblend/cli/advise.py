@@ -29,6 +29,8 @@ from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 KINDS = ("means", "statistics", "synthetic", "outputs", "prototypes", "answers", "seeds", "features", "extras", "raw")
 """What clients may send beside their models."""
 
+ADVISED = "advice.toml"
+"""The file of the advised method."""
 
 NOTE = (
     "Scores are on the test samples, the mean of the last three evaluations. Differences are paired over seeds, with "
@@ -94,12 +96,9 @@ def advise(
     console.print(Text(NOTE), style="dim", soft_wrap=True)
     for line in (*advice.answer(), *lines_of_ends(searches)):
         console.print(line, highlight=False, soft_wrap=True)
-    console.print(
-        f"Figure: {folder / 'advice.png'}, numbers: {folder / 'advice.json'}\n"
-        f"To run it: fedblend run {folder / 'advice.toml'}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    told = [f"Figure: {folder / 'advice.png'}, numbers: {folder / 'advice.json'}"]
+    told += [f"To run it: fedblend run {folder / ADVISED}"] * (advice.to_run is not None)
+    console.print("\n".join(told), highlight=False, soft_wrap=True)
 
 
 def _runs_folder(folder: Path, tuned: Study) -> Path:
@@ -138,13 +137,16 @@ def _table(advice: Advice) -> Table:
 
 
 def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequence[MethodSearch], data: str) -> None:
-    """Write the figure, the numbers, and the file of the advised method with its best values."""
-    chosen = advice.best or advice.base
-    values = next(search.best.values for search in searches if search.label == chosen.method and search.best)
-    table = {key: value for key, value in best.items() if key not in ("method", "variants")}
-    table["method"] = chosen.method
-    for name, value in values.items():
-        set_field(table, name, value)
-    write_atomically(folder / "advice.toml", write_toml(table))
+    """Write the figure, the numbers, and the file of the advised method, if there is one, with its best values."""
+    if advice.to_run is None:
+        (folder / ADVISED).unlink(missing_ok=True)
+    else:
+        chosen = advice.to_run.method
+        values = next(search.best.values for search in searches if search.label == chosen and search.best)
+        table = {key: value for key, value in best.items() if key not in ("method", "variants")}
+        table["method"] = chosen
+        for name, value in values.items():
+            set_field(table, name, value)
+        write_atomically(folder / ADVISED, write_toml(table))
     write_json(folder / "advice.json", advice.table())
     write_atomically(folder / "advice.png", draw_advice(advice, data))

@@ -19,6 +19,9 @@ from fedblend.core.state import RunState
 class Callback(Part):
     """Base of all callbacks; it does nothing. Override the methods that are needed."""
 
+    counts_anew: bool = False
+    """Whether it counts from each start anew, so that a run which it ended goes on in a resume."""
+
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
         """A run begins, or goes on from a checkpoint: ``state.round`` rounds are made."""
 

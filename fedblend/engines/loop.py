@@ -137,6 +137,11 @@ class LoopEngine:
                         f"model: batch norm cannot be trained on a batch of one sample, which client {client} has in "
                         f"round {task.round + 1}; choose another train.batch_size, or group norm"
                     ) from None
+                if "mutate a captured Tensor" in str(error):
+                    raise FedblendError(
+                        "model: batch norm changes its running statistics in each pass, which an objective that is "
+                        "differentiated inside a step, such as pFedMe's, does not allow; choose group norm"
+                    ) from None
                 raise
 
     def assign(self, task: TrainTask, client: int) -> Assignment:

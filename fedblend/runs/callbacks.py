@@ -197,6 +197,8 @@ class KeepBest(Monitor):
 class TimeLimit(Callback):
     """End the run after the first round that ends later than ``minutes`` after its start, or after it was resumed."""
 
+    counts_anew = True
+
     minutes: Positive = 60.0
     """Minutes on the clock, with everything that a round takes."""
 

@@ -131,15 +131,13 @@ def _require_same_experiments(study: Study, folder: Path) -> None:
 
 
 def _has_ended(run: RunDirectory, experiment: Experiment) -> bool:
-    """Whether a run ended early by what the experiment still has: it would make one round more in each resume.
-
-    A time limit counts from each start anew.
-    """
+    """Whether a run ended early by what the experiment still has: it would make one round more in each resume."""
     if not RunDirectory.is_run(run.path) or (status := run.status())["state"] != "done":
         return False
     by, before = str(status.get("reason", "")).removeprefix("ended by ").split(", "), run.experiment()
     same = all(getattr(before, name) == getattr(experiment, name) for name in ("rounds", "callbacks", "target"))
-    return same and str(status.get("reason", "")).startswith("ended by ") and "time-limit" not in by
+    anew = any(callback.counts_anew for callback in experiment.callbacks if callback.name in by)
+    return same and str(status.get("reason", "")).startswith("ended by ") and not anew
 
 
 def _default_jobs(study: Study) -> int:

@@ -187,6 +187,12 @@ def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None
     succeeded(here("run", out / "advice.toml", "--out", tmp_path / "again", "--jobs", 1))
     refused(here("advise", file, "--out", out), "add --resume to go on")
 
+    none = ("--methods", "server-means,fedbn", "--megabytes", 1e-9, "--resume")
+    told = succeeded(here("advise", file, *none, "--out", out, "--jobs", 1))
+    assert "nor does FedAvg" in words_of(told.out)
+    assert "To run it" not in told.out
+    assert not (out / "advice.toml").exists()
+
 
 @pytest.mark.parametrize(
     ("words", "said"),

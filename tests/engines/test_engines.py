@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from helpers import images, needs_of, numbers, run, same, setup
+from helpers import federation, images, needs_of, numbers, run, same, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -292,6 +292,18 @@ def test_models_that_cannot_be_stacked_are_refused_with_the_reason(path: str, re
     assert reason in unstackable(made)
     with pytest.raises(FedblendError, match="engine: 'stacked' cannot be used here"):
         engines.make(made, engines.plan_engine(made, 1, 10))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": {"batch_size": 1}}, "batch norm cannot be trained on a batch of one sample"),
+        ({"method": "pfedme", "holdout": 0.2}, "batch norm changes its running statistics in each pass"),
+    ],
+)
+def test_batch_norm_where_it_cannot_be_trained_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedblendError, match=message):
+        run(federation(model={"name": "module", "path": "helpers:BatchNormNet"}, **changes), 1)
 
 
 def test_auto_chooses_the_loop_where_a_model_cannot_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_helpers import TINY, here, refused, write
+from cli_helpers import TINY, here, refused, succeeded, write
 
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.record import RoundRecord
@@ -135,6 +135,23 @@ def test_a_time_limit_ends_after_the_round_that_passes_it(monkeypatch: pytest.Mo
     limit = TimeLimit(1.0)
     limit.on_run_begin(None, None)  # type: ignore[arg-type]
     assert [limit.on_round_end(None, None) for _ in range(2)] == [False, True]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("callback", "rounds"),
+    [
+        ({"name": "time-limit", "minutes": 1e-9}, [1, 2, 3]),
+        ({"name": "early-stopping", "monitor": "train_loss", "mode": "max", "patience": 1, "min_delta": 9.0}, [2, 2, 2]),
+    ],
+)
+def test_a_resume_goes_on_after_a_time_limit_only(callback: dict[str, Any], rounds: list[int], tmp_path: Path) -> None:
+    file = write(tmp_path / "x.toml", {**TINY, "rounds": 4, "callbacks": [callback], "seeds": [0]})
+    made = []
+    for command in (("run", file, "--out", tmp_path / "runs"), *[("resume", tmp_path / "runs")] * 2):
+        succeeded(here(*command, "--jobs", 1))
+        (run,) = {path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl")}
+        made.append(RunDirectory(run).records()[-1].round)
+    assert made == rounds
 
 
 def test_validation_samples_come_before_test_samples() -> None:
