@@ -52,6 +52,10 @@ class Aggregator(Part):
     def require_possible(self, cohort: int) -> None:
         """Raise :class:`FedblendError` if ``cohort`` uploads cannot be aggregated."""
 
+    def fault(self, upload: Tensors, start: Tensors) -> str:
+        """Why an upload with the model's tensors cannot be aggregated, given the round's weights; empty if it can."""
+        return ""
+
     def for_round(self, work: LocalWork) -> Aggregator:
         """The aggregator of a round; itself, unless it depends on how clients trained."""
         return self

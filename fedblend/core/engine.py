@@ -265,6 +265,7 @@ def collect(
     method, kind = experiment.method, experiment.method.upload
     result = CohortResult()
     begun = setup.shared(task.weights)
+    aggregator = aggregator_of(setup, task.round)
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         for update in _timed(engine.train(task, clients), result):
@@ -282,7 +283,7 @@ def collect(
             if update.client in lost:
                 continue
             fault = kind.fault(upload, begun, setup.task) or fault_of(update.extras, extras_like(method, task))
-            if fault:
+            if fault := fault or aggregator.fault(upload, begun):
                 result.refused.append({"client": update.client, "reason": fault})
                 continue
             result.good.append((update.client, update.samples, update.loss))
@@ -291,7 +292,7 @@ def collect(
                 result.uploads[update.client] = upload
             yield upload, float(update.samples)
 
-    result.partial = aggregator_of(setup, task.round).partial(uploads())
+    result.partial = aggregator.partial(uploads())
     if method.personal.active:
         for update in _timed(engine.train(replace(task, personal=True), clients), result):
             old = strip_prefix("personal/", task.client_states.get(update.client, {}))

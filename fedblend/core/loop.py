@@ -38,7 +38,7 @@ from fedblend.core.setup import Setup, cohort_of, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool, gather, joined, rows_of
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
-from fedblend.core.upload import bytes_of
+from fedblend.core.upload import as_kept, bytes_of, form_fault
 
 Weights = dict[str, torch.Tensor]
 
@@ -390,12 +390,14 @@ class RoundLoop:
             return weights, aggregator.finish(result.partial, begun)
         # Rounded after the server's noise, which is sized for the exact sum.
         aggregate = aggregator.finish(aggregator.unrounded(result.partial), begun)
+        if fault := form_fault(aggregate, begun):
+            raise FedblendError(f"method.aggregator: '{aggregator.name}' returned what is no model: {fault}")
         # Keyed streams are known to all who know the experiment: real sites could take keyed noise off again.
         keyed = stream(self.experiment.seed, "release", task.round)
         rng = self.engine.secret_rng() or keyed
         context = ReleaseContext(len(result.cohort), len(result.good), self.experiment.train.lr_in(task.round), rng)
         released = self.experiment.protection.release(aggregate, begun, context)
-        return weights | {name: tensor.to(weights[name].dtype) for name, tensor in released.items()}, outputs
+        return weights | {name: as_kept(name, tensor, weights[name]) for name, tensor in released.items()}, outputs
 
     def _after_aggregation(
         self, task: TrainTask, weights: Weights, server_state: Tensors, result: CohortResult

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,6 +31,26 @@ def fault_of(upload: Tensors, like: Tensors) -> str | None:
             if not is_finite(tensor):
                 return f"'{name}' holds NaN or infinity (a learning rate too large?)"
     return None
+
+
+def form_fault(made: Any, like: Tensors) -> str:
+    """Why something is not tensors of the names and shapes of ``like``; empty if it is."""
+    if not isinstance(made, Mapping):
+        return f"{type(made).__name__}, where a dict of tensors by name is valid"
+    if set(made) != set(like):
+        missing, extra = sorted(set(like) - set(made)), sorted(set(made) - set(like), key=str)
+        return legible(f"missing {missing or 'none'}, unknown {extra or 'none'}")
+    for name, tensor in made.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.shape != like[name].shape:
+            shape = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            return f"'{name}' is {shape}, where {list(like[name].shape)} is valid"
+    return ""
+
+
+def as_kept(name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of an aggregate in the type of the model's; a running variance below 0, from noise or an attack, is 0."""
+    kept = tensor.to(like.dtype)
+    return kept.clamp(min=0) if name.endswith("running_var") else kept
 
 
 def all_finite(tensors: Sequence[torch.Tensor]) -> bool:

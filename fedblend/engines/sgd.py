@@ -274,7 +274,7 @@ def clipped(grads: list[torch.Tensor], clip_norm: float) -> list[torch.Tensor]:
 
 def clipped_by_client(grads: Sequence[torch.Tensor], clip_norm: float) -> list[torch.Tensor]:
     """Return gradients [K, ...], each client's scaled down to a norm of ``clip_norm``."""
-    norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+    norm = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads]).norm(dim=0)
     factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
     return [g * broadcast(factor, g) for g in grads]
 

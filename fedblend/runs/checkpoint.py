@@ -91,7 +91,7 @@ def read(folder: Path) -> RunState | None:
     try:
         with _open(path, "pt") as file:
             scalars = _read_header(file)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             checksum = json.loads(file.metadata()["state"]).get(CHECKSUM)
         if checksum is not None and checksum != _checksum(scalars, tensors):
             raise ValueError("its content does not have the checksum that it was written with")
@@ -124,7 +124,7 @@ def read_best(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
     try:
         with _open(path, "pt") as file:
             round = json.loads(file.metadata()["best"])["round"]
-            return int(round), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return int(round), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except DAMAGED as error:
         raise FedblendError(f"{path}: is no best model of fedblend or is damaged: {legible(error)}") from None
 

@@ -24,7 +24,7 @@ from fedblend.engines.adam import Adam, StackedAdam
 from fedblend.engines.assignment import group_ends
 from fedblend.engines.autotune import plan_engine, unstackable
 from fedblend.engines.loop import LoopEngine
-from fedblend.engines.sgd import SGD, StackedSGD, TorchOptimizer
+from fedblend.engines.sgd import SGD, StackedSGD, TorchOptimizer, clipped_by_client
 from fedblend.engines.stacked.cuda_graphs import NoRecorder
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import as_table, resolve
@@ -179,6 +179,12 @@ def test_a_stack_trains_as_the_loop_does(name: str, keeps: bool, recorder: NoRec
         assert bool(mine.state) == keeps
         same_up_to_rounding(mine.state, theirs.state, 10 * steps)
         assert mine.loss == pytest.approx(theirs.loss, rel=1e-4)
+
+
+def test_scalar_parameters_count_in_the_norm_that_clips() -> None:
+    grads = [torch.tensor([3.0, 0.3]), torch.tensor([[4.0], [0.4]])]
+    clipped = clipped_by_client(grads, 1.0)
+    torch.testing.assert_close(clipped, [torch.tensor([0.6, 0.3]), torch.tensor([[0.8], [0.4]])])
 
 
 def test_optimizers_that_only_the_loop_has_are_not_stacked() -> None:

@@ -45,6 +45,66 @@ def test_what_a_cohort_cannot_have_is_refused_at_the_start(spec: Any, cohort: in
         assert word in str(caught.value)
 
 
+class ReturnsUploads(Aggregator):
+    """An author's mistake: the uploads in place of one set of tensors."""
+
+    name = "returns-uploads"
+
+    def aggregate(self, uploads: Any) -> Any:
+        return uploads[0]
+
+
+class Forgets(ReturnsUploads):
+    """Another mistake: a tensor is left out."""
+
+    def aggregate(self, uploads: Any) -> Any:
+        return dict(list(uploads[0][0].items())[1:])
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "words"),
+    [(ReturnsUploads(), "tuple, where a dict of tensors by name is valid"), (Forgets(), "missing ['")],
+)
+def test_what_an_own_aggregator_returns_is_checked(aggregator: Aggregator, words: str) -> None:
+    made = federation()
+    method = made.method.model_copy(update={"aggregator": aggregator})
+    experiment = made.setup.experiment.model_copy(update={"method": method})
+    with pytest.raises(FedblendError, match="'returns-uploads' returned what is no model") as caught:
+        run(federation_of(replace(made.setup, experiment=experiment)), 1)
+    assert words in str(caught.value)
+
+
+def test_a_client_beyond_the_range_of_a_secure_mean_sends_nothing() -> None:
+    attack = {"name": "sign-flip", "share": 0.25, "factor": 1e6}
+    made = federation(
+        partition={"name": "iid", "clients": 4},
+        train={"cohort": 4},
+        method={"aggregator": "secure-mean"},
+        adversary=attack,
+    )
+    _, (record,) = run(made, 1)
+    (refused,) = record["refused"]
+    assert record["uploads"] == 3
+    assert "changed by more than 16 in one round" in refused["reason"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"protection": {"name": "noise", "clip": 1.0, "multiplier": 2.0}},
+        {"protection": {"name": "noise", "clip": 1.0, "multiplier": 9.0, "side": "server"}},
+        {"adversary": {"name": "sign-flip", "share": 0.5, "factor": 10.0}},
+    ],
+    ids=["clients' noise", "the server's noise", "adversaries"],
+)
+def test_a_running_variance_never_falls_below_zero(changes: dict[str, Any]) -> None:
+    made = federation(model=BATCH_NORM, partition={"name": "iid", "clients": 4}, train={"cohort": 4}, **changes)
+    state, (record,) = run(made, 1)
+    variance = state.weights["norm.running_var"]
+    assert float(variance.min()) == 0.0  # some would be negative
+    assert np.isfinite(record["loss"])
+
+
 def test_a_cohort_that_is_just_large_enough() -> None:
     for spec, cohort in (
         ({"name": "krum", "byzantine": 2}, 7),

@@ -50,6 +50,14 @@ def test_a_sound_one_is_read(tmp_path: Path) -> None:
     assert checkpoint.round_of(tmp_path) == 3
 
 
+def test_tensors_lie_in_memory_as_those_of_a_run_do(tmp_path: Path) -> None:
+    # Matrix products of tensors at other places in memory have other last bits: a resumed run would differ.
+    state = checkpoint.read(made(tmp_path, **{"weights/odd": torch.ones(3), "weights/one": torch.ones(1)}))
+    assert state is not None
+    kept = [*state.weights.values(), *state.entries.tensors.values(), *state.client_states[1].values()]
+    assert all(tensor.data_ptr() % 64 == torch.empty(1).data_ptr() % 64 for tensor in kept)
+
+
 @pytest.mark.parametrize(
     ("header", "words"),
     [

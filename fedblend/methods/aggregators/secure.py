@@ -89,31 +89,37 @@ class SecureMean(WeightedMean):
         """The weight of a client with ``samples`` samples: their number, or 1 (``by = "clients"``)."""
         return samples if self.by == "samples" else int(samples > 0)
 
+    def largest(self, tensor: torch.Tensor) -> float:
+        """The largest change of a tensor's numbers in one round."""
+        return self.range if tensor.is_floating_point() else COUNTS
+
+    def fault(self, upload: Tensors, start: Tensors) -> str:
+        """A change beyond ``range``."""
+        for name, before in sorted(start.items()):
+            if not bool(((upload[name].double() - before.double()).abs() <= self.largest(before)).all()):
+                return (
+                    f"method.aggregator.range: a number of '{name}' changed by more than {self.largest(before):g} in "
+                    "one round, or is not finite; valid: a larger range (coarser steps), or a smaller learning rate"
+                )
+        return ""
+
     def encoded(self, upload: Tensors, start: Tensors, share: float) -> torch.Tensor:
         """A client's summand, int32 [numbers], tensors in order of name.
 
         Raises :class:`FedblendError` for changes beyond ``range``.
         """
-        parts = []
-        for name, before in sorted(start.items()):
-            change = upload[name].double() - before.double()
-            largest = self.range if before.is_floating_point() else COUNTS
-            if not bool((change.abs() <= largest).all()):
-                raise FedblendError(
-                    f"method.aggregator.range: a number of '{name}' changed by more than {largest:g} in one round, or "
-                    "is not finite; valid: a larger range (coarser steps), or a smaller learning rate"
-                )
-            parts.append(to_integers(change, largest, share).flatten())
-        return torch.cat(parts)
+        if fault := self.fault(upload, start):
+            raise FedblendError(fault)
+        changes = [(upload[name].double() - before.double(), before) for name, before in sorted(start.items())]
+        return torch.cat([to_integers(change, self.largest(of), share).flatten() for change, of in changes])
 
     def decoded(self, total: Total, start: Tensors) -> dict[str, torch.Tensor]:
         """The mean: the round's weights plus the sum of changes over the sum of shares."""
         mean, place = {}, 0
         for name, before in sorted(start.items()):
-            largest = self.range if before.is_floating_point() else COUNTS
             numbers = total.numbers[place : place + before.numel()].reshape(before.shape)
             place += before.numel()
-            mean[name] = as_stored(before.double() + from_integers(numbers, largest, total.share), before.dtype)
+            mean[name] = as_stored(before.double() + from_integers(numbers, self.largest(before), total.share), before.dtype)
         return {name: mean[name] for name in start}
 
     def partial(self, uploads: Iterable[WeightedUpload]) -> list[WeightedUpload]:  # type: ignore[override]
