@@ -48,7 +48,7 @@ def form_fault(made: Any, like: Tensors) -> str:
 
 
 def as_kept(name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of an aggregate in the type of the model's; a running variance below 0, from noise or an attack, is 0."""
+    """An aggregated tensor in the type of the model's; a running variance below 0, from noise or an attack, is 0."""
     kept = tensor.to(like.dtype)
     return kept.clamp(min=0) if name.endswith("running_var") else kept
 

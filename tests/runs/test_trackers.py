@@ -141,7 +141,10 @@ def test_a_time_limit_ends_after_the_round_that_passes_it(monkeypatch: pytest.Mo
     ("callback", "rounds"),
     [
         ({"name": "time-limit", "minutes": 1e-9}, [1, 2, 3]),
-        ({"name": "early-stopping", "monitor": "train_loss", "mode": "max", "patience": 1, "min_delta": 9.0}, [2, 2, 2]),
+        (
+            {"name": "early-stopping", "monitor": "train_loss", "mode": "max", "patience": 1, "min_delta": 9.0},
+            [2, 2, 2],
+        ),
     ],
 )
 def test_a_resume_goes_on_after_a_time_limit_only(callback: dict[str, Any], rounds: list[int], tmp_path: Path) -> None:

@@ -119,7 +119,9 @@ class SecureMean(WeightedMean):
         for name, before in sorted(start.items()):
             numbers = total.numbers[place : place + before.numel()].reshape(before.shape)
             place += before.numel()
-            mean[name] = as_stored(before.double() + from_integers(numbers, self.largest(before), total.share), before.dtype)
+            mean[name] = as_stored(
+                before.double() + from_integers(numbers, self.largest(before), total.share), before.dtype
+            )
         return {name: mean[name] for name in start}
 
     def partial(self, uploads: Iterable[WeightedUpload]) -> list[WeightedUpload]:  # type: ignore[override]

@@ -41,7 +41,7 @@ class SecureMeans(Sharing):
     fewest: Annotated[Int, Field(ge=2)] = 3
     """Fewest clients whose sum the server may learn; in addition, more than half of a group must share."""
     range: Positive = 16.0
-    """Largest number in a mean, of inputs or targets; a real site with a larger one sends nothing, a simulation ends."""
+    """Largest number in a mean, of inputs or targets; a site with a larger one sends nothing, a simulation ends."""
     scale: Literal["input", "unit"] = "input"
     """Scale of the means: the model's input scale, or pixels in [0, 1]."""
     noise: NonNegative = 0.0
