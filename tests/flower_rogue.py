@@ -78,8 +78,8 @@ def follow_plan_at_server(sites: Any) -> None:
 
     def planned_replies(pull: Any, waiting: Any, seconds: float) -> Any:
         uploads = 0
-        for message in pull_replies(pull, waiting, seconds):
-            yield message
+        for id, message in pull_replies(pull, waiting, seconds):
+            yield id, message
             uploads += message.metadata.message_type == "train"
             if str(uploads) == planned(f"server-{message.metadata.group_id}"):
                 clock.ahead += seconds

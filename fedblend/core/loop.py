@@ -120,8 +120,12 @@ class RoundLoop:
             callback.on_run_begin(self.setup, state)
         while state.round < self.experiment.rounds and not record.converged and not self.ended_by:
             state, record = self.round(state)
-            asking = [callback for callback in self.callbacks if callback.on_round_end(state, record)]
-            names = [getattr(callback, "name", type(callback).__name__) for callback in asking]
+            names = []
+            for callback in self.callbacks:
+                if callback.on_round_end(state, record):
+                    names.append(getattr(callback, "name", type(callback).__name__))
+                    # The last round is evaluated; callbacks that write the record come later.
+                    state, record = self._evaluated(state, record)
             self.ended_by = ", ".join([*names, *(["target"] if self.selection.reaches_target(record) else [])])
         for callback in self.callbacks:
             callback.on_run_end(state)
@@ -485,11 +489,7 @@ class RoundLoop:
         last = state.round >= self.experiment.rounds or record.converged
         if state.round % self.experiment.eval_every == 0 or last:
             with costs.time("evaluate"):
-                found = evaluate(
-                    self.engine, self._evaluated_weights(state), self.setup, self._models_of_clients(state)
-                )
-            for name, value in found.items():
-                setattr(record, name, value)
+                self._evaluate(state, record)
         if costs.channel:
             record.channel = dict(costs.channel)
         if self.experiment.compute_seconds is not None and state.round:
@@ -501,6 +501,18 @@ class RoundLoop:
             alone = costs.seconds["train"] / max(1, len(record.cohort or ()))
             record.machine["computing"] = round(alone + costs.seconds["server"] + costs.seconds["aggregate"], 4)
         return record
+
+    def _evaluated(self, state: RunState, record: RoundRecord) -> tuple[RunState, RoundRecord]:
+        """The same with an evaluation, if there was none."""
+        if record.evaluated:
+            return state, record
+        self._evaluate(state, record)
+        return self.selection.note_best(state, record)
+
+    def _evaluate(self, state: RunState, record: RoundRecord) -> None:
+        weights, models = self._evaluated_weights(state), self._models_of_clients(state)
+        for name, value in evaluate(self.engine, weights, self.setup, models).items():
+            setattr(record, name, value)
 
     def _evaluated_weights(self, state: RunState) -> Tensors:
         """The weights that are evaluated: the server's, or those of the reference device after its training."""

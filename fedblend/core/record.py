@@ -137,6 +137,11 @@ class RoundRecord:
     machine: MachineFacts = field(default_factory=lambda: MachineFacts())
     """What differs between machines."""
 
+    @property
+    def evaluated(self) -> bool:
+        """Whether the model was evaluated in this round; real sites that test their own models state no losses."""
+        return not (self.loss is None and self.accuracy is None and self.metrics is None)
+
     def score_of(self, metric: str, validation: bool = False) -> float | None:
         """The loss, the accuracy or a metric by name, on the test samples or for ``validation``.
 

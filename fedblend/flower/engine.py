@@ -264,8 +264,7 @@ class FlowerEngine:
         split: Literal["holdout", "validation"],
         own: Mapping[int, Mapping[str, str]] | None = None,
     ) -> Scores:
-        names = [metric.label for metric in self.setup.experiment.metrics]
-        return score_at_sites(self.sites, self.setup.population, self.setup.shared(weights), split, names, own)
+        return score_at_sites(self.sites, self.setup, self.setup.shared(weights), split, own)
 
     def server_model(self) -> nn.Module:
         """Return a module for functional calls with any weights, in evaluation mode, for the server step."""

@@ -100,7 +100,7 @@ def detach(content: RecordDict) -> tuple[dict[str, Any] | None, dict[str, torch.
     try:
         fields = json.loads(str(content.config_records[APP_FIELDS][APP_FIELDS]))
         tensors = from_record(content.array_records[APP_TENSORS]) if APP_TENSORS in content else {}
-    except (KeyError, ValueError, TypeError, EOFError) as error:
+    except Exception as error:  # the sender chooses which, as in unpack
         raise FedblendError(f"a message whose fields are not fedblend's: {legible(error)}") from None
     if not isinstance(fields, dict):
         raise FedblendError(f"a message whose fields are not fedblend's: {brief(fields)}")

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.core.dataset import Population
 from fedblend.core.engine import Scores, Tensors
 from fedblend.core.errors import FedblendError, legible
+from fedblend.core.setup import Setup
 from fedblend.core.trees import add_prefix
 from fedblend.flower.messages import to_record
 from fedblend.flower.sites import ClientRequest, Sites
@@ -30,7 +30,8 @@ def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
     """
     reply = sites.exchange("evaluate", int(kept), {client: ClientRequest({"own": kept, "split": "test"})})[client]
     loss, right = reply.tensors.get("loss", torch.empty(0)), reply.tensors.get("right")
-    valid = loss.shape == (samples,) and (right is None or right.shape == loss.shape)
+    valid = loss.shape == (samples,) and loss.dtype == torch.float32 and bool(torch.isfinite(loss).all())
+    valid = valid and (right is None or (right.shape == loss.shape and right.dtype == torch.bool))
     if reply.fault is not None or not valid:
         why = reply.fault or "its scores are not of this experiment's test samples"
         raise FedblendError(f"evaluate_model: the model of client {client} could not be evaluated: {why}")
@@ -39,21 +40,22 @@ def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
 
 def score_at_sites(
     sites: Sites,
-    population: Population,
+    setup: Setup,
     weights: Tensors,
     split: Literal["holdout", "validation"],
-    names: Sequence[str],
     own: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Scores:
     """Score weights on the samples that clients hold out, or keep for validation.
 
-    Sites send the number of right samples and, where their files allow it, the metrics ``names``: no outputs and no
-    results of single samples. ``own`` are by client the fields that name what a client's own model consists of, in
-    place of these weights. Clients without a valid reply are left out, with a warning. Raises :class:`FedblendError` if
-    no client remains.
+    Sites send the number of right samples, where there are classes, and the metrics that their files allow: no outputs
+    and no results of single samples. ``own`` are by client the fields that name what a client's own model consists of,
+    in place of these weights. Clients without a valid reply are left out, with a warning. Raises
+    :class:`FedblendError` if no client remains.
     """
     field = "holdout" if split == "holdout" else "validation.clients"
-    number, own = np.bincount(population.owners(split), minlength=len(population)), own or {}
+    population, counts, own = setup.population, setup.task.kind == "classification", own or {}
+    names = [metric.label for metric in setup.experiment.metrics]
+    number = np.bincount(population.owners(split), minlength=len(population))
     record = to_record(add_prefix("weights/", weights))
     fields: dict[str, Any] = {"own": None, "split": split, "personal": None}
     clients = np.flatnonzero(number).tolist()
@@ -66,16 +68,16 @@ def score_at_sites(
     for client, reply in replies.items():
         kept, count, stated = int(number[client]), reply.fields.get("right"), reply.fields.get("samples")
         metrics = _metrics_in(reply.fields.get("metrics"), names)
-        # In regression a site counts no right samples, and its loss is all that it sends.
-        if type(count) is int and 0 <= count <= kept and reply.fault is None and stated == kept:
+        # Without classes a site counts no right samples, and its loss is all that it sends.
+        if counts and type(count) is int and 0 <= count <= kept and reply.fault is None and stated == kept:
             samples[client], at_clients[client], right[client] = kept, metrics, np.arange(kept) < count
             continue
-        if count is None and metrics and reply.fault is None and stated == kept:
+        if not counts and count is None and metrics and reply.fault is None and stated == kept:
             samples[client], at_clients[client] = kept, metrics
             continue
         why = reply.fault or legible(f"it sent {count!r} right of {stated!r} samples, and has {kept} of them")
         log.warning("fedblend: client %s sent no valid scores: %s", client, why)
-    if not samples or 0 < len(right) < len(samples):
+    if not samples:
         raise FedblendError(f"{field}: no client sent valid scores; the last one: {why}")
     owner = np.repeat(list(samples), list(samples.values()))
     flags = np.concatenate(list(right.values())) if right else None

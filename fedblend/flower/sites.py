@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import grpc
 import torch
 from flwr.app import ArrayRecord, Message
 
@@ -193,7 +194,7 @@ class Sites:
                 self._failed_hellos[node] += 1
                 self._queried.discard(node)
             log.warning("fedblend: node %s takes no part: %s", node, reply.fault)
-        elif not all(is_sample_count(reply.fields.get(name)) for name in ("samples", "holds_out", "validates")):
+        elif not states_its_samples(reply.fields):
             log.warning("fedblend: node %s takes no part: its number of samples is not valid", node)
         elif type(client) is not int or not 0 <= client < self.clients:
             log.warning("fedblend: node %s has partition-id %s; valid: 0 to %s", node, brief(client), self.clients - 1)
@@ -230,31 +231,46 @@ class Sites:
         waiting = {id: node for id, node in zip(ids, requests, strict=True) if id}
         replies = {node: Reply(fault="the message could not be sent") for node in requests}
         replies |= {node: Reply(fault=f"no answer within {seconds:g} seconds (deadline)") for node in waiting.values()}
-        for message in pull_replies(self.grid.pull_messages, waiting, seconds):
-            node = waiting.pop(message.metadata.reply_to_message_id)
-            if not (message.has_error() and message.error.code in EXPIRED):
+        for id, message in pull_replies(self.grid.pull_messages, waiting, seconds):
+            node = waiting.pop(id)
+            if isinstance(message, Exception):
+                replies[node] = Reply(fault=f"it sent what cannot be read: {type(message).__name__}")
+            elif not (message.has_error() and message.error.code in EXPIRED):
                 replies[node] = read_reply(message)
         return replies
 
 
 def is_sample_count(samples: Any) -> bool:
-    """Whether a stated number of samples is valid; ``None`` is, for a site without data of its own."""
-    return samples is None or (type(samples) is int and 0 <= samples <= MAX_SAMPLES)
+    """Whether a stated number of samples is valid."""
+    return type(samples) is int and 0 <= samples <= MAX_SAMPLES
+
+
+def states_its_samples(fields: Mapping[str, Any]) -> bool:
+    """Whether a site states valid numbers of samples: none, without data of its own, or all three."""
+    numbers = [fields.get(name) for name in ("samples", "holds_out", "validates")]
+    return numbers == [None] * 3 or all(map(is_sample_count, numbers))
 
 
 def pull_replies(
     pull: Callable[[list[str]], Iterable[Message]], waiting: Mapping[str, int], seconds: float
-) -> Iterator[Message]:
-    """Yield replies to the messages in ``waiting`` as they arrive, for at most ``seconds``.
+) -> Iterator[tuple[str, Message | Exception]]:
+    """Yield ids of the messages in ``waiting`` with their replies as they arrive, for at most ``seconds``.
 
-    The caller removes each yielded reply's message id from ``waiting``.
+    The caller removes each yielded id from ``waiting``. Replies are pulled one by one: Flower parses what a site sent,
+    and an error amid several would lose those of honest sites. Errors of the connection are raised.
     """
     end, pause = time.monotonic() + seconds, POLL_S[0]
     while waiting:
-        for message in list(pull(list(waiting))):
-            if message.metadata.reply_to_message_id in waiting:
+        for id in list(waiting):
+            try:
+                replies: list[Message | Exception] = list(pull([id]))
+            except (OSError, grpc.RpcError):
+                raise
+            except Exception as error:  # the sender chooses which
+                replies = [error]
+            for reply in replies[:1]:
                 pause = POLL_S[0]
-                yield message
+                yield id, reply
         if time.monotonic() > end:
             return
         if waiting:

@@ -25,16 +25,24 @@ Listener = Callable[[RoundRecord], Any]
 """A function of a round's record; ``True`` as its result ends the run."""
 
 
+class PeakMemory(Callback):
+    """Add the process's peak memory to each record, where the system tells it."""
+
+    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+        """Add the number."""
+        if (memory := peak_memory()) is not None:
+            record.machine["peak_memory"] = memory
+        return None
+
+
 class MetricsLog(Callback):
-    """Write each round's record to the metrics log, with the process's peak memory."""
+    """Write each round's record to the metrics log."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
         """Write the record."""
-        if (memory := peak_memory()) is not None:
-            record.machine["peak_memory"] = memory
         self.directory.add_record(record)
         return None
 
@@ -123,7 +131,7 @@ class Monitor(Callback):
         name = self.monitor or next((one for one in ACCURACIES if one in numbers), ACCURACIES[-1])
         if name in numbers:
             self.seen.append((record.round, numbers[name]))
-        elif record.loss is not None:
+        elif record.evaluated:
             valid = listed([name for name in numbers if not name.startswith(("machine.", "bytes_"))])
             raise FedblendError(f"callbacks: monitor: '{name}' is not measured in this run; valid: {valid}")
         return name in numbers

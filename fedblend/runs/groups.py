@@ -71,7 +71,7 @@ class Outcome:
     @property
     def evaluated(self) -> list[RoundRecord]:
         """The records of rounds in which the model was evaluated."""
-        return [record for record in self.records if record.loss is not None]
+        return [record for record in self.records if record.evaluated]
 
     @property
     def state(self) -> str:

@@ -30,7 +30,7 @@ from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.privacy import privacy_facts
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
-from fedblend.runs.callbacks import Checkpoints, Listener, MetricsLog, RecordListener
+from fedblend.runs.callbacks import Checkpoints, Listener, MetricsLog, PeakMemory, RecordListener
 from fedblend.runs.directory import METRICS, RunDirectory
 from fedblend.runs.groups import flatten
 from fedblend.runs.warm_start import first_weights
@@ -105,11 +105,13 @@ def execute(
             choice = _choose_plan(directory, setup, processors)
             engine = engines.make(setup, choice)
         try:
-            # Order: the record is written, then passed to the listener, then made final by the checkpoint.
-            records = [MetricsLog(directory), *([RecordListener(listener)] if listener else [])]
+            # Order: callbacks may end the run, so that its last round is evaluated; then the record is written, passed
+            # to the listener, and made final by the checkpoint.
+            memory, log = PeakMemory(), MetricsLog(directory)
+            records = [log, *([RecordListener(listener)] if listener else [])]
             checkpoints = Checkpoints(directory, experiment.checkpoint_every, experiment.rounds)
-            loop = RoundLoop(setup, engine, [*records, checkpoints, *experiment.callbacks, *callbacks])
-            state = _run(directory, loop, choice, records, checkpoints)
+            loop = RoundLoop(setup, engine, [memory, *experiment.callbacks, *callbacks, *records, checkpoints])
+            state = _run(directory, loop, choice, [memory, *records], checkpoints)
         finally:
             engine.close()
     return FinishedRun(directory, setup, state)

@@ -56,7 +56,7 @@ def _rounds(g: Group, outcome: Outcome) -> Iterable[dict[str, Any]]:
     for record in outcome.records:
         for name, number in costs(record).items():
             total[name] += number
-        if record.loss is not None:
+        if record.evaluated:
             yield {
                 "study": str(outcome.path.parent),
                 "run": outcome.path.name,
@@ -151,7 +151,7 @@ def _row(g: Group) -> dict[str, Any]:
         "last_n": max((len(_last(values)) for values in series), default=0),
         "last_n_least": min((len(_last(values)) for values in series), default=0),
         **_over_seeds("best", [(max if has_accuracy else min)(values) for values in series]),
-        **_over_seeds("loss", [o.evaluated[-1].loss or 0.0 for o in counted]),
+        **_over_seeds("loss", [v for o in counted if (v := o.evaluated[-1].loss) is not None]),
         **_target(counted, g.config),
         **_chosen(counted, measure),
     }

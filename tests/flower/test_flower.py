@@ -230,7 +230,12 @@ def test_samples_that_clients_hold_out_are_scored_at_their_sites(tmp_path: Path)
     assert {up for _, kind, _, up in grid.sent if kind == "evaluate"} == {0}
 
 
-@pytest.mark.parametrize("said", [{"samples": 1}, {"right": -1}, {"right": 10**6}, {"right": True}, {"fault": "no"}])
+NO_COUNT = {"right": None, "metrics": {"loss": 1.0}}
+
+
+@pytest.mark.parametrize(
+    "said", [{"samples": 1}, {"right": -1}, {"right": 10**6}, {"right": True}, {"fault": "no"}, NO_COUNT]
+)
 def test_invalid_scores_of_a_site_are_left_out(said: dict[str, Any], tmp_path: Path) -> None:
     asked = experiment("fedavg", holdout=0.3, rounds=0)
 

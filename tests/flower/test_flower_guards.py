@@ -16,6 +16,7 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 
 from flower_helpers import Nodes, through
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from google.protobuf.message import DecodeError
 from test_flower import experiment, nodes
 from test_flower_faults import ALL, QUICK, spoiling
 
@@ -27,7 +28,7 @@ from fedblend.experiment.tables import write_toml
 from fedblend.flower import client as at_site
 from fedblend.flower import work
 from fedblend.flower.client_task import ClientTask, Memory
-from fedblend.flower.messages import fault_of_shared, pack, to_record, unpack
+from fedblend.flower.messages import APP_FIELDS, detach, fault_of_shared, pack, to_record, unpack
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup
 from fedblend.flower.sites import Sites
@@ -179,6 +180,29 @@ def test_unreadable_fields_are_an_error_of_the_message() -> None:
             unpack(RecordDict({"fields": ConfigRecord({"fields": fields})}))
 
 
+def test_a_reply_that_flower_cannot_parse_is_a_fault_of_its_site_alone(tmp_path: Path) -> None:
+    grid = nodes()
+    pull = grid.pull_messages
+
+    def parsing(ids: list[str]) -> list[Message]:
+        replies = list(pull(ids))
+        if any(r.metadata.message_type == "train" and grid.client(r.metadata.src_node_id) == 2 for r in replies):
+            raise DecodeError("Error parsing message with type 'flwr.proto.ConfigRecord'")
+        return replies
+
+    grid.pull_messages = parsing
+    record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
+    assert [one["client"] for one in record["refused"]] == [2]
+    assert record["refused"][0]["reason"] == "it sent what cannot be read: DecodeError"
+    assert record["uploads"] == 3
+
+
+def test_unreadable_fields_beside_another_apps_are_an_error_of_the_message() -> None:
+    deep = RecordDict({APP_FIELDS: ConfigRecord({APP_FIELDS: "[" * 100_000})})
+    with pytest.raises(FedblendError, match="a message whose fields are not fedblend's"):
+        detach(deep)
+
+
 @pytest.mark.parametrize("loss", [10**400, -(10**400), float("nan"), float("inf")], ids=["huge", "low", "nan", "inf"])
 def test_a_loss_that_is_not_a_number_is_refused(loss: float, tmp_path: Path) -> None:
     grid = spoiling(2, "train", lambda fields, tensors: pack({**fields, "loss": loss}, to_record(tensors)))
@@ -254,7 +278,10 @@ def test_a_restarted_site_replaces_its_old_node_that_is_still_listed() -> None:
     assert sites.nodes[0] == 5000
 
 
-@pytest.mark.parametrize("said", [{"samples": 2**63}, {"samples": -1}, {"samples": True}, {"holds_out": 10**13}])
+@pytest.mark.parametrize(
+    "said",
+    [{"samples": 2**63}, {"samples": -1}, {"samples": True}, {"holds_out": 10**13}, {"samples": 9, "validates": None}],
+)
 def test_a_site_with_an_invalid_number_of_samples_takes_no_part(said: dict[str, Any]) -> None:
     grid = spoiling(1, "query.hello", lambda fields, tensors: pack({**fields, **said}))
     assert sorted(sites_of(grid).nodes) == [0, 2, 3]

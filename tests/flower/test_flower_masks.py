@@ -252,3 +252,10 @@ def test_a_wrong_vector_and_wrong_keys_are_refused(tmp_path: Path) -> None:
         FederationLimits(deadline=2),
     )
     assert keys.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "it sent no keys"}]
+    twice = run(
+        changed("query.keys", 2, lambda t: {**t, "box": t["mask"]}),
+        asked(),
+        tmp_path / "c",
+        FederationLimits(deadline=2),
+    )
+    assert twice.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "its keys are not its own two"}]

@@ -191,6 +191,17 @@ def test_in_regression_the_loss_takes_the_place_of_accuracy(tmp_path):
     assert score(row["measure"], row["final"]) == "2.000"
 
 
+def test_real_sites_that_test_their_own_models_send_no_losses_and_count(tmp_path):
+    records = [
+        {k: v for k, v in record(i, accuracy).items() if k != "loss"} for i, accuracy in enumerate((0.1, 0.4, 0.6))
+    ]
+    run = write_run(tmp_path / "a", records)
+    [row] = table([run]).to_dict("records")
+    assert (row["measure"], row["final"], row["seeds"]) == ("accuracy", 0.6, 1)
+    assert math.isnan(row["loss"])
+    assert [one["accuracy"] for one in curves([run]).to_dict("records")] == [0.1, 0.4, 0.6]
+
+
 def test_one_label_for_two_configurations_makes_two_rows_named_by_what_differs(tmp_path):
     done = [record(0, 0.1), record(1, 0.2), record(2, 0.3)]
     runs = [write_run(tmp_path / f"a{lr}", done, train={"cohort": 2, "lr": lr}) for lr in (0.1, 0.2)]

@@ -157,6 +157,16 @@ def test_a_resume_goes_on_after_a_time_limit_only(callback: dict[str, Any], roun
     assert made == rounds
 
 
+def test_a_run_that_a_callback_ends_is_evaluated_in_its_last_round(tmp_path: Path) -> None:
+    limit = {"name": "time-limit", "minutes": 1e-9}
+    made = run(tmp_path / "limited", limit, rounds=9, eval_every=5)
+    whole = run(tmp_path / "whole", rounds=1)
+    last, same = (RunDirectory(one.path).records()[-1] for one in (made, whole))
+    assert (last.round, same.round) == (1, 1)
+    assert last.loss is not None
+    assert (last.loss, last.accuracy, last.per_class) == (same.loss, same.accuracy, same.per_class)
+
+
 def test_validation_samples_come_before_test_samples() -> None:
     stop = EarlyStopping(patience=1)
     record = RoundRecord(1, loss=1.0, accuracy=0.9, validation={"clients": {"accuracy": 0.25}})

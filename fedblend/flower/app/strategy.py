@@ -159,7 +159,7 @@ class Strategy(FlowerStrategy):
         if not payload:
             return {}, ""
         samples, rows = (fields or {}).get("samples"), len(payload["x"]) if _has_rows(payload.get("x")) else 0
-        if not is_sample_count(samples) or samples is None:
+        if not is_sample_count(samples):
             return {}, "it states no valid number of its samples"
         if fault := fault_of_number(payload, samples, self.method.sharing.most_entries(samples, self.min_mean)):
             return {}, fault

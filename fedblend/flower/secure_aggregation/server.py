@@ -105,8 +105,12 @@ class MaskedSum:
         replies = self._exchange("query.keys", dict.fromkeys(clients, ClientRequest({"quantity": self.quantity})))
         for client, reply in replies.items():
             keys = {name: tensor_to_bytes(tensor) for name, tensor in reply.tensors.items()}
+            known = {key for accepted in self.public.values() for key in (accepted["mask"], accepted["box"])}
             if set(keys) - {"sign"} == {"mask", "box"} and all(is_public_key(keys[name]) for name in ("mask", "box")):
-                self.public[client] = keys
+                if keys["mask"] == keys["box"] or known & {keys["mask"], keys["box"]}:
+                    self.faults[client] = "its keys are not its own two"
+                else:
+                    self.public[client] = keys
             else:
                 self.faults[client] = "it sent no keys"
         self._require(self.public, "sent keys")
