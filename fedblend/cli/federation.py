@@ -48,7 +48,26 @@ def for_sites(experiment: Experiment, sites: int) -> Experiment:
     if adapted != experiment:
         text = f"one client a site: {sites} clients, of which {adapted.train.cohort} train in a round"
         Console(stderr=True).print(text, highlight=False)
+        if lacking := _classes_of_no_site(adapted):
+            text = (
+                f"no site has samples of the classes {listed(lacking)}, which the test samples have; choose more sites"
+            )
+            Console(stderr=True).print(f"warning: {text}, or another partition", highlight=False)
     return adapted
+
+
+def _classes_of_no_site(experiment: Experiment) -> list[str]:
+    """The classes that the training samples have, and those of the experiment's clients have not."""
+    import numpy as np
+
+    from fedblend.experiment.setup import make_setup
+
+    setup = make_setup(experiment)
+    if setup.task.kind != "classification":
+        return []
+    labels = setup.data.train.y.numpy()
+    held = np.unique(labels[setup.population.order])
+    return [setup.data.classes[label] for label in np.setdiff1d(np.unique(labels), held)]
 
 
 def _require_real(experiment: Experiment) -> None:

@@ -165,7 +165,10 @@ def find(kind: str, name: str, where: str | None = None) -> type:
     if ":" in name:
         cls = import_path(name, where or kind)
         if getattr(cls, "kind", None) != kind:
-            raise FedblendError(f"{where or kind}: '{name}' is not a {kind}; declare it with @part('{kind}', ...)")
+            remedy = f"put @part('{kind}', NAME) above the class"
+            if kind == "model":
+                remedy += f', or give {{name = "module", path = "{name}"}} for a torch.nn.Module'
+            raise FedblendError(f"{where or kind}: '{name}' is not declared as a {kind}; {remedy}")
         return cls
     names = known(kind)
     if name not in names:

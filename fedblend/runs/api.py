@@ -218,7 +218,10 @@ def _change_field(table: dict[str, Any], field: str, change: Callable[[dict[str,
         return
     given = table["methods"]
     if not isinstance(given, list) or len(given) != 1:
-        raise FedblendError(f"{field}: this file has several methods; set it in the file, under [[methods]]")
+        raise FedblendError(
+            f"{field}: the file lists several methods, and it is not clear which one is meant; set it in the file's "
+            "'methods', such as {name = \"fedmix\", objective = {lambda = 0.1}}, or replace them all: --set methods=..."
+        )
     only = {"method": given[0]}
     change(only, field)
     table["methods"] = [only["method"]]

@@ -17,7 +17,10 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 from cli_helpers import TINY, here, refused, write
 
 from fedblend.cli import federation
+from fedblend.cli.federation import for_sites
 from fedblend.core.errors import FedblendError
+from fedblend.experiment.config import resolve
+from fedblend.experiment.setup import make_setup
 from fedblend.flower import process_guard, trial
 from fedblend.flower.site import read_site
 from fedblend.flower.trial import LoopbackTrial
@@ -118,3 +121,17 @@ def test_an_app_ends_with_its_parent_even_where_nothing_collects_the_dead_parent
             assert parent.stdout.read() in ("interrupted\n", "")
         finally:
             os.killpg(parent.pid, signal.SIGKILL)
+
+
+def test_a_trial_says_which_classes_are_at_no_site(capsys: pytest.CaptureFixture[str]) -> None:
+    partition = {"name": "classes", "clients": 20, "classes_per_client": 2}
+    made = resolve({**TINY, "partition": partition})
+    for_sites(made, 5)
+    assert "no site has" not in capsys.readouterr().err
+    adapted = for_sites(made, 3)
+    setup = make_setup(adapted)
+    held = {str(label) for label in setup.data.train.y[setup.population.order].tolist()}
+    told = " ".join(capsys.readouterr().err.split())
+    assert len(held) == 6
+    assert all((f"'{label}'" in told or f" {label}" in told) for label in {str(i) for i in range(10)} - held)
+    assert "which the test samples have; choose more sites, or another partition" in told

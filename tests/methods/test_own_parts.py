@@ -157,7 +157,12 @@ def test_parts_of_ones_own_are_checked_like_any(own: Path) -> None:
     refused(here("run", own, "--set", "method.objective.level=-1"), "objective.level: -1", "greater than or equal to 0")
     refused(here("run", own, "--set", "method.objective.levle=1"), "objective.levle", "'level'")
     refused(here("run", own, "--set", "method.objective.name=own_flooding:Floodin"), "own_flooding:Floodin")
-    refused(here("run", own, "--set", "method.objective.name=own_net:TestNet"), "own_net:TestNet", "not a objective")
+    refused(
+        here("run", own, "--set", "method.objective.name=own_net:TestNet"),
+        "own_net:TestNet",
+        "not declared as a objective",
+    )
+    refused(here("run", own, "--set", "model=own_net:TestNet"), 'or give {name = "module", path = "own_net:TestNet"}')
     refused(here("run", own, "--set", "model.path=own_nett:TestNet"), "model.path", "own_nett")
 
 
@@ -180,6 +185,28 @@ def test_the_method_of_the_documentation_runs(tmp_path: Path) -> None:
         assert status(Path("out") / f"{name}-seed0")["state"] == "done"
     losses = {name: json.loads(records(Path("out") / f"{name}-seed0")[-1])["train_loss"] for name in names}
     assert len(set(losses.values())) == len(names), "the new method does what another does"
+
+
+def test_the_callback_and_the_aggregator_of_the_documentation_run(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "adding-a-method.md"
+    if not page.exists():
+        pytest.skip("docs/adding-a-method.md does not exist")
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    for name, word in (
+        ("own_callback.py", '@fedblend.part("callback"'),
+        ("own_mean.py", '@fedblend.part("aggregator"'),
+    ):
+        (block,) = [block for block in blocks if word in block]
+        (tmp_path / name).write_text(block)
+    parts = {
+        "callbacks": [{"name": "own_callback:Enough", "accuracy": 0.01}],
+        "method": {"aggregator": "own_mean:Middle"},
+    }
+    file = write(tmp_path / "own.toml", {**parts, "rounds": 3})
+    told = succeeded(here("run", file, "--jobs", 1, "--out", tmp_path / "out"))
+    (run,) = {path.parent for path in (tmp_path / "out").rglob("metrics.jsonl")}
+    assert json.loads((run / "status.json").read_text())["reason"] == "ended by enough"
+    assert told.out.startswith("1 0.")
 
 
 # From Python ----------------------------------------------------------------------------------------------
