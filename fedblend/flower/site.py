@@ -6,7 +6,6 @@ The site file states where the site's data are and what may leave the site, for 
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import re
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from fedblend.data.scale import OneHot, Scaler
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Validation, field_of_part
 from fedblend.experiment.setup import make_setup
-from fedblend.experiment.tables import read_toml
+from fedblend.experiment.tables import read_toml, write_toml
 
 KINDS = (
     *("weights", "masked", "keys", "outputs", "prototypes", "means", "statistics", "synthetic", "seeds", "raw"),
@@ -379,17 +378,25 @@ def site_text(
 ) -> str:
     """Return the commented content of a new site file at ``path``, with the samples in ``data`` (an ``.npz`` file)."""
     others = ", ".join(kind for kind in KINDS if kind not in allow) or "none"
-    # A JSON string is a valid TOML string.
-    table = NO_DATA if data is None else DATA.format(path=json.dumps(str(data.absolute())))
+    table = NO_DATA if data is None else DATA.format(path=_toml(str(data.absolute())))
     return SITE_FILE.format(
-        path=path.absolute(),
+        path=printable(str(path.absolute())),
         others=others,
-        allow=json.dumps(list(allow)),
+        allow=_toml_list(allow),
         min_mean=min_mean,
-        trusted=json.dumps(list(trusted)),
+        trusted=_toml_list(trusted),
         sharings=sharings,
         data=table,
     )
+
+
+def _toml(text: str) -> str:
+    """Return a text as a TOML string. A JSON string is none: it escapes an emoji as two surrogates."""
+    return write_toml({"text": text}).removeprefix("text = ").rstrip("\n")
+
+
+def _toml_list(texts: Sequence[str]) -> str:
+    return f"[{', '.join(map(_toml, texts))}]"
 
 
 def files_of(made: Any) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 from fedblend.cli.federation import init_site, show_audit
 from fedblend.core.errors import FedblendError
 from fedblend.flower.audit import AuditLog, audit_rows
-from fedblend.flower.site import SAFE, Site, read_site
+from fedblend.flower.site import SAFE, Site, read_site, site_text
 from fedblend.runs.files import append_line
 
 
@@ -25,6 +25,17 @@ def test_a_new_site_file_is_read_back(tmp_path: Path) -> None:
     assert site.audit == str(tmp_path / "s" / "audit.jsonl")
     with pytest.raises(FedblendError, match="exists already"):
         init_site(tmp_path / "s" / "site.toml", None, 2)
+
+
+@pytest.mark.parametrize("name", ["data-\U0001f600.npz", 'a "b" \\.npz', "a\x7f\n[b].npz"])
+def test_a_new_site_file_names_samples_of_any_name(tmp_path: Path, name: str) -> None:
+    data = tmp_path / name
+    data.write_bytes(b"")
+    path = tmp_path / name.replace("npz", "toml")
+    init_site(path, data, 2)
+    assert read_site(path).data.path == str(data)
+    path.write_text(site_text(path, data, trusted=["nets:Net", str(data)]))
+    assert read_site(path).trusted == ("nets:Net", str(data))
 
 
 def test_errors_of_a_site_file_name_the_field_and_valid_values(tmp_path: Path) -> None:
