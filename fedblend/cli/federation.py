@@ -192,7 +192,12 @@ def init_site(path: Path, data: Path | None, min_mean: int) -> None:
         raise FedblendError(f"{path.parent}: cannot be created: {error.strerror}") from None
     write_atomically(path, site_text(path, data, min_mean=min_mean))
     read_site(path)
-    Console().print(f"Site file: {path}; read it and decide what may leave", highlight=False, soft_wrap=True)
+    console = Console()
+    console.print(f"Site file: {path}; read it and decide what may leave", highlight=False, soft_wrap=True)
+    earlier = path.parent / "audit.jsonl"
+    if earlier.exists():
+        text = f'{earlier}: is not continued; if it is the log of this site, write audit = "audit.jsonl" into the file'
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def show_audit(path: Path, last: int | None) -> None:

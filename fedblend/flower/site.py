@@ -118,7 +118,9 @@ class Site(BaseModel):
     device: str = "cpu"
     """The PyTorch device on which this site computes."""
     audit: FilePath | None = None
-    """The audit log: one JSON line for each payload that leaves; default with a site file: `audit.jsonl` beside it."""
+    """The audit log: one JSON line for each payload that leaves; each site needs its own. Default with a site file:
+    `audit.jsonl` beside it.
+    """
 
     @property
     def has_file(self) -> bool:
@@ -342,8 +344,9 @@ sharings = {sharings}
 # The device on which this site computes: cpu, cuda, cuda:1.
 device = "cpu"
 
-# The record of every payload that left and of every request that was refused: JSON lines.
-audit = "audit.jsonl"
+# The record of every payload that left and of every request that was refused: JSON lines. Limits over all runs count in
+# it, so each site needs its own, and keeps it.
+audit = {audit}
 {data}
 # Protection of every model before it leaves, after the experiment's own protection. Noise comes from the operating
 # system's random numbers. `fedblend list protection` shows all protections.
@@ -386,6 +389,7 @@ def site_text(
         min_mean=min_mean,
         trusted=_toml_list(trusted),
         sharings=sharings,
+        audit=_toml(f"{path.stem}.audit.jsonl"),
         data=table,
     )
 

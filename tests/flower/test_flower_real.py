@@ -66,6 +66,6 @@ def test_the_command_for_a_trial_makes_a_run(tmp_path: Path, monkeypatch: pytest
     run = next(Path("runs").rglob("metrics.jsonl")).parent
     assert status(run)["state"] == "done"
     kinds = [
-        json.loads(line)["kind"] for line in next(Path("runs").rglob("site-0/audit.jsonl")).read_text().splitlines()
+        json.loads(line)["kind"] for line in next(Path("runs").rglob("site-0/*.audit.jsonl")).read_text().splitlines()
     ]
     assert {"means", "weights"} <= set(kinds)

@@ -11,6 +11,7 @@ import torch
 from fedblend.cli.federation import init_site, show_audit
 from fedblend.core.errors import FedblendError
 from fedblend.flower.audit import AuditLog, audit_rows
+from fedblend.flower.ledger import SharingLedger
 from fedblend.flower.site import SAFE, Site, read_site, site_text
 from fedblend.runs.files import append_line
 
@@ -22,9 +23,26 @@ def test_a_new_site_file_is_read_back(tmp_path: Path) -> None:
     site = read_site(tmp_path / "s" / "site.toml")
     assert (site.allow, site.min_mean, site.rounds, site.protection, site.device) == (SAFE, 20, None, None, "cpu")
     assert (site.data.name, site.data.path) == ("npz", str(data))
-    assert site.audit == str(tmp_path / "s" / "audit.jsonl")
+    assert site.audit == str(tmp_path / "s" / "site.audit.jsonl")
     with pytest.raises(FedblendError, match="exists already"):
         init_site(tmp_path / "s" / "site.toml", None, 2)
+
+
+def test_new_site_files_in_one_folder_have_an_audit_log_each(tmp_path: Path, capsys: Any) -> None:
+    logs = []
+    for name in ("site-0.toml", "site-1.toml", "a.b.toml"):
+        init_site(tmp_path / name, None, 2)
+        logs.append(AuditLog(read_site(tmp_path / name).audit))
+    assert [log.path.name for log in logs] == ["site-0.audit.jsonl", "site-1.audit.jsonl", "a.b.audit.jsonl"]
+    # What is shared is kept beside the log.
+    assert len({SharingLedger(log, 1).folder for log in logs}) == 3
+    assert "audit.jsonl" not in capsys.readouterr().out
+    # The log of a file from before, without the field, is found again, and is not forgotten.
+    (tmp_path / "old.toml").write_text("min_mean = 2\n")
+    assert read_site(tmp_path / "old.toml").audit == str(tmp_path / "audit.jsonl")
+    (tmp_path / "audit.jsonl").write_bytes(b"")
+    init_site(tmp_path / "new.toml", None, 2)
+    assert 'audit = "audit.jsonl"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["data-\U0001f600.npz", 'a "b" \\.npz', "a\x7f\n[b].npz"])
