@@ -28,6 +28,10 @@ CHUNK = 1 << 22
 """Numbers that are processed together, so the training half is not copied."""
 
 
+ROUNDING = 1e-3
+"""Largest part of a scale's range by which float32 may move a value of a scale that a server sends."""
+
+
 @dataclass(frozen=True, eq=False)
 class Scaler:
     """The affine map x -> x * factor + offset, and the map back to images.
@@ -67,10 +71,29 @@ class Scaler:
         value = -self.unit_offset / self.unit_factor
         return (value if x.is_floating_point() else value.round()).to(x.dtype)
 
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The numbers of 0 and 1 on the unit scale in float32, as for samples; each step rounds monotonically.
+
+        So the numbers of all values in [0, 1] are between these two.
+        """
+        zero, one = (self.from_unit(torch.full_like(self.factor, value)) for value in (0.0, 1.0))
+        return zero, one
+
     def diameter(self, shape: Sequence[int]) -> float:
         """The largest L2 distance on this scale of two samples of ``shape`` in [0, 1] on the unit scale."""
-        widths = (self.factor / self.unit_factor).double().square().flatten()
-        return math.sqrt(float(widths.sum()) * math.prod(shape[1:]))
+        zero, one = (end.double() for end in self.ends())
+        return math.sqrt(float((one - zero).square().sum()) * math.prod(shape[1:]))
+
+    def is_exact(self) -> bool:
+        """Whether float32 resolves the scale: its range is factor / unit_factor, and its steps are small beside it.
+
+        Both to 0.1 % of the range. An offset that is large beside the range moves values by more than noise hides.
+        """
+        zero, one = (end.double() for end in self.ends())
+        expected = (self.factor.double() / self.unit_factor.double()).abs()
+        step = torch.maximum(zero.abs(), one.abs()) * torch.finfo(torch.float32).eps
+        fits = ((one - zero).abs() - expected).abs() <= ROUNDING * expected
+        return bool((fits & (step <= ROUNDING * expected)).all())
 
     def to(self, device: torch.device | str) -> Scaler:
         """The same scale with its tensors on ``device``."""

@@ -277,7 +277,7 @@ def require_plain_scale(given: Scaler | OneHot, own: Any) -> None:
     """Raise :class:`RefusedByPolicy` unless the server's scale has the kind and the shapes of the site's own.
 
     A scale that has a number for each sample makes one sample of a mean; one number in place of a number for each
-    feature makes noise too small.
+    feature makes noise too small. So does one with steps of float32 that are large beside the range of its values.
     """
     fault = ""
     if isinstance(given, OneHot) or isinstance(own, OneHot):
@@ -289,6 +289,8 @@ def require_plain_scale(given: Scaler | OneHot, own: Any) -> None:
                 fault = fault or f"'{name}' is no finite number for each of the site's {len(ours)} channels or features"
         if not fault and not (given.factor.all() and given.unit_factor.all()):
             fault = "a factor is 0"
+        if not fault and not given.is_exact():
+            fault = "its numbers are so large that float32 moves values by more than 0.1 % of their range"
     if fault:
         raise RefusedByPolicy(f"the server's scale of inputs: {fault}; valid: the scale of a server with such data")
 

@@ -139,3 +139,16 @@ def test_description_is_plain():
     assert message["name"] == "standard"
     assert message["inverted"] is True
     assert isinstance(message["factor"][0], float)
+
+
+def test_noise_is_sized_for_the_range_that_float32_makes_of_a_scale() -> None:
+    def number(value: float) -> torch.Tensor:
+        return torch.tensor([[[value]]])
+
+    # Nominally 0.0005, but float32 has steps of 8 here: of the numbers between, samples take two.
+    coarse = Scaler("unit", False, number(1000.0), number(2.0**26), number(2e6), number(-1e6))
+    zero, one = coarse.ends()
+    assert coarse.diameter((1, 2, 2)) == 2 * float((one - zero).abs())
+    assert not coarse.is_exact()
+    fine = Scaler("unit", False, number(2.0), number(-1.0), number(0.5), number(0.25))
+    assert (fine.diameter((1, 2, 2)), fine.is_exact()) == (8.0, True)

@@ -605,6 +605,33 @@ def test_a_scale_of_another_shape_is_refused(tmp_path: Path, kind: str) -> None:
         assert all("refused" in line for line in site.log())
 
 
+@pytest.mark.parametrize(
+    ("numbers", "refused"),
+    [
+        # Steps of 8, where factor / unit_factor, for which noise is sized, is 0.0005.
+        ({"factor": 1000.0, "offset": 2.0**26, "unit_factor": 2e6, "unit_offset": -500.0 / 0.0005}, True),
+        # Two values that are exactly their range apart, and nothing between.
+        ({"factor": 8.0, "offset": 2.0**26, "unit_factor": 1.0, "unit_offset": 0.0}, True),
+        ({"factor": 1e38, "offset": 0.0, "unit_factor": 1e-38, "unit_offset": 0.0}, True),
+        # Values around 2,000 of a range of 1, and a constant of a million, whose range is taken as 1.
+        ({"factor": 1.0, "offset": 0.0, "unit_factor": 1.0, "unit_offset": -2000.0}, False),
+        ({"factor": 1.0, "offset": -1e6, "unit_factor": 1.0, "unit_offset": -1e6}, False),
+    ],
+)
+def test_a_scale_whose_rounding_moves_more_than_noise_hides_is_refused(
+    numbers: dict[str, float], refused: bool, tmp_path: Path
+) -> None:
+    site = OwnSite(tmp_path, min_noise=1.0)
+    asked = site.experiment({"multiplier": 2.0})
+    told = describe_setup(make_setup(asked))
+    told["scale"].update({name: [[[number]]] for name, number in numbers.items()})
+
+    got = site.shared(asked, setup=told)
+
+    assert ("float32 moves values by more than 0.1 % of their range" in str(got)) == refused
+    assert [line["kind"] for line in site.log() if "refused" not in line] == ([] if refused else ["means"])
+
+
 def test_a_masked_sum_takes_no_objective_whose_training_the_servers_word_on_entries_decides(tmp_path: Path) -> None:
     site = OwnSite(tmp_path, allow=["masked", "keys", "means"], min_sum=4)
     method = {"name": "naivemix", "aggregator": {"name": "secure-mean", "fewest": 4}}

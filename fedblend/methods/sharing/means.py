@@ -22,7 +22,7 @@ CHUNK = 1024
 def group_means(
     local: ClientData, groups: np.ndarray, read: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[Payload, np.ndarray]:
-    """Means of inputs and targets by group: x [groups, ...] and y [groups, outputs], and the groups' sizes.
+    """Means of inputs and targets by group, float64: x [groups, ...] and y [groups, outputs], and the groups' sizes.
 
     ``groups`` int64 [n] is the group of each sample, counted from 0. ``read`` converts stored samples to the inputs
     that are averaged. Sums are in float64, so that a mean does not depend on the size of the chunks.
@@ -40,7 +40,7 @@ def group_means(
     assert sums is not None
     size = torch.from_numpy(count).double()
     x = sums / size.reshape(-1, *[1] * (sums.dim() - 1))
-    return {"x": x.float(), "y": (y / size[:, None]).float()}, count
+    return {"x": x, "y": y / size[:, None]}, count
 
 
 def random_groups(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
@@ -142,7 +142,10 @@ class SharedMeans(Sharing):
         if self.noise:
             drawn = local.rng.standard_normal(payload["x"].shape, np.float32)
             payload["x"] = payload["x"] + self.noise * torch.from_numpy(drawn)
-        return self._private(payload, count[allowed.numpy()], local) if self.multiplier else payload
+        if self.multiplier:
+            payload = self._private(payload, count[allowed.numpy()], local)
+        # After the noise: a mean that is rounded before may move by more than the noise is sized for.
+        return {name: tensor.float() for name, tensor in payload.items()}
 
     def _private(self, payload: Payload, count: np.ndarray, local: ClientData) -> Payload:
         """Means with noise in proportion to the largest change that one sample can cause in each."""
@@ -152,7 +155,7 @@ class SharedMeans(Sharing):
         noisy = {}
         for name, mean in payload.items():
             size = torch.from_numpy(self.multiplier * distance[name] / count).reshape(-1, *[1] * (mean.dim() - 1))
-            noisy[name] = mean + (size * torch.from_numpy(local.rng.standard_normal(tuple(mean.shape)))).float()
+            noisy[name] = mean + size * torch.from_numpy(local.rng.standard_normal(tuple(mean.shape)))
         return noisy
 
     def mechanism(self) -> Mechanism | str:
