@@ -132,6 +132,13 @@ class Sharing(Part):
         """At a client: return the payload, or ``None`` to send nothing."""
         return None
 
+    def used(self, local: ClientData) -> np.ndarray:
+        """At a client: return of which samples :meth:`share` makes a payload with the same random numbers, bool [n].
+
+        A site lets the others make means with samples that it adds later.
+        """
+        return np.ones(len(local.y), bool)
+
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
         """Return the most entries that a client with ``samples`` samples can share, for the server's check.
 

@@ -54,9 +54,9 @@ class SharingLedger:
         """Return what the site shares of its samples; ``None`` where these are too few.
 
         A request for the same sharing of the same samples gets the payload that left before. Where samples were added
-        since, means that left before stay as they are, and the new samples make means of their own. ``about`` is what
-        else the payload depends on, as JSON values. Raises :class:`RefusedByPolicy` if the payload would be one more
-        than the site file allows (``sharings``).
+        since, means that left before stay as they are, and the samples that are in none of them make means of their
+        own. ``about`` is what else the payload depends on, as JSON values. Raises :class:`RefusedByPolicy` if the
+        payload would be one more than the site file allows (``sharings``).
         """
         secret = self.secret()
         tags = _tags(secret, local)
@@ -69,21 +69,16 @@ class SharingLedger:
         if not (old <= set(tags) if grows else old == set(tags)):
             old, payload = set(), {}
         new = [row for row, tag in enumerate(tags) if tag not in old]
-        if new:
-            key = hmac.digest(secret, name.encode() + b"".join(tags[row] for row in new), "sha256")
-            rows = torch.tensor(new)
-            fresh = replace(local, x=local.x[rows], y=local.y[rows], rng=secret_generator(key))
-            fresh_payload = sharing.share(fresh) or {}
-            payload = (
-                {n: torch.cat([payload[n], t]) for n, t in fresh_payload.items()}
-                if payload and fresh_payload
-                else fresh_payload or payload
-            )
+        key = hmac.digest(secret, name.encode() + b"".join(tags[row] for row in new), "sha256")
+        fresh, used = _shared_once(sharing, local, new, key)
+        if payload and fresh:
+            payload = {n: torch.cat([payload[n], t]) for n, t in fresh.items()}
+        payload = payload or fresh
         if not payload:
             return None
         self.audit.check_sharings(payload, self.sharings)
-        if new:
-            self._write(name, tags, payload)
+        if fresh:
+            self._write(name, [*(tag for tag in known if tag in old), *(tags[row] for row in used)], payload)
         return payload
 
     def secret(self) -> bytes:
@@ -131,6 +126,19 @@ class SharingLedger:
 def ledger_of(site: Site) -> SharingLedger | None:
     """Return the ledger of a site with a site file; without one a site shares as a simulation does."""
     return SharingLedger(AuditLog(site.audit), site.sharings) if site.has_file else None
+
+
+def _shared_once(sharing: Sharing, local: ClientData, rows: list[int], key: bytes) -> tuple[Payload, list[int]]:
+    """Return what a sharing makes of some samples with random numbers of ``key``, and those that it is made of."""
+    if not rows:
+        return {}, []
+    some = torch.tensor(rows)
+    fresh = replace(local, x=local.x[some], y=local.y[some], rng=secret_generator(key))
+    payload = sharing.share(fresh)
+    if not payload:
+        return {}, []
+    used = sharing.used(replace(fresh, rng=secret_generator(key)))
+    return payload, np.array(rows)[used].tolist()
 
 
 def _tags(secret: bytes, local: ClientData) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import shutil
 import stat
 from pathlib import Path
@@ -209,6 +210,27 @@ def test_samples_that_come_later_make_means_of_their_own(tmp_path: Path) -> None
     assert "has shared 2 payloads" in site.shared(site.experiment(), 0, 4)
     site.write(sharings=3)
     assert rank([site.shared(site.experiment(), 0, 5)]) == 3
+
+
+@pytest.mark.parametrize("split", ["random", "class"])
+def test_samples_that_made_no_mean_make_means_with_later_ones(split: str, tmp_path: Path) -> None:
+    minimum = {"random": 20, "class": 4}[split]
+    site = OwnSite(tmp_path, min_mean=minimum, sharings=9)
+    sharing = {"samples_per_mean": minimum, "split": split}
+    left = []
+    for samples in (90, 95, 100, 110, 120):
+        site.hold(samples)
+        site.write()
+        once, again = (site.shared(site.experiment(sharing), 0, run_id) for run_id in (samples, 1000 + samples))
+        assert torch.equal(once, again)
+        left.append(once)
+    # Classes grow from 9 samples to 12: two means of 4 of each, then three.
+    assert [len(means) for means in left] == {"random": [4, 4, 5, 5, 6], "class": [20, 20, 20, 20, 30]}[split]
+    assert all(torch.equal(one, two[: len(one)]) for one, two in itertools.pairwise(left))
+    # Each sample is in one mean at most: the means are independent, and of their own samples.
+    samples = torch.from_numpy(site.x[:120]).flatten(1).double().numpy()
+    shares = np.linalg.lstsq(samples.T, left[-1].flatten(1).double().numpy().T, rcond=None)[0]
+    np.testing.assert_allclose(shares.sum(1), 1 / minimum, atol=1e-4)
 
 
 def test_means_that_change_with_the_model_count_each_round(tmp_path: Path) -> None:

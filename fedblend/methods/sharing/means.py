@@ -129,12 +129,7 @@ class SharedMeans(Sharing):
             )
         if n < self.threshold or n == 0:
             return None
-        size = n if self.samples_per_mean == "all" else self.samples_per_mean
-        if self.split == "class" and local.task.kind == "classification":
-            groups = class_groups(local.rng, local.y.numpy(), size)
-        else:
-            groups = random_groups(local.rng, n, size)
-        payload, count = group_means(local, groups, read)
+        payload, count = group_means(local, self._groups(local), read)
         allowed = torch.from_numpy(count >= local.minimum)
         if not bool(allowed.any()):
             return None
@@ -146,6 +141,20 @@ class SharedMeans(Sharing):
             payload = self._private(payload, count[allowed.numpy()], local)
         # After the noise: a mean that is rounded before may move by more than the noise is sized for.
         return {name: tensor.float() for name, tensor in payload.items()}
+
+    def _groups(self, local: ClientData) -> np.ndarray:
+        """The group of each sample, int64 [n]."""
+        n = len(local.y)
+        size = n if self.samples_per_mean == "all" else self.samples_per_mean
+        if self.split == "class" and local.task.kind == "classification":
+            return class_groups(local.rng, local.y.numpy(), size)
+        return random_groups(local.rng, n, size)
+
+    def used(self, local: ClientData) -> np.ndarray:
+        """Samples in groups that are large enough for a mean."""
+        groups = self._groups(local)
+        large: np.ndarray = np.bincount(groups)[groups] >= local.minimum
+        return large
 
     def _private(self, payload: Payload, count: np.ndarray, local: ClientData) -> Payload:
         """Means with noise in proportion to the largest change that one sample can cause in each."""
