@@ -51,6 +51,7 @@ class _Sent(_Line):
     sha256: str
     trained: bool = False
     part: str = ""
+    samples: str = ""
 
 
 _LINES = TypeAdapter(
@@ -70,16 +71,26 @@ class AuditLog:
         self.path = Path(path) if path else None
 
     def record_sent(
-        self, run: str, round: int, client: int, kind: str, tensors: Tensors, trained: bool, part: str = ""
+        self,
+        run: str,
+        round: int,
+        client: int,
+        kind: str,
+        tensors: Tensors,
+        trained: bool,
+        part: str = "",
+        samples: str = "",
     ) -> None:
         """Record a payload that is about to leave; ``trained`` states whether training made it.
 
-        ``part`` states which one it is where several payloads of a kind leave in a round. Raises :class:`FedblendError`
-        if the line cannot be written; the payload must not leave then.
+        ``part`` states which one it is where several payloads of a kind leave in a round, ``samples`` is a keyed digest
+        of the samples that it covers. Raises :class:`FedblendError` if the line cannot be written; the payload must not
+        leave then.
         """
         payload = {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors.items()}
         facts: dict[str, Any] = {"tensors": payload, "bytes": bytes_of(tensors), "sha256": digest_of(tensors)}
         facts |= ({"trained": True} if trained else {}) | ({"part": part} if part else {})
+        facts |= {"samples": samples} if samples else {}
         self._write(run, round, client, kind, facts)
 
     def record_refused(self, run: str, round: int, client: int, kind: str, reason: str) -> None:
@@ -118,6 +129,14 @@ class AuditLog:
     def parts_sent(self, kind: str) -> set[str]:
         """Return which payloads of a kind have left, in all runs."""
         return {line["part"] for line in self._sent() if line["kind"] == kind and line.get("part")}
+
+    def sets_sent(self, scores: bool) -> set[str]:
+        """Return the digests of the sets of samples that scores covered, or payloads that training made."""
+        return {
+            line["samples"]
+            for line in self._sent()
+            if line.get("samples") and (line["kind"] == "scores" if scores else line.get("trained"))
+        }
 
     def check_sharings(self, payload: Tensors, most: int) -> None:
         """Raise :class:`RefusedByPolicy` if a shared payload is a new one, and ``most`` others have left, in all runs.

@@ -24,6 +24,7 @@ from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import ClientTask, Memory, Work
 from fedblend.flower.limits import check_experiment, check_held, check_kind, check_noise, check_schedule, check_training
 from fedblend.flower.messages import Tensors, pack, round_of, to_record, unpack
+from fedblend.flower.sample_sets import SampleSet, SampleSets
 from fedblend.flower.secure_aggregation import site as masked_site
 from fedblend.flower.site import RefusedByPolicy, Site, reply_text, setup_at_site, site_of_node, trust_of
 from fedblend.runs.runner import one_thread
@@ -73,13 +74,14 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
                 check_schedule(engine.setup.experiment, task.round)
             if what == UPLOAD:
                 check_training(engine.setup.experiment, task.round)
-            _check(task, once, what)
+            covered = covered_by(task, what, fields)
+            _check(task, once, what, covered)
             with one_thread():
                 reply_fields, leaving = do(task, fields, tensors)
             with record.lock():
                 # Again, since other messages may have been answered meanwhile.
-                _check(task, once, what)
-                _record(task, once, what, reply_fields, leaving)
+                _check(task, once, what, covered)
+                _record(task, once, what, reply_fields, leaving, covered)
                 if leaving and what in ONCE:
                     once.mark_sent(what)
         except RefusedByPolicy as refusal:
@@ -91,18 +93,27 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
     return Message(reply, reply_to=message)
 
 
-def _check(task: ClientTask, once: ReplayGuard, what: str) -> None:
+def _check(task: ClientTask, once: ReplayGuard, what: str, covered: SampleSet | None) -> None:
     """Raise :class:`RefusedByPolicy` if this payload may not leave now."""
     check_kind(task.site, once.kind, once.audit, what == UPLOAD)
     check_noise(task.site, what, task.setup.experiment)
     if what == SCORES and once.part:
         held, validated, samples = once.part.split(" ")
         check_held(task.site, once.audit, (int(held), int(validated)), samples)
+    if covered is not None:
+        SampleSets(once.audit).check(covered, once.kind, task.site.min_mean)
     if what in ONCE:
         once.check(what, what == UPLOAD)
 
 
-def _record(task: ClientTask, once: ReplayGuard, what: str, reply_fields: dict[str, Any], leaving: Tensors) -> None:
+def _record(
+    task: ClientTask,
+    once: ReplayGuard,
+    what: str,
+    reply_fields: dict[str, Any],
+    leaving: Tensors,
+    covered: SampleSet | None,
+) -> None:
     """Write all that leaves in a reply to the audit log. Raises :class:`RefusedByPolicy` if some of it may not."""
     record, extras = once.audit, {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
     payload = {name: tensor for name, tensor in leaving.items() if name not in extras}
@@ -112,8 +123,8 @@ def _record(task: ClientTask, once: ReplayGuard, what: str, reply_fields: dict[s
     if leaving and what == SHARING:
         record.check_sharings(payload, task.site.sharings)
 
-    def sent(kind: str, tensors: Tensors, trained: bool = False, part: str = "") -> None:
-        record.record_sent(once.run, task.round, task.client, kind, tensors, trained, part)
+    def sent(kind: str, tensors: Tensors, trained: bool = False, part: str = "", samples: str = "") -> None:
+        record.record_sent(once.run, task.round, task.client, kind, tensors, trained, part, samples)
 
     if extras:
         sent(EXTRAS, extras)
@@ -123,7 +134,26 @@ def _record(task: ClientTask, once: ReplayGuard, what: str, reply_fields: dict[s
         sent(METRICS, {name: torch.tensor(v, dtype=torch.float64) for name, v in reply_fields[METRICS].items()})
     # Metrics are scores, too, for the limits that count these.
     if leaving or reply_fields.get("right") is not None or METRICS in reply_fields:
-        sent(once.kind, payload, what == UPLOAD, once.part)
+        samples = "" if covered is None else SampleSets(record).keep(covered)
+        sent(once.kind, payload, what == UPLOAD, once.part, samples)
+
+
+def covered_by(task: ClientTask, what: str, fields: dict[str, Any]) -> SampleSet | None:
+    """Return the samples that scores, mean outputs or prototypes cover, of a site with data and a site file.
+
+    Mean outputs and prototypes have a row for each label.
+    """
+    setup, record = task.setup, AuditLog(task.site.audit)
+    population, upload = setup.population, setup.experiment.method.upload
+    if record.path is None or task.site.data is None:
+        return None
+    if what == SCORES and fields.get("split") in ("holdout", "validation"):
+        rows = population.held_order if fields["split"] == "holdout" else population.validation_order
+    elif what == UPLOAD and (upload.watches or upload.embeds):
+        rows = population.order
+    else:
+        return None
+    return SampleSets(record).of(task.engine, rows, task.site.min_mean, what == UPLOAD) if len(rows) else None
 
 
 def part_of(task: ClientTask, what: str, do: Work, fields: dict[str, Any], tensors: Tensors) -> str:

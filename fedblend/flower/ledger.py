@@ -59,7 +59,7 @@ class SharingLedger:
         payload would be one more than the site file allows (``sharings``).
         """
         secret = self.secret()
-        tags = _tags(secret, local)
+        tags = sample_tags(secret, local.x, local.y)
         request = local.request and [local.request.wanted.tolist(), local.request.dummies.tolist()]
         form = {"sharing": dump(sharing), "minimum": local.minimum, "request": request, **about}
         name = hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
@@ -141,10 +141,10 @@ def _shared_once(sharing: Sharing, local: ClientData, rows: list[int], key: byte
     return payload, np.array(rows)[used].tolist()
 
 
-def _tags(secret: bytes, local: ClientData) -> list[bytes]:
+def sample_tags(secret: bytes, x: torch.Tensor, y: torch.Tensor) -> list[bytes]:
     """Return a tag of each sample, by which the site finds it again and nobody else can."""
-    x, y = local.x.cpu().contiguous().numpy(), local.y.cpu().contiguous().numpy()
-    content = (x[row].tobytes() + y[row].tobytes() for row in range(len(y)))
+    inputs, targets = x.cpu().contiguous().numpy(), y.cpu().contiguous().numpy()
+    content = (inputs[row].tobytes() + targets[row].tobytes() for row in range(len(targets)))
     return [hmac.digest(secret, sample, "sha256")[:TAG_BYTES] for sample in content]
 
 

@@ -80,6 +80,11 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
             f"train on entries that it knows, and subtract their models from the sum of '{method.aggregator.name}'; "
             "valid: false"
         )
+    if site.data is not None and method.upload.watches and experiment.train.steps is not None:
+        raise RefusedByPolicy(
+            "train.steps: steps draw samples by the server's seed, and mean outputs of many draws tell of each sample; "
+            "valid: leave it out, so that mean outputs cover all samples of a site alike (train.epochs)"
+        )
     kept = experiment.holdout + experiment.validation.clients
     if site.data is not None and kept > MOST_HELD_OUT:
         field = "holdout and validation.clients" if experiment.validation.clients else "holdout"
