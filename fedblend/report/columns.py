@@ -61,15 +61,15 @@ def method_rows(groups: Sequence[Group]) -> list[MethodRow]:
 def best_row(rows: Sequence[MethodRow], text: CellText, value: CellValue, sign: int) -> int | None:
     """The index of the row that is best by ``value`` (largest by ``sign`` 1, smallest by -1) under :data:`BOLD_RULE`.
 
-    Rows without a value, without a finished run, or of methods that share raw samples are not compared. There is none
-    if another compared cell has the same text.
+    Rows without a finite value, without a finished run, or of methods that share raw samples are not compared. There is
+    none if another compared cell has the same text.
     """
     if not sign:
         return None
     compared = {
         i: {seed: value(of_seed) for seed, of_seed in row["by_seed"].items()}
         for i, row in enumerate(rows)
-        if row["by_seed"] and not row["unsafe"] and not math.isnan(value(row))
+        if row["by_seed"] and not row["unsafe"] and math.isfinite(value(row))
     }
     if len(compared) < 2:
         return None

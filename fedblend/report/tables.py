@@ -60,7 +60,7 @@ def _page_table(rows: Sequence[MethodRow], columns: Sequence[Column]) -> PageTab
         cells = []
         for column, winner in zip(columns, best, strict=True):
             number = column.value(row)
-            cells.append(Cell(column.text(row), None if math.isnan(number) else number, i == winner))
+            cells.append(Cell(column.text(row), number if math.isfinite(number) else None, i == winner))
         lines.append((str(row["method"]), cells))
     return PageTable([(column.heading, column.explanation) for column in columns], lines)
 

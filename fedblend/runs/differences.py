@@ -40,12 +40,14 @@ class Difference:
 def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
     """The difference of two methods, whose values are given by seed; ``None`` for fewer than two common seeds.
 
+    A seed with which the difference is not a finite number, as after a divergence, does not count.
+
     >>> one = paired_difference({0: 3.0, 1: 5.0, 7: 9.0}, {0: 1.0, 1: 2.0})
     >>> one.seeds, one.mean, round(one.half, 3)  # 12.706 * 0.707 / sqrt(2)
     ((0, 1), 2.5, 6.353)
     """
     pairs = {seed: values[seed] - others[seed] for seed in sorted(values) if seed in others}
-    found = {seed: value for seed, value in pairs.items() if not math.isnan(value)}
+    found = {seed: value for seed, value in pairs.items() if math.isfinite(value)}
     if len(found) < 2:
         return None
     error = stdev(found.values()) / math.sqrt(len(found))

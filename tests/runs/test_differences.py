@@ -19,9 +19,14 @@ def test_the_difference_is_that_of_equal_seeds():
     )
 
 
-@pytest.mark.parametrize("others", [{}, {1: 0.5}, {0: 0.4}, {0: 0.4, 1: math.nan}])
+@pytest.mark.parametrize("others", [{}, {1: 0.5}, {0: 0.4}, {0: 0.4, 1: math.nan}, {0: 0.4, 1: math.inf}])
 def test_one_common_seed_gives_no_difference(others):
     assert paired_difference({0: 0.5, 1: 0.6}, others) is None
+
+
+def test_a_seed_that_diverged_has_no_difference():
+    one = paired_difference({0: 3.0, 1: 5.0, 2: math.inf, 3: math.inf}, {0: 1.0, 1: 2.0, 2: 1.0, 3: math.inf})
+    assert (one.seeds, one.mean) == ((0, 1), 2.5)
 
 
 def test_equal_differences_have_an_interval_without_width():

@@ -202,6 +202,27 @@ def test_real_sites_that_test_their_own_models_send_no_losses_and_count(tmp_path
     assert [one["accuracy"] for one in curves([run]).to_dict("records")] == [0.1, 0.4, 0.6]
 
 
+def losses(folder, **by_method):
+    """Runs of regression: a method's final loss for each seed."""
+    return [
+        write_run(
+            folder / f"{method}{seed}",
+            [{**record(i), "loss": loss} for i, loss in enumerate([3.0, 2.0, final])],
+            method=method,
+            seed=seed,
+        )
+        for method, finals in by_method.items()
+        for seed, final in enumerate(finals)
+    ]
+
+
+def test_a_method_that_diverged_does_not_keep_others_from_being_compared(tmp_path):
+    runs = losses(tmp_path, fedavg=(1.0, 1.1), fedmix=(0.5, 0.6), fedprox=(math.inf, math.inf))
+    text = printed(runs, 200)
+    assert "-0.500 [-0.500, -0.500]" in text
+    assert re.search(r"\x1b\[1m *0.550 ± 0.071", text)  # the best, of the methods that have a loss
+
+
 def test_one_label_for_two_configurations_makes_two_rows_named_by_what_differs(tmp_path):
     done = [record(0, 0.1), record(1, 0.2), record(2, 0.3)]
     runs = [write_run(tmp_path / f"a{lr}", done, train={"cohort": 2, "lr": lr}) for lr in (0.1, 0.2)]
