@@ -20,7 +20,7 @@ from fedblend.experiment.study import expand
 from fedblend.runs.differences import Difference, paired_difference
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, group
-from fedblend.runs.summary import MEGABYTE, costs
+from fedblend.runs.summary import MEGABYTE, NOTHING, costs
 
 BASE = "fedavg"
 """The method that a blend must beat."""
@@ -87,7 +87,7 @@ class Option:
 
     method: str
     scores: dict[int, float]
-    """The score on the test samples by seed: the mean of the last evaluations."""
+    """The score on the test samples by seed: the mean of the last evaluations. Without seeds that diverged."""
     megabytes: float
     """Megabytes that a client sent and received, the mean over clients and seeds."""
     leaves: tuple[str, ...]
@@ -105,8 +105,8 @@ class Option:
 
     @property
     def score(self) -> float:
-        """The mean over seeds."""
-        return fmean(self.scores.values())
+        """The mean over seeds; NaN where every seed diverged."""
+        return fmean(self.scores.values()) if self.scores else math.nan
 
     @property
     def given_away(self) -> str:
@@ -156,7 +156,7 @@ class Advice:
     def verdict(self, option: Option) -> str:
         """Whether an option "helps", "hurts", is "level" with FedAvg as far as the seeds can tell, or is the "base".
 
-        An option of which a seed failed "failed", whatever the others say.
+        An option of which a seed failed or diverged "failed", whatever the others say.
         """
         if option.method == BASE:
             return "base"
@@ -169,6 +169,8 @@ class Advice:
 
     def told(self, value: float, signed: bool = False) -> str:
         """A score in words: accuracies in percent."""
+        if math.isnan(value):
+            return NOTHING
         number = 100 * value if self.metric == "accuracy" else value
         return f"{number:{'+' if signed else ''}.{1 if self.metric == 'accuracy' else 3}f}"
 
@@ -241,10 +243,10 @@ class Advice:
 def front(options: Sequence[Option], cost: Mapping[str, float], larger_is_better: bool = True) -> list[Option]:
     """The options that no other one beats in score and cost: the Pareto front, by rising cost.
 
-    Options without a cost (NaN) are not on it.
+    Options without a cost or a score (NaN) are not on it.
     """
     sign = 1 if larger_is_better else -1
-    known = [option for option in options if not math.isnan(cost[option.method])]
+    known = [option for option in options if not math.isnan(cost[option.method] + option.score)]
     found: list[Option] = []
     for option in sorted(known, key=lambda one: (cost[one.method], -sign * one.score)):
         if not found or sign * option.score > sign * found[-1].score:
@@ -305,12 +307,19 @@ def _require_possible(experiment: Experiment, data: Any) -> None:
 def read_advice(
     runs: Sequence[RunDirectory], metric: str, larger_is_better: bool, limits: Limits, left_out: Mapping[str, str]
 ) -> Advice:
-    """What runs show that differ in method and seed alone. Raises :class:`FedblendError` without a run of FedAvg."""
+    """What runs show that differ in method and seed alone. Raises :class:`FedblendError` without a run of FedAvg.
+
+    A seed whose score is not a finite number diverged, and counts as failed.
+    """
     groups = group(runs)
     found = {g.name: _option(g, metric) for g in groups if any(outcome.finished for outcome in g.outcomes)}
     left_out = {**left_out, **{g.name: "no run finished" for g in groups if g.name not in found}}
     if BASE not in found:
         raise FedblendError(f"no run of '{BASE}', with which the others are compared")
+    if not found[BASE].scores:
+        raise FedblendError(
+            f"every run of '{BASE}' diverged, with which the others are compared; set a smaller train.lr"
+        )
     options = []
     for option in found.values():
         difference = None if option.method == BASE else paired_difference(option.scores, found[BASE].scores)
@@ -323,7 +332,8 @@ def _option(g: Group, metric: str) -> Option:
     scores, megabytes = {}, []
     for outcome in g.counted:
         values = [v for record in outcome.evaluated if record.round and (v := record.score_of(metric)) is not None]
-        scores[outcome.seed] = fmean(values[-LAST:]) if values else math.nan
+        if values and math.isfinite(score := fmean(values[-LAST:])):
+            scores[outcome.seed] = score
         sent = sum(costs(record)[way] for record in outcome.records for way in ("bytes_up", "bytes_down"))
         megabytes.append(sent / MEGABYTE / max(1, outcome.facts["clients"]["number"]))
     run = RunDirectory(g.counted[0].path)

@@ -11,10 +11,12 @@ import pytest
 from cli_helpers import PNG, TINY, here, refused, succeeded, words_of, write
 
 import fedblend
-from fedblend.analysis.advice import Advice, Limits, Option, _option, front, study_of
-from fedblend.analysis.privacy.leak_report import leak_report
+from fedblend.analysis.advice import Advice, Limits, Option, _option, front, read_advice, study_of
+from fedblend.analysis.privacy.leak_report import LeakReport, leak_report
 from fedblend.cli.advise import KINDS, _runs_folder
 from fedblend.core.errors import FedblendError
+from fedblend.core.record import RoundRecord
+from fedblend.experiment.config import resolve
 from fedblend.experiment.study import expand
 from fedblend.experiment.tables import read_toml
 from fedblend.report import advice_figure
@@ -86,6 +88,32 @@ def test_a_method_that_failed_with_a_seed_is_not_advised() -> None:
     made = advice(two)
     assert made.verdict(two) == "failed with a seed"
     assert made.best is None
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_a_seed_that_diverged_counts_as_failed(lost: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.analysis.advice.leak_report", lambda run, trust: LeakReport(run.path.name, (), ()))
+    runs = []
+    for method, finals in (("fedavg", (1.0, 1.1, 1.2)), ("fedmix-checked", (lost, 0.5, 0.6)), ("vhl", (lost,) * 3)):
+        for seed, final in enumerate(finals):
+            run = RunDirectory(tmp_path / f"{method}{seed}")
+            run.path.mkdir()
+            run.create(resolve({**TINY, "method": method, "seed": seed}), {"clients": {"number": 4}}, {})
+            for round in range(3):
+                run.add_record(RoundRecord(round, loss=final, bytes_up={}, bytes_down={}, machine={}))
+            run.set_status("done", 2)
+            runs.append(run)
+
+    made = read_advice(runs, "loss", False, Limits(), {})
+
+    assert [made.verdict(one) for one in made.options] == ["base", "failed with a seed", "failed with a seed"]
+    assert (made.options[1].scores.keys(), made.options[2].scores) == ({1, 2}, {})
+    assert made.answer() == ["No blend helps for certain here, over 3 seeds: train with FedAvg."]
+    assert made.told(made.options[2].score) == "—"
+    cost = {one.method: 1.0 for one in made.options}
+    assert "vhl" not in [one.method for one in front(made.options, cost, False)]
+    assert advice_figure.draw_advice(made, "numbers").startswith(PNG)
+    assert json.dumps(made.table(), allow_nan=False)
 
 
 def test_an_option_that_the_limits_exclude_is_not_advised() -> None:
