@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,8 +124,10 @@ def measure_of(rows: Sequence[MethodRow]) -> str:
     return next((row["measure"] for row in rows if row["seeds"]), "accuracy")
 
 
-def final_score(row: MethodRow) -> str:
-    """The final accuracy or loss, or "failed" where no run of the method made a round."""
+def final_score(row: Mapping[str, Any]) -> str:
+    """The final accuracy or loss, "failed" where no run of the method made a round, or the seeds that diverged."""
+    if row["diverged"] and not row["failed"]:
+        return f"diverged: seed{'s' if len(row['diverged']) > 1 else ''} {', '.join(map(str, row['diverged']))}"
     return "failed" if row["failed"] else score(row["measure"], row["final"], row["final_std"])
 
 

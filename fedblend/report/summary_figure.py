@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedblend.analysis.plotting import BAND, INK, MUTED, LineStyle, blank_figure, log_axis, png_bytes, style_axes
+from fedblend.report.columns import final_score
 from fedblend.report.curve_figures import BAND_TEXT, Line, lines
 from fedblend.report.privacy import PRIVACY_NOTE
 from fedblend.report.sections import DatasetSection
@@ -116,7 +117,8 @@ def _legend_text(row: Mapping[str, Any], unsafe: bool) -> str:
     name = f"{row['method']} ({PRIVACY_NOTE})" if unsafe else row["method"]
     if not row["seeds"]:
         return f"{name}: not evaluated yet"
-    final, last = (score(row["measure"], row[which], row[f"{which}_std"]) for which in ("final", "last"))
+    final = final_score(row) if row["diverged"] else score(row["measure"], row["final"], row["final_std"])
+    last = score(row["measure"], row["last"], row["last_std"])
     text = (
         f"{name}: final {row['measure']} {final}{unit} ({seeds}), mean of last {averaged(row)}: {last}{unit}, "
         f"{megabytes(row['bytes_up'] + row['bytes_down'])} sent"

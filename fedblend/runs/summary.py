@@ -100,6 +100,7 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     - ``method``, ``seeds`` (number of runs in the means), ``finished`` and ``unfinished`` (numbers of runs), ``status``
       (of each run that is not finished), ``states`` (numbers of failed, stopped, killed, ... runs) and
       ``failed`` (whether all failed in their first round, so that scores are of the untrained model);
+      ``diverged``: the seeds in the means whose final measure is not a finite number;
     - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``last`` (the mean of the last
       ``last_n`` evaluations, 10 at most, the untrained model left out; in the seed with fewest
       ``last_n_least``) and ``best``; ``loss`` is the final one;
@@ -145,6 +146,7 @@ def _row(g: Group) -> dict[str, Any]:
         "status": status(g),
         "states": states(g),
         "failed": bool(counted) and all(o.never_trained for o in counted),
+        "diverged": [o.seed for o, values in zip(counted, series, strict=True) if not math.isfinite(values[-1])],
         "measure": measure,
         **_over_seeds("final", [values[-1] for values in series]),
         **_over_seeds("last", [_mean(_last(values)) for values in series]),
@@ -268,10 +270,10 @@ def _deviation(values: Sequence[float]) -> float:
 def plus_minus(mean: float, std: float = math.nan, digits: int = 1) -> str:
     """Return a mean, with its deviation if there is one, as text.
 
-    >>> plus_minus(71.23, 1.4), plus_minus(71.23), plus_minus(math.nan)
-    ('71.2 ± 1.4', '71.2', '—')
+    >>> plus_minus(71.23, 1.4), plus_minus(71.23), plus_minus(math.nan), plus_minus(math.inf)
+    ('71.2 ± 1.4', '71.2', '—', '—')
     """
-    if math.isnan(mean):
+    if not math.isfinite(mean):
         return NOTHING
     return f"{mean:.{digits}f}" if math.isnan(std) else f"{mean:.{digits}f} ± {std:.{digits}f}"
 

@@ -223,6 +223,15 @@ def test_a_method_that_diverged_does_not_keep_others_from_being_compared(tmp_pat
     assert re.search(r"\x1b\[1m *0.550 ± 0.071", text)  # the best, of the methods that have a loss
 
 
+def test_a_seed_that_diverged_is_named_in_place_of_a_mean_that_does_not_exist(tmp_path):
+    runs = losses(tmp_path, fedavg=(1.0, 1.1), fedmix=(0.5, math.nan), fedprox=(math.inf, math.nan, 0.5))
+    assert [row["diverged"] for row in table(runs).to_dict("records")] == [[], [1], [0, 1]]
+    text = printed(runs, 200)
+    assert "diverged: seed 1" in text
+    assert "diverged: seeds 0, 1" in text
+    assert not re.search(r"\b(nan|inf)\b", text)
+
+
 def test_one_label_for_two_configurations_makes_two_rows_named_by_what_differs(tmp_path):
     done = [record(0, 0.1), record(1, 0.2), record(2, 0.3)]
     runs = [write_run(tmp_path / f"a{lr}", done, train={"cohort": 2, "lr": lr}) for lr in (0.1, 0.2)]
