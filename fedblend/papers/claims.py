@@ -2,7 +2,8 @@
 
 A name stands for a row, compared in every column; ``@column`` stands for a column, compared in every row;
 ``row@column`` is one cell. ``mean:``, ``min:``, ``max:`` or ``spread:`` before a row (or an ``@column``) reduces its
-cells to one number. Numbers, ``+ - * /``, brackets and ``< <= > >=`` may be used, with blanks around each.
+cells to one number, where all of them are measured. Numbers, ``+ - * /``, brackets and ``< <= > >=`` may be used, with
+blanks around each.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedblend.core.errors import FedblendError, did_you_mean
@@ -121,11 +122,17 @@ def _operand(token: str, rows: Sequence[str] | None, columns: Sequence[str] | No
     return Operand(row or None, column if at else None, reduction or None)
 
 
-def check_line(comparison: Comparison, cells: Cells, line: str) -> Check | None:
-    """Check a claim in one column or row (any name if it is asserted once); ``None`` if one of its cells is empty."""
+def check_line(
+    comparison: Comparison, cells: Cells, line: str, expected: Collection[tuple[str, str]] = ()
+) -> Check | None:
+    """Check a claim in one column or row (any name if it is asserted once); ``None`` if one of its cells is empty.
+
+    ``expected`` has the cells (row, column) that a mean, smallest or largest number or a spread is taken of, beside
+    those in ``cells``.
+    """
     values = []
     for operand in comparison.operands:
-        value = _operand_value(operand, cells, line)
+        value = _operand_value(operand, cells, line, expected)
         if value is None:
             return None
         values.append(value)
@@ -144,14 +151,15 @@ def check_line(comparison: Comparison, cells: Cells, line: str) -> Check | None:
     return Check(holds, tuple(margins))
 
 
-def _operand_value(operand: Operand, cells: Cells, line: str) -> float | None:
+def _operand_value(operand: Operand, cells: Cells, line: str, expected: Collection[tuple[str, str]]) -> float | None:
     if operand.reduction is not None:
-        values = [
-            value
-            for (row, column), value in cells.items()
+        reduced = {
+            (row, column)
+            for row, column in {*cells, *expected}
             if operand.row in (None, row) and operand.column in (None, column)
-        ]
-        return REDUCTIONS[operand.reduction](values) if values else None
+        }
+        whole = reduced and reduced <= cells.keys()
+        return REDUCTIONS[operand.reduction]([cells[cell] for cell in reduced]) if whole else None
     row = line if operand.row is None else operand.row
     column = line if operand.column is None else operand.column
     return cells.get((row, column))
@@ -196,26 +204,32 @@ class Verdict:
 
 
 def judge_claim(
-    comparison: Comparison, means: Cells, by_seed: Mapping[int, Cells], only: Sequence[str] | None = None
+    comparison: Comparison,
+    means: Cells,
+    by_seed: Mapping[int, Cells],
+    only: Sequence[str] | None = None,
+    expected: Collection[tuple[str, str]] = (),
 ) -> Verdict:
     """Judge a claim on the means over seeds, and on each seed, in every line or ``only`` in some.
 
     A line counts the seeds alone in which all of its cells have a number: other means would compare different seeds.
+    A number over several cells, such as a spread, needs all ``expected`` ones, and all that another seed has.
     Without ``by_seed``, as with the paper's numbers, ``means`` are judged as they are.
     """
     index = {"column": 1, "row": 0}.get(comparison.axis)
     every = [""] if index is None else list(dict.fromkeys(cell[index] for cell in means))
+    expected = {*expected, *(cell for cells in by_seed.values() for cell in cells)}
     checks: dict[str, Check] = {}
     decided: list[Check] = []
     for line in every:
         if only is not None and index is not None and line not in only:
             continue
-        whole = [cells for cells in by_seed.values() if check_line(comparison, cells, line) is not None]
+        whole = [cells for cells in by_seed.values() if check_line(comparison, cells, line, expected) is not None]
         shared = [{cell: cells[cell] for cell in whole[0] if all(cell in one for one in whole)} for cells in whole]
         over_seeds = {cell: math.fsum(one[cell] for one in shared) / len(shared) for cell in (shared or [{}])[0]}
-        check = check_line(comparison, over_seeds if by_seed else means, line)
+        check = check_line(comparison, over_seeds if by_seed else means, line, expected)
         if check is not None:
             checks[line] = check
-            single = [check_line(comparison, cells, line) for cells in shared]
+            single = [check_line(comparison, cells, line, expected) for cells in shared]
             decided += [one for one in single if one is not None and one.holds is not None]
     return Verdict(checks, (sum(bool(check.holds) for check in decided), len(decided)))

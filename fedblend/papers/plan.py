@@ -99,18 +99,23 @@ class ItemPlan:
         """The item's full name, such as ``fedmix/table-1``."""
         return f"{self.paper}/{self.name}"
 
+    @property
+    def usual(self) -> set[tuple[str, str]]:
+        """The cells (row, column) of the scale's own table, without rows and columns that were only named."""
+        smaller = _smaller(self.item, self.scale)
+        return set(itertools.product(smaller.rows or self.item.rows, smaller.columns or self.item.all_columns))
+
     def extended(self, measured: Collection[tuple[str, str]], seeds: Collection[int]) -> ItemPlan:
         """The plan with further seeds and cells (row, column), namely those that earlier commands measured.
 
         It names rows and columns only if they differ from the scale's own.
         """
-        usual = plan_item(self.id, self.scale).cells_to_run
         chosen = {(cell.row, cell.column) for cell in self.cells_to_run} | set(measured)
         only: list[str] = []
         for axis in (0, 1):
             lines = list(dict.fromkeys((cell.row, cell.column)[axis] for cell in self.cells))
             named = [key for key in lines if any(cell[axis] == key for cell in chosen)]
-            if set(named) != {(cell.row, cell.column)[axis] for cell in usual}:
+            if set(named) != {cell[axis] for cell in self.usual}:
                 only += named
         return replace(self, only=tuple(only), seeds=tuple(sorted({*self.seeds, *seeds})))
 
@@ -203,7 +208,7 @@ def plan_item(
     bases, item = all_papers()[paper].bases, all_papers()[paper].items[key]
     if item.missing:
         raise FedblendError(f"reproduce: {paper}/{key} cannot be run yet: {item.missing}")
-    smaller = item.laptop if scale == "laptop" else item.smoke if scale == "smoke" else Smaller()
+    smaller = _smaller(item, scale)
     only = [_key_of(word, item) for word in only]
     rows, rows_to_run = _lines_to_show_and_run(item.rows, smaller.rows, only)
     columns, columns_to_run = _lines_to_show_and_run(item.all_columns, smaller.columns, only)
@@ -220,6 +225,11 @@ def plan_item(
     chosen = tuple(seeds) if seeds is not None else smaller.seeds or item.seeds
     to_run = [cell for cell in cells if cell.row in rows_to_run and cell.column in columns_to_run]
     return ItemPlan(paper, key, item, scale, chosen, cells, to_run, measures, originals, tuple(only))
+
+
+def _smaller(item: Item, scale: Scale) -> Smaller:
+    """A scale's changes of an item."""
+    return item.laptop if scale == "laptop" else item.smoke if scale == "smoke" else Smaller()
 
 
 def _key_of(word: str, item: Item) -> str:

@@ -142,7 +142,8 @@ def _claim(plan: ItemPlan, claim: Claim, values: Values) -> dict[str, Any]:
     numbers = {key[1:]: v for key, v in values.items() if key[0] == quantity and _are_numbers(v)}
     by_seed = {seed: {cell: v[seed] for cell, v in numbers.items() if seed in v} for seed in seeds}
     means = {cell: math.fsum(v.values()) / len(v) for cell, v in numbers.items()}
-    verdict = claims.judge_claim(comparison, means, by_seed, claim.where)
+    expected = {key[1:] for key in plan.measures if key[0] == quantity and key[1:] in plan.usual}
+    verdict = claims.judge_claim(comparison, means, by_seed, claim.where, expected)
     of_paper = claims.judge_claim(comparison, paper_numbers(item, quantity), {}, claim.where)
     return {
         "says": claim.says,

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedblend.papers.claims import Cells, Comparison, check_line, parse_claim
+from fedblend.papers.claims import Cells, check_line, parse_claim
 
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t distribution with 1, 2, ... degrees of freedom; 2.262 is used beyond."""
@@ -90,30 +90,25 @@ class ClaimVerdict:
         return min(lines, key=lambda line: line.mean, default=None)
 
 
-def judge(text: str, by_seed: Mapping[int, Cells], lines: Iterable[str]) -> ClaimVerdict:
-    """Judge a claim's text in some lines (columns or rows; any one name where it is asserted once)."""
+def judge(
+    text: str, by_seed: Mapping[int, Cells], lines: Iterable[str], expected: Collection[tuple[str, str]] = ()
+) -> ClaimVerdict:
+    """Judge a claim's text in some lines (columns or rows; any one name where it is asserted once).
+
+    A number over several cells, such as a spread, needs all ``expected`` ones (row, column), and all that another seed
+    has.
+    """
     comparison = parse_claim(text)
-    whole = [cells for _, cells in sorted(by_seed.items()) if _has_reduced(comparison, cells, by_seed)]
+    expected = {*expected, *(cell for cells in by_seed.values() for cell in cells)}
     found = {}
     for line in lines:
-        checks = [check for cells in whole if (check := check_line(comparison, cells, line)) is not None]
+        every = (check_line(comparison, by_seed[seed], line, expected) for seed in sorted(by_seed))
+        checks = [check for check in every if check is not None]
         held = tuple(check.holds for check in checks if check.holds is not None)
         links = zip(*(check.margins for check in checks), strict=True)
         verdicts = [LineVerdict(tuple(m for m in link if not math.isnan(m)), held) for link in links]
         found[line] = min(verdicts, key=_strength, default=LineVerdict(()))
     return ClaimVerdict(found)
-
-
-def _has_reduced(comparison: Comparison, cells: Cells, by_seed: Mapping[int, Cells]) -> bool:
-    """Whether a seed has every cell that a mean, smallest or largest number of the claim is taken of."""
-    every = {cell for other in by_seed.values() for cell in other}
-    reduced = [operand for operand in comparison.operands if operand.reduction is not None]
-    return all(
-        (row, column) in cells
-        for row, column in every
-        for operand in reduced
-        if operand.row in (None, row) and operand.column in (None, column)
-    )
 
 
 def _strength(link: LineVerdict) -> tuple[int, float]:
@@ -127,13 +122,14 @@ def _strength(link: LineVerdict) -> tuple[int, float]:
 def judge_result(result: Mapping[str, Any], claim: Mapping[str, Any]) -> ClaimVerdict:
     """Judge a claim of a written result (:mod:`fedblend.papers.result`) on its numbers by seed."""
     by_seed: dict[int, dict[tuple[str, str], float]] = {}
-    for cell in result["quantities"][claim["of"]]["cells"]:
+    cells = result["quantities"][claim["of"]]["cells"]
+    for cell in cells:
         for seed, value in cell["ours"].items():
             number = math.inf if value == "never" else value
             if isinstance(number, (int, float)):
                 by_seed.setdefault(int(seed), {})[cell["row"], cell["column"]] = float(number)
     lines = ["" if place == "all" and "" in result["columns"] else place for place in claim["places"]]
-    return judge(claim["holds"], by_seed, lines)
+    return judge(claim["holds"], by_seed, lines, {(cell["row"], cell["column"]) for cell in cells})
 
 
 def count(verdicts: Iterable[ClaimVerdict]) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -193,6 +194,24 @@ def test_means_of_a_claim_are_over_the_seeds_that_all_of_its_cells_have() -> Non
     assert verdict.word == "does not hold"
     assert verdict.lines[""].margin == -10.0
     assert verdict.seeds == (0, 1)
+
+
+@pytest.mark.parametrize("text", ["spread:a <= 1", "min:a > 5", "mean:a > 5", "b@1 < max:a", "b < max:@2"])
+def test_a_reduced_operand_without_all_of_its_cells_is_not_measured(text: str) -> None:
+    by_seed = {seed: {("a", "1"): 10.0, ("b", "1"): 1.0} for seed in (0, 1)}
+    claim, table = claims.parse_claim(text, ["a", "b"], ["1", "2"]), list(itertools.product("ab", "12"))
+
+    assert claims.judge_claim(claim, by_seed[0], by_seed, None, table).word == "not measured"
+    whole = {cell: 10.0 if cell[0] == "a" else 1.0 for cell in table}
+    assert claims.judge_claim(claim, whole, {0: whole, 1: by_seed[1]}, None, table).word == "holds"
+
+
+def test_a_seed_without_all_cells_of_a_smallest_number_does_not_count() -> None:
+    by_seed = {0: {("a", "1"): 10.0, ("a", "2"): 1.0}, 1: {("a", "1"): 10.0}}
+
+    verdict = claims.judge_claim(claims.parse_claim("min:a > 5", ["a"], ["1", "2"]), by_seed[0], by_seed)
+
+    assert (verdict.word, verdict.seeds) == ("does not hold", (0, 1))
 
 
 @pytest.mark.parametrize(

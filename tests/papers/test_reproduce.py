@@ -30,7 +30,7 @@ from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, RoundsT
 from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import RESULT as RESULT_FILE
-from fedblend.papers.result import command, read_result
+from fedblend.papers.result import Values, _claim, command, read_result
 from fedblend.papers.run_item import run_item
 from fedblend.runs.groups import Outcome
 
@@ -134,6 +134,17 @@ def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
     # Which is the whole table of this scale.
     assert first["command"].endswith("--scale smoke --only 0.01")
     assert both["command"].endswith("--scale smoke")
+
+
+def test_a_claim_about_a_spread_needs_the_whole_table_of_the_scale() -> None:
+    made = plan_item("fedmix/table-12", "laptop")
+    (claim,) = [claim for claim in made.item.claims if claim.holds.startswith("spread:")]
+    shown = [cell for cell in made.cells if cell.row == "fedmix"]
+    values: Values = {("accuracy", "fedmix", cell.column): {0: 70.0, 1: 70.0} for cell in shown}
+
+    assert _claim(made, claim, values)["verdict"] == "holds"
+    del values["accuracy", "fedmix", shown[-1].column]
+    assert _claim(made, claim, values)["verdict"] == "not measured"
 
 
 def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:

@@ -126,6 +126,19 @@ def test_a_seed_without_all_cells_of_a_mean_does_not_count() -> None:
     assert verdict.lines["all"].margins == (1.0,)  # seed 1 alone would have a mean of 1, which is below 2
 
 
+def test_a_spread_over_a_part_of_the_table_is_undecided() -> None:
+    cells = [
+        {"row": "a", "column": column, "ours": {str(seed): 70.0 for seed in range(3) if column != "z"}}
+        for column in "xyz"
+    ]
+    result = {"columns": {column: column for column in "xyz"}, "quantities": {"q": {"cells": cells}}}
+    claim = {"holds": "spread:a <= 1", "of": "q", "places": {"all": [True, 1.0]}}
+
+    assert judge_result(result, claim).word == "undecided"
+    cells.pop()
+    assert judge_result(result, claim).word == "holds"
+
+
 @pytest.mark.parametrize("column", ["", "x"])
 def test_a_written_result_is_judged_by_its_numbers(column: str) -> None:
     def cell(row: str, *ours: object) -> dict[str, object]:
