@@ -105,6 +105,17 @@ class ItemPlan:
         smaller = _smaller(self.item, self.scale)
         return set(itertools.product(smaller.rows or self.item.rows, smaller.columns or self.item.all_columns))
 
+    def showing(self, cells: Collection[tuple[str, str]]) -> ItemPlan:
+        """The plan with further cells (row, column) of the item in its table, which are not run."""
+        shown = {(cell.row, cell.column) for cell in self.cells}
+        new = [cell for cell in cells if cell not in shown and cell[0] in self.item.rows]
+        named = dict.fromkeys(line for row, column in new if column in self.item.all_columns for line in (row, column))
+        if not named:
+            return self
+        wide = plan_item(self.id, self.scale, self.seeds, [*self.only, *filter(None, named)])
+        measures, originals = wide.measures | self.measures, wide.originals | self.originals
+        return replace(self, cells=wide.cells, measures=measures, originals=originals)
+
     def extended(self, measured: Collection[tuple[str, str]], seeds: Collection[int]) -> ItemPlan:
         """The plan with further seeds and cells (row, column), namely those that earlier commands measured.
 

@@ -34,8 +34,10 @@ def write_result(
     ``missing`` holds the data sets that are not at hand, ``faults`` the errors of cells. ``minutes`` is the wall-clock
     time of this command; the result has the sum over all commands.
     """
-    plan, item = output.plan, output.plan.item
-    earlier = read_result(output.out, plan.paper, plan.name, plan.scale)
+    item = output.plan.item
+    earlier = read_result(output.out, output.plan.paper, output.plan.name, output.plan.scale)
+    plan = output.plan.showing(_measured_cells(earlier))
+    output = OutputPaths(output.out, plan)
     kept = kept_values(plan, earlier)
     values = {key: kept.get(key, {}) | new.get(key, {}) for key in {**kept, **new}}
     cells = {(row, column) for (_, row, column), by_seed in values.items() if by_seed}
@@ -62,6 +64,12 @@ def write_result(
     output.folder.mkdir(parents=True, exist_ok=True)
     write_json(output.folder / RESULT, result)
     return result
+
+
+def _measured_cells(result: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """The cells (row, column) of a result that have a value."""
+    cells = (cell for quantity in result.get("quantities", {}).values() for cell in quantity["cells"])
+    return {(cell["row"], cell["column"]) for cell in cells if cell["ours"]}
 
 
 def kept_values(plan: ItemPlan, earlier: Mapping[str, Any]) -> Values:
@@ -99,11 +107,12 @@ def _facts(output: OutputPaths, values: Values, earlier: Mapping[str, Any]) -> d
 
 
 def _quantity(plan: ItemPlan, name: str, values: Values) -> dict[str, Any]:
-    """A quantity's cells: our values by seed, and the paper's number."""
+    """A quantity's cells: our values by seed, and the paper's number. Those beyond the scale's own have a value."""
     quantity, columns = plan.item.quantities[name], list(plan.item.all_columns)
-    cells = []
+    cells, usual = [], plan.usual
     for cell in plan.cells:
-        if (name, cell.row, cell.column) not in plan.measures:
+        key = (name, cell.row, cell.column)
+        if key not in plan.measures or not (key[1:] in usual or values.get(key)):
             continue
         index = columns.index(cell.column)
         numbers = [kind.get(cell.row, (math.nan,) * len(columns))[index] for kind in (quantity.paper, quantity.spread)]

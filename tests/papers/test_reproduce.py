@@ -30,7 +30,7 @@ from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, RoundsT
 from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import RESULT as RESULT_FILE
-from fedblend.papers.result import Values, _claim, command, read_result
+from fedblend.papers.result import Values, _claim, command, read_result, write_result
 from fedblend.papers.run_item import run_item
 from fedblend.runs.groups import Outcome
 
@@ -134,6 +134,29 @@ def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
     # Which is the whole table of this scale.
     assert first["command"].endswith("--scale smoke --only 0.01")
     assert both["command"].endswith("--scale smoke")
+
+
+def test_numbers_beyond_the_scales_own_table_stay(tmp_path: Path) -> None:
+    def command_of(value: float, *only: str) -> dict[str, Any]:
+        made = plan_item("fedmix/table-1", "laptop", only=only)
+        new = {("accuracy", cell.row, cell.column): {0: value} for cell in made.cells_to_run}
+        return write_result(OutputPaths(tmp_path, made), {}, {}, new, 1.0)
+
+    beyond = ("localmix", "cifar100")
+    assert beyond not in plan_item("fedmix/table-1", "laptop").usual
+    command_of(70.0, *beyond)
+    command_of(71.0, "fedavg", "cifar10")
+    last = command_of(72.0, "fedmix", "femnist")
+
+    cells = {(c["row"], c["column"]): c["ours"] for c in last["quantities"]["accuracy"]["cells"]}
+    assert {key: ours["0"] for key, ours in cells.items() if ours} == {
+        beyond: 70.0,
+        ("fedavg", "cifar10"): 71.0,
+        ("fedmix", "femnist"): 72.0,
+    }
+    assert cells.keys() - {beyond} == plan_item("fedmix/table-1", "laptop").usual
+    assert beyond[1] in last["columns"]
+    assert "--only cifar100" in last["command"]
 
 
 def test_a_claim_about_a_spread_needs_the_whole_table_of_the_scale() -> None:
