@@ -6,6 +6,7 @@ import math
 import re
 import tomllib
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedblend.papers.claims import judge_claim, parse_claim
@@ -77,7 +78,7 @@ def paper_margin(one: JudgedClaim) -> str:
     comparison = parse_claim(one.claim["holds"], list(item.rows), list(item.all_columns))
     lines = judge_claim(comparison, paper_numbers(item, quantity), {}, list(one.verdict.lines)).lines
     margins = [check.margin for check in lines.values() if not math.isnan(check.margin)]
-    return _margin_text(min(margins)) if margins else ""
+    return _margin_text((min(margins),)) if margins else ""
 
 
 def our_margin(verdict: ClaimVerdict) -> tuple[str, str]:
@@ -89,13 +90,18 @@ def our_margin(verdict: ClaimVerdict) -> tuple[str, str]:
     where = f" ({place})" if len(verdict.lines) > 1 else ""
     interval = weakest.interval
     between = f"{interval[0]:+.3g} to {interval[1]:+.3g}" if interval else ""
-    return _margin_text(weakest.mean) + where, between
+    return _margin_text(weakest.margins) + where, between
 
 
-def _margin_text(margin: float) -> str:
-    if math.isfinite(margin):
-        return re.sub(r"^\+0$", "0", f"{margin:+.3g}")
-    return "never reached" if margin < 0 else "the other never"
+def _margin_text(margins: Sequence[float]) -> str:
+    """The mean margin, or which side never reached its target, in how many seeds unless in all."""
+    never = [margin for margin in margins if math.isinf(margin)]
+    if not never:
+        return re.sub(r"^\+0$", "0", f"{sum(margins) / len(margins):+.3g}")
+    if len(set(never)) > 1:
+        return "either never"
+    share = "" if len(never) == len(margins) else f" in {len(never)} of {len(margins)}"
+    return ("never reached" if never[0] < 0 else "the other never") + share
 
 
 def sensitivity() -> str:

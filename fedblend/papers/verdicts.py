@@ -38,8 +38,13 @@ class LineVerdict:
 
     @property
     def mean(self) -> float:
-        """The mean margin over seeds; infinite if a margin is."""
+        """The mean margin over seeds; infinite if a margin is, NaN if margins are infinite with both signs."""
         return sum(self.margins) / len(self.margins)
+
+    @property
+    def rank(self) -> float:
+        """The mean margin, by which lines are ordered; of both signs, the lowest."""
+        return -math.inf if math.isnan(self.mean) else self.mean
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -87,7 +92,7 @@ class ClaimVerdict:
     def weakest(self) -> LineVerdict | None:
         """The line with the smallest mean margin; ``None`` if no line has one."""
         lines = [line for line in self.lines.values() if line.margins]
-        return min(lines, key=lambda line: line.mean, default=None)
+        return min(lines, key=lambda line: line.rank, default=None)
 
 
 def judge(
@@ -116,7 +121,7 @@ def _strength(link: LineVerdict) -> tuple[int, float]:
     if not link.margins:
         return 2, 0.0
     weak = 0 if link.word == FAILS else 1 if link.mean < 0 else 4 if link.word == HOLDS else 3
-    return weak, link.mean
+    return weak, link.rank
 
 
 def judge_result(result: Mapping[str, Any], claim: Mapping[str, Any]) -> ClaimVerdict:

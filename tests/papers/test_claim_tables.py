@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from script_helpers import script
 
 from fedblend.papers.items import all_papers
+from fedblend.papers.verdicts import ClaimVerdict, LineVerdict
 
 
 @pytest.fixture
@@ -109,6 +111,24 @@ def test_a_main_claim_has_the_verdict_of_the_corrected_result_with_most_seeds(
         "**holds**, 2 seeds",
         "smaller, the paper's data",
     ]
+
+
+@pytest.mark.parametrize(
+    ("margins", "text"),
+    [
+        ((math.inf, -math.inf, 3.0), "either never"),
+        ((math.inf, math.inf), "the other never"),
+        ((math.inf, 3.0, 2.0), "the other never in 1 of 3"),
+        ((-math.inf,), "never reached"),
+        ((-math.inf, 3.0), "never reached in 1 of 2"),
+        ((2.0, 3.0), "+2.5"),
+        ((1.0, -1.0), "0"),
+    ],
+)
+def test_a_margin_tells_in_how_many_seeds_a_target_was_never_reached(
+    pages: ModuleType, margins: tuple[float, ...], text: str
+) -> None:
+    assert sys.modules["tables.claims"].our_margin(ClaimVerdict({"x": LineVerdict(margins)}))[0] == text
 
 
 def test_claims_are_counted_by_paper(pages: ModuleType, tmp_path: Path) -> None:

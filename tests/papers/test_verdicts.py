@@ -64,6 +64,14 @@ def test_a_claim_is_judged_over_its_lines(lines: Sequence[tuple[float, ...]], wo
     assert verdict.word == word
 
 
+def test_a_line_of_which_either_side_never_reached_its_target_is_the_weakest() -> None:
+    lines = {"x": LineVerdict((-5.0, -6.0)), "y": LineVerdict((INF, -INF)), "z": LineVerdict((-8.0, -9.0))}
+
+    assert math.isnan(lines["y"].mean)
+    for order in ("xyz", "yzx", "zxy"):
+        assert ClaimVerdict({name: lines[name] for name in order}).weakest is lines["y"]
+
+
 def test_margins_are_paired_by_seed() -> None:
     # Seeds differ by 10 points, the two rows of one seed by 1: unpaired, the difference would be within noise.
     by_seed = {s: {("a", "x"): 50.0 + 10 * s + 1 + 0.01 * s, ("b", "x"): 50.0 + 10 * s} for s in range(3)}
