@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import grpc
 import torch
@@ -240,7 +240,7 @@ class Sites:
         return replies
 
 
-def is_sample_count(samples: Any) -> bool:
+def is_sample_count(samples: Any) -> TypeGuard[int]:
     """Whether a stated number of samples is valid."""
     return type(samples) is int and 0 <= samples <= MAX_SAMPLES
 
