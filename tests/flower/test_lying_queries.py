@@ -235,6 +235,25 @@ def test_samples_of_an_earlier_payload_that_cannot_be_read_stop_later_ones(tmp_p
         assert tensors == {}
 
 
+def test_mean_outputs_of_two_batch_sizes_reveal_the_outputs_of_one_sample(tmp_path: Path) -> None:
+    # What a server can still do: a rate so large that outputs after the first step are 0 or 1, which vanish modulo 1.
+    site = OwnSite(tmp_path, min_mean=8)
+    start, rows = {}, {}
+    for run_id, batch_size in enumerate((40, 41), 1):
+        train = {"cohort": 4, "epochs": 1, "batch_size": batch_size, "lr": 1e6}
+        asked = site.experiment(method="fd", train=train, model=LINEAR)
+        start = make_setup(asked).weights()
+        rows[batch_size] = 8 * site.trained(asked, run_id)[1]["outputs"].double()
+    weight, bias = (next(t for t in start.values() if t.dim() == dims) for dims in (2, 1))
+    samples = make_setup(asked).scale(torch.from_numpy(site.x[:80])).flatten(1)
+    outputs = (samples @ weight.T + bias).softmax(1)
+    differences = (rows[41] - rows[40]) % 1
+    label = int((differences - differences.round()).abs().sum(1).argmax())
+    found = (outputs - differences[label]).abs().amax(1)
+    assert (float(found.min()) < 1e-4, int(found.argmin()) % 10) == (True, label)
+    assert float(found.sort().values[1]) > 1e-3
+
+
 # Scores ----------------------------------------------------------------------------------------------------------
 
 
