@@ -88,7 +88,7 @@ def kept_values(plan: ItemPlan, earlier: Mapping[str, Any]) -> Values:
 def _facts(output: OutputPaths, values: Values, earlier: Mapping[str, Any]) -> dict[str, Any]:
     """Versions, and data with checksums, from the runs behind the values.
 
-    An earlier result's facts stay, since its runs may lie on another machine.
+    An earlier result's facts stay, since its runs may lie on another machine; not those of data that no cell has now.
     """
     measured = {(row, column, seed) for (_, row, column), by_seed in values.items() for seed in by_seed}
     runs = {
@@ -103,7 +103,9 @@ def _facts(output: OutputPaths, values: Values, earlier: Mapping[str, Any]) -> d
         one = RunDirectory(path).facts()
         data = {key: value for key, value in one["data"].items() if key in ("train", "test", "files", "notes")}
         facts = {"versions": one["versions"], "data": facts.get("data", {}) | {one["data"]["name"]: data}}
-    return facts
+    named = {cell.experiment.data.name for cell in output.plan.cells}
+    kept = {name: data for name, data in facts.get("data", {}).items() if name in named}
+    return facts | ({"data": kept} if kept else {})
 
 
 def _quantity(plan: ItemPlan, name: str, values: Values) -> dict[str, Any]:

@@ -474,6 +474,18 @@ def test_the_minutes_of_all_commands_add_up(tmp_path: Path) -> None:
     assert 7.5 <= run_item(made, tmp_path, Counted(), jobs=1)["minutes"] < 8.5
 
 
+def test_data_that_no_cell_has_any_more_are_not_among_the_facts(tmp_path: Path) -> None:
+    made = at_smoke("fedmix/table-15", only=["1"])
+    run_item(made, tmp_path, Counted(), jobs=1)
+    path = OutputPaths(tmp_path, made).folder / RESULT_FILE
+    result = json.loads(path.read_text())
+    assert list(result["facts"]["data"]) == ["digits"]
+    result["facts"]["data"]["fashion-mnist"] = {}
+    path.write_text(json.dumps(result))
+
+    assert list(run_item(made, tmp_path, Counted(), jobs=1)["facts"]["data"]) == ["digits"]
+
+
 # Data -----------------------------------------------------------------------------------------------------
 
 
