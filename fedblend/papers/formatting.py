@@ -10,6 +10,7 @@ from typing import Any
 from fedblend.papers.verdicts import ONE_SEED, ClaimVerdict, judge_result
 
 NEVER = "never"
+INFINITE = "∞"
 NOTHING = "—"
 
 SCALES = {
@@ -34,9 +35,10 @@ def heading(result: Mapping[str, Any]) -> list[str]:
 
 
 def mean_over_seeds(ours: Mapping[str, Any]) -> float | None:
-    """The mean over seeds: infinite if a seed never reached its target, ``None`` without any number."""
-    numbers = [math.inf if value == NEVER else value for value in ours.values() if not isinstance(value, str)
-               or value == NEVER]  # fmt: skip
+    """The mean over seeds: infinite if a seed never reached its target or is infinite, ``None`` without any number."""
+    words = (NEVER, INFINITE)
+    numbers = [math.inf if value in words else value for value in ours.values() if not isinstance(value, str)
+               or value in words]  # fmt: skip
     return math.fsum(numbers) / len(numbers) if numbers else None
 
 
@@ -46,6 +48,8 @@ def ours_text(ours: Mapping[str, Any], digits: int, seeds: Sequence[int] = ()) -
         return NOTHING
     if len(ours) < len(seeds):
         return f"{ours_text(ours, digits)} [seed{'s' if len(ours) > 1 else ''} {', '.join(ours)}]"
+    if INFINITE in ours.values():
+        return INFINITE
     pictures = [value for value in ours.values() if isinstance(value, str) and value != NEVER]
     if pictures:
         return pictures[0]
@@ -61,8 +65,8 @@ def paper_text(cell: Mapping[str, Any], digits: int) -> str:
     """The paper's number, with its standard deviation if the paper states one."""
     if cell["paper"] is None:
         return NOTHING
-    if cell["paper"] == NEVER:
-        return NEVER
+    if isinstance(cell["paper"], str):
+        return str(cell["paper"])
     text = f"{cell['paper']:,.{digits}f}"
     return text if cell["paper_std"] is None else f"{text} ± {cell['paper_std']:,.{digits}f}"
 
@@ -70,7 +74,7 @@ def paper_text(cell: Mapping[str, Any], digits: int) -> str:
 def difference_text(cell: Mapping[str, Any], digits: int) -> str:
     """Our mean minus the paper's number."""
     ours = mean_over_seeds(cell["ours"])
-    if ours is None or cell["paper"] in (None, NEVER) or math.isinf(ours):
+    if ours is None or cell["paper"] in (None, NEVER, INFINITE) or math.isinf(ours):
         return NOTHING
     return f"{ours - cell['paper']:+,.{digits}f}"
 

@@ -80,7 +80,7 @@ def kept_values(plan: ItemPlan, earlier: Mapping[str, Any]) -> Values:
         for entry in quantity["cells"]:
             key = (entry["row"], entry["column"])
             if (name, *key) in plan.measures and entry["made_by"] == plan.provenance(name, cells[key]):
-                values = {int(seed): _from_json(value) for seed, value in entry["ours"].items()}
+                values = {int(seed): _from_json(value) for seed, value in entry["ours"].items() if value is not None}
                 kept[name, *key] = values
     return kept
 
@@ -124,7 +124,9 @@ def _quantity(plan: ItemPlan, name: str, values: Values) -> dict[str, Any]:
                 "row": cell.row,
                 "column": cell.column,
                 "made_by": plan.provenance(name, cell),
-                "ours": {str(seed): _as_json(value) for seed, value in sorted(ours.items())},
+                "ours": {
+                    str(seed): _as_json(value, plan.measures[key].infinite) for seed, value in sorted(ours.items())
+                },
                 "paper": _as_json(numbers[0]),
                 "paper_std": _as_json(numbers[1]),
             }
@@ -132,16 +134,16 @@ def _quantity(plan: ItemPlan, name: str, values: Values) -> dict[str, Any]:
     return {"label": quantity.label, "unit": quantity.unit, "digits": quantity.digits, "cells": cells}
 
 
-def _as_json(value: Any) -> Any:
-    """A number for JSON: ``"never"`` for infinity, ``None`` for NaN, else rounded to six digits."""
+def _as_json(value: Any, infinite: str = "never") -> Any:
+    """A number for JSON: a word for infinity, ``None`` for NaN, else rounded to six digits."""
     if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "never"
+        return None if math.isnan(value) else infinite
     return round(value, 6) if isinstance(value, float) else value
 
 
 def _from_json(value: Any) -> Any:
     """Invert :func:`_as_json`, except for the rounding."""
-    return math.inf if value == "never" else value
+    return math.inf if value in ("never", "∞") else value
 
 
 def _claim(plan: ItemPlan, claim: Claim, values: Values) -> dict[str, Any]:

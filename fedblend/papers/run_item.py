@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -129,7 +130,7 @@ def _measure_cells(output: OutputPaths, cells: list[Cell], on_step: OnStep, faul
                 try:
                     if trains and seed not in finished and not measure.is_settled(cell_run):
                         continue
-                    value = measure.measured(cell_run)
+                    value = _sound(measure.measured(cell_run))
                 except FedblendError as error:
                     if isinstance(error, Stopped):
                         raise
@@ -139,6 +140,13 @@ def _measure_cells(output: OutputPaths, cells: list[Cell], on_step: OnStep, faul
                     value = output.relative_value(value, cell_run.folder)
                     values.setdefault((name, cell.row, cell.column), {})[seed] = value
     return values
+
+
+def _sound(value: float | str | None) -> float | str | None:
+    """A measured value. Raises :class:`FedblendError` for NaN and minus infinity, which are no measurements."""
+    if isinstance(value, float) and not value > -math.inf:
+        raise FedblendError(f"the value is {value}, which is no number to compare (did the run diverge?)")
+    return value
 
 
 def _settled_values(output: OutputPaths) -> Values:

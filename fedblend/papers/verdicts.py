@@ -130,7 +130,7 @@ def judge_result(result: Mapping[str, Any], claim: Mapping[str, Any]) -> ClaimVe
     cells = result["quantities"][claim["of"]]["cells"]
     for cell in cells:
         for seed, value in cell["ours"].items():
-            number = math.inf if value == "never" else value
+            number = math.inf if value in ("never", "∞") else value
             if isinstance(number, (int, float)):
                 by_seed.setdefault(int(seed), {})[cell["row"], cell["column"]] = float(number)
     lines = ["" if place == "all" and "" in result["columns"] else place for place in claim["places"]]

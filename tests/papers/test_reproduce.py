@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_helpers import here
 from helpers import experiment
 from reproduce_helpers import RUNNABLE
 
 import fedblend
+from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.record import RoundRecord
@@ -30,7 +34,7 @@ from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, RoundsT
 from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import RESULT as RESULT_FILE
-from fedblend.papers.result import Values, _claim, command, read_result, write_result
+from fedblend.papers.result import Values, _as_json, _claim, command, read_result, write_result
 from fedblend.papers.run_item import run_item
 from fedblend.runs.groups import Outcome
 
@@ -340,6 +344,58 @@ def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> Non
 
     assert "| A | ![A](work/seeds.png) |" in page.splitlines()
     assert words == "fedblend reproduce xormixfl/table-2 --scale smoke --seeds 0 --only standalone --only 0,2,4,8"
+
+
+@pytest.mark.parametrize(
+    ("psnrs", "mses", "mean", "text"),
+    [
+        ([None, 10.0], [0.01, 0.1], math.inf, "∞"),
+        ([None], [0.0], math.inf, "∞"),
+        ([10.0, 20.0], [0.1, 0.01], 15.0, "15.0"),
+    ],
+)
+def test_the_mean_psnr_with_an_exactly_rebuilt_image_is_infinite(
+    psnrs: list[float | None],
+    mses: list[float],
+    mean: float,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    snapshot = SimpleNamespace(round=0, task=SimpleNamespace(sizes=np.array([9] * len(psnrs))))
+    monkeypatch.setattr(RoundSnapshot, "load", lambda *_: snapshot)
+    tables = iter({"mse": m, "psnr": p, "ssim": 1.0, "cost": 0.0} for p, m in zip(psnrs, mses, strict=True))
+    monkeypatch.setattr(AttackFigure, "_attack_client", lambda *_: next(tables))
+    cell = CellRun(experiment(), tmp_path, tmp_path, lambda *_: None)
+    vars(cell)["outcome"] = SimpleNamespace(round=0)
+
+    found = AttackFigure(figure="psnr").measured(cell)
+
+    assert found == mean
+    assert formatting.ours_text({"0": _as_json(found, AttackFigure.infinite)}, 1) == text
+
+
+def test_an_infinite_number_without_a_target_is_written_and_read_back(tmp_path: Path) -> None:
+    made = plan_item("fed-augmix/table-2", "smoke")
+    key = next(key for key in made.measures if key[0] == "psnr")
+    for new in ({key: {0: math.inf, 1: 9.0}}, {}):
+        result = write_result(OutputPaths(tmp_path, made), {}, {}, new, 0.0)
+        cells = result["quantities"]["psnr"]["cells"]
+        (ours,) = [cell["ours"] for cell in cells if (cell["row"], cell["column"]) == key[1:]]
+        assert ours == {"0": "∞", "1": 9.0}
+    assert formatting.ours_text(ours, 1) == "∞"
+    assert formatting.mean_over_seeds(ours) == math.inf
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_measure_without_a_number_is_a_fault(value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = at_smoke("mix2fld/table-2", only=["0.01"])
+    monkeypatch.setattr(type(next(iter(made.measures.values()))), "measured", lambda *_: value)
+
+    result = run_item(made, tmp_path, Counted(), jobs=1)
+
+    assert f"the value is {value}" in " ".join(result["faults"].values())
+    assert not any(cell["ours"] for cell in result["quantities"]["privacy"]["cells"])
 
 
 def test_a_cell_of_fewer_seeds_than_others_says_which() -> None:

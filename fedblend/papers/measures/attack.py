@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,11 +70,9 @@ class AttackFigure(Measure):
             for number, client in enumerate(chosen):
                 cell.on_step("clients attacked", number, len(chosen))
                 tables.append(self._attack_client(snapshot, client, folder / f"client{client}"))
-        # An image that is rebuilt exactly has no PSNR.
         means = {
-            name: math.fsum(values) / len(values) if values else math.inf
+            name: math.fsum(_number(table, name) for table in tables) / len(tables)
             for name in ("mse", "psnr", "ssim", "cost")
-            for values in [[table[name] for table in tables if table[name] is not None]]
         }
         return {**means, "clients": chosen, "by_client": {name: [t[name] for t in tables] for name in means}}
 
@@ -98,3 +97,11 @@ class AttackFigure(Measure):
             attack.write(folder)
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return table
+
+
+def _number(table: Mapping[str, Any], name: str) -> float:
+    """A number of a client's table, which has ``None`` for one that is not finite: a PSNR with an exact image."""
+    value = table[name]
+    if value is None:
+        return math.inf if name == "psnr" and table["mse"] is not None else math.nan
+    return float(value)

@@ -58,11 +58,14 @@ class Measure:
 
     trains: ClassVar[bool] = True
     """Whether the cell's experiment is run first."""
+    infinite: ClassVar[str] = "∞"
+    """What an infinite value is in results and tables; "never" in a measure with a target."""
 
     def measured(self, cell: CellRun) -> float | str | None:
         """The number, the path of a picture relative to ``cell.folder``, or ``None`` where there is none.
 
-        ``inf`` is a target that was never reached. Raises :class:`FedblendError` where the cell cannot be measured.
+        ``inf`` is a target that was never reached, or an infinite value; -inf and NaN are faults. Raises
+        :class:`FedblendError` where the cell cannot be measured.
         """
         raise TypeError(f"{type(self).__name__} defines no measured()")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
@@ -67,6 +67,7 @@ class AccuracyAt(Measure):
 class RoundsTo(Measure):
     """Rounds until the test accuracy first reached the experiment's ``target``; ``inf`` where it never did."""
 
+    infinite: ClassVar[str] = "never"
     last: Count = 1
     """The number of evaluations whose mean must reach the target."""
 
@@ -117,6 +118,7 @@ class Clients(Measure):
 class Costs(Measure):
     """The costs of a run, in total or until its test accuracy first reached the experiment's ``target``."""
 
+    infinite: ClassVar[str] = "never"
     figure: str = "seconds"
     """``seconds`` of computing, ``clock`` (the federation's simulated time), ``bytes_up``, ``bytes_down``,
     ``peak_memory``, or one kind of them, such as ``bytes_up.weights``."""
