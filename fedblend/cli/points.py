@@ -99,7 +99,8 @@ def _print_replay(console: Console, rows: Sequence[Row]) -> None:
     for row in rows:
         if int(row["round"]) in chosen:
             accuracy = f"{100 * row['accuracy']:.1f}" if "accuracy" in row else ""
-            numbers = [f"{row[name]:.3f}" for name in ("alignment", "alignment_new")]
+            values = (row["alignment"], row["alignment_new"])
+            numbers = ["" if math.isnan(value) else f"{value:.3f}" for value in values]
             table.add_row(str(int(row["round"])), f"{int(row['points']):,}", *numbers, accuracy)
     console.print()
     console.print(table)

@@ -185,6 +185,23 @@ def test_a_replay_looks_at_the_aggregate_before_it_is_tuned() -> None:
     assert replay(RoundLoop(tuned, LoopEngine(tuned)), 1)[0]["alignment"] == rows[0]["alignment"]
 
 
+def test_a_replay_of_rounds_without_good_uploads(tmp_path: Path) -> None:
+    lossy = {"name": "wireless", "t_max": 0.002, "power_up": 17.0}
+    fields = {"partition": {"name": "iid", "clients": 4}, "model": {"name": "mlp", "hidden": [2]}, "min_uploads": 0}
+    fields |= {"train": {"cohort": 1, "lr": 0.1}, "scale": "unit", "engine": "loop", "channel": lossy, "rounds": 8}
+    execute(experiment(method={"server_step": STEP}, seed=1, **fields), tmp_path / "lossy")
+    uploads = {record.round: record.uploads for record in RunDirectory(tmp_path / "lossy").records() if record.round}
+
+    rows = points.replay_run(points.read(tmp_path / "lossy"))
+
+    first = min(round for round, number in uploads.items() if number)
+    assert first > 1
+    assert not all(uploads[round] for round in range(first, 9))
+    assert [row["round"] for row in rows] == list(range(first, 9))
+    assert [math.isnan(row["alignment_new"]) for row in rows] == [not uploads[round] for round in range(first, 9)]
+    assert not any(math.isnan(row["alignment"]) for row in rows)
+
+
 def test_a_replay_of_a_method_without_points_is_refused() -> None:
     plain = setup(method={"server_step": "none"})
     with pytest.raises(FedblendError, match=r"method\.server_step: 'none' makes no points"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -25,9 +26,10 @@ Row = dict[str, float]
 class AlignmentProbe(Callback):
     """Measure the alignment of equation 9 in each round, at the aggregate before the server step.
 
-    ``rows`` has a row for each round: ``round`` from 1, ``points`` their number, ``alignment`` the cosine between the
-    gradients on all points so far and on all clients' samples at the aggregate, ``alignment_new`` the same of the
-    round's own points alone, and the model's test ``accuracy`` after the server step, where it was evaluated.
+    ``rows`` has a row for each round from the first with points on: ``round`` from 1, ``points`` their number,
+    ``alignment`` the cosine between the gradients on all points so far and on all clients' samples at the aggregate,
+    ``alignment_new`` the same of the round's own points alone (NaN in a round without good uploads, which makes none),
+    and the model's test ``accuracy`` after the server step, where it was evaluated.
     """
 
     def __init__(self, loop: RoundLoop, on_round: Callable[[Row], None] | None = None) -> None:
@@ -43,11 +45,13 @@ class AlignmentProbe(Callback):
         """Measure the alignment. Raises :class:`FedblendError` if the server step generates no points."""
         step_state, setup = state.server_part("server_step"), self.loop.setup
         if not set(POINTS) <= set(step_state):
+            if not record.uploads:
+                return None
             step = self.loop.method.server_step.name
             raise FedblendError(f"method.server_step: '{step}' makes no points")
         row: Row = {
             "round": state.round,
-            **_measure_alignment(setup, self.aggregate, Points.from_server_state(step_state)),
+            **_measure_alignment(setup, self.aggregate, Points.from_server_state(step_state), state.round),
         }
         self.rows.append(row | ({} if record.accuracy is None else {"accuracy": record.accuracy}))
         if self.on_round:
@@ -66,15 +70,16 @@ def replay(loop: RoundLoop, rounds: int, on_round: Callable[[Row], None] | None 
     return probe.rows
 
 
-def _measure_alignment(setup: Setup, aggregate: Mapping[str, torch.Tensor], points: Points) -> Row:
+def _measure_alignment(setup: Setup, aggregate: Mapping[str, torch.Tensor], points: Points, round: int) -> Row:
     model = with_weights(setup.model, dict(aggregate))
     x = setup.scale.from_unit(points.x)
     real = gradient(model, client_batches(setup))
-    new = points.rounds == points.rounds.max()
+    new = points.made_in(round)
+    of_new = gradient(model, chunks(setup.scale.from_unit(new.x), new.labels)) if len(new) else None
     return {
         "points": len(points),
         "alignment": cosine(gradient(model, chunks(x, points.labels)), real),
-        "alignment_new": cosine(gradient(model, chunks(x[new], points.labels[new])), real),
+        "alignment_new": math.nan if of_new is None else cosine(of_new, real),
     }
 
 
