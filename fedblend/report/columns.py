@@ -119,6 +119,17 @@ def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[
     return [Column(f"difference to {baseline}", text, value, 0, why)]
 
 
+def rounds_note(groups: Sequence[Group]) -> str:
+    """The number of rounds of each method where it is not the same in all: scores and costs are of whole runs."""
+    rounds = {g.name: sorted({o.round for o in g.counted}) for g in groups if g.counted[0].finished}
+    if len({tuple(numbers) for numbers in rounds.values()}) < 2:
+        return ""
+    texts = [
+        f"{name} {numbers[0]}{f' to {numbers[-1]}' if len(numbers) > 1 else ''}" for name, numbers in rounds.items()
+    ]
+    return f"Rounds differ: {', '.join(texts)}. Scores, differences and costs are of whole runs."
+
+
 def measure_of(rows: Sequence[MethodRow]) -> str:
     """The measure of the methods of one data set: ``accuracy``, or ``loss`` in regression."""
     return next((row["measure"] for row in rows if row["seeds"]), "accuracy")

@@ -30,6 +30,7 @@ from fedblend.report.columns import (
     measure_of,
     method_rows,
     metric_columns,
+    rounds_note,
     times,
 )
 from fedblend.report.privacy import (
@@ -128,6 +129,7 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
     notes += [f"! {g.name}: {PRIVACY_NOTE}, it shares raw samples" for g in groups if shares_raw_samples(g.outcomes[0])]
     if (only := groups[0].outcomes[0].only_class) is not None:
         notes.append(f"! all samples are of one class, '{only}': there is nothing to classify")
+    notes += filter(None, [rounds_note(groups)])
     notes += list(dict.fromkeys(map(_epsilon_note, stated.values())))
     weak = [one for one in stated.values() if one.epsilon is not None and strength(one.epsilon) == NO_STRENGTH]
     notes += [f"! epsilon {one.short} of {one.method} {one.words}" for one in weak]

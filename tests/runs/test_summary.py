@@ -13,6 +13,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import resolve
 from fedblend.report import compare
+from fedblend.report.columns import rounds_note
 from fedblend.report.privacy import epsilon_text
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import group
@@ -317,6 +318,17 @@ def test_terminal_table_has_differences_to_the_baseline_over_equal_seeds(tmp_pat
     assert "-49.0 [-61.7, -36.3] (2 seeds)" in words
     with pytest.raises(FedblendError, match="baseline: 'fedprox' is none of these runs' methods"):
         compare(runs, baseline="fedprox")
+
+
+def test_rows_of_different_numbers_of_rounds_have_a_note(tmp_path):
+    short, long = [record(0, 0.1), record(1, 0.2)], [record(0, 0.1), record(1, 0.2), record(2, 0.3)]
+    runs = [write_run(tmp_path / f"a{seed}", short, method="fedavg", seed=seed, rounds=1) for seed in (0, 1)]
+    runs += [write_run(tmp_path / f"b{seed}", long, seed=seed) for seed in (0, 1)]
+    assert "Rounds differ: fedavg 1, fedmix 2." in printed(runs, 200)
+    assert "Rounds differ" not in printed(runs[:2], 200)
+    stopped = write_run(tmp_path / "b2", short, "stopped", seed=2)
+    assert "Rounds differ" not in printed([runs[2], stopped], 200)
+    assert rounds_note(group([runs[2], runs[3], stopped])) == ""
 
 
 def test_differences_are_of_the_round_best_on_validation_where_all_methods_validate(tmp_path):
