@@ -14,7 +14,7 @@ from fedblend.report.privacy import Guarantee, guarantees
 from fedblend.runs.differences import baselines
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data
-from fedblend.runs.summary import curves_of
+from fedblend.runs.summary import curves_of, validates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,8 +55,9 @@ class DatasetSection:
 
     @property
     def targets(self) -> list[float]:
-        """The target accuracies of the methods."""
+        """The target accuracies of the methods, without those on validation samples."""
         configs = [g.config for g in self.groups if g.config.get("target_metric", "accuracy") == "accuracy"]
+        configs = [config for config in configs if not validates(config)]
         return list(dict.fromkeys(config["target"] for config in configs if config.get("target") is not None))
 
 

@@ -94,7 +94,8 @@ def results_table(rows: Sequence[MethodRow], baseline: str | None = None) -> Pag
     targets = {target_text(row) for row in rows if not math.isnan(row["target"])}
     if targets:
         to = f"rounds to {targets.pop()}" if len(targets) == 1 else "rounds to target"
-        why = "the first evaluated round that reached it, over the seeds that did"
+        where = " on the validation samples" if any(row["target_on_validation"] for row in rows) else ""
+        why = f"the first evaluated round that reached it{where}, over the seeds that did"
         columns.append(Column(to, rounds_to_target, lambda row: row["target_round"], 0, why))
     columns += [
         _bytes_column("bytes_up", "up (MB)", "sent by all clients together, in the whole run", -1),

@@ -165,6 +165,7 @@ def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list
     targets = {target_text(row) for row in rows if not math.isnan(row["target"])}
     if targets:
         to = f"rounds\nto {targets.pop()}" if len(targets) == 1 else "rounds\nto target"
+        to = to.replace(" on ", "\non ")
         columns.append(Column(to, lambda row: rounds_to_target(row).replace(" (", "\n("), _rounds_of_all_seeds, -1))
     if any(row["guarantee"] for row in rows):
         columns.append(

@@ -107,8 +107,9 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     - ``chosen``: the measure in the round that was best on validation, which is ``chosen_round``;
       ``chosen_by_seed``: seed -> round;
     - ``metric.NAME``: the final value of each metric, and ``larger.NAME``, whether larger is better;
-    - ``target`` of ``target_metric``; ``target_round``: the mean of the first evaluated rounds that reached it;
-      ``target_reached``: in how many seeds; ``target_by_seed``: seed -> round or ``None``;
+    - ``target`` of ``target_metric``, on validation samples if ``target_on_validation``; ``target_round``: the mean of
+      the first evaluated rounds that reached it; ``target_reached``: in how many seeds; ``target_by_seed``: seed ->
+      round or ``None``;
     - ``client_mean``, ``client_std``, ``client_p10``: accuracies over clients, where they have tests;
     - ``bytes_up``, ``bytes_down`` and by kind (``bytes_up.weights``), ``seconds`` and by phase
       (``seconds.train``): of the whole run; ``peak_memory``: bytes, the largest of the seeds'.
@@ -199,6 +200,7 @@ def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, 
     return {
         "target": target if target is not None and recorded else math.nan,
         "target_metric": metric,
+        "target_on_validation": on_validation,
         **_over_seeds("target_round", reached_in),
         "target_reached": len(reached_in),
         "target_by_seed": by_seed,
@@ -321,9 +323,12 @@ def target_text(row: Any) -> str:
 
     >>> target_text({"target": 0.8, "target_metric": "accuracy"}), target_text({"target": 0.5, "target_metric": "f1"})
     ('80 %', 'f1 0.5')
+    >>> target_text({"target": 0.8, "target_metric": "accuracy", "target_on_validation": True})
+    '80 % on validation'
     """
     metric, target = row["target_metric"], row["target"]
-    return f"{100 * target:g} %" if metric == "accuracy" else f"{metric} {target:g}"
+    text = f"{100 * target:g} %" if metric == "accuracy" else f"{metric} {target:g}"
+    return f"{text} on validation" if row.get("target_on_validation") else text
 
 
 def averaged(row: Any) -> str:

@@ -15,6 +15,8 @@ from fedblend.experiment.config import resolve
 from fedblend.report import compare
 from fedblend.report.columns import rounds_note
 from fedblend.report.privacy import epsilon_text
+from fedblend.report.sections import dataset_sections
+from fedblend.report.tables import results_table
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.summary import averaged, curves, megabytes, rounds_to_target, score, table
@@ -318,6 +320,23 @@ def test_terminal_table_has_differences_to_the_baseline_over_equal_seeds(tmp_pat
     assert "-49.0 [-61.7, -36.3] (2 seeds)" in words
     with pytest.raises(FedblendError, match="baseline: 'fedprox' is none of these runs' methods"):
         compare(runs, baseline="fedprox")
+
+
+def test_a_target_on_validation_samples_says_so_and_is_no_line_among_test_scores(tmp_path):
+    made = [
+        record(i, a, validation={"server": {"samples": 9, "loss": 1.0, "accuracy": v}})
+        for i, (a, v) in enumerate([(0.1, 0.1), (0.6, 0.4), (0.7, 0.6)])
+    ]
+    runs = [write_run(tmp_path / f"v{seed}", made, seed=seed, validation={"clients": 0.1}) for seed in (0, 1)]
+    [section] = dataset_sections(runs)
+    assert section.rows[0]["target_round"] == 2
+    assert section.targets == []
+    [(_, why)] = [one for one in results_table(section.rows).headings if one[0] == "rounds to 50 % on validation"]
+    assert "that reached it on the validation samples" in why
+    assert "on validation" in printed(runs, 200)
+    [section] = dataset_sections([write_run(tmp_path / "t", made)])
+    assert section.targets == [0.5]
+    assert "rounds to 50 %" in [heading for heading, _ in results_table(section.rows).headings]
 
 
 def test_rows_of_different_numbers_of_rounds_have_a_note(tmp_path):
