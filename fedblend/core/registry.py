@@ -168,7 +168,7 @@ def find(kind: str, name: str, where: str | None = None) -> type:
             remedy = f"put @part('{kind}', NAME) above the class"
             if kind == "model":
                 remedy += f', or give {{name = "module", path = "{name}"}} for a torch.nn.Module'
-            raise FedblendError(f"{where or kind}: '{name}' is not declared as a {kind}; {remedy}")
+            raise FedblendError(f"{where or kind}: '{name}' is no part of the kind '{kind}'; {remedy}")
         return cls
     names = known(kind)
     if name not in names:

@@ -255,8 +255,8 @@ def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
         ("no_such_module:Half", "cannot import 'no_such_module:Half'"),
         (f"{__name__}:Nothing", "cannot import"),
         (":Half", "cannot import"),
-        ("fedblend.methods.sharing:SharedMeans", "is not a objective"),
-        ("collections:OrderedDict", "is not a objective"),
+        ("fedblend.methods.sharing:SharedMeans", "is no part of the kind 'objective'"),
+        ("collections:OrderedDict", "is no part of the kind 'objective'"),
     ],
 )
 def test_a_dotted_path_that_leads_nowhere_is_told(name: str, told: str) -> None:

@@ -63,7 +63,7 @@ def test_options_that_are_not_valid(options: tuple[str, ...], words: tuple[str, 
 
 def test_one_field_for_several_methods_is_set_in_the_file() -> None:
     outcome = run({"methods": ["fedavg", "fedmix"]}, "--set", "method.objective.lambda=0.2")
-    refused_at_once(outcome, "method.objective.lambda", "[[methods]]")
+    refused_at_once(outcome, "method.objective.lambda", "the file lists several methods")
     refused_at_once(run({"methods": ["fedavg"], "method": "fedmix"}), "methods", "'method'")
     refused_at_once(run({"methods": ["fedavg", "fedavg"]}), "'fedavg-seed0'", "label")
 

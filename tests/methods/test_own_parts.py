@@ -160,7 +160,7 @@ def test_parts_of_ones_own_are_checked_like_any(own: Path) -> None:
     refused(
         here("run", own, "--set", "method.objective.name=own_net:TestNet"),
         "own_net:TestNet",
-        "not declared as a objective",
+        "is no part of the kind 'objective'",
     )
     refused(here("run", own, "--set", "model=own_net:TestNet"), 'or give {name = "module", path = "own_net:TestNet"}')
     refused(here("run", own, "--set", "model.path=own_nett:TestNet"), "model.path", "own_nett")

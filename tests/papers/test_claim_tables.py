@@ -226,7 +226,7 @@ def test_each_claim_has_a_table_of_its_choices(pages: ModuleType, tmp_path: Path
     assert open_one[2:] == ["not run", "", "", ""]
     training = page.split("### FedMix: how CIFAR10 is trained")[1].split("###")[0]
     open_run = (
-        "Open at the paper's scale: `python evidence/run.py --deciding fedmix-training`, about 300 hours on two cores"
+        "Open at the paper's scale: `python evidence/run.py --deciding fedmix-training`, about 475 hours on two cores"
     )
     assert open_run in training
     assert "Open at" not in about
