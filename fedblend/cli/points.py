@@ -65,7 +65,7 @@ def _show_points(
     console = Console()
     _print_points(console, measurements)
     if rows:
-        _print_replay(console, rows)
+        _print_replay(console, rows, measurements.kept)
     if out is not None:
         _write_points(out, measurements, rows, loaded_run.directory.path.name)
         console.print(f"Tables and figures: {out}", highlight=False, soft_wrap=True)
@@ -74,7 +74,8 @@ def _show_points(
 def _print_points(console: Console, measurements: points.PointMeasurements) -> None:
     """Print a row for each round in which a model was trained, and below it the definitions of the columns."""
     levels, settings = measurements.levels, measurements.settings
-    table = _table("round", "points\nuntil then", "alignment", "distance", "new model\naccuracy %")
+    kept = "kept points" if measurements.kept else "points"
+    table = _table("round", f"{kept}\nuntil then", "alignment", "distance", "new model\naccuracy %")
     for row in measurements.rounds.dropna(subset="accuracy").to_dict("records"):
         distance = "" if math.isnan(row["distance"]) else f"{row['distance']:.4f}"
         numbers = (f"{row['alignment']:.3f}", distance, f"{100 * row['accuracy']:.1f}")
@@ -82,20 +83,25 @@ def _print_points(console: Console, measurements: points.PointMeasurements) -> N
     console.print(table)
     lines = [
         "alignment: cosine of the gradients on the round's points and on clients' data, at the last model (equation 9)",
-        f"new model: trained only on the points made until then, {settings.epochs} epochs, lr {settings.lr:g}, "
+        f"new model: trained only on the {kept} made until then, {settings.epochs} epochs, lr {settings.lr:g}, "
         f"batch {settings.batch_size}; the run's own last model: {100 * levels['accuracy']:.1f} %",
     ]
     if "noise" in levels:
         references = ", ".join(f"{figures.LEVELS[name]} {levels[name]:.4f}" for name in ("noise", "test", "train"))
         lines.insert(1, f"distance: of the round's points to the training samples (equation 19); {references}")
+    if measurements.kept:
+        lines.append("kept points: the run removes its oldest ones (method.server_step.keep), and no file has them")
     for line in lines:
         console.print(Text(line), style="dim")
 
 
-def _print_replay(console: Console, rows: Sequence[Row]) -> None:
+def _print_replay(console: Console, rows: Sequence[Row], kept: bool) -> None:
     """Print the alignment in evenly spaced rounds of the repeated run."""
     chosen = set(evenly_spaced([int(row["round"]) for row in rows], ROWS))
-    table = _table("round", "points\nso far", "alignment\nall points", "alignment\nnew points", "accuracy %")
+    number = "kept\npoints" if kept else "points\nso far"
+    table = _table(
+        "round", number, f"alignment\nall {'kept ' if kept else ''}points", "alignment\nnew points", "accuracy %"
+    )
     for row in rows:
         if int(row["round"]) in chosen:
             accuracy = f"{100 * row['accuracy']:.1f}" if "accuracy" in row else ""
@@ -123,7 +129,7 @@ def _write_points(out: Path, measurements: points.PointMeasurements, rows: Seque
     pngs = figures.draw_points(measurements, title)
     if rows:
         write_atomically(out / "replay.csv", pd.DataFrame(rows).to_csv(index=False))
-        pngs["replay.png"] = figures.draw_replay(rows, title)
+        pngs["replay.png"] = figures.draw_replay(rows, title, measurements.kept)
     for name, png in pngs.items():
         write_atomically(out / name, png)
 

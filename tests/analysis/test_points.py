@@ -356,6 +356,25 @@ def test_the_command_prints_and_writes_what_python_gives(study: Path, loaded_run
     assert "3 epochs, lr 0.1, batch 32" in " ".join(told.split())
 
 
+def test_of_a_run_that_removes_points_only_the_kept_ones_are_told(tmp_path: Path) -> None:
+    step, folder = {**STEP, "keep": 25}, tmp_path / "kept"
+    execute(experiment(method={"server_step": step}, rounds=4, scale="unit", engine="loop"), folder)
+
+    told = succeeded(
+        here("points", folder, "--vae-epochs", 0, "--epochs", 1, "--replay", "--out", tmp_path / "out")
+    ).out
+
+    words = " ".join(told.split())
+    assert "trained only on the kept points made until then" in words
+    assert "kept points: the run removes its oldest ones" in words
+    assert pd.read_csv(tmp_path / "out" / "points.csv")["points"].tolist() == [5, 15, 25]  # of rounds 2 to 4
+    assert "points so far" not in words
+    assert words.count("kept points") == 4
+    report.write(find_runs([folder]), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "3 rounds with 25 kept points (older ones are removed)" in page
+
+
 def test_the_command_without_autoencoder_and_replay(study: Path, tmp_path: Path) -> None:
     told = succeeded(here("points", study / "enhanced", "--vae-epochs", 0, "--out", tmp_path)).out
     assert "uniform noise" not in told

@@ -37,7 +37,7 @@ def draw_points(measurements: PointMeasurements, title: str) -> dict[str, bytes]
         "accuracy.png": draw_curves(
             {"new model, trained on the points alone": (trained["round"].tolist(), percent)},
             {LEVELS["accuracy"]: 100 * levels["accuracy"]},
-            ("points made until round", "test accuracy (%)"),
+            ("kept points made until round" if measurements.kept else "points made until round", "test accuracy (%)"),
             title,
         ),
         "alignment.png": draw_curves(
@@ -57,12 +57,12 @@ def draw_points(measurements: PointMeasurements, title: str) -> dict[str, bytes]
     return pngs
 
 
-def draw_replay(rows: Sequence[Row], title: str) -> bytes:
+def draw_replay(rows: Sequence[Row], title: str, kept: bool = False) -> bytes:
     """Draw a PNG of the alignment in each round of the run."""
     rounds = [row["round"] for row in rows]
     return draw_curves(
         {
-            "all points so far": (rounds, [row["alignment"] for row in rows]),
+            "all kept points" if kept else "all points so far": (rounds, [row["alignment"] for row in rows]),
             "the round's points alone": (rounds, [row["alignment_new"] for row in rows]),
         },
         {"": 0.0},

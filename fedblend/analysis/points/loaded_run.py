@@ -79,6 +79,12 @@ class LoadedRun:
         assert isinstance(self.setup.scale, Scaler)
         return self.setup.scale
 
+    @property
+    def removes_points(self) -> bool:
+        """Whether the server step's ``keep`` may have removed points, of which the checkpoint then tells nothing."""
+        keep = getattr(self.setup.experiment.method.server_step, "keep", None)
+        return keep is not None and len(self.points) >= keep
+
     def model(self) -> nn.Module:
         """Return the run's last model, in evaluation mode."""
         return with_weights(self.setup.model, self.state.weights)

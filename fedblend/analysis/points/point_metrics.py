@@ -26,9 +26,10 @@ Watch = Callable[[str, int, int], None]
 class PointMeasurements:
     """The measurements of a run's points.
 
-    ``rounds`` has a row for each round with points: ``round``; ``points`` (number of points so far); ``alignment`` (of
-    that round's points, at the last model); ``distance`` (equation 19, of that round's points to the training samples;
-    NaN without an autoencoder); ``accuracy`` (of a new model trained on the points so far; NaN for most rounds).
+    ``rounds`` has a row for each round with points: ``round``; ``points`` (number of points so far, or of those that
+    are left where ``kept``); ``alignment`` (of that round's points, at the last model); ``distance`` (equation 19, of
+    that round's points to the training samples; NaN without an autoencoder); ``accuracy`` (of a new model trained on
+    the points so far; NaN for most rounds).
     ``levels`` are the reference values: the distances of "noise", "test" and "train", and the "accuracy" of the run's
     last model. ``settings`` are those of the new models.
     """
@@ -36,6 +37,8 @@ class PointMeasurements:
     rounds: pd.DataFrame
     levels: dict[str, float]
     settings: TrainingSettings
+    kept: bool = False
+    """Whether the run may have removed its oldest points: all numbers are then of the kept ones."""
 
 
 def measure_points(
@@ -68,4 +71,4 @@ def measure_points(
             "accuracy": [accuracies.get(round, float("nan")) for round in rounds],
         }
     )
-    return PointMeasurements(frame, levels, chosen)
+    return PointMeasurements(frame, levels, chosen, loaded_run.removes_points)

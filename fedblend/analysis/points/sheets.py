@@ -29,6 +29,8 @@ class Sheet:
     rows: list[tuple[int, list[str]]]
     rounds: int
     points: int
+    kept: bool = False
+    """Whether the run may have removed its oldest points."""
 
     @property
     def size(self) -> int:
@@ -67,7 +69,10 @@ def _sheet(outcome: Outcome, method: str) -> Sheet | None:
             ]
     except (SafetensorError, OSError) as error:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
-    return Sheet(method, outcome.seed, tuple(data["classes"]), rows, len(point_rounds), len(labels))
+    step = outcome.config["method"].get("server_step")
+    keep = step.get("keep") if isinstance(step, dict) else None
+    kept = isinstance(keep, int) and len(labels) >= keep
+    return Sheet(method, outcome.seed, tuple(data["classes"]), rows, len(point_rounds), len(labels), kept)
 
 
 def _picture(points: object, labels: torch.Tensor, rounds: torch.Tensor, round: int, label: int) -> str:
