@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cli_helpers import PATIENCE_S, write
+from cli_helpers import PATIENCE_S, here, succeeded, write
 
 from fedblend.core.errors import FedblendError
 from fedblend.runs import files
@@ -39,6 +39,8 @@ def open_outside_proc(path, *rest, **options):
 def open_no_library_of_the_program(self, name, *rest, **options):
     if name is None:
         raise TypeError("bad argument type for built-in operation")
+    if name == "libc.so.6":
+        raise OSError("no such library")
     open_library(self, name, *rest, **options)
 
 builtins.open = io.open = open_outside_proc
@@ -52,6 +54,14 @@ try:
 except SystemExit as end:
     raise SystemExit(end.code)
 """
+
+
+def test_each_run_of_a_study_gives_freed_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr("fedblend.runs.parallel._return_memory", lambda: given.append(1))
+    file = write(tmp_path / "x.toml", {"rounds": 1, "seeds": [0, 1]})
+    succeeded(here("run", file, "--jobs", 1, "--out", tmp_path / "out"))
+    assert len(given) == 2
 
 
 def without_unix(folder: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
