@@ -86,11 +86,14 @@ def test_an_item_has_sound_experiments_at_every_scale(name: str) -> None:
 
 
 def test_a_laptop_replaces_data_only_where_the_heading_says_so() -> None:
-    made = plan_item("fedmix/table-5", "laptop")
+    made = plan_item("aggenhance/figure-9", "laptop")
 
     assert {cell.other_data for cell in made.cells} == {("fashion-mnist", "cifar10")}
     assert "data: fashion-mnist, not cifar10" in made.smaller()
-    assert "rounds: 40, not 500" in made.smaller()
+    assert "rounds: 25, not 200" in made.smaller()
+    own = plan_item("fedmix/table-5", "laptop")
+    assert {cell.other_data for cell in own.cells} == {None}
+    assert "rounds: 40, not 500" in own.smaller()
 
 
 def test_a_fingerprint_names_what_an_experiment_states_and_no_defaults() -> None:
@@ -99,7 +102,7 @@ def test_a_fingerprint_names_what_an_experiment_states_and_no_defaults() -> None
 
     stated = _given(cell.experiment)
 
-    assert stated["data"] == {"name": "fashion-mnist"}
+    assert stated["data"] == {"name": "cifar10"}
     assert stated["train"] == {"cohort": 15}  # the paper's other settings of local training are the defaults
     assert "augment" not in stated["train"]
     assert fingerprint(cell.experiment.model_copy(update={"name": "other", "seed": 3})) == cell.fingerprint
