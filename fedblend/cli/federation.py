@@ -49,10 +49,8 @@ def for_sites(experiment: Experiment, sites: int) -> Experiment:
         text = f"one client a site: {sites} clients, of which {adapted.train.cohort} train in a round"
         Console(stderr=True).print(text, highlight=False)
         if lacking := _classes_of_no_site(adapted):
-            text = (
-                f"no site has samples of the classes {listed(lacking)}, which the test samples have; choose more sites"
-            )
-            Console(stderr=True).print(f"warning: {text}, or another partition", highlight=False)
+            text = f"no site has samples of the classes {listed(lacking)}; choose more sites, or another partition"
+            Console(stderr=True).print(f"warning: {text}", highlight=False)
     return adapted
 
 

@@ -140,7 +140,7 @@ class RoundRecord:
     @property
     def evaluated(self) -> bool:
         """Whether the model was evaluated in this round; real sites that test their own models state no losses."""
-        return not (self.loss is None and self.accuracy is None and self.metrics is None)
+        return not (self.loss is None and self.accuracy is None)
 
     def score_of(self, metric: str, validation: bool = False) -> float | None:
         """The loss, the accuracy or a metric by name, on the test samples or for ``validation``.

@@ -33,6 +33,7 @@ from fedblend.runs import checkpoint
 from fedblend.runs.callbacks import Checkpoints, Listener, MetricsLog, PeakMemory, RecordListener
 from fedblend.runs.directory import METRICS, RunDirectory
 from fedblend.runs.groups import flatten
+from fedblend.runs.trackers import Tracker
 from fedblend.runs.warm_start import first_weights
 
 Federate = Callable[[Setup], tuple[Setup, Engine, EnginePlan]]
@@ -105,12 +106,13 @@ def execute(
             choice = _choose_plan(directory, setup, processors)
             engine = engines.make(setup, choice)
         try:
-            # Order: callbacks may end the run, so that its last round is evaluated; then the record is written, passed
-            # to the listener, and made final by the checkpoint.
+            # Order: callbacks may end the run, so that its last round is evaluated; then trackers see the record, and
+            # it is written, passed to the listener, and made final by the checkpoint.
+            watching = sorted([*experiment.callbacks, *callbacks], key=lambda one: isinstance(one, Tracker))
             memory, log = PeakMemory(), MetricsLog(directory)
             records = [log, *([RecordListener(listener)] if listener else [])]
             checkpoints = Checkpoints(directory, experiment.checkpoint_every, experiment.rounds)
-            loop = RoundLoop(setup, engine, [memory, *experiment.callbacks, *callbacks, *records, checkpoints])
+            loop = RoundLoop(setup, engine, [memory, *watching, *records, checkpoints])
             state = _run(directory, loop, choice, [memory, *records], checkpoints)
         finally:
             engine.close()

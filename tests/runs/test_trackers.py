@@ -167,6 +167,13 @@ def test_a_run_that_a_callback_ends_is_evaluated_in_its_last_round(tmp_path: Pat
     assert (last.loss, last.accuracy, last.per_class) == (same.loss, same.accuracy, same.per_class)
 
 
+def test_a_tracker_has_the_scores_of_a_round_that_a_later_callback_makes_the_last(tmp_path: Path) -> None:
+    run(tmp_path / "run", "csv", {"name": "time-limit", "minutes": 1e-9}, rounds=9, eval_every=5)
+    with open(tmp_path / "run" / "metrics.csv", newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    assert float(last["accuracy"]) == RunDirectory(tmp_path / "run").records()[-1].accuracy
+
+
 def test_validation_samples_come_before_test_samples() -> None:
     stop = EarlyStopping(patience=1)
     record = RoundRecord(1, loss=1.0, accuracy=0.9, validation={"clients": {"accuracy": 0.25}})
