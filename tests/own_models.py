@@ -244,3 +244,18 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.first(x[:, 0])[0][:, -1])
+
+
+class Attentive(nn.Module):
+    """Attention over the rows of an image; ``fused`` by PyTorch's kernel, which has no second derivative, or not."""
+
+    def __init__(self, fused: bool = True, outputs: int = 3) -> None:
+        super().__init__()
+        self.fused = fused
+        self.attention = nn.MultiheadAttention(SIDE, 2, batch_first=True)
+        self.last = nn.Linear(SIDE * SIDE, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x[:, 0]
+        seen, _ = self.attention(rows, rows, rows, need_weights=not self.fused)
+        return self.last(seen.flatten(1))

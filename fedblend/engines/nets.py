@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedblend.core.engine import Tensors
 
@@ -45,7 +46,8 @@ class EagerNet(_ModuleNet):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return d value / d x, value and aux; the weights' gradient flows through all three."""
         x = x.detach().requires_grad_()
-        value, aux = scalar(x)
+        with sdpa_kernel(SDPBackend.MATH):  # PyTorch's fused attention has no second derivative
+            value, aux = scalar(x)
         (gradient,) = torch.autograd.grad(value, x, create_graph=True)
         return gradient, value, aux
 
@@ -66,5 +68,6 @@ class FunctionalNet(_ModuleNet):
         self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return d value / d x, value and aux, all differentiable."""
-        gradient, (value, aux) = torch.func.grad_and_value(scalar, has_aux=True)(x)
+        with sdpa_kernel(SDPBackend.MATH):
+            gradient, (value, aux) = torch.func.grad_and_value(scalar, has_aux=True)(x)
         return gradient, value, aux

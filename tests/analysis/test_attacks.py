@@ -12,6 +12,7 @@ import torch
 from helpers import examples, federation_of, images, setup
 from hypothesis import given
 from hypothesis import strategies as st
+from own_models import Attentive
 from torch import nn
 from torch.nn import functional as F
 
@@ -140,8 +141,9 @@ def test_unrolled_steps_are_what_a_client_really_sends(method: str) -> None:
         torch.testing.assert_close(sent[name], tensor, rtol=1e-3, atol=1e-6)
 
 
-def test_what_is_sent_can_be_differentiated_through_all_steps() -> None:
-    victim = Victim(perceptron(hidden=5), context(), steps=Steps(0.5, 3, momentum=0.5))
+@pytest.mark.parametrize("model", [perceptron(hidden=5), seeded(lambda: Attentive(outputs=10).double())])
+def test_what_is_sent_can_be_differentiated_through_all_steps(model: nn.Module) -> None:
+    victim = Victim(model, context(), steps=Steps(0.5, 3, momentum=0.5))
     x, y = digits(2)
     observed = victim.observe(*digits(2, 7))
     x.requires_grad_()

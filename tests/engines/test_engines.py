@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -197,6 +198,16 @@ def test_regression_and_text_models_stack_too() -> None:
         loop, _ = after(made, LoopEngine(made))
         stacked, _ = after(made, StackedEngine(made, stack=4))
         assert difference(stacked.weights, loop.weights) < 1e-5
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, partial(StackedEngine, stack=3)])
+def test_fedmix_trains_fused_attention_as_attention_that_is_not_fused(engine: Any) -> None:
+    def trained(fused: bool) -> dict[str, torch.Tensor]:
+        model = {"name": "module", "path": "own_models:Attentive", "arguments": {"fused": fused}}
+        made = setup(images(side=8), method="fedmix", train={"cohort": 3, "batch_size": 4}, model=model)
+        return after(made, engine(made))[0].weights
+
+    assert difference(trained(fused=True), trained(fused=False)) < 1e-5
 
 
 def test_clients_of_one_stack_do_not_change_each_other() -> None:

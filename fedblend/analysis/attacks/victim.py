@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Batch, Context, Objective, Plain, Term
@@ -111,9 +112,10 @@ class Victim:
         """
         net, phases = FunctionalNet(self.model, weights), self.objective.phases()
         row = {name: values[step] for name, values in self.drawn.items()}
-        loss = phases[turn](net, batch, row, self.context.of_part("objective"))
-        for slot, term in self.terms if turn in (-1, len(phases) - 1) else ():
-            loss = loss + term.loss(weights, net, batch, self.context.of_part(slot))
+        with sdpa_kernel(SDPBackend.MATH):  # PyTorch's fused attention has no second derivative
+            loss = phases[turn](net, batch, row, self.context.of_part("objective"))
+            for slot, term in self.terms if turn in (-1, len(phases) - 1) else ():
+                loss = loss + term.loss(weights, net, batch, self.context.of_part(slot))
         gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True, allow_unused=True)
         return {name: gradient for name, gradient in zip(weights, gradients, strict=True) if gradient is not None}
 

@@ -69,7 +69,7 @@ class RoundsTo(Measure):
 
     infinite: ClassVar[str] = "never"
     last: Count = 1
-    """The number of evaluations whose mean must reach the target."""
+    """The number of evaluations whose mean must reach the target; in the first rounds all there are."""
 
     def measured(self, cell: CellRun) -> float:
         """A number of rounds."""
