@@ -192,12 +192,7 @@ def curve_chart(
         axes.set_yscale("log")
         axes.set_ylabel(f"{AXIS_TITLES[column]}, log scale")
         axes.minorticks_off()
-    for target in targets:
-        axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        axes.annotate(
-            f"target {100 * target:g} %", (0.01, 100 * target), xycoords=("axes fraction", "data"), xytext=(0, 2),
-            textcoords="offset points", fontsize=LETTERS - 1, color=MUTED,
-        )  # fmt: skip
+    _draw_targets(axes, targets)
     head = ["method", "seeds", "round", abscissa.label, f"{AXIS_TITLES[column]}: mean", "lowest seed", "highest seed"]
     rounds = evenly_spaced(sorted({r for cells in shown.values() for r in cells}), SHOWN_ROUNDS)[::-1]
     table = Numbers(
@@ -206,6 +201,15 @@ def curve_chart(
     )
     methods = {mark.method: styles[mark.method] for mark in marks.values()}
     return Chart(name, title, figure, Numbers(head, data), table, marks, methods)
+
+
+def _draw_targets(axes: Axes, targets: Sequence[float]) -> None:
+    for target in targets:
+        axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        axes.annotate(
+            f"target {100 * target:g} %", (0.01, 100 * target), xycoords=("axes fraction", "data"), xytext=(0, 2),
+            textcoords="offset points", fontsize=LETTERS - 1, color=MUTED,
+        )  # fmt: skip
 
 
 def _spans_decades(values: Sequence[float]) -> bool:

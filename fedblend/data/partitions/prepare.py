@@ -36,21 +36,8 @@ def prepare(
     in portions, each client's samples are in random order, or it would receive one class after another. Raises
     :class:`FedblendError` for values outside these ranges, and for a partition with a repeated or unknown sample.
     """
-    if not 0 < fraction <= 1:
-        raise FedblendError(f"fraction: {fraction!r} is not valid: must be above 0 and at most 1")
-    if not 0 <= holdout < 1:
-        raise FedblendError(f"holdout: {holdout!r} is not valid: must be from 0 to below 1")
-    if not (0 <= validation < 1 and 0 <= server_validation < 1 and holdout + validation < 1):
-        raise FedblendError(
-            f"validation: {validation!r} at clients, {server_validation!r} at the server, and holdout: {holdout!r} are "
-            "not valid: each from 0 to below 1, and holdout and the clients' validation below 1 together"
-        )
-    n = len(data.train)
-    rows, kept_by_server = np.arange(n), np.empty(0, np.int64)
-    if server_validation:
-        number = min(n - 1, max(1, int(np.floor(server_validation * n + 0.5))))
-        shuffled = stream(seed, "server-validation").permutation(n)
-        kept_by_server, rows = np.sort(shuffled[:number]), np.sort(shuffled[number:])
+    _require_shares(fraction, holdout, validation, server_validation)
+    rows, kept_by_server = _divide_with_server(len(data.train), server_validation, seed)
     labels = data.train.y.numpy()[rows] if data.classes else np.zeros(len(rows), np.int64)
     of_data = data.train.client if data.train.client is None else data.train.client[rows]
     population = partition.split(labels, len(data.classes), seed, of_data)
@@ -90,6 +77,27 @@ def prepare(
         kept_by_server,
         notes,
     )
+
+
+def _require_shares(fraction: float, holdout: float, validation: float, server_validation: float) -> None:
+    if not 0 < fraction <= 1:
+        raise FedblendError(f"fraction: {fraction!r} is not valid: must be above 0 and at most 1")
+    if not 0 <= holdout < 1:
+        raise FedblendError(f"holdout: {holdout!r} is not valid: must be from 0 to below 1")
+    if not (0 <= validation < 1 and 0 <= server_validation < 1 and holdout + validation < 1):
+        raise FedblendError(
+            f"validation: {validation!r} at clients, {server_validation!r} at the server, and holdout: {holdout!r} are "
+            "not valid: each from 0 to below 1, and holdout and the clients' validation below 1 together"
+        )
+
+
+def _divide_with_server(n: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of ``n`` samples that clients hold, and those that the server keeps for validation, in order."""
+    if not share:
+        return np.arange(n), np.empty(0, np.int64)
+    number = min(n - 1, max(1, int(np.floor(share * n + 0.5))))
+    shuffled = stream(seed, "server-validation").permutation(n)
+    return np.sort(shuffled[number:]), np.sort(shuffled[:number])
 
 
 def _reserve(
