@@ -86,11 +86,11 @@ def test_an_item_has_sound_experiments_at_every_scale(name: str) -> None:
 
 
 def test_a_laptop_replaces_data_only_where_the_heading_says_so() -> None:
-    made = plan_item("aggenhance/figure-9", "laptop")
+    made = plan_item("aggenhance/figure-8", "laptop")
 
-    assert {cell.other_data for cell in made.cells} == {("fashion-mnist", "cifar10")}
-    assert "data: fashion-mnist, not cifar10" in made.smaller()
-    assert "rounds: 25, not 200" in made.smaller()
+    assert {cell.other_data for cell in made.cells} == {("mnist5k", "mnist")}
+    assert "data: mnist5k, not mnist" in made.smaller()
+    assert "rounds: 20, not 60" in made.smaller()
     own = plan_item("fedmix/table-5", "laptop")
     assert {cell.other_data for cell in own.cells} == {None}
     assert "rounds: 40, not 500" in own.smaller()
