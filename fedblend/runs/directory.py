@@ -22,17 +22,16 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
-import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, listed
 from fedblend.core.paths import import_from, read_text
-from fedblend.core.record import Amount, EngineChoice, Number, RoundRecord, Whole
-from fedblend.core.registry import LARGEST_INT, explain
+from fedblend.core.record import RoundRecord
 from fedblend.experiment.tables import read_toml, write_toml
+from fedblend.runs import forms
 from fedblend.runs.files import (
     append_line,
     lock,
@@ -57,171 +56,6 @@ STUDY = "study.json"
 
 WRITTEN_IN_RUN = (CONFIG, FACTS, SPLIT, METRICS, STATUS, "checkpoint.safetensors")
 """Files that only the process with a run's lock writes."""
-
-
-# What the files hold ------------------------------------------------------------------------------------------
-
-FolderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9.+_-]*[A-Za-z0-9+_-][A-Za-z0-9.+_-]*$")]
-"""The name of a folder inside another one, as :func:`fedblend.experiment.study.slugify` makes it; not ".."."""
-
-
-class _Table(BaseModel):
-    """A table with further entries, which are kept as they are. Types are strict: text is no number."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class _Named(_Table):
-    name: str
-
-
-class _MethodConfig(_Named):
-    label: str = ""
-    stateful_clients: bool = False
-    sharing: _Named = _Named(name="none")
-    objective: _Named = _Named(name="plain")
-    upload: _Named = _Named(name="model")
-    aggregator: _Named = _Named(name="mean")
-    server_step: _Named = _Named(name="none")
-    terms: list[_Named] = []
-
-
-class _TrainConfig(_Table):
-    cohort: Whole = 1
-    epochs: Whole = 1
-    steps: Whole | None = None
-    batch_size: Whole = 1
-    lr: Amount = 0.0
-    accumulate: Whole = 1
-    optimizer: _Named = _Named(name="sgd")
-
-
-class _ValidationConfig(_Table):
-    server: Amount = 0.0
-    clients: Amount = 0.0
-
-
-class _Config(_Table):
-    """A run's configuration, without a look at its parts: they may be of the user's own."""
-
-    name: str = ""
-    seed: Whole
-    rounds: Whole
-    method: _MethodConfig
-    data: _Named
-    partition: _Named
-    model: _Named
-    scale: _Named = _Named(name="standard")
-    channel: _Named = _Named(name="ideal")
-    protection: _Named = _Named(name="none")
-    train: _TrainConfig
-    holdout: Amount = 0.0
-    validation: _ValidationConfig = _ValidationConfig()
-    target: Number | None = None
-    target_metric: str = "accuracy"
-    evaluate_model: Literal["server", "device", "each"] | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-
-
-class _DataFacts(_Table):
-    name: str = ""
-    kind: str = ""
-    train: Whole = 0
-    test: Whole = 0
-    shape: list[Whole] = []
-    classes: list[str] = []
-    labels: list[str] = []
-    outputs: Whole = 0
-    files: dict[str, str] = {}
-
-
-class _ScaleFacts(_Table):
-    inverted: bool = False
-    factor: list[float] = []
-    offset: list[float] = []
-
-
-class _ClientFacts(_Table):
-    number: Whole = 0
-    holding: Whole = 0
-    samples: Whole = 0
-    smallest: Whole = 0
-    median: Amount = 0.0
-    largest: Whole = 0
-
-
-class _ModelFacts(_Table):
-    name: str = ""
-    parameters: Whole = 0
-
-
-class _NoiseFacts(_Table):
-    distribution: Literal["gaussian", "laplace"]
-    multiplier: Annotated[float, Field(gt=0)]
-    at_server: bool
-
-
-_Reason = Annotated[str, Field(min_length=1)]
-
-
-class _NoisesFacts(_Table):
-    weights: _NoiseFacts | _Reason
-    means: _NoiseFacts | _Reason = "nothing is shared"
-
-
-class _PrivacyFacts(_Table):
-    raw_samples: bool
-    noise: _NoisesFacts | None = None
-
-
-class _Facts(_Table):
-    command: str = ""
-    versions: dict[str, str] = {}
-    machine: dict[str, str] = {}
-    data: _DataFacts = _DataFacts()
-    scale: _ScaleFacts = _ScaleFacts()
-    model: _ModelFacts = _ModelFacts()
-    clients: _ClientFacts = _ClientFacts()
-    partition: dict[str, Any] = {}
-    metrics: dict[str, bool] = {}
-    import_from: list[str] = []
-    engine: EngineChoice | None = None
-    privacy: _PrivacyFacts | None = None
-
-
-class _Split(_Table):
-    classes: list[str]
-    counts: list[list[Whole]]
-    sizes: list[Whole]
-    measures: dict[str, float]
-
-    @pydantic.model_validator(mode="after")
-    def _require_one_number_for_each_class(self) -> _Split:
-        if any(len(row) != len(self.classes) for row in self.counts):
-            raise ValueError(f"counts: a row has not one number for each of the {len(self.classes)} classes")
-        return self
-
-
-class _Status(_Table):
-    state: Literal["running", "done", "stopped", "failed", "killed"] = "running"
-    round: Annotated[int, Field(ge=-1, le=LARGEST_INT)] = 0
-    reason: str = ""
-
-
-class _Study(_Table):
-    name: str = ""
-    experiments: dict[FolderName, dict[str, Any]] = {}
-
-
-DAMAGED = "the file is damaged, or not fedblend's: restore it, or remove the folder and run again"
-
-
-def _require_sound(table: Any, form: type[BaseModel], path: Path) -> None:
-    """Raise :class:`FedblendError` unless a file's content has the given form."""
-    try:
-        form.model_validate(table)
-    except pydantic.ValidationError as error:
-        raise FedblendError(f"{path}: {explain(error)}; {DAMAGED}") from None
 
 
 # The folder of a run ------------------------------------------------------------------------------------------
@@ -282,7 +116,7 @@ class RunDirectory:
     def config(self) -> dict[str, Any]:
         """Return the configuration as plain data, readable without PyTorch and without parts of the user's own."""
         table = read_toml(self.path / CONFIG)
-        _require_sound(table, _Config, self.path / CONFIG)
+        forms.require_sound(table, forms.Config, self.path / CONFIG)
         return table
 
     def import_from(self) -> list[str]:
@@ -303,11 +137,11 @@ class RunDirectory:
 
     def facts(self) -> dict[str, Any]:
         """Return versions, checksums and sizes."""
-        return read_json(self.path / FACTS, _Facts)
+        return read_json(self.path / FACTS, forms.Facts)
 
     def split(self) -> dict[str, Any]:
         """Return the classes-by-clients table and its measures."""
-        return read_json(self.path / SPLIT, _Split)
+        return read_json(self.path / SPLIT, forms.Split)
 
     def status(self) -> dict[str, Any]:
         """Return ``state`` (running, done, stopped, failed, killed), ``round`` and, if there is one, ``reason``.
@@ -315,7 +149,7 @@ class RunDirectory:
         A killed process cannot write its state. So a run is "killed" if its file has "running", or does not exist, and
         no process has the lock.
         """
-        status = {"state": "running", "round": 0, **read_json(self.path / STATUS, _Status)}
+        status = {"state": "running", "round": 0, **read_json(self.path / STATUS, forms.Status)}
         return {**status, "state": "killed"} if status["state"] == "running" and not self.is_locked() else status
 
     def is_locked(self) -> bool:
@@ -344,7 +178,7 @@ class RunDirectory:
             try:
                 records.append(RoundRecord.from_dict(line))
             except FedblendError as error:
-                raise FedblendError(f"{self.path / METRICS}: line {number}: {error}; {DAMAGED}") from None
+                raise FedblendError(f"{self.path / METRICS}: line {number}: {error}; {forms.DAMAGED}") from None
         return records
 
     def add_record(self, record: RoundRecord) -> None:
@@ -445,7 +279,7 @@ def _lock_file(handle: IO[str]) -> None:
         lock(handle)
 
 
-def read_json(path: Path, form: type[BaseModel] = _Table) -> dict[str, Any]:
+def read_json(path: Path, form: type[BaseModel] = forms.Table) -> dict[str, Any]:
     """Read a JSON table of a form; empty if there is no such file. Raises :class:`FedblendError` if it is damaged."""
     if not os.path.lexists(path):
         return {}
@@ -457,7 +291,7 @@ def read_json(path: Path, form: type[BaseModel] = _Table) -> dict[str, Any]:
         raise FedblendError(f"{path}: is damaged: {reason}") from None
     if not isinstance(table, dict):
         raise FedblendError(f"{path}: is damaged: it is not a table")
-    _require_sound(table, form, path)
+    forms.require_sound(table, form, path)
     return table
 
 
@@ -485,7 +319,7 @@ def remove_study(folder: Path, created: list[Path]) -> None:
 
 def read_study(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the resolved experiments of a study by the names of their folders; empty if this is no study."""
-    return read_json(folder / STUDY, _Study).get("experiments", {})
+    return read_json(folder / STUDY, forms.Study).get("experiments", {})
 
 
 def unstarted_runs(paths: Sequence[Path]) -> dict[Path, list[str]]:
