@@ -84,7 +84,8 @@ class RoundLoop:
             raise FedblendError(
                 f"partition: none of its {len(setup.population)} clients hold samples; at least one must"
             )
-        if cohort > holding:
+        # Of real sites with data of their own, those that take part may be fewer.
+        if cohort > holding and not setup.population.elsewhere:
             raise FedblendError(
                 f"train.cohort: {cohort} clients a round, but only {holding} of {len(setup.population)} clients "
                 f"hold samples; valid: 1 to {holding}"
@@ -92,7 +93,7 @@ class RoundLoop:
         if experiment.evaluates_each:
             own_tests(setup)
         self.selection = Selection(setup)
-        method.aggregator.require_possible(cohort)
+        method.aggregator.require_possible(min(cohort, holding))
         self.spec = model_spec(setup, self.engine.server_model())
         method.server_step.require_possible(self.spec)
         setup.requests(setup.sizes(0))

@@ -200,10 +200,14 @@ def arrived(full: np.ndarray, arrival: Any, portions: np.ndarray) -> np.ndarray:
 
 
 def cohort_of(setup: Setup, round: int) -> np.ndarray:
-    """The clients of a round: uniform without replacement among those that hold samples, in order."""
+    """The clients of a round: uniform without replacement among those that hold samples, in order.
+
+    All of these where they are fewer than a cohort, as real sites with data of their own may be.
+    """
     rng = stream(setup.experiment.seed, "cohort", round)
     holding = np.flatnonzero(setup.population.sizes)
-    return np.sort(rng.choice(holding, setup.experiment.train.cohort, replace=False, shuffle=False))
+    number = min(setup.experiment.train.cohort, len(holding))
+    return np.sort(rng.choice(holding, number, replace=False, shuffle=False))
 
 
 def reference_device(setup: Setup) -> int:

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedblend.core.dataset import Population
 from fedblend.core.engine import Engine
-from fedblend.core.errors import FedblendError, brief
+from fedblend.core.errors import FedblendError, brief, listed
 from fedblend.core.paths import from_file
 from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
@@ -26,7 +26,17 @@ from fedblend.flower.engine import FlowerEngine
 from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import MessageGrid, Sites
+from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import FinishedRun, execute
+
+Counts = Mapping[int, Mapping[str, Any]]
+"""Numbers of samples by client and by :data:`COUNTS`."""
+
+COUNTS = ("samples", "holds_out", "validates")
+"""Samples to train on, held out, and kept for validation."""
+
+OWN_DATA = "each site's own data"
+"""How clients' samples are divided, in the facts of a run."""
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -71,33 +81,49 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
     server = setup.experiment.method.sharing.server
     expected = clients - (server is not None)
     sites = Sites(grid, clients, limits.min_sites or expected, limits.deadline, setup_fields, server)
-    sites.wait_until_connected(expected)
-    return setup_of_sites(setup, sites.hello_fields), sites
+    known = _known_counts(setup)
+    if known:
+        sites.expect(client for client, fields in known.items() if fields["samples"] and client != server)
+    sites.wait_until_connected(len(sites.expected))
+    federated = setup_of_sites(setup, sites.hello_fields, known)
+    if federated.population.elsewhere:
+        sites.expect(client for client in np.flatnonzero(federated.population.sizes).tolist() if client != server)
+    return federated, sites
 
 
-def setup_of_sites(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]]) -> Setup:
+def setup_of_sites(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]], known: Counts | None = None) -> Setup:
     """Return the setup with the sites' own numbers of samples, unchanged where no site has data of its own.
 
-    A site that is not connected when a run begins has no samples and takes no part in the run. Raises
-    :class:`FedblendError` where only some sites have data of their own: the owner of each of the experiment's samples
-    would then be undefined.
+    ``known`` are the numbers with which a run began that is continued: it weighs and draws clients as if it had not
+    been interrupted, and refuses uploads of a site whose number has changed. A site that is not connected when a run
+    begins has no samples and takes no part in the run. Raises :class:`FedblendError` where only some sites have data of
+    their own (the owner of each of the experiment's samples would then be undefined), and where the sites that take
+    part are too few for a round.
     """
-    own = {client: fields for client, fields in hello_fields.items() if fields.get("samples") is not None}
-    if not own:
+    own: dict[int, Mapping[str, Any]] = {
+        client: fields for client, fields in hello_fields.items() if fields.get("samples") is not None
+    }
+    if not own and not known:
         return setup
-    if len(own) != len(hello_fields):
-        without = sorted(set(hello_fields) - set(own))
+    if known == {}:
         raise FedblendError(
-            f"sites {sorted(own)} have data of their own (data in their site files), sites {without} have not; give "
-            "all of them data, or none"
+            f"sites {sorted(own)} have data of their own (data in their site files), but the run began with sites "
+            "that had none; restore their site files, or begin again in another folder"
+        )
+    if without := sorted(set(hello_fields) - set(own)):
+        raise FedblendError(
+            f"sites {sorted(own) or sorted(known or {})} have data of their own (data in their site files), sites "
+            f"{without} have not; give all of them data, or none"
         )
     base = setup.base(setup.sizes(0))
     if base is not None:
         own |= {_server_client(setup, hello_fields): {"samples": len(base[1])}}
-    sizes, held, validation = (
-        np.array([_sample_count(own, client, field) for client in range(len(setup.population))], np.int64)
-        for field in ("samples", "holds_out", "validates")
-    )
+    if known:
+        _warn_of_changes(own, known)
+        own = dict(known)
+    table = {f: [_sample_count(own, client, f) for client in range(len(setup.population))] for f in COUNTS}
+    sizes, held, validation = (np.array(table[field], np.int64) for field in COUNTS)
+    _require_enough(setup, sizes)
     # The server only counts the samples at the sites; the owner of each follows from the offsets.
     population = Population(
         np.empty(0, np.int64),
@@ -106,9 +132,66 @@ def setup_of_sites(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]]) 
         validation_order=_counted(validation)[0],
         validation_offsets=_counted(validation)[1],
         server_order=setup.population.server_order,
-        notes={"rule": "each site's own data"},
+        # From here a continued run has them again.
+        notes={"rule": OWN_DATA, **table},
     )
     return replace(setup, population=population, own=base)
+
+
+def _known_counts(setup: Setup) -> Counts | None:
+    """Return the numbers of samples with which the run in the setup's folder began, by client.
+
+    Empty where sites had no data of their own; ``None`` for a new run, and for one of an older version.
+    """
+    if setup.folder is None or not RunDirectory.is_run(setup.folder):
+        return None
+    notes = RunDirectory(setup.folder).facts().get("partition", {})
+    if notes.get("rule") != OWN_DATA:
+        return {}
+    rows = [notes.get(field) for field in COUNTS]
+    if rows == [None] * len(COUNTS):
+        return None
+    if not all(isinstance(row, list) and len(row) == len(setup.population) for row in rows):
+        raise FedblendError(
+            f"{setup.folder}: facts.json has not the number of samples of each of {len(setup.population)} clients; "
+            "restore the file, or begin again in another folder"
+        )
+    return {client: dict(zip(COUNTS, numbers, strict=True)) for client, numbers in enumerate(zip(*rows, strict=True))}
+
+
+def _warn_of_changes(own: Counts, known: Counts) -> None:
+    """Warn of sites whose numbers of samples are not those with which the run began."""
+    for client, fields in own.items():
+        before, now = ({f: table.get(f, 0) for f in COUNTS} for table in (known[client], fields))
+        if not before["samples"] and now["samples"]:
+            log.warning("fedblend: client %s was not connected when the run began, and takes no part in it", client)
+        elif before != now:
+            log.warning(
+                "fedblend: client %s has other samples (%s) than when the run began (%s); its replies with other "
+                "numbers are refused",
+                *(client, now, before),
+            )
+
+
+def _require_enough(setup: Setup, sizes: np.ndarray) -> None:
+    """Warn of clients without samples. Raises :class:`FedblendError` if the others are too few for a round."""
+    experiment, absent = setup.experiment, np.flatnonzero(sizes == 0).tolist()
+    if not absent:
+        return
+    present = min(experiment.train.cohort, len(sizes) - len(absent))
+    try:
+        experiment.method.aggregator.require_possible(present)
+        if present < experiment.min_uploads:
+            raise FedblendError(f"min_uploads: {experiment.min_uploads} is more than {present}")
+    except FedblendError as error:
+        raise FedblendError(
+            f"clients {listed(absent)} are not connected, or have no samples, and the others are too few for a round: "
+            f"{error}. Start their SuperNodes, and continue with the same command"
+        ) from None
+    log.warning(
+        "fedblend: clients %s are not connected, or have no samples, and take no part in the run; %s clients a round",
+        *(listed(absent), present),
+    )
 
 
 def _counted(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

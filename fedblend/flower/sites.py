@@ -109,7 +109,9 @@ class Sites:
         if not deadline > 0:
             raise FedblendError(f"deadline: {deadline} is not valid: a number of seconds above 0")
         self.grid, self.clients, self.min_sites, self.deadline = grid, clients, min_sites, deadline
-        self.server_client, self.setup_fields = server_client, setup_fields
+        self.setup_fields = setup_fields
+        self.expected = set(range(clients)) - {server_client}
+        """Clients whose sites take part; only these count as connected or missing."""
         self.nodes: dict[int, int] = {}
         """Node of each connected client."""
         self.hello_fields: dict[int, dict[str, Any]] = {}
@@ -126,21 +128,32 @@ class Sites:
     def wait_until_connected(self, sites: int | None = None) -> None:
         """Wait until ``sites`` sites are connected (default: ``min_sites``), or until the deadline.
 
-        Raises :class:`FedblendError` if fewer than ``min_sites`` are connected then.
+        Logs which clients are missing. Raises :class:`FedblendError` if fewer than ``min_sites`` are connected then.
         """
-        wanted, end = sites or self.min_sites, time.monotonic() + self.deadline
+        wanted, end, told = sites or self.min_sites, time.monotonic() + self.deadline, self.expected
         self._update_nodes()
         while self._connected() < wanted and time.monotonic() < end:
+            if (missing := self.expected - self.nodes.keys()) != told:
+                log.info(
+                    "fedblend: %s of %s sites are connected; the run waits %g seconds (deadline) at most; missing: %s",
+                    *(self._connected(), len(self.expected), self.deadline, listed(sorted(missing))),
+                )
+                told = missing
             time.sleep(min(CONNECT_POLL_S, self.deadline / 4))
             self._update_nodes()
         if self._connected() < self.min_sites:
-            missing = [client for client in range(self.clients) if client not in (*self.nodes, self.server_client)]
-            told = "".join(f" A node takes no part: {why}." for why in sorted(set(self._refusals.values()))[:3])
+            absent = listed(sorted(self.expected - self.nodes.keys()))
+            why = "".join(f" A node takes no part: {one}." for one in sorted(set(self._refusals.values()))[:3])
             raise FedblendError(
-                f"min_sites: {self.min_sites}, but only {self._connected()} of {self.clients} sites are connected "
-                f"after {self.deadline:g} seconds (deadline); missing: {listed(missing)}.{told} Start their "
+                f"min_sites: {self.min_sites}, but only {self._connected()} of {len(self.expected)} sites are "
+                f"connected after {self.deadline:g} seconds (deadline); missing: {absent}.{why} Start their "
                 "SuperNodes, and continue with the same command"
             )
+
+    def expect(self, clients: Iterable[int]) -> None:
+        """Expect the sites of these clients only; no more than these are waited for."""
+        self.expected = set(clients)
+        self.min_sites = min(self.min_sites, len(self.expected))
 
     def exchange(self, kind: str, round: int, requests: Mapping[int, ClientRequest]) -> dict[int, Reply]:
         """Send each client its request and wait for the replies until the deadline.
@@ -168,7 +181,7 @@ class Sites:
             self.excluded[client] = why
 
     def _connected(self) -> int:
-        return len(self.nodes.keys() - {self.server_client})
+        return len(self.nodes.keys() & self.expected)
 
     def _update_nodes(self) -> None:
         """Update the connected nodes, and query new nodes for their client."""

@@ -197,26 +197,31 @@ def test_noise_of_the_experiment_is_drawn_from_system_entropy(tmp_path: Path) ->
             assert not torch.equal(made[0].weights[name], made[1].weights[name])
 
 
-def test_sites_with_their_own_data_equal_a_partition_of_the_same_data(tmp_path: Path) -> None:
-    asked = experiment("fedmix", fraction=1.0)
+def sites_with_data(folder: Path, asked: Experiment) -> list[dict[str, Any]]:
+    """The node configurations of four sites whose files name the samples of the experiment's clients."""
     setup = make_setup(asked)
     test = setup.data.test
-    configs = site_files(tmp_path, 4)
+    configs = site_files(folder, 4)
     for client, config in enumerate(configs):
         x, y = setup.samples(client, int(setup.population.sizes[client]))
         split = np.repeat([0, 1], [len(y), len(test.y)])
-        path = tmp_path / f"data-{client}.npz"
+        path = folder / f"data-{client}.npz"
         images, labels = np.concatenate([x.numpy(), test.x.numpy()]), np.concatenate([y.numpy(), test.y.numpy()])
         np.savez(path, x=images, y=labels, split=split, classes=np.array(setup.data.classes))
         table = {"audit": f"audit-{client}.jsonl", "data": {"name": "npz", "path": path.name}}
         Path(config["site"]).write_text(write_toml(table))
+    return configs
 
-    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(deadline=5))
+
+def test_sites_with_their_own_data_equal_a_partition_of_the_same_data(tmp_path: Path) -> None:
+    asked = experiment("fedmix", fraction=1.0)
+
+    finished = run(Nodes(sites_with_data(tmp_path, asked)), asked, tmp_path / "run", FederationLimits(deadline=5))
 
     for name, tensor in by_loop(asked)[0].weights.items():
         assert torch.equal(finished.state.weights[name], tensor), name
     assert finished.directory.split()["counts"] == []
-    assert finished.directory.facts()["clients"]["largest"] == int(setup.population.sizes.max())
+    assert finished.directory.facts()["clients"]["largest"] == int(make_setup(asked).population.sizes.max())
 
 
 def test_samples_that_clients_hold_out_are_scored_at_their_sites(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 
 from flower_helpers import Nodes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from test_flower import by_loop, experiment, nodes
+from test_flower import by_loop, experiment, nodes, sites_with_data
 
 from fedblend.core.errors import FedblendError
 from fedblend.flower.app_folder import FederationLimits
@@ -151,6 +153,76 @@ def test_too_few_sites_stop_the_run_with_the_missing_ones_named(tmp_path: Path) 
         run(grid, experiment(), tmp_path, FederationLimits(min_sites=3, deadline=0.2))
     with pytest.raises(FedblendError, match="min_sites: 5: the experiment has 4 clients; valid: 1 to 4"):
         run(grid, experiment(), tmp_path, FederationLimits(min_sites=5, deadline=0.2))
+
+
+def test_sites_with_their_own_data_begin_without_one_that_is_absent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = experiment(train=ALL, fraction=1.0)
+    grid = Nodes(sites_with_data(tmp_path, asked))
+    grid.down = {2}
+    caplog.set_level(logging.INFO, "flwr")
+
+    finished = run(grid, asked, tmp_path / "run", QUICK)
+
+    assert finished.directory.metrics()[2]["cohort"] == [0, 1, 3]
+    assert "3 of 4 sites are connected; the run waits 0.4 seconds (deadline) at most; missing: 2" in caplog.text
+    assert "clients 2 are not connected, or have no samples, and take no part in the run; 3 clients a" in caplog.text
+    few = asked.model_copy(update={"min_uploads": 4})
+    with pytest.raises(FedblendError, match=r"clients 2 are not connected.*too few for a round: min_uploads: 4"):
+        run(grid, few, tmp_path / "few", QUICK)
+    masked = experiment({"name": "fedavg", "aggregator": {"name": "secure-mean", "fewest": 4}}, train=ALL, fraction=1.0)
+    with pytest.raises(FedblendError, match=r"clients 2 are not connected.*fewest: 4 clients to a sum"):
+        run(grid, masked, tmp_path / "masked", QUICK)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_continued_run_keeps_the_numbers_of_samples_that_it_began_with(late: bool, tmp_path: Path) -> None:
+    """A site that is absent in the second round is refused, and one that connects then takes no part: both the same."""
+    asked = experiment(rounds=1, fraction=1.0)
+    two, (first, second) = asked.model_copy(update={"rounds": 2}), ({3}, set()) if late else (set(), {2})
+
+    configs = sites_with_data(tmp_path, asked)
+
+    def grid(down: set[int], run_id: int) -> Nodes:
+        made = Nodes(configs, run_id)
+        made.down = down
+        return made
+
+    whole = grid(first, 1)
+
+    def change(who: int, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            whole.down = second
+        return reply
+
+    whole.spoil = change
+    expected = run(whole, two, tmp_path / "whole", QUICK)
+    run(grid(first, 2), asked, tmp_path / "run", QUICK)
+    finished = run(grid(second, 3), two, tmp_path / "run", QUICK)
+
+    lines = [[{**one, "machine": None} for one in made.directory.metrics()] for made in (finished, expected)]
+    assert lines[0][2] == lines[1][2]
+    assert all(torch.equal(finished.state.weights[n], t) for n, t in expected.state.weights.items())
+
+
+def test_samples_that_changed_before_a_restart_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = experiment(train=ALL, rounds=1, fraction=1.0)
+    two = asked.model_copy(update={"rounds": 2})
+    configs = sites_with_data(tmp_path, asked)
+    run(Nodes(configs), asked, tmp_path / "run", QUICK)
+    run(nodes(), asked, tmp_path / "none", QUICK)
+    shutil.copy(tmp_path / "data-1.npz", tmp_path / "data-2.npz")
+
+    record = run(Nodes(configs), two, tmp_path / "run", QUICK).directory.metrics()[2]
+
+    (refused,) = record["refused"]
+    assert (refused["client"], "it says that it trained on" in refused["reason"]) == (2, True)
+    assert "client 2 has other samples" in caplog.text
+    with pytest.raises(FedblendError, match=r"sites \[0, 1, 2, 3\] have data of their own .* the run began with sites"):
+        run(Nodes(configs), two, tmp_path / "none", QUICK)
+    with pytest.raises(FedblendError, match=r"have data of their own .*, sites \[0, 1, 2, 3\] have not"):
+        run(nodes(), two.model_copy(update={"rounds": 3}), tmp_path / "run", QUICK)
 
 
 def test_a_restarted_site_is_queried_and_receives_everything_again(tmp_path: Path) -> None:
