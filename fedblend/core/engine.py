@@ -215,8 +215,8 @@ class Engine(Protocol):
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
-    ) -> Iterator[tuple[int, Payload]]:
-        """Have clients share; a client that sends nothing yields nothing."""
+    ) -> Iterator[tuple[int, Payload | str]]:
+        """Have clients share; a client that sends nothing yields nothing, one that failed the reason."""
         ...
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:

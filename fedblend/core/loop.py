@@ -206,12 +206,13 @@ class RoundLoop:
         if not (sharing.shares_in(round, self.experiment.rounds) or (wanted and not sharing.after_training)):
             return state, {}, nobody
         payloads: dict[int, Payload] = {}
-        refused = []
         with costs.time("share"):
             asked = np.flatnonzero(new & (np.arange(len(new)) != sharing.server))
             if sharing.of_cohort:
                 asked = np.intersect1d(asked, self.draw_cohort(round))
-            given = dict(self.engine.share(round, weights, asked.tolist(), sizes))
+            replies = dict(self.engine.share(round, weights, asked.tolist(), sizes))
+            given = {client: reply for client, reply in replies.items() if not isinstance(reply, str)}
+            refused = [{"client": c, "reason": reply} for c, reply in replies.items() if isinstance(reply, str)]
             sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
             arrives = self._transmit("up", "share-uplink", sizes_given, np.array([*given], np.int64), round, costs)
             costs.count("up", sharing.bytes_kind, int(sizes_given.sum()))
@@ -239,7 +240,7 @@ class RoundLoop:
         if lost:
             shared["lost"] = lost
         if refused:
-            shared["refused"] = refused
+            shared["refused"] = sorted(refused, key=lambda one: one["client"])
         return state, {"shared": shared}, asked if sharing.reads_model else nobody
 
     def _pool_of(self, state: RunState) -> Pool:

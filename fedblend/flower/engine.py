@@ -23,7 +23,7 @@ from fedblend.core.engine import (
     aggregator_of,
     extras_like,
 )
-from fedblend.core.errors import FedblendError, by_reason, legible, listed
+from fedblend.core.errors import FedblendError, legible
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool
@@ -36,7 +36,7 @@ from fedblend.flower.scoring import LARGEST, score_at_sites, score_own
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masks import sent_beside, sum_digest
 from fedblend.flower.secure_aggregation.server import MaskedSum, sum_shared_means
-from fedblend.flower.sites import ClientRequest, Reply, Sites
+from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
 from fedblend.flower.work import LACKS, asked_of, runs_of
 from fedblend.methods.aggregators.secure import SecureMean, Total
 from fedblend.methods.sharing.secure_means import SecureMeans
@@ -72,15 +72,15 @@ class FlowerEngine:
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
-    ) -> Iterator[tuple[int, Payload]]:
-        """Request shared data of clients; sites that refuse or fail are left out, with a warning.
+    ) -> Iterator[tuple[int, Payload | str]]:
+        """Request shared data of clients; of sites that refuse or fail yield the reason, with a warning.
 
         Raises :class:`FedblendError` if none of them gives anything and one of them has failed.
         """
         asked = list(clients)
         sharing = self.setup.experiment.method.sharing
         if isinstance(sharing, SecureMeans):
-            yield from self._share_sums(round, sharing, asked).items()
+            yield from self._share_sums(round, sharing, asked)
             return
         tables = (to_record(add_prefix("weights/", self.setup.shared(weights))),) if sharing.reads_model else ()
         requests = self.setup.requests(sizes)
@@ -88,12 +88,13 @@ class FlowerEngine:
         replies = self.sites.exchange("query.share", round, orders)
         faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
-        classes = self.setup.task.outputs
+        classes, spec = self.setup.task.outputs, model_spec(self.setup, self.server_model())
         faults |= {c: fault for c, payload in payloads.items() if (fault := fault_of_shared(payload, classes))}
         minimum = 1 if self.setup.experiment.unsafe else self.setup.experiment.policy.min_mean
         for client, payload in payloads.items():
             most = sharing.most_entries(int(sizes[client]), minimum, requests.get(client))
-            if fault := fault_of_number(payload, int(sizes[client]), most):
+            fault = fault_of_number(payload, int(sizes[client]), most)
+            if client not in faults and (fault := fault or sharing.fault(payload, int(sizes[client]), spec)):
                 faults[client] = fault
         payloads = {client: payload for client, payload in payloads.items() if client not in faults}
         faults |= find_mismatched(payloads, rows=True)
@@ -101,16 +102,19 @@ class FlowerEngine:
         _log_faults(faults, round, bool(good))
         if sharing.reads_model:
             self._sent_model = (round, frozenset(c for c in asked if replies[c].fault is None))
-        yield from good.items()
+        yield from (good | faults).items()
 
-    def _share_sums(self, round: int, sharing: SecureMeans, asked: Sequence[int]) -> dict[int, Payload]:
+    def _share_sums(
+        self, round: int, sharing: SecureMeans, asked: Sequence[int]
+    ) -> Iterator[tuple[int, Payload | str]]:
         """Request masked shared data; keys and shares are counted with the round's training."""
         setup = self.setup
         like = sharing.form(setup.scale(setup.data.test.x[:1]), setup.task.outputs)
         summed = sum_shared_means(self.sites, round, sharing, asked, stream(setup.experiment.seed, "pool", round), like)
         _log_faults(summed.faults, round, bool(summed.payloads))
         self._extra_bytes = {("up", "keys"): summed.up, ("down", "keys"): summed.down}
-        return summed.payloads
+        # A site may fail after its mean is in the sum.
+        yield from (summed.faults | summed.payloads).items()
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train clients in this process; a round's cohort goes through :meth:`collect`."""
@@ -230,7 +234,7 @@ class FlowerEngine:
         for client, reason in faults.items():
             log.warning("fedblend: round %s: client %s does not answer: %s", round + 1, client, reason)
         if faults and len(faults) == len(good):
-            raise FedblendError(f"round {round + 1}: no site answers the server step ({_in_one_line(faults)})")
+            raise FedblendError(f"round {round + 1}: no site answers the server step ({summarize_faults(faults)})")
         yield from ((client, payload) for client, payload in payloads.items() if client not in faults)
 
     def score(self, weights: Tensors, split: Split = "test") -> Scores:
@@ -365,9 +369,4 @@ def _log_faults(faults: Mapping[int, str], round: int, others: bool) -> None:
     for client, reason in faults.items():
         log.warning("fedblend: round %s: client %s shares nothing: %s", round + 1, client, reason)
     if faults and not others:
-        raise FedblendError(f"round {round + 1}: no site shares anything ({_in_one_line(faults)})")
-
-
-def _in_one_line(faults: Mapping[int, str]) -> str:
-    reasons = by_reason(faults.items())
-    return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())
+        raise FedblendError(f"round {round + 1}: no site shares anything ({summarize_faults(faults)})")

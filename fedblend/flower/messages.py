@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedblend.core.errors import FedblendError, brief, legible
+from fedblend.core.errors import FedblendError, brief, by_reason, legible, listed
 from fedblend.core.trees import Tensors
 from fedblend.core.upload import is_finite
 
@@ -127,14 +127,18 @@ def payload_form(payload: Tensors, rows: bool) -> Form | str:
 def find_mismatched(payloads: Mapping[int, Tensors], rows: bool) -> dict[int, str]:
     """Return the clients whose payload has another form than the majority's, with the reason.
 
-    Raises :class:`FedblendError` where two forms are equally frequent: then no form is the valid one.
+    Raises :class:`FedblendError`, with the clients of each form, where two forms are equally frequent: then no form is
+    the valid one.
     """
     forms = {client: payload_form(payload, rows) for client, payload in payloads.items()}
     faults = {client: legible(f"it sent {form}") for client, form in forms.items() if isinstance(form, str)}
     frequent = Counter(form for form in forms.values() if not isinstance(form, str)).most_common(2)
     if len(frequent) == 2 and frequent[0][1] == frequent[1][1]:
+        sent = by_reason((client, str(form)) for client, form in forms.items() if not isinstance(form, str))
+        told = "; ".join(f"clients {listed(who)}: {legible(form)}" for form, who in sent.items())
         raise FedblendError(
-            legible(f"sites disagree on the form of what they send: {frequent[0][0]} and {frequent[1][0]}")
+            f"sites disagree on the form of what they send, and no form is that of most: {told}. Mend the data or the "
+            "version of fedblend at the wrong sites, or end their SuperNodes, and run the same command again"
         )
     for client, form in forms.items():
         if not isinstance(form, str) and form != frequent[0][0]:

@@ -303,10 +303,54 @@ def test_a_node_that_is_no_client_of_this_experiment_takes_no_part(tmp_path: Pat
     assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
 
 
+FORMS = {
+    "shape": lambda x, y: {"x": x[..., 1:], "y": y},
+    "type": lambda x, y: {"x": x.double(), "y": y},
+    "names": lambda x, y: {"x": x},
+    "rows": lambda x, y: {"x": x, "y": y.repeat(2, 1)},
+    "none": lambda x, y: {"x": x.sum(), "y": y},
+}
+
+
+@pytest.mark.parametrize("liars", [{1}, {1, 2}, {0, 1, 2}])
+@pytest.mark.parametrize("form", FORMS)
+def test_means_of_a_wrong_form_are_left_out_and_recorded(form: str, liars: set[int], tmp_path: Path) -> None:
+    grid = nodes()
+
+    def spoil(who: int, message: Message, reply: Message) -> Message:
+        if who not in liars or message.metadata.message_type != "query.share":
+            return reply
+        fields, tensors = unpack(reply.content)
+        return Message(pack(fields, to_record(FORMS[form](tensors["x"], tensors["y"]))), reply_to=message)
+
+    grid.spoil = spoil
+    finished = run(grid, experiment("fedmix", rounds=1), tmp_path, QUICK)
+
+    assert set(finished.state.entries.owner.tolist()) == {0, 1, 2, 3} - liars
+    refused = finished.directory.metrics()[1]["shared"]["refused"]
+    assert {one["client"] for one in refused} == liars
+    assert all("it sent means of the form" in one["reason"] for one in refused)
+
+
+@pytest.mark.parametrize("kind", ["nan", "more means", "nothing"])
+def test_every_fault_of_what_a_site_shares_is_recorded(kind: str, tmp_path: Path) -> None:
+    change, reason = {
+        "nan": (tensors_only(lambda n, t: t * torch.nan), "holds NaN or infinity"),
+        "more means": (
+            tensors_only(lambda n, t: t.repeat(1000, *[1] * (t.dim() - 1))),
+            "it sent 1,000 entries, and its",
+        ),
+        "nothing": (lambda fields, tensors: pack({"fault": "no"}), "no"),
+    }[kind]
+    finished = run(spoiling(1, "query.share", change), experiment("fedmix", rounds=1), tmp_path, QUICK)
+    (refused,) = finished.directory.metrics()[1]["shared"]["refused"]
+    assert (refused["client"], reason in refused["reason"]) == (1, True)
+
+
 def test_a_payload_of_another_form_than_most_is_left_out(tmp_path: Path) -> None:
     grid = spoiling(1, "query.share", lambda fields, tensors: pack(fields, to_record({"x": tensors["x"][..., 1:]})))
-    finished = run(grid, experiment("fedmix"), tmp_path, QUICK)
-    assert finished.state.entries.owner.tolist() == [0, 2, 3]
+    hidden = run(grid, experiment("fedmix-hidden", rounds=1), tmp_path, QUICK)
+    assert hidden.state.entries.owner.tolist() == [0, 2, 3]
 
 
 def test_equally_frequent_forms_and_unequal_rows_are_reported() -> None:
@@ -315,8 +359,8 @@ def test_equally_frequent_forms_and_unequal_rows_are_reported() -> None:
     assert find_mismatched({0: a, 1: {"x": torch.ones(5, 3)}, 2: {"x": torch.ones(2, 3)}}, rows=False).keys() == {1}
     assert find_mismatched({0: a, 1: {"x": torch.ones(2, 3), "y": torch.ones(3)}}, rows=True).keys() == {1}
     assert find_mismatched({}, rows=True) == {}
-    with pytest.raises(FedblendError, match="disagree on the form"):
-        find_mismatched({0: a, 1: b}, rows=True)
+    with pytest.raises(FedblendError, match=r"disagree on the form.*clients 0, 5: .*\(3,\).*; clients 1, 4: .*\(4,\)"):
+        find_mismatched({0: a, 1: b, 4: b, 5: a}, rows=True)
 
 
 def test_owners_as_runs_are_restored() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pydantic
 import torch
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, legible
+from fedblend.core.objective import ModelSpec
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Fraction, NonNegative, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing, rows_of
@@ -166,6 +167,16 @@ class SharedMeans(Sharing):
             size = torch.from_numpy(self.multiplier * distance[name] / count).reshape(-1, *[1] * (mean.dim() - 1))
             noisy[name] = mean + size * torch.from_numpy(local.rng.standard_normal(tuple(mean.shape)))
         return noisy
+
+    def fault(self, payload: Payload, samples: int, spec: ModelSpec) -> str | None:
+        """Why means are not inputs of the model with targets, or ``None``; hidden states have forms of their own."""
+        if not (self.leaves_client and self.shares_inputs):
+            return None
+        sent = {name: (*tensor.shape, tensor.dtype) for name, tensor in payload.items()}
+        rows = payload["x"].shape[:1] if "x" in payload else (1,)
+        x = spec.scale(torch.zeros(1, *spec.shape)).shape[1:]
+        valid = {"x": (*rows, *x, torch.float32), "y": (*rows, spec.task.outputs, torch.float32)}
+        return None if sent == valid else legible(f"it sent means of the form {sent}; valid: {valid}")
 
     def mechanism(self) -> Mechanism | str:
         """The noise on the pair of input and target: two Gaussian releases with `multiplier`, each of one sample.
