@@ -35,7 +35,7 @@ from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mism
 from fedblend.flower.scoring import LARGEST, score_at_sites, score_own
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masks import sent_beside, sum_digest
-from fedblend.flower.secure_aggregation.server import MaskedSum, sum_shared_means
+from fedblend.flower.secure_aggregation.server import MaskedSum, NoSum, sum_shared_means
 from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
 from fedblend.flower.work import LACKS, asked_of, runs_of
 from fedblend.methods.aggregators.secure import SecureMean, Total
@@ -174,7 +174,7 @@ class FlowerEngine:
     def _collect_sum(
         self, task: TrainTask, clients: Sequence[int], lost: Collection[int], aggregator: SecureMean
     ) -> CohortResult:
-        """Request masked models, and remove the masks from their sum only."""
+        """Request masked models, and remove the masks from their sum only; without a sum no upload is good."""
         result, begin = CohortResult(), time.perf_counter()
         cohort = [int(task.sizes[client]) for client in clients]
         share = {c: aggregator.share_of(size, cohort) for c, size in zip(clients, cohort, strict=True)}
@@ -185,23 +185,29 @@ class FlowerEngine:
         beside = sent_beside(sent, pool.owner if pool is not None else np.empty(0, np.int64), task.server_state)
         about = sum_digest(self.sites.setup_fields, task.round, begun, total, beside)
         masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), context=about)
-        part = masks.begin(clients)
-        extra = {client: ClientRequest({"total": total}, (masks.sealed_shares(client),)) for client in part}
-        replies = self._trained(task, part, extra)
         length = sum(tensor.numel() for tensor in begun.values())
-        like, vectors, faults = {"masked": torch.empty(length, dtype=torch.int32)}, {}, dict(masks.faults)
-        for client, reply in replies.items():
-            result.sent += bytes_of(reply.tensors)
-            fault = reply.fault or fault_of(reply.tensors, like)
-            fault = fault or self._fault_of_words(reply.fields, int(task.sizes[client]))
-            if fault:
-                faults[client] = fault
-            elif client not in lost:
-                vectors[client] = reply.tensors["masked"]
-                result.good.append((client, reply.fields["samples"], reply.fields.get("loss")))
-            if reply.fault is None and (kept := self._kept_there(task, client)):
-                result.client_states[client] = kept
-        result.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
+        like, vectors = {"masked": torch.empty(length, dtype=torch.int32)}, {}
+        faults: dict[int, str] = {}
+        try:
+            part = masks.begin(clients)
+            extra = {client: ClientRequest({"total": total}, (masks.sealed_shares(client),)) for client in part}
+            replies = self._trained(task, part, extra)
+            faults |= masks.faults
+            for client, reply in replies.items():
+                result.sent += bytes_of(reply.tensors)
+                fault = reply.fault or fault_of(reply.tensors, like)
+                fault = fault or self._fault_of_words(reply.fields, int(task.sizes[client]))
+                if fault:
+                    faults[client] = fault
+                elif client not in lost:
+                    vectors[client] = reply.tensors["masked"]
+                    result.good.append((client, reply.fields["samples"], reply.fields.get("loss")))
+                if reply.fault is None and (kept := self._kept_there(task, client)):
+                    result.client_states[client] = kept
+            result.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
+        except NoSum as error:
+            result.good, vectors = [], {}
+            faults = dict.fromkeys(clients, f"there is no sum: {error}") | masks.faults | faults
         result.refused = [{"client": c, "reason": faults[c]} for c in clients if c in faults and c not in lost]
         result.extra_bytes = {("up", "keys"): masks.up, ("down", "keys"): masks.down}
         result.seconds = time.perf_counter() - begin

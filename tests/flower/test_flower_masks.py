@@ -216,7 +216,10 @@ def test_the_sum_covers_the_sites_that_did_not_drop_out(when: dict[int, str], le
         ({0: "query.keys", 1: "query.keys"}, "round 1: 2 sites sent keys, and a masked sum needs 3"),
         ({0: "query.shares", 1: "query.keys"}, "round 1: 2 sites sent shares, and a masked sum needs 3"),
         ({0: "train", 1: "train"}, "round 1: 2 sites sent models, and a masked sum needs 3"),
-        ({0: "query.unmask", 1: "query.unmask"}, "cannot be unmasked: 2 shares of 'own/0', and 3 are needed"),
+        (
+            {0: "query.unmask", 1: "query.unmask"},
+            "of 'own/0', a secret of client 0, 2 shares are valid, and 3 are needed",
+        ),
     ],
 )
 def test_too_few_sites_have_no_sum(when: dict[int, str], expected: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation import site as at_site
-from fedblend.flower.secure_aggregation.server import MaskedSum
+from fedblend.flower.secure_aggregation.server import MaskedSum, NoSum
 from fedblend.flower.server import run
 from fedblend.flower.sites import Reply
 from fedblend.methods.aggregators.secure import SecureMean, Total
@@ -101,7 +101,7 @@ def test_of_one_wrong_share_both_sites_are_named_and_none_is_excluded(caplog: py
         return {**tensors, "own/1": flipped(tensors["own/1"])} if client == 0 else tensors
 
     assert the_sum(one, keys, one.shares(keys), reveal) == {}
-    assert "client 0 has sent a share of client 1's secret that client 1 did not commit to" in caplog.text
+    assert "client 0 has sent no share of client 1's secret, or one that client 1 did not commit to" in caplog.text
 
 
 def test_a_site_that_commits_to_other_shares_than_it_deals_is_named() -> None:
@@ -154,6 +154,29 @@ def test_with_too_few_valid_shares_those_concerned_are_named() -> None:
         the_sum(one, keys, one.shares(keys), reveal)
 
 
+def withheld(one: Round, dealer: int, receivers: set[int]) -> tuple[Round, Any, Shares]:
+    """A round in which a dealer seals what its receivers cannot open."""
+    keys = one.keys()
+    shares = one.shares(keys)
+    for receiver in receivers:
+        shares[dealer][str(receiver)] = shares[dealer][str(receiver)].flip(0)
+    return one, keys, shares
+
+
+def test_of_one_share_that_cannot_be_opened_both_sites_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    assert the_sum(*withheld(Round(), 2, {0})) == {}
+    assert "client 0 has sent no share of client 2's secret, or one that client 2 did not commit to" in caplog.text
+
+
+def test_a_dealer_whose_shares_nobody_can_open_is_named() -> None:
+    told = (
+        r"of 'own/2', a secret of client 2, 1 shares are valid, and 3 are needed\. Client 2, or those whose shares are "
+    )
+    told += r"missing or differ \(client 0, client 1, client 3\), are dishonest; client 2 is excluded"
+    with pytest.raises(NoSum, match=told):
+        the_sum(*withheld(Round(), 2, {0, 1, 3}))
+
+
 # In a federation ------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +205,43 @@ def test_a_run_goes_on_without_a_site_that_sent_wrong_shares(tmp_path: Path) -> 
     assert (refused["client"], refused["reason"].startswith("excluded since round 1: its shares with")) == (0, True)
     honest = run(nodes(4), asked(), tmp_path / "honest", FederationLimits(deadline=5))
     assert first["loss"] == honest.directory.metrics()[1]["loss"], "the first round's sum is that of all sites"
+
+
+def sealing_garbage(drops: bool) -> Nodes:
+    """Four nodes, of which client 2 seals shares that nobody can open, and may then drop out of the round."""
+    grid = nodes(4)
+
+    def spoil(client: int, message: Message, reply: Message) -> Message | None:
+        kind = message.metadata.message_type
+        if client != 2 or kind not in ("query.shares", "train"):
+            return reply
+        if kind == "train":
+            return None if drops else reply
+        fields, tensors = unpack(reply.content)
+        sealed = {n: t if n in ("commit", "digests") else t.flip(0) for n, t in tensors.items()}
+        return Message(pack(fields, to_record(sealed)), reply_to=message)
+
+    grid.spoil = spoil
+    return grid
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_run_goes_on_after_a_round_whose_sum_a_dealer_prevents(drops: bool, tmp_path: Path) -> None:
+    limits = FederationLimits(min_sites=2, deadline=2)
+    name = "pair/2" if drops else "own/2"
+    told = (
+        f"the sum cannot be unmasked: of '{name}', a secret of client 2, {int(not drops)} shares are valid, and 3 are"
+    )
+    with pytest.raises(
+        FedblendError, match=rf"round 1: 0 good uploads of 4.*{told}.*client 2 is excluded since round 1"
+    ):
+        run(sealing_garbage(drops), asked(), tmp_path / "ends", limits)
+    finished = run(sealing_garbage(drops), asked(rounds=2, min_uploads=0), tmp_path / "goes-on", limits)
+    first, second = finished.directory.metrics()[1:]
+    assert (first["uploads"], second["uploads"]) == (0, 3)
+    assert [one["client"] for one in first["refused"]] == [0, 1, 2, 3]
+    (refused,) = second["refused"]
+    assert (refused["client"], refused["reason"].startswith("excluded since round 1: its shares")) == (2, True)
 
 
 @pytest.mark.slow

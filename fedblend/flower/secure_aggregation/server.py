@@ -90,7 +90,7 @@ class MaskedSum:
     faults: dict[int, str] = field(default_factory=dict)
     """Why sites are not in the sum."""
     mismatches: set[tuple[int, int]] = field(default_factory=set)
-    """Sites that dealt a share, with the sites that sent another one to unmask the sum."""
+    """Sites that dealt a share, with the sites that sent another one, or none, to unmask the sum."""
     up: int = 0
     """Bytes of keys and shares that the server received."""
     down: int = 0
@@ -151,6 +151,9 @@ class MaskedSum:
         for client in vectors.keys() - replies.keys():
             log.warning("fedblend: round %s: client %s sent no shares to unmask the sum", self.round + 1, client)
         for client, reply in replies.items():
+            # A site sends its own share; it lacks those that it cannot open, because they were not sealed for it.
+            if f"own/{client}" in reply.tensors:
+                self.mismatches |= {(wanted[name], client) for name in wanted.keys() - reply.tensors.keys()}
             for name in wanted.keys() & reply.tensors.keys():
                 share, dealer, secret = tensor_to_bytes(reply.tensors[name]), wanted[name], name.partition("/")[0]
                 fits = len(share) <= LONGEST_SHARE
@@ -176,7 +179,7 @@ class MaskedSum:
             total += mask if client < peer else np.uint32(0) - mask
 
     def _exclude_by_mismatches(self) -> None:
-        """Exclude the sites that certainly sent, or dealt, a share other than the one committed to.
+        """Exclude the sites that certainly sent, or dealt, a share other than the one committed to, or none.
 
         Of one such pair either site may be the dishonest one. At most n - threshold sites are (at least one), so a site
         with more counterparts than that has an honest counterpart, and is dishonest itself.
@@ -190,12 +193,12 @@ class MaskedSum:
             others = counterparts[client] - {client}
             if client in counterparts[client] or len(others) > tolerated:
                 about = f"clients {listed(sorted(others))}" if others else "its own secret"
-                self._exclude(client, f"its shares with {about} are not those that were committed to")
+                self._exclude(client, f"its shares with {about} are missing, or not those committed to")
         for dealer, receiver in sorted(self.mismatches):
             if not {dealer, receiver} & self.sites.excluded.keys():
                 log.warning(
-                    "fedblend: round %s: client %s has sent a share of client %s's secret that client %s did not "
-                    "commit to; one of the two is dishonest. The other shares are used first",
+                    "fedblend: round %s: client %s has sent no share of client %s's secret, or one that client %s did "
+                    "not commit to; one of the two is dishonest. The other shares are used first",
                     *(self.round + 1, receiver, dealer, dealer),
                 )
 
@@ -205,12 +208,6 @@ class MaskedSum:
     def _join(self, name: str, dealer: int, shares: Mapping[str, Received]) -> bytes:
         """Restore a site's secret; the site has committed to the secret, too, so that a wrong one is detected."""
         committed, others = shares[name].committed, shares[name].others
-        if len(committed) + len(others) < self.threshold:
-            raise TooFewSites(
-                f"round {self.round + 1}: the sum cannot be unmasked: {len(committed) + len(others)} shares of "
-                f"{name!r}, and {self.threshold} are needed ({summarize_faults(self.faults)}); run the same command "
-                "again"
-            )
         # First those that were committed to: if they do not fit together, the dealer is dishonest.
         inconsistent = False
         for some in islice(combinations([*committed, *others], self.threshold), TRIES):
@@ -222,16 +219,24 @@ class MaskedSum:
             inconsistent |= all(share in committed for share in some)
         if inconsistent:
             self._exclude(dealer, "the shares of its secret do not restore it")
-            raise NoSum(
-                f"round {self.round + 1}: the sum cannot be unmasked: client {dealer} has split a secret into shares "
-                "that do not restore it. Remove its site (flwr supernode unregister), and run the same command again"
-            )
-        pairs = [f"client {receiver}" for of, receiver in sorted(self.mismatches) if of == dealer]
-        raise NoSum(
-            f"round {self.round + 1}: the sum cannot be unmasked: of {name!r} {len(committed)} shares are valid, and "
-            f"{self.threshold} are needed. Client {dealer}, or those whose shares differ ({listed(pairs)}), are "
-            "dishonest; remove their sites (flwr supernode unregister), and run the same command again"
+        why = (
+            f"client {dealer} has split a secret into shares that do not restore it"
+            if inconsistent
+            else f"of {name!r}, a secret of client {dealer}, {len(committed)} shares are valid, and {self.threshold} "
+            "are needed"
         )
+        told = f"round {self.round + 1}: the sum cannot be unmasked: {why}"
+        told += f" ({summarize_faults(self.faults)})" if self.faults else ""
+        pairs = listed([f"client {receiver}" for of, receiver in sorted(self.mismatches) if of == dealer])
+        if pairs and not inconsistent:
+            told += f". Client {dealer}, or those whose shares are missing or differ ({pairs}), are dishonest"
+            if dealer in self.sites.excluded:
+                told += f"; client {dealer} is {self.sites.excluded[dealer]}"
+        if pairs or inconsistent:
+            raise NoSum(
+                f"{told}. Remove the dishonest site (flwr supernode unregister), and run the same command again"
+            )
+        raise TooFewSites(f"{told}; run the same command again")
 
     def _restored(self, name: str, dealer: int, shares: list[bytes]) -> bytes | None:
         """Return the secret that shares restore; ``None`` if it is not the one that its site committed to."""
