@@ -159,7 +159,7 @@ def test_sites_with_their_own_data_begin_without_one_that_is_absent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = experiment(train=ALL, fraction=1.0)
-    grid = Nodes(sites_with_data(tmp_path, asked))
+    grid = Nodes(configs := sites_with_data(tmp_path, asked))
     grid.down = {2}
     caplog.set_level(logging.INFO, "flwr")
 
@@ -171,7 +171,13 @@ def test_sites_with_their_own_data_begin_without_one_that_is_absent(
     few = asked.model_copy(update={"min_uploads": 4})
     with pytest.raises(FedblendError, match=r"clients 2 are not connected.*too few for a round: min_uploads: 4"):
         run(grid, few, tmp_path / "few", QUICK)
-    masked = experiment({"name": "fedavg", "aggregator": {"name": "secure-mean", "fewest": 4}}, train=ALL, fraction=1.0)
+    method = {"name": "fedavg", "aggregator": {"name": "secure-mean", "fewest": 3}}
+    again = Nodes(configs, run_id=2)
+    again.down = {2}
+    summed = run(again, experiment(method, train=ALL, fraction=1.0, rounds=1), tmp_path / "summed", QUICK)
+    assert summed.directory.metrics()[1]["uploads"] == 3, "as many as min_sum of each site file"
+    method["aggregator"]["fewest"] = 4
+    masked = experiment(method, train=ALL, fraction=1.0)
     with pytest.raises(FedblendError, match=r"clients 2 are not connected.*fewest: 4 clients to a sum"):
         run(grid, masked, tmp_path / "masked", QUICK)
 
