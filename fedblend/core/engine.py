@@ -338,7 +338,8 @@ def protected(setup: Setup, task: TrainTask, update: ClientUpdate) -> dict[str, 
         rng = stream(experiment.seed, "adversary", task.round, client)
         return experiment.adversary.corrupt(payload, begun, rng)
     rng = stream(experiment.seed, "protection", task.round, client)
-    return experiment.protection.protect(payload, begun, experiment.train.lr_in(task.round), rng)
+    sent = experiment.protection.protect(payload, begun, experiment.train.lr_in(task.round), rng)
+    return setup.with_frozen(sent, begun)
 
 
 def _timed(updates: Iterable[ClientUpdate], result: CohortResult) -> Iterator[ClientUpdate]:

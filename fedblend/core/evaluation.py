@@ -206,6 +206,8 @@ class Selection:
         """Note which round so far is best on validation, the first of equal ones. The state keeps it."""
         value = record.score_of(self.metric, validation=True)
         best = state.server_part(BEST).get("best")
+        if value is not None and math.isnan(value):
+            value = None  # a model that diverged is not the best
         if value is not None and (best is None or self.signs[self.metric] * (value - float(best[1])) > 0):
             best = torch.tensor([state.round, value], dtype=torch.float64)
             state = replace(state, server_state=replaced(state.server_state, BEST, {"best": best}))

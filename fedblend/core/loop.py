@@ -42,6 +42,9 @@ from fedblend.core.upload import as_kept, bytes_of, form_fault
 
 Weights = dict[str, torch.Tensor]
 
+FIRST = "first"
+"""The slot of the server's state that has the first weights of a warm start, where clients may begin with these."""
+
 
 @dataclass(frozen=True)
 class BegunRound:
@@ -112,13 +115,18 @@ class RoundLoop:
             raise FedblendError(f"start: '{self.experiment.start}': a run's rounds cannot be made again without it")
         weights, clients = weights or self.setup.weights(), len(self.setup.population)
         state = RunState(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
-        state = replace(state, server_state=first_server_state(self.method, self.spec, weights))
+        server_state = first_server_state(self.method, self.spec, weights)
+        if self.experiment.start is not None and self.experiment.begins_at_clients:
+            server_state = replaced(server_state, FIRST, weights)
+        state = replace(state, server_state=server_state)
         return self.selection.note_best(state, self._record(state, CostMeter(), {}))
 
     def run(self, state: RunState, record: RoundRecord) -> RunState:
         """Make the rounds that are left, until all are made, the run has converged, or a callback ends it."""
         for callback in self.callbacks:
             callback.on_run_begin(self.setup, state)
+        if state.round and self.selection.reaches_target(record):
+            self.ended_by = "target"  # a resumed run that was cut before its end was noted
         while state.round < self.experiment.rounds and not record.converged and not self.ended_by:
             state, record = self.round(state)
             names = []
@@ -155,6 +163,7 @@ class RoundLoop:
         state = replace(state, global_outputs=outputs)
         if not missed:
             weights, state = self._refine(state, weights, begun)
+        weights = self.setup.tied(weights)
         facts |= self._change(before, weights, outputs, facts)
         state = replace(state, round=state.round + 1, weights=weights)
         return self.selection.note_best(state, self._record(state, costs, facts))
@@ -337,7 +346,7 @@ class RoundLoop:
         kept: Tensors = {n: t for n, t in had.items() if not n.startswith(("weights/", "outputs/"))}
         if self.method.stateful_clients or not did_receive:
             own = {n: t for n, t in had.items() if n.startswith(("weights/", "outputs/"))}
-            own = own or add_prefix("weights/", self.setup.weights())
+            own = own or add_prefix("weights/", state.server_part(FIRST) or self.setup.weights())
             kept = {**kept, **own, **(add_prefix("outputs/", state.global_outputs) if did_receive else {})}
         if client not in state.client_states:
             kept = {**first_client_state(self.method, self.experiment.train, self.spec, state.weights), **kept}
@@ -402,7 +411,7 @@ class RoundLoop:
         keyed = stream(self.experiment.seed, "release", task.round)
         rng = self.engine.secret_rng() or keyed
         context = ReleaseContext(len(result.cohort), len(result.good), self.experiment.train.lr_in(task.round), rng)
-        released = self.experiment.protection.release(aggregate, begun, context)
+        released = self.setup.with_frozen(self.experiment.protection.release(aggregate, begun, context), begun)
         return weights | {name: as_kept(name, tensor, weights[name]) for name, tensor in released.items()}, outputs
 
     def _after_aggregation(
@@ -475,7 +484,8 @@ class RoundLoop:
             return {}
         if self.method.upload.is_model:
             old, new = (
-                torch.cat([t.flatten().double() for t in one.values()])[None] for one in (before.weights, weights)
+                torch.cat([one[name].flatten().double() for name in self.spec.trained])[None]
+                for one in (before.weights, weights)
             )
         else:
             old, new = (

@@ -17,7 +17,7 @@ from fedblend.core.objective import Scale, Task
 from fedblend.core.random import stream
 from fedblend.core.server_step import ModelSpec
 from fedblend.core.sharing import Request
-from fedblend.core.trees import Tensors
+from fedblend.core.trees import Tensors, same_tensors
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,32 @@ class Setup:
                 f"method.personal: '{personal.name}' keeps all layers of the model '{self.experiment.model.name}' at "
                 "clients, so that nothing would be learned together; valid: fewer layers, or a larger model"
             )
+        for name, first in self.twins.items():
+            if (name in own) != (first in own):
+                raise FedblendError(
+                    f"method.personal: '{personal.name}' keeps one of '{first}' and '{name}' at clients and shares the "
+                    "other, but they are one tensor; valid: layers that share no weights with others"
+                )
         return own
+
+    @functools.cached_property
+    def twins(self) -> dict[str, str]:
+        """Further names of the model's tensors that layers share, each with the tensor's first name."""
+        return same_tensors(self.model)
+
+    def tied(self, weights: Tensors) -> dict[str, torch.Tensor]:
+        """``weights`` with one value for each tensor that layers share, that of its first name, which is trained."""
+        return {name: weights[self.twins.get(name, name)] for name in weights}
+
+    @functools.cached_property
+    def frozen(self) -> frozenset[str]:
+        """Names of the model's parameters that are not trained."""
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        return frozenset(name for name, parameter in parameters if not parameter.requires_grad)
+
+    def with_frozen(self, sent: Tensors, begun: Tensors) -> dict[str, torch.Tensor]:
+        """``sent`` without what noise made of parameters that are not trained: these depend on nobody's data."""
+        return {name: begun[name] if name in self.frozen else tensor for name, tensor in sent.items()}
 
     def shared(self, weights: Tensors) -> dict[str, torch.Tensor]:
         """The tensors of a model that clients and server send each other."""

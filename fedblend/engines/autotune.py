@@ -26,7 +26,6 @@ from fedblend.engines.sgd import allow_tf32
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.layers import CannotStack, own_layers, own_ways, prepare_model
 from fedblend.engines.stacked.step import layer_step
-from fedblend.models.layers import same_tensors
 
 MIN_SECONDS_TO_TUNE = 20.0
 """Estimated seconds of a run below which tuning takes longer than it saves."""
@@ -111,8 +110,8 @@ def unstackable(setup: Setup) -> str:
             return f"its layer '{name}' is a fused {type(layer).__name__}, which PyTorch cannot stack (see model lstm)"
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.padding_idx is not None:
             return f"its layer '{name}' has a padding_idx, which PyTorch ignores in a stack"
-    if twins := same_tensors(setup.model):
-        return f"its '{twins[0]}' and '{twins[1]}' are one tensor"
+    for name, first in setup.twins.items():
+        return f"its '{first}' and '{name}' are one tensor"
     if not setup.experiment.train.optimizer.stacks:
         return f"the optimizer '{setup.experiment.train.optimizer.path}' is one of the loop engine's"
     setup = _with_short_training(setup, by_sgd=True)

@@ -21,7 +21,9 @@ class _ModuleNet:
     def with_weights(self, weights: Tensors) -> FunctionalNet:
         """Return the model with other weights, and copies of their buffers, which batch norm changes in training."""
         buffers = {name: weights[name].clone() for name, _ in self.model.named_buffers() if name in weights}
-        return FunctionalNet(self.model, {**weights, **buffers})
+        # Of a tensor that layers share, the first name alone.
+        parameters = {name: weights[name] for name, _ in self.model.named_parameters() if name in weights}
+        return FunctionalNet(self.model, {**parameters, **buffers})
 
     @property
     def layers(self) -> int:

@@ -149,9 +149,14 @@ class Experiment(FrozenTable):
         return self.evaluate_model == "each" or (self.evaluate_model is None and self.method.personal.keeps_layers)
 
     @property
+    def begins_at_clients(self) -> bool:
+        """Whether clients may begin with a model that the server did not send."""
+        return self.method.stateful_clients or self.channel.loses
+
+    @property
     def keeps_client_weights(self) -> bool:
         """Whether clients' own weights are stored between rounds, because they train or are evaluated with them."""
-        return self.method.stateful_clients or self.channel.loses or self.evaluates_device
+        return self.begins_at_clients or self.evaluates_device
 
     @pydantic.model_validator(mode="after")
     def _check_fields(self) -> Experiment:

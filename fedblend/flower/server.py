@@ -74,6 +74,11 @@ def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: Federat
 
 def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[Setup, Sites]:
     """Wait for the sites; return the setup with the sites' own numbers of samples, and the connected sites."""
+    if setup.experiment.start is not None and setup.experiment.begins_at_clients:
+        raise FedblendError(
+            "start: sites that begin with models of their own do not have the earlier run's; valid over Flower: no start, "
+            "or a method and a channel with which clients begin each round with the server's model"
+        )
     # Callbacks run at the server alone; sites would refuse those that are not fedblend's own.
     experiment = {**as_table(setup.experiment), "callbacks": []}
     setup_fields = {"experiment": experiment, "setup": describe_setup(setup)}

@@ -251,11 +251,12 @@ def leaving(task: ClientTask, payload: dict[str, torch.Tensor], start: Tensors) 
         payload = experiment.adversary.corrupt(payload, start, rng)
     else:
         payload = experiment.protection.protect(payload, start, experiment.train.lr_in(round), secret_generator())
+        payload = task.setup.with_frozen(payload, start)
     if task.site.protection is None or not experiment.method.upload.is_model:
         return payload
     lr = experiment.train.lr_in(round)
     protected: dict[str, torch.Tensor] = task.site.protection.protect(payload, start, lr, secret_generator())
-    return protected
+    return task.setup.with_frozen(protected, start)
 
 
 def respond(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:

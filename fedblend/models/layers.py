@@ -70,16 +70,6 @@ class Normed:
         return [nn.GroupNorm(self.groups, channels)]
 
 
-def same_tensors(model: nn.Module) -> tuple[str, str] | None:
-    """Two names of one tensor, if layers share a weight; ``None`` if every name has its own tensor."""
-    first: dict[int, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        other = first.setdefault(id(tensor), name)
-        if other != name:
-            return other, name
-    return None
-
-
 def head(inputs: int, hidden: Sequence[int], outputs: int, dropout: float = 0.0) -> list[nn.Module]:
     """Dense stages after a flattening: ``hidden`` layers with ReLU and dropout, then ``outputs`` units."""
     widths = [inputs, *hidden]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -141,7 +142,8 @@ class Monitor(Callback):
         sign = 1 if self.mode == "max" else -1
         best = self.seen[0]
         for round, number in self.seen[1:]:
-            best = (round, number) if sign * (number - best[1]) > least else best
+            if math.isnan(best[1]) or sign * (number - best[1]) > least:
+                best = (round, number)
         return best
 
 

@@ -30,7 +30,7 @@ from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.privacy import privacy_facts
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
-from fedblend.runs.callbacks import Checkpoints, Listener, MetricsLog, PeakMemory, RecordListener
+from fedblend.runs.callbacks import Checkpoints, KeepBest, Listener, MetricsLog, PeakMemory, RecordListener
 from fedblend.runs.directory import METRICS, RunDirectory
 from fedblend.runs.groups import flatten
 from fedblend.runs.trackers import Tracker
@@ -106,14 +106,16 @@ def execute(
             choice = _choose_plan(directory, setup, processors)
             engine = engines.make(setup, choice)
         try:
-            # Order: callbacks may end the run, so that its last round is evaluated; then trackers see the record, and
-            # it is written, passed to the listener, and made final by the checkpoint.
-            watching = sorted([*experiment.callbacks, *callbacks], key=lambda one: isinstance(one, Tracker))
-            memory, log = PeakMemory(), MetricsLog(directory)
-            records = [log, *([RecordListener(listener)] if listener else [])]
+            # Order: callbacks and the listener may end the run, so that its last round is evaluated; then the best
+            # model is kept, trackers see the record, it is written, and made final by the checkpoint.
+            given = [*experiment.callbacks, *callbacks]
+            watching = [one for one in given if isinstance(one, KeepBest | Tracker)]
+            ending = [one for one in given if one not in watching]
+            memory, listeners = PeakMemory(), [RecordListener(listener)] if listener else []
+            log = MetricsLog(directory)
             checkpoints = Checkpoints(directory, experiment.checkpoint_every, experiment.rounds)
-            loop = RoundLoop(setup, engine, [memory, *watching, *records, checkpoints])
-            state = _run(directory, loop, choice, [memory, *records], checkpoints)
+            loop = RoundLoop(setup, engine, [memory, *ending, *listeners, *watching, log, checkpoints])
+            state = _run(directory, loop, choice, [memory, *listeners, log], checkpoints)
         finally:
             engine.close()
     return FinishedRun(directory, setup, state)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.engines.loop import LoopEngine
+from fedblend.runs import checkpoint
+from fedblend.runs.callbacks import EarlyStopping
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import read
 
@@ -140,3 +143,53 @@ def test_a_file_names_callbacks_by_name_and_by_dotted_path(tmp_path: Path, monke
     assert RunDirectory(tmp_path / "run").experiment().callbacks == result.experiment.callbacks
     with pytest.raises(FedblendError, match=r"callbacks\[0\].name: unknown callback 'stopp'"):
         experiment(**TINY, callbacks=["stopp"])
+
+
+class Ends(Callback):
+    """Ends the run after a round."""
+
+    round: int = 2
+
+    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+        return state.round >= self.round
+
+
+@pytest.mark.parametrize("by", ["on_round", "callback"])
+def test_the_last_round_is_evaluated_logged_and_kept_whatever_ends_the_run(by: str, tmp_path: Path) -> None:
+    made = experiment(**{**TINY, "eval_every": 4, "validation": {"clients": 0.2}}, callbacks=["keep-best"])
+    ends: dict[str, Any] = (
+        {"on_round": lambda record: record["round"] == 2} if by == "on_round" else {"callbacks": [Ends()]}
+    )
+
+    fedblend.run(made, tmp_path / "run", **ends)
+
+    last = RunDirectory(tmp_path / "run").records()[-1]
+    assert (last.round, last.evaluated) == (2, True)
+    assert last.best_round is not None
+    assert checkpoint.read_best(tmp_path / "run") is not None
+
+
+def test_a_run_that_was_cut_between_its_target_and_its_status_makes_no_further_round(tmp_path: Path) -> None:
+    made = experiment(**TINY, target=0.0, stop_at_target=True)
+    fedblend.run(made, tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    ended = [record.round for record in run.records()]
+    run.set_status("running", ended[-1])
+
+    fedblend.run(made, tmp_path / "run", resume=True)
+
+    assert [record.round for record in run.records()] == ended == [0, 1]
+    assert run.status()["reason"] == "ended by target"
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_loss_that_is_no_number_is_not_the_best(mode: Any) -> None:
+    stopping = EarlyStopping(monitor="loss", mode=mode, patience=2)
+    improving = (math.nan, 3.0, 2.0, 1.0) if mode == "min" else (math.nan, 1.0, 2.0, 3.0)
+
+    ends = [
+        stopping.on_round_end(cast(RunState, None), RoundRecord(i + 1, loss=loss)) for i, loss in enumerate(improving)
+    ]
+
+    assert not any(ends)
+    assert stopping.best() == (4, improving[-1])

@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import BATCH_NORM, DROPOUT, train
-from helpers import BatchNormNet, engine_of, federation, federation_of, run, same, same_state, setup, without_machine
+from helpers import (
+    BatchNormNet,
+    engine_of,
+    federation,
+    federation_of,
+    images,
+    run,
+    same,
+    same_state,
+    setup,
+    without_machine,
+)
 
 from fedblend.core.aggregator import Aggregator
 from fedblend.core.channel import Channel
@@ -237,3 +248,57 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(FedblendError, match="damaged"):
         checkpoint.read(tmp_path)
+
+
+TIED = {"model": {"name": "module", "path": "own_models:Tied"}}
+STILL = {"name": "fedavgm", "server_step": {"name": "fedavgm", "lr": 1e-12}}
+
+
+@pytest.mark.parametrize("method", ["fednova", "feddyn", "fedavgm", "fedadam", "moon", "fedntd"])
+def test_a_tensor_that_layers_share_has_one_value(method: str) -> None:
+    state, _ = run(federation(images(side=8), method=method, **TIED), 2)
+    assert torch.equal(state.weights["second.weight"], state.weights["third.weight"])
+
+
+def test_a_server_step_moves_a_tensor_that_layers_share_once() -> None:
+    fed = federation(images(side=8), method=STILL, **TIED)
+    state, _ = run(fed, 1)
+    for name, first in fed.setup.weights().items():
+        torch.testing.assert_close(state.weights[name], first, rtol=0, atol=1e-9)
+
+
+def test_no_part_of_a_shared_tensor_stays_at_clients() -> None:
+    with pytest.raises(FedblendError, match=r"keeps one of 'second\.weight' and 'third\.weight' at clients"):
+        federation(images(side=8), method={"name": "fedper", "personal": {"layers": 1}}, holdout=0.2, **TIED)
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_noise_does_not_move_what_is_not_trained(side: str) -> None:
+    noise = {"name": "noise", "clip": 1.0, "multiplier": 0.5, "side": side}
+    frozen = {"model": {"name": "module", "path": "own_models:Frozen"}}
+    method = {"name": "fedavg", "aggregator": {"name": "mean", "by": "clients"}}
+    fed = federation(images(side=8), method=method, protection=noise, **frozen)
+    state, _ = run(fed, 1)
+    for name, first in fed.setup.weights().items():
+        assert torch.equal(state.weights[name], first) == name.startswith("first.")
+
+
+def test_the_change_of_a_model_is_that_of_its_trained_weights() -> None:
+    fed = federation(model=BATCH_NORM, convergence_tol=1e-3, train={"lr": 1e-9})
+    _, records = run(fed, 1)
+    assert records[0]["change"] < 1e-6
+    assert records[0]["converged"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"method": "scaffold"}, {"protection": {"name": "noise", "on": "gradients", "clip": 1.0, "multiplier": 1.0}}],
+    ids=["scaffold", "noise on gradients"],
+)
+def test_a_round_without_a_learning_rate_changes_nothing(changes: dict[str, Any]) -> None:
+    still = {"schedule": {"name": "cosine", "length": 1}}
+    state, records = run(federation(train=still, **changes), 2)
+    after_one, _ = run(federation(train=still, **changes), 1)
+    assert records[1]["uploads"]
+    for name, weight in after_one.weights.items():
+        torch.testing.assert_close(state.weights[name], weight, rtol=0, atol=0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+
+from helpers import experiment
 
 from fedblend.experiment.setup import make_setup
 
@@ -28,7 +30,7 @@ from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.tables import write_toml
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import pack, unpack
-from fedblend.flower.server import run
+from fedblend.flower.server import connect, run
 from fedblend.runs.files import read_lines
 
 
@@ -262,3 +264,9 @@ def test_invalid_scores_of_a_site_are_left_out(said: dict[str, Any], tmp_path: P
     assert record["clients"] == over_clients(owner[owner != 2], right[owner != 2], setup.population.sizes)
     with pytest.raises(FedblendError, match="holdout: no client sent valid scores"):
         run(lying({0, 1, 2, 3}), asked, tmp_path / "none", FederationLimits(deadline=5))
+
+
+def test_sites_that_begin_with_models_of_their_own_cannot_begin_with_an_earlier_run() -> None:
+    made = make_setup(experiment(method="fd", start="earlier"))
+    with pytest.raises(FedblendError, match="start: sites that begin with models of their own"):
+        connect(cast(Any, None), made, FederationLimits())

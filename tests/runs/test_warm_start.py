@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_helpers import here, records, refused, succeeded, write
@@ -25,6 +26,7 @@ SMALL = {
     "rounds": 2,
 }
 SHOT = {"name": "xormixfl", "server_step": {"epochs": 3}}
+NEVER_DOWN = {"name": "wireless", "power_down": -100.0}
 MEANS = {"name": "fedmix", "sharing": {"samples_per_mean": 4}}
 
 
@@ -125,3 +127,21 @@ def test_one_file_makes_the_shot_and_what_goes_on_from_it(tmp_path: Path) -> Non
         assert (first["accuracy"], first["loss"]) == (last["accuracy"], last["loss"])
     alone = {**SMALL, "name": "alone", "start": "nothing"}
     refused(here("run", str(write(tmp_path / "alone.toml", alone)), "--out", str(tmp_path / "a")), "start", "nothing")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [{"method": "fd"}, {"method": {"upload": "silent", "stateful_clients": True}}, {"channel": NEVER_DOWN}],
+    ids=["fd", "silent", "lost"],
+)
+def test_clients_that_begin_with_models_of_their_own_begin_with_the_earlier_run(
+    table: dict[str, Any], shot: Path, tmp_path: Path
+) -> None:
+    still = {**SMALL, "seed": 1, "start": str(shot), "evaluate_model": "device", **table}
+    still["train"] = {"cohort": 3, "epochs": 1, "lr": 1e-9}
+    execute(experiment(**{**still, "rounds": 1}), tmp_path / "run")
+    execute(experiment(**still), tmp_path / "run", resume=True)
+
+    begun, *rest = (record.loss for record in RunDirectory(tmp_path / "run").records())
+
+    assert rest == pytest.approx([begun, begun], rel=1e-5)

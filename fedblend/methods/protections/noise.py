@@ -96,7 +96,7 @@ class ClipAndNoise(Protection):
         norms = [torch.linalg.vector_norm(c, order, dtype=torch.float64) for c in change.values()]
         norm = torch.linalg.vector_norm(torch.stack(norms), order)
         # An update without a finite norm becomes 0. Slightly below 1, because products are rounded.
-        factor = torch.where(torch.isfinite(norm), (clip * (1 - 1e-6) / norm).clamp(max=1.0), 0.0)
+        factor = torch.where(torch.isfinite(norm), (clip * (1 - 1e-6) / norm.clamp(min=1e-300)).clamp(max=1.0), 0.0)
         # In float64: a factor of a huge update would be rounded to too few digits in float32.
         return {
             name: torch.where(torch.isfinite(norm), (c.double() * factor).to(c.dtype), 0.0)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.errors import FedblendError
 from fedblend.core.server_step import ModelSpec, ServerContext, Tensors
+from fedblend.core.trees import same_tensors
 from fedblend.data.scale import Scaler
-from fedblend.models.layers import same_tensors
 
 Stacked = dict[str, torch.Tensor]
 
@@ -30,10 +30,10 @@ def require_classes(step: str, known: ModelSpec) -> None:
         raise FedblendError(f"method.server_step: '{step}' needs classes, but these data have none")
     if not isinstance(known.scale, Scaler):
         raise FedblendError(f"method.server_step: '{step}' needs images or features, but these data are text")
-    if shared := same_tensors(known.model):
+    for name, first in same_tensors(known.model).items():
         raise FedblendError(
-            f"method.server_step: '{step}' trains each tensor of a model separately, but '{shared[0]}' and "
-            f"'{shared[1]}' of this model are the same tensor"
+            f"method.server_step: '{step}' trains each tensor of a model separately, but '{first}' and '{name}' of "
+            "this model are the same tensor"
         )
 
 
