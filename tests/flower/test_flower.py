@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import experiment
-
 from fedblend.experiment.setup import make_setup
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
