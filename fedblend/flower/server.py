@@ -76,8 +76,8 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
     """Wait for the sites; return the setup with the sites' own numbers of samples, and the connected sites."""
     if setup.experiment.start is not None and setup.experiment.begins_at_clients:
         raise FedblendError(
-            "start: sites that begin with models of their own do not have the earlier run's; valid over Flower: no start, "
-            "or a method and a channel with which clients begin each round with the server's model"
+            "start: sites that begin with models of their own do not have the earlier run's; valid over Flower: no "
+            "start, or a method and a channel with which clients begin each round with the server's model"
         )
     # Callbacks run at the server alone; sites would refuse those that are not fedblend's own.
     experiment = {**as_table(setup.experiment), "callbacks": []}
