@@ -102,7 +102,7 @@ def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     if claim["seeds"][1] > len(lines):
         text += f", {claim['seeds'][0]} of {claim['seeds'][1]} seeds and places"
     if "quantities" in result:
-        text += _noise_text(judge_result(result, claim), claim["verdict"])
+        text += _noise_text(judge_result(result, claim), claim["verdict"], text)
     if claim["verdict"] not in ("not measured", "undecided"):
         text += ", on other data" if result["other_data"] else ""
         text += ", at smoke" if result["scale"] == "smoke" else ""
@@ -111,15 +111,20 @@ def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     return text
 
 
-def _noise_text(verdict: ClaimVerdict, on_means: str) -> str:
-    """What the seeds tell of a verdict on means: one seed, the interval in the weakest place, or another verdict."""
+def _noise_text(verdict: ClaimVerdict, on_means: str, text: str) -> str:
+    """What the seeds tell of a verdict on means: one seed, the interval in the weakest place, or another verdict.
+
+    The mean over seeds stands before its interval where ``text`` lacks it, as of spreads: their mean is not that of means.
+    """
     weakest = verdict.weakest
     if verdict.word == ONE_SEED:
         return ", one seed"
     if weakest is None:
         return ""
     interval = weakest.interval
-    between = f", 95 % interval {interval[0]:+.3g} to {interval[1]:+.3g}" if interval else ""
+    mean = f"{weakest.mean:+.3g}"
+    told = "" if mean in text else f", {mean} over seeds"
+    between = f"{told}, 95 % interval {interval[0]:+.3g} to {interval[1]:+.3g}" if interval else ""
     return between if verdict.word == on_means else f"{between}: {verdict.word}"
 
 

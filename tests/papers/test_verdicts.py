@@ -184,3 +184,18 @@ def test_the_verdict_in_words_names_the_interval(ours: list[float], words: str) 
     claim = {"holds": "a > b", "of": "q", "places": {"x": [True, 2.0]}, "verdict": "holds", "paper": "holds"}
 
     assert verdict_text(claim | {"seeds": [len(ours), len(ours)]}, result) == words
+
+
+def test_the_verdict_on_spreads_has_the_mean_over_seeds_beside_the_margin_of_means() -> None:
+    # The spread of the means is 1; those of the seeds are 2 and 4.
+    cells = [
+        {"row": "a", "column": column, "ours": {"0": first, "1": second}}
+        for column, first, second in (("x", 1.0, 5.0), ("y", 3.0, 1.0))
+    ]
+    result = {"rows": {"a": "A"}, "columns": {"x": "X", "y": "Y"}, "quantities": {"q": {"cells": cells}}}
+    result |= {"other_data": [], "scale": "paper"}
+    claim = {"holds": "spread:a > 0", "of": "q", "places": {"all": [True, 1.0]}, "verdict": "holds", "paper": "holds"}
+
+    words = verdict_text(claim | {"seeds": [2, 2]}, result)
+
+    assert words.startswith("holds (by +1), 2 of 2 seeds and places, +3 over seeds, 95 % interval ")
