@@ -223,7 +223,7 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
         @contextmanager
         def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
             def listen(slug: str, record: RoundRecord) -> None:
-                if record.round == 1:
+                if record.round == 2:
                     raise KeyboardInterrupt
 
             yield listen
