@@ -177,13 +177,15 @@ def _require_done(run: Path, log: str) -> None:
 
 
 def init_site(path: Path, data: Path | None, min_mean: int) -> None:
-    """Write a new site file. Raises :class:`FedblendError` if ``path`` exists, or ``data`` does not."""
+    """Write a new site file, and print what ``data`` holds.
+
+    Raises :class:`FedblendError` if ``path`` exists, or ``data`` cannot be loaded.
+    """
     from fedblend.flower.site import read_site, site_text
 
     if path.exists():
         raise FedblendError(f"{path}: exists already; edit it, or give another name")
-    if data is not None and not data.is_file():
-        raise FedblendError(f"--data {data}: no such file; give this site's samples (.npz)")
+    content = None if data is None else _content_of(data)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -191,11 +193,36 @@ def init_site(path: Path, data: Path | None, min_mean: int) -> None:
     write_atomically(path, site_text(path, data, min_mean=min_mean))
     read_site(path)
     console = Console()
+    if content is not None:
+        console.print(content, highlight=False, soft_wrap=True)
     console.print(f"Site file: {path}; read it and decide what may leave", highlight=False, soft_wrap=True)
     earlier = path.parent / "audit.jsonl"
     if earlier.exists():
         text = f'{earlier}: is not continued; if it is the log of this site, write audit = "audit.jsonl" into the file'
         console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _content_of(path: Path) -> str:
+    """Load a site's samples; return their number, shape and classes in one line."""
+    from fedblend.core import registry
+
+    if not path.is_file():
+        raise FedblendError(f"--data {path}: no such file; give this site's samples (.npz)")
+    if path.suffix in (".csv", ".tsv", ".parquet"):
+        raise FedblendError(
+            f"--data {path}: is a table; valid: an .npz file. For a table write the site file without --data, and give "
+            'it [data] with name = "table", path and target (docs/deployment.md, A site with a table)'
+        )
+    try:
+        data = registry.build("dataset", {"name": "npz", "path": str(path.absolute())}).load()
+    except FedblendError as error:
+        raise FedblendError(f"--data: {error}") from None
+    x = data.train.x
+    names = data.classes or data.labels
+    kind = "classes" if data.classes else "labels"
+    target = f"{len(names)} {kind}: {listed(names)}" if names else f"{data.outputs} numbers to predict"
+    sizes = f"{len(x)} to train on, {len(data.test.x)} for tests (not used)"
+    return f"Samples: {sizes}; shape {'x'.join(map(str, x.shape[1:]))}; {target}"
 
 
 def show_audit(path: Path, last: int | None) -> None:

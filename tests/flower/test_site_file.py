@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from cli_helpers import here, refused
 
 from fedblend.cli.federation import init_site, show_audit
 from fedblend.core.errors import FedblendError
@@ -16,9 +18,15 @@ from fedblend.flower.site import SAFE, Site, read_site, site_text
 from fedblend.runs.files import append_line
 
 
+def write_samples(path: Path) -> Path:
+    """Ten samples of two classes."""
+    with path.open("wb") as file:
+        np.savez(file, x=np.zeros((10, 3, 2), np.float32), y=np.arange(10) % 2, classes=np.array(["no", "yes"]))
+    return path
+
+
 def test_a_new_site_file_is_read_back(tmp_path: Path) -> None:
-    data = tmp_path / "a b.npz"
-    data.write_bytes(b"")
+    data = write_samples(tmp_path / "a b.npz")
     init_site(tmp_path / "s" / "site.toml", data, 20)
     site = read_site(tmp_path / "s" / "site.toml")
     assert (site.allow, site.min_mean, site.rounds, site.protection, site.device) == (SAFE, 20, None, None, "cpu")
@@ -47,13 +55,29 @@ def test_new_site_files_in_one_folder_have_an_audit_log_each(tmp_path: Path, cap
 
 @pytest.mark.parametrize("name", ["data-\U0001f600.npz", 'a "b" \\.npz', "a\x7f\n[b].npz"])
 def test_a_new_site_file_names_samples_of_any_name(tmp_path: Path, name: str) -> None:
-    data = tmp_path / name
-    data.write_bytes(b"")
+    data = write_samples(tmp_path / name)
     path = tmp_path / name.replace("npz", "toml")
     init_site(path, data, 2)
     assert read_site(path).data.path == str(data)
     path.write_text(site_text(path, data, trusted=["nets:Net", str(data)]))
     assert read_site(path).trusted == ("nets:Net", str(data))
+
+
+def test_a_new_site_file_is_written_only_for_samples_that_can_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    for name, content, words in (
+        ("empty.npz", b"", "is no valid .npz archive"),
+        ("x.csv", b"a,b\n1,2\n", "is a table; valid: an .npz file"),
+        ("missing.npz", None, "no such file"),
+    ):
+        data = tmp_path / name
+        if content is not None:
+            data.write_bytes(content)
+        refused(here("site", "init", path, "--data", data), words)
+        assert not path.exists()
+    outcome = here("site", "init", path, "--data", write_samples(tmp_path / "good.npz"))
+    assert outcome.code == 0
+    assert "Samples: 8 to train on, 2 for tests (not used); shape 3x2; 2 classes: no, yes" in outcome.out
 
 
 def test_errors_of_a_site_file_name_the_field_and_valid_values(tmp_path: Path) -> None:
