@@ -202,11 +202,16 @@ class Sites:
         client = reply.fields.get("client")
         if reply.fault is not None:
             self._refusals[node] = reply.fault
-            if not reply.fields and self._failed_hellos[node] < HELLO_ATTEMPTS - 1:
+            if not reply.fields and (attempt := self._failed_hellos[node] + 1) < HELLO_ATTEMPTS:
                 # The node's machine may be busy: the next look at the nodes queries it again.
-                self._failed_hellos[node] += 1
+                self._failed_hellos[node] = attempt
                 self._queried.discard(node)
-            log.warning("fedblend: node %s takes no part: %s", node, reply.fault)
+                log.warning(
+                    "fedblend: node %s will be queried again: %s (attempt %s of %s)",
+                    *(node, reply.fault, attempt, HELLO_ATTEMPTS),
+                )
+            else:
+                log.warning("fedblend: node %s takes no part: %s", node, reply.fault)
         elif not states_its_samples(reply.fields):
             log.warning("fedblend: node %s takes no part: its number of samples is not valid", node)
         elif type(client) is not int or not 0 <= client < self.clients:
@@ -243,7 +248,9 @@ class Sites:
         ids += [None] * (len(messages) - len(ids))  # type: ignore[list-item]
         waiting = {id: node for id, node in zip(ids, requests, strict=True) if id}
         replies = {node: Reply(fault="the message could not be sent") for node in requests}
-        replies |= {node: Reply(fault=f"no answer within {seconds:g} seconds (deadline)") for node in waiting.values()}
+        # A first query may have less time than the deadline.
+        late = f"no answer within {seconds:g} seconds{' (deadline)' if seconds >= self.deadline else ''}"
+        replies |= {node: Reply(fault=late) for node in waiting.values()}
         for id, message in pull_replies(self.grid.pull_messages, waiting, seconds):
             node = waiting.pop(id)
             if isinstance(message, Exception):

@@ -26,6 +26,7 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.tables import write_toml
 from fedblend.flower import client as at_site
+from fedblend.flower import sites as sites_module
 from fedblend.flower import work
 from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.messages import APP_FIELDS, detach, fault_of_shared, pack, to_record, unpack
@@ -276,6 +277,25 @@ def test_a_restarted_site_replaces_its_old_node_that_is_still_listed() -> None:
 
     sites.wait_until_connected()
     assert sites.nodes[0] == 5000
+
+
+def test_the_log_states_that_a_node_that_does_not_reply_is_queried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sites_module, "HELLO_S", 0.1)
+    grid = nodes()
+    silent = next(node for node in grid.contexts if grid.client(node) == 1)
+    grid.spoil = lambda who, message, reply: None if who == 1 else reply
+    sites = sites_of(grid)
+    for _ in range(4):
+        sites.wait_until_connected()
+    why = "no answer within 0.1 seconds"
+    told = [record.message for record in caplog.records if str(silent) in record.message]
+    assert told == [
+        f"fedblend: node {silent} will be queried again: {why} (attempt 1 of 3)",
+        f"fedblend: node {silent} will be queried again: {why} (attempt 2 of 3)",
+        f"fedblend: node {silent} takes no part: {why}",
+    ]
 
 
 @pytest.mark.parametrize(
