@@ -173,7 +173,10 @@ def _require_done(run: Path, log: str) -> None:
         return
     errors = re.findall(r"(?:fedblend: error|FedblendError): (.+)", log)
     reason = status.get("reason") or (errors[-1] if errors else "see the log")
-    raise FedblendError(f"the federation's run is {status['state']}: {reason} (logs in {run.parent / 'logs'})")
+    raise FedblendError(
+        f"the federation's run is {status['state']}: {reason} (logs in {run.parent / 'logs'}; "
+        "the log of client K is site-K.log)"
+    )
 
 
 def init_site(path: Path, data: Path | None, min_mean: int) -> None:

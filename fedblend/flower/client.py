@@ -40,10 +40,12 @@ ONCE = (UPLOAD, SHARING, ANSWERS, KEYS)
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Reply with the node's client and, with data of its own, its number of samples."""
+    """Reply with the node's client and, with data of its own, its number of samples; or with its client and a fault."""
+    stated: dict[str, Any] = {}
     try:
+        stated["client"] = client = client_of(context)
         fields, _ = unpack(message.content)
-        client, site = client_of(context), site_of_node(context.node_config)
+        site = site_of_node(context.node_config)
         reply_fields: dict[str, Any] = {"client": client, "samples": None}
         if site.data is not None:
             engine = engine_for(site, client, {**fields, "round": 0}, context, HELLO)
@@ -52,7 +54,7 @@ def hello(message: Message, context: Context) -> Message:
             reply_fields |= {"samples": int(population.sizes[client])}
             reply_fields |= {"holds_out": len(population.held_order), "validates": len(population.validation_order)}
     except Exception as error:
-        reply_fields = {"fault": reply_text(error)}
+        reply_fields = stated | {"fault": reply_text(error)}
     return Message(pack(reply_fields), reply_to=message)
 
 

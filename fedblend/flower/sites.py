@@ -120,8 +120,8 @@ class Sites:
         """Clients that have broken a protocol in this run, with the reason; they receive nothing more."""
         self._queried: set[int] = set()
         self._failed_hellos: Counter[int] = Counter()
-        self._refusals: dict[int, str] = {}
-        """Why nodes take no part, as they state it."""
+        self._refusals: dict[int, tuple[int | None, str]] = {}
+        """Clients of nodes that take no part, where they state it, and why."""
         self._duplicates: dict[int, int] = {}
         """Nodes that claim a client that another node is, with that client."""
 
@@ -143,7 +143,7 @@ class Sites:
             self._update_nodes()
         if self._connected() < self.min_sites:
             absent = listed(sorted(self.expected - self.nodes.keys()))
-            why = "".join(f" A node takes no part: {one}." for one in sorted(set(self._refusals.values()))[:3])
+            why = f" Reasons: {reasons}." if (reasons := self._reasons()) else ""
             raise FedblendError(
                 f"min_sites: {self.min_sites}, but only {self._connected()} of {len(self.expected)} sites are "
                 f"connected after {self.deadline:g} seconds (deadline); missing: {absent}.{why} Start their "
@@ -180,6 +180,13 @@ class Sites:
             log.warning("fedblend: client %s is %s", client, why)
             self.excluded[client] = why
 
+    def _reasons(self) -> str:
+        """Return why nodes of missing clients take no part, in one line."""
+        absent = [(c, node, why) for node, (c, why) in self._refusals.items() if c not in self.nodes]
+        absent.sort(key=lambda one: (one[0] is None, one[0] or 0, one[1]))
+        stated = [(f"node {node}" if c is None else f"client {c}", why) for c, node, why in absent]
+        return "; ".join(f"{listed(who)}: {why}" for why, who in list(by_reason(stated).items())[:3])
+
     def _connected(self) -> int:
         return len(self.nodes.keys() & self.expected)
 
@@ -201,7 +208,8 @@ class Sites:
     def _add_node(self, node: int, reply: Reply) -> None:
         client = reply.fields.get("client")
         if reply.fault is not None:
-            self._refusals[node] = reply.fault
+            stated = client if type(client) is int and 0 <= client < self.clients else None
+            self._refusals[node] = (stated, reply.fault)
             if not reply.fields and (attempt := self._failed_hellos[node] + 1) < HELLO_ATTEMPTS:
                 # The node's machine may be busy: the next look at the nodes queries it again.
                 self._failed_hellos[node] = attempt
@@ -211,7 +219,8 @@ class Sites:
                     *(node, reply.fault, attempt, HELLO_ATTEMPTS),
                 )
             else:
-                log.warning("fedblend: node %s takes no part: %s", node, reply.fault)
+                known = "" if stated is None else f" (client {stated})"
+                log.warning("fedblend: node %s%s takes no part: %s", node, known, reply.fault)
         elif not states_its_samples(reply.fields):
             log.warning("fedblend: node %s takes no part: its number of samples is not valid", node)
         elif type(client) is not int or not 0 <= client < self.clients:
@@ -225,6 +234,7 @@ class Sites:
                     return
                 # A restarted site has a new node; the old node stays listed until its heartbeat is missed.
                 log.warning("fedblend: client %s is now node %s, in place of %s", client, node, before)
+            self._refusals.pop(node, None)
             self.nodes[client] = node
             self.hello_fields[client] = reply.fields
 

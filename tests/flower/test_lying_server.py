@@ -370,8 +370,34 @@ def test_the_server_states_why_sites_with_their_own_data_take_no_part(tmp_path: 
     site = OwnSite(tmp_path)
     grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))
     asked = site.experiment(method="fedavg", fraction=0.5, rounds=1)
-    with pytest.raises(FedblendError, match=r"missing: 0, 1, 2, 3\. A node takes no part: fraction: real sites refuse"):
+    why = r"missing: 0, 1, 2, 3\. Reasons: client 0, client 1, client 2, client 3: fraction: real sites refuse"
+    with pytest.raises(FedblendError, match=why):
         run(grid, asked, tmp_path / "run", QUICK)
+
+
+def test_the_server_states_which_site_takes_no_part_but_none_of_its_paths(tmp_path: Path, caplog: Any) -> None:
+    site = OwnSite(tmp_path / "site 0")
+    configs = [{"partition-id": 0, "site": str(tmp_path / "site 0" / "site.toml")}]
+    OwnSite(tmp_path / "site 1")
+    (tmp_path / "site 1" / "own.npz").write_bytes(b"")
+    configs.append({"partition-id": 1, "site": str(tmp_path / "site 1" / "site.toml")})
+    other = OwnSite(tmp_path / "site 2")
+    other.x = other.x[..., :8]
+    other.hold(SAMPLES)
+    configs += [{"partition-id": 2, "site": str(tmp_path / "site 2" / "site.toml")}]
+    configs += [{"partition-id": 3, "site": str(tmp_path / "lost" / "site.toml")}, {"partition-id": "no number"}]
+    grid = Nodes(configs)
+    asked = site.experiment(method="fedavg", rounds=1)
+    with pytest.raises(FedblendError) as raised:
+        run(grid, asked, tmp_path / "run", QUICK)
+    text = str(raised.value)
+    assert "missing: 1, 2, 3. Reasons: client 1: data: this site's samples cannot be loaded; the site's log" in text
+    assert "; client 2: data: this site's shape differs" in text
+    assert "; client 3: " in text
+    assert str(tmp_path) not in text
+    assert "(client 1) takes no part: data: this site's samples cannot be loaded" in caplog.text
+    unnumbered = next(node for node in grid.contexts if grid.client(node) == "no number")
+    assert f"node {unnumbered} takes no part: partition-id" in caplog.text
 
 
 def test_a_server_does_not_leave_a_site_few_samples_to_train_or_score(tmp_path: Path) -> None:

@@ -60,7 +60,9 @@ def test_processes_of_a_trial_import_from_where_this_one_does(tmp_path: Path, mo
 
 def test_why_an_app_failed_is_quoted_from_its_log(tmp_path: Path) -> None:
     log = "Traceback:\nfedblend.core.errors.FedblendError: method.objective: cannot import 'a:B'\n"
-    with pytest.raises(FedblendError, match=r"is not begun: method\.objective: cannot import 'a:B' \(logs in"):
+    with pytest.raises(
+        FedblendError, match=r"is not begun: method\.objective: cannot import 'a:B' \(logs in .*site-K\.log\)"
+    ):
         federation._require_done(tmp_path / "run", log)
 
 
