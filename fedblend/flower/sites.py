@@ -128,11 +128,12 @@ class Sites:
     def wait_until_connected(self, sites: int | None = None) -> None:
         """Wait until ``sites`` sites are connected (default: ``min_sites``), or until the deadline.
 
-        Logs which clients are missing. Raises :class:`FedblendError` if fewer than ``min_sites`` are connected then.
+        Ends at once where a node of each missing client takes no part: these nodes are not queried again. Logs which
+        clients are missing. Raises :class:`FedblendError` if fewer than ``min_sites`` are connected then.
         """
         wanted, end, told = sites or self.min_sites, time.monotonic() + self.deadline, self.expected
         self._update_nodes()
-        while self._connected() < wanted and time.monotonic() < end:
+        while self._connected() < wanted and self._awaited() and time.monotonic() < end:
             if (missing := self.expected - self.nodes.keys()) != told:
                 log.info(
                     "fedblend: %s of %s sites are connected; the run waits %g seconds (deadline) at most; missing: %s",
@@ -144,10 +145,12 @@ class Sites:
         if self._connected() < self.min_sites:
             absent = listed(sorted(self.expected - self.nodes.keys()))
             why = f" Reasons: {reasons}." if (reasons := self._reasons()) else ""
+            when = f"after {self.deadline:g} seconds (deadline)" if self._awaited() else "and all others take no part"
+            remedy = "Start" if self._awaited() else "Correct this at these sites, restart"
             raise FedblendError(
                 f"min_sites: {self.min_sites}, but only {self._connected()} of {len(self.expected)} sites are "
-                f"connected after {self.deadline:g} seconds (deadline); missing: {absent}.{why} Start their "
-                "SuperNodes, and continue with the same command"
+                f"connected {when}; missing: {absent}.{why} {remedy} their SuperNodes, and continue with the same "
+                "command"
             )
 
     def expect(self, clients: Iterable[int]) -> None:
@@ -179,6 +182,11 @@ class Sites:
         if client not in self.excluded:
             log.warning("fedblend: client %s is %s", client, why)
             self.excluded[client] = why
+
+    def _awaited(self) -> set[int]:
+        """Return the missing clients of which no connected node has stated that it takes no part."""
+        refused = {client for node, (client, _) in self._refusals.items() if node in self._queried}
+        return self.expected - self.nodes.keys() - refused
 
     def _reasons(self) -> str:
         """Return why nodes of missing clients take no part, in one line."""

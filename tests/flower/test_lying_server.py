@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation import site as masked_site
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup
+from fedblend.flower.sites import Sites
 from fedblend.runs.files import read_lines
 
 SAMPLES, MIN_MEAN = 80, 20
@@ -373,6 +375,44 @@ def test_the_server_states_why_sites_with_their_own_data_take_no_part(tmp_path: 
     why = r"missing: 0, 1, 2, 3\. Reasons: client 0, client 1, client 2, client 3: fraction: real sites refuse"
     with pytest.raises(FedblendError, match=why):
         run(grid, asked, tmp_path / "run", QUICK)
+
+
+def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog: Any) -> None:
+    site = OwnSite(tmp_path)
+    OwnSite(tmp_path / "other")
+    (tmp_path / "other" / "own.npz").write_bytes(b"")
+    good, bad = (str(folder / "site.toml") for folder in (tmp_path, tmp_path / "other"))
+    configs = [{"partition-id": client, "site": good if client < 2 else bad} for client in range(4)]
+    asked = site.experiment(method="fedavg", rounds=1)
+    why = (
+        r"min_sites: 3, but only 2 of 4 sites are connected and all others take no part; missing: 2, 3\. Reasons: "
+        r"client 2, client 3: data: .* Correct this at these sites, restart their SuperNodes"
+    )
+    begun = time.monotonic()
+    with pytest.raises(FedblendError, match=why):
+        run(Nodes(configs), asked, tmp_path / "run", FederationLimits(min_sites=3, deadline=60.0))
+    assert run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0)).state.round == 1
+    assert time.monotonic() - begun < 60.0
+
+
+def test_a_run_waits_for_a_site_that_is_not_connected_and_for_one_that_restarts(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path)
+    own = {"partition-id": 3, "site": str(tmp_path / "site.toml")}
+    setup = describe_setup(make_setup(site.experiment(method="fedavg")))
+    fields = {"experiment": as_table(site.experiment(method="fedavg")), "setup": setup}
+    grid = Nodes([*({**own, "partition-id": client} for client in range(3)), {**own, "site": "nowhere"}])
+    sites = Sites(grid, 4, 4, 2.0, fields)
+    with pytest.raises(FedblendError, match="all others take no part; missing: 3"):
+        sites.wait_until_connected()
+    # While its SuperNode restarts, the site may still connect.
+    grid.down = {3}
+    with pytest.raises(FedblendError, match=r"after 2 seconds \(deadline\); missing: 3\. Reasons: client 3"):
+        sites.wait_until_connected()
+    (node,) = (node for node in grid.contexts if grid.client(node) == 3)
+    grid.contexts[node].node_config["site"] = own["site"]
+    grid.down = set()
+    sites.wait_until_connected()
+    assert sites.nodes[3] == node
 
 
 def test_the_server_states_which_site_takes_no_part_but_none_of_its_paths(tmp_path: Path, caplog: Any) -> None:
