@@ -24,6 +24,9 @@ from fedblend.runs.files import write_atomically
 POLL_S = 0.5
 """Seconds between two reads of the run's records."""
 
+SERVER_LINE = re.compile(r"fedblend: (?!error: |done, |round \d)(.+)")
+"""A line of the run's log about sites. Rounds are printed from the records, and errors at the end."""
+
 
 def one_experiment(file: Path, changes: Sequence[str] | None, run: str | None) -> Experiment:
     """The experiment of a file, or the one named ``run`` among several.
@@ -119,14 +122,18 @@ def run_trial(
                 for site, path in enumerate(paths):
                     trial.start_node(site, {"site": str(path.absolute())})
                 status.update("the sites connect, load their data and share")
-                process, printed = trial.submit(folder / "app"), 0
+                # The log of an earlier start of the same trial goes on.
+                read, printed = len(trial.log_of("run")), 0
+                process = trial.submit(folder / "app")
                 while process.poll() is None or printed < len(RunDirectory(run).metrics()):
+                    read = _print_log(console, trial.log_of("run"), read)
                     printed = _print_rounds(console, run, printed)
                     if printed:
                         status.update(
                             f"round {printed} of {experiment.rounds}" if printed <= experiment.rounds else "end"
                         )
                     time.sleep(POLL_S)
+                _print_log(console, trial.log_of("run"), read)
         except KeyboardInterrupt:
             raise Stopped(f"stopped; to resume, give the same command with --out {folder}") from None
         _require_done(run, trial.log_of("run"))
@@ -153,6 +160,14 @@ def _site_file(folder: Path, experiment: Experiment) -> Path:
         trusted = [*foreign_code(as_table(experiment)), *files_of(experiment.data).values()]
         write_atomically(path, site_text(path, None, SAFE + permitted, sharings=sharings, trusted=trusted))
     return path
+
+
+def _print_log(console: Console, log: str, read: int) -> int:
+    """Print the server's lines about sites after the first ``read`` characters of a run's log; returns what is read."""
+    whole = log.rfind("\n") + 1
+    for line in SERVER_LINE.findall(log[read:whole]):
+        console.print(line, highlight=False, soft_wrap=True)
+    return max(read, whole)
 
 
 def _print_rounds(console: Console, run: Path, printed: int) -> int:

@@ -90,6 +90,8 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
     if known:
         sites.expect(client for client, fields in known.items() if fields["samples"] and client != server)
     sites.wait_until_connected(len(sites.expected))
+    connected = len(sites.nodes.keys() & sites.expected)
+    log.info("fedblend: %s of %s sites are connected; the run begins", connected, len(sites.expected))
     federated = setup_of_sites(setup, sites.hello_fields, known)
     if federated.population.elsewhere:
         sites.expect(client for client in np.flatnonzero(federated.population.sizes).tolist() if client != server)

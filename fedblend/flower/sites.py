@@ -131,7 +131,8 @@ class Sites:
         Ends at once where a node of each missing client takes no part: these nodes are not queried again. Logs which
         clients are missing. Raises :class:`FedblendError` if fewer than ``min_sites`` are connected then.
         """
-        wanted, end, told = sites or self.min_sites, time.monotonic() + self.deadline, self.expected
+        wanted, end = sites or self.min_sites, time.monotonic() + self.deadline
+        told: set[int] | None = None
         self._update_nodes()
         while self._connected() < wanted and self._awaited() and time.monotonic() < end:
             if (missing := self.expected - self.nodes.keys()) != told:
@@ -209,8 +210,10 @@ class Sites:
         if not new:
             return
         self._queried |= set(new)
+        seconds = min(self.deadline, HELLO_S)
+        log.info("fedblend: new nodes: %s; each has %g seconds to reply with its client", len(new), seconds)
         requests = dict.fromkeys(new, ClientRequest(self.setup_fields))
-        for node, reply in self._send(HELLO, 0, requests, min(self.deadline, HELLO_S)).items():
+        for node, reply in self._send(HELLO, 0, requests, seconds).items():
             self._add_node(node, reply)
 
     def _add_node(self, node: int, reply: Reply) -> None:

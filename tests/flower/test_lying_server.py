@@ -391,7 +391,10 @@ def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog:
     begun = time.monotonic()
     with pytest.raises(FedblendError, match=why):
         run(Nodes(configs), asked, tmp_path / "run", FederationLimits(min_sites=3, deadline=60.0))
+    caplog.set_level("INFO", "flwr")
     assert run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0)).state.round == 1
+    assert "fedblend: new nodes: 4; each has 60 seconds to reply" in caplog.text
+    assert "fedblend: 2 of 4 sites are connected; the run begins" in caplog.text
     assert time.monotonic() - begun < 60.0
 
 

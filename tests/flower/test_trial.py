@@ -93,6 +93,37 @@ def test_a_trial_warns_who_can_run_code_and_its_sites_trust_what_the_experiment_
     assert "A trial on a shared machine" in guide.read_text(encoding="utf-8")
 
 
+SUBMITTED = """
+import sys, time
+def write(*lines):
+    with open(sys.argv[1], "a") as log:
+        log.writelines(lines)
+write("\\x1b[92mINFO \\x1b[0m:      fedblend: 2 of 3 sites are connected; missing: 1\\n")
+write("WARNING :   fedblend: node 7 (cli")
+time.sleep(1.5)
+write("ent 1) takes no part: data\\n", "INFO: fedblend: round 0, loss 1\\n")
+write("ERROR :     fedblend: error: min_sites: 3\\n")
+"""
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_trial_shows_which_sites_are_connected_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(self: LoopbackTrial, app: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", SUBMITTED, str(self.logs / "run.log")])
+
+    def begin(self: LoopbackTrial) -> None:
+        self.logs.mkdir(parents=True)
+        (self.logs / "run.log").write_text("INFO: fedblend: 1 of 3 sites are connected\n")
+
+    monkeypatch.setattr(trial.LoopbackTrial, "begin", begin)
+    monkeypatch.setattr(trial.LoopbackTrial, "start_node", lambda self, site, config: None)
+    monkeypatch.setattr(trial.LoopbackTrial, "submit", submit)
+    outcome = here("federation", "up", write(Path("tiny.toml")), "--sites", 3, "--out", "out")
+    refused(outcome, "the federation's run is not begun: min_sites: 3 (logs in")
+    shown = outcome.out.splitlines()
+    assert shown[1:] == ["2 of 3 sites are connected; missing: 1", "node 7 (client 1) takes no part: data"]
+
+
 APP = """
 import os, sys, time
 sys.argv[1:], sys.path[:0] = ["--parent-pid", str(os.getppid())], sys.argv[1:]
