@@ -564,7 +564,7 @@ def app_(
 )
 def init(
     path: Annotated[Path, typer.Argument(help="The site file to write.")] = Path("site.toml"),
-    data: Annotated[Path | None, typer.Option(help="This site's samples (.npz); they are loaded as a check.")] = None,
+    data: Annotated[Path | None, typer.Option(help="This site's samples (.npz; a table: docs/deployment.md).")] = None,
     min_mean: Annotated[int, typer.Option(min=1, help="Fewest samples that a shared mean may cover.")] = 2,
 ) -> None:
     """Write a commented site file: where data are, what may leave, and how much of it."""

@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend.core import registry
-from fedblend.core.dataset import Population
+from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, printable
 from fedblend.core.paths import absolute, absolute_folder, from_file
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
@@ -209,6 +209,8 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
         raise FedblendError("data: this site's samples cannot be loaded; the site's log states why") from None
     own = {"shape": list(data.train.x.shape[1:]), "classes": list(data.classes), "outputs": data.outputs}
     own |= {"labels": list(data.labels)}
+    if server_setup["table"] and (table := _encoding(data)):
+        own["table"] = table
     for field, value in own.items():
         if value != server_setup[field]:
             theirs = brief(server_setup[field])
@@ -248,7 +250,10 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
 
 
 def describe_setup(setup: Setup) -> dict[str, Any]:
-    """Return what sites need of the server's setup, as JSON values: clients, shape, classes, outputs, scale."""
+    """Return what sites need of the server's setup, as JSON values.
+
+    These are clients, shape, classes, outputs, labels, a table's columns and texts, and the scale.
+    """
     scale = setup.scale
     numbers: dict[str, Any] = {"vocabulary": scale.vocabulary} if isinstance(scale, OneHot) else {}
     if isinstance(scale, Scaler):
@@ -261,8 +266,15 @@ def describe_setup(setup: Setup) -> dict[str, Any]:
         "classes": list(setup.data.classes),
         "outputs": setup.data.outputs,
         "labels": list(setup.data.labels),
+        "table": _encoding(setup.data),
         "scale": numbers,
     }
+
+
+def _encoding(data: Dataset) -> dict[str, Any]:
+    """Return a table's columns, and its texts by column: which feature has which meaning. Empty for other data."""
+    form = data.facts.get("table", {})
+    return {name: form[name] for name in ("columns", "categories") if name in form}
 
 
 def scale_from(numbers: dict[str, Any]) -> Scaler | OneHot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import shutil
@@ -416,6 +417,44 @@ def test_a_run_waits_for_a_site_that_is_not_connected_and_for_one_that_restarts(
     grid.down = set()
     sites.wait_until_connected()
     assert sites.nodes[3] == node
+
+
+def write_table(path: Path, wards: str, classes: str = "ny") -> Path:
+    """A table with a column of numbers, a column of texts, and a target."""
+    rows = [f"{20 + i},{wards[i % len(wards)]},{classes[i // 2 % len(classes)]}" for i in range(80)]
+    path.write_text("\n".join(["age,ward,ill", *rows]) + "\n")
+    return path
+
+
+def test_sites_with_tables_take_part_if_these_have_the_servers_encoding(tmp_path: Path, caplog: Any) -> None:
+    data = {"name": "table", "path": str(write_table(tmp_path / "server.csv", "ab")), "target": "ill"}
+    configs = []
+    for client, wards in enumerate(("ab", "ba", "ac")):
+        folder = tmp_path / f"site {client}"
+        folder.mkdir()
+        write_table(folder / "own.csv", wards)
+        (folder / "site.toml").write_text(write_toml({"data": {**data, "path": "own.csv"}}))
+        configs.append({"partition-id": client, "site": str(folder / "site.toml")})
+    asked = experiment("fedavg", data=data, partition={"name": "iid", "clients": 3}, fraction=1.0, rounds=1)
+    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0))
+    assert finished.state.round == 1
+    assert finished.directory.facts()["partition"]["samples"] == [64, 64, 0]
+    assert "(client 2) takes no part: data: this site's table differs" in caplog.text
+
+    # The guide's script gives the site without a text and a class of the server's table the server's encoding.
+    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+    (script,) = (part.split("```")[0] for part in guide.split("```python\n")[1:] if "form_of" in part)
+    write_table(tmp_path / "north.csv", "b", "y")
+    with contextlib.chdir(tmp_path):
+        exec(script, {})
+    (tmp_path / "site 2" / "site.toml").write_text(write_toml({"data": {"name": "npz", "path": "../north.npz"}}))
+    site_policy._read_cached.cache_clear()
+    at_site.engine_of.cache_clear()
+    finished = run(Nodes(configs), asked, tmp_path / "again", FederationLimits(3, 60.0))
+    assert finished.directory.facts()["partition"]["samples"] == [64, 64, 64]
+    with np.load(tmp_path / "north.npz") as made:
+        assert made["x"][:2].tolist() == [[20, 0, 1], [21, 0, 1]]
+        assert made["classes"].tolist() == ["n", "y"]
 
 
 def test_the_server_states_which_site_takes_no_part_but_none_of_its_paths(tmp_path: Path, caplog: Any) -> None:
