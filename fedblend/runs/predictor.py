@@ -165,11 +165,12 @@ class Predictor:
 
     # Export -----------------------------------------------------------------------------------------------------
 
-    def export(self, path: Path) -> list[Path]:
+    def export(self, path: Path | str) -> list[Path]:
         """Write the model in the format of the path's suffix (:data:`FORMATS`); return the written files.
 
         Raises :class:`FedblendError` for another suffix, a missing package or a folder that cannot be written.
         """
+        path = Path(path)
         if path.suffix not in FORMATS:
             valid = "; ".join(f"{suffix} ({what})" for suffix, what in FORMATS.items())
             raise FedblendError(f"{path}: '{path.suffix}' is not a format of models; valid: {valid}")

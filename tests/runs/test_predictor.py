@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from cli_helpers import TINY, finish, here, refused, start_process, write
 from PIL import Image
 from safetensors.torch import load_file
+from script_helpers import ROOT
 
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
@@ -110,6 +112,23 @@ def test_weights_are_exported_with_the_scale_and_the_classes(finished: Result, d
     bias, matrix, last_bias, last_matrix = (weights[name].numpy() for name in sorted(weights))
     outputs = np.maximum(x.reshape(len(x), -1) @ matrix.T + bias, 0) @ last_matrix.T + last_bias
     assert np.array_equal(np.array(about["classes"])[outputs.argmax(1)], finished.predict(data.test.x))
+
+
+def test_a_path_may_be_text(finished: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert finished.predictor.export("model.safetensors") == [Path("model.safetensors"), Path("model.json")]
+    with pytest.raises(FedblendError, match=r"model\.pkl: '\.pkl' is not a format of models"):
+        finished.predictor.export("model.pkl")
+
+
+def test_the_export_that_the_notebook_names_runs(
+    finished: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "docs" / "notebooks" / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
+    (call,) = re.findall(r"`(first\.predictor\.export\(.+?\))`", "".join(cells[-1]["source"]))
+    assert eval(call, {"first": finished}) == [Path("model.pt2"), Path("model.json")]
+    assert Path("model.pt2").stat().st_size
 
 
 @pytest.mark.slow
