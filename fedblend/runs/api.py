@@ -51,7 +51,7 @@ class Result:
     """The same model for samples as they are stored; it can be exported (:meth:`Predictor.export`)."""
 
     def predict(self, x: Any) -> np.ndarray:
-        """The class of each sample as stored, or the predicted numbers (:meth:`Predictor.predict`)."""
+        """The name of each stored sample's class as text, or the predicted numbers (:meth:`Predictor.predict`)."""
         return self.predictor.predict(x)
 
 

@@ -71,7 +71,7 @@ class Deployed(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """The final model of a run, with what its inputs and outputs mean."""
+    """The final model of a run, with what its inputs and outputs mean. Classes are predicted by their names."""
 
     module: Deployed
     """From stored samples to probabilities or numbers, in evaluation mode."""
@@ -129,9 +129,11 @@ class Predictor:
         return torch.cat(parts).numpy() if parts else np.empty((0, len(self.classes or self.labels)), np.float32)
 
     def predict(self, x: Any) -> np.ndarray:
-        """The most probable class's name for each sample as stored; of a regression, numbers float32 [n, q].
+        """The most probable class's name, as text, for each sample as stored; of a regression, numbers float32 [n, q].
 
-        Of multi-label data, bool [n, L]: the labels whose probability is above 1/2.
+        Of multi-label data, bool [n, L]: the labels whose probability is above 1/2. Class numbers, as data sets store
+        them, are ``predict_proba(x).argmax(1)``; so the accuracy on samples ``x`` with class numbers ``y`` is
+        ``(predictor.predict(x) == np.array(predictor.classes)[y]).mean()``.
         """
         outputs = self.predict_proba(x)
         if self.labels:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +120,21 @@ def test_a_path_may_be_text(finished: Result, monkeypatch: pytest.MonkeyPatch, t
     assert finished.predictor.export("model.safetensors") == [Path("model.safetensors"), Path("model.json")]
     with pytest.raises(FedblendError, match=r"model\.pkl: '\.pkl' is not a format of models"):
         finished.predictor.export("model.pkl")
+
+
+def test_the_notebook_tells_right_predictions_from_wrong_ones(finished: Result, data: Dataset) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    cells = json.loads((ROOT / "docs" / "notebooks" / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
+    programs = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (code,) = [program for program in programs if "first.predict(" in program]
+    names: dict[str, Any] = {"first": finished, "np": np, "plt": plt}
+    exec(code, names)
+    titles = [panel.get_title() for panel in names["panels"]]
+    plt.close(names["figure"])
+    predicted = finished.predict(data.test.x[:8])
+    right = np.array(data.classes)[data.test.y[:8]]
+    assert 0 < (predicted == right).sum() < 8
+    assert titles == [p if p == r else f"{p}, not {r}" for p, r in zip(predicted, right, strict=True)]
 
 
 def test_the_export_that_the_notebook_names_runs(
