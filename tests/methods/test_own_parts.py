@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedblend
+from fedblend.core import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -207,6 +208,38 @@ def test_the_callback_and_the_aggregator_of_the_documentation_run(tmp_path: Path
     (run,) = {path.parent for path in (tmp_path / "out").rglob("metrics.jsonl")}
     assert json.loads((run / "status.json").read_text())["reason"] == "ended by enough"
     assert told.out.startswith("1 0.")
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget, after the test, the partitions that it declares."""
+    monkeypatch.setitem(registry._registry, "partition", dict(registry.known("partition")))
+
+
+@pytest.mark.usefixtures("kinds")
+def test_the_partition_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    (block,) = [block for block in blocks if '@fedblend.part("partition"' in block]
+    (tmp_path / "own_split.py").write_text(block)
+    partition = {"name": "own_split:EveryNth", "clients": 5}
+    succeeded(here("run", write(tmp_path / "own.toml", {"partition": partition, "rounds": 1}), "--out", "out"))
+    split = json.loads(Path("out/fedavg-seed0/split.json").read_text())
+    assert len(split["sizes"]) == 5
+    assert max(split["sizes"]) - min(split["sizes"]) <= 1
+
+
+@pytest.mark.usefixtures("kinds")
+def test_a_partition_that_returns_lists_is_told_what_to_return() -> None:
+    @fedblend.part("partition", "lists")
+    class Lists:
+        def split(self, labels, classes, seed, natural):
+            return [[0, 1], [2]]
+
+    experiment = fedblend.Experiment(**{**TINY, "partition": Lists()})
+    with pytest.raises(fedblend.FedblendError, match=r"^partition Lists: split must return a Population, not a list; "):
+        fedblend.run(experiment, out="out")
+    assert not Path("out").exists()
 
 
 # From Python ----------------------------------------------------------------------------------------------

@@ -34,13 +34,19 @@ def prepare(
     own test, at least one of two; a client with a single sample holds out none. ``validation`` is the share for
     validation in the same way; a client keeps at least one sample to train on. Where the data of a client ``arrives``
     in portions, each client's samples are in random order, or it would receive one class after another. Raises
-    :class:`FedblendError` for values outside these ranges, and for a partition with a repeated or unknown sample.
+    :class:`FedblendError` for values outside these ranges, and for a partition that returns something else or has a
+    repeated or unknown sample.
     """
     _require_shares(fraction, holdout, validation, server_validation)
     rows, kept_by_server = _divide_with_server(len(data.train), server_validation, seed)
     labels = data.train.y.numpy()[rows] if data.classes else np.zeros(len(rows), np.int64)
     of_data = data.train.client if data.train.client is None else data.train.client[rows]
     population = partition.split(labels, len(data.classes), seed, of_data)
+    if not isinstance(population, Population):
+        raise FedblendError(
+            f"partition {type(partition).__name__}: split must return a Population, not a {type(population).__name__}; "
+            "Population.of makes one from an array of indices for each client"
+        )
     _require_valid(population, len(rows), type(partition).__name__)
     notes: dict[str, Any] = dict(population.notes)
     order, offsets = rows[population.order], population.offsets
