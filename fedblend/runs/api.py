@@ -69,6 +69,9 @@ def run(
     ``callbacks`` are added to those of the experiment and may end the run. A run that ended early is done; resumed, it
     makes the rounds that are left. Raises :class:`FedblendError`.
     """
+    for callback in callbacks:
+        if isinstance(callback, type):
+            raise FedblendError(f"callbacks: {callback.__name__} is a class; write {callback.__name__}()")
     path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
     listener = None if on_round is None else lambda record: on_round(record.as_dict())
     finished = execute(experiment, path, resume, listener, callbacks=callbacks)

@@ -82,6 +82,12 @@ def test_a_callback_ends_a_run_which_is_then_done_with_a_checkpoint_and_can_go_o
     assert again.metrics["accuracy"].tolist() == whole.metrics["accuracy"].tolist()
 
 
+def test_a_class_in_place_of_a_callback_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(FedblendError, match=r"^callbacks: Diary is a class; write Diary\(\)$"):
+        fedblend.run(experiment(**TINY), tmp_path / "run", callbacks=[Diary])  # type: ignore[list-item]
+    assert not (tmp_path / "run").exists()
+
+
 def test_on_round_ends_a_run_by_returning_true_and_by_nothing_else(tmp_path: Path) -> None:
     made = experiment(**TINY)
     seen: list[int] = []
