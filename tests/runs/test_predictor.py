@@ -215,6 +215,11 @@ def test_a_table_of_features_is_predicted(tmp_path: Path) -> None:
     )
     (tmp_path / "text.csv").write_text("a,b\n1,x\n")
     refused(here("predict", tmp_path / "run", tmp_path / "text.csv"), "has 2 columns (1 of text)")
+    (tmp_path / "header.csv").write_text("a,b\n")
+    refused(
+        here("predict", tmp_path / "run", tmp_path / "header.csv"),
+        "header.csv: holds no rows; there is nothing to predict",
+    )
 
 
 def test_messages_of_predict_and_export(finished: Result, tmp_path: Path) -> None:

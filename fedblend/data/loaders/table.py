@@ -59,7 +59,7 @@ class TableFile:
     def load(self) -> Dataset:
         """Load x float32 [n, d], and y int64 [n], or float32 [n, L] or [n, q]."""
         path = existing_path(self.path, "data.path")
-        frame = read_frame(path)
+        frame = read_frame(path, "at least two are needed, one to train and one to test on")
         targets = [self.target] if isinstance(self.target, str) else self.target
         used = [*targets, *(name for name in (self.client, self.split) if name)]
         features = self.features or [name for name in frame.columns if name not in used]
@@ -111,8 +111,11 @@ class TableFile:
             )
 
 
-def read_frame(path: Path) -> pd.DataFrame:
-    """Read a table. Raises :class:`FedblendError` for another kind of file, and a damaged one."""
+def read_frame(path: Path, needed: str = "there is nothing to predict") -> pd.DataFrame:
+    """Read a table. Raises :class:`FedblendError` for another kind of file, a damaged one, and one without rows.
+
+    ``needed`` is the end of the message for a table without rows.
+    """
     readers = {".csv": ",", ".tsv": "\t", ".parquet": None}
     if path.suffix not in readers:
         raise FedblendError(f"{path}: is no table; valid: {', '.join(readers)}")
@@ -133,7 +136,7 @@ def read_frame(path: Path) -> pd.DataFrame:
     if frame.columns.duplicated().any():
         raise FedblendError(f"{path}: has two columns named '{legible(frame.columns[frame.columns.duplicated()][0])}'")
     if not len(frame):
-        raise FedblendError(f"{path}: holds no rows; at least two are needed, one to train and one to test on")
+        raise FedblendError(f"{path}: holds no rows; {needed}")
     return frame
 
 
