@@ -24,6 +24,7 @@ from fedblend.experiment.fields import (
     Validation,
     by_path,
     field_of_part,
+    no_module,
     parts_field,
 )
 
@@ -91,7 +92,7 @@ class Experiment(FrozenTable):
     """Share of each client's samples that is reserved for tests, for accuracy by client."""
     arrival: Arrival | None = None
     """Arrival of data during training (default: all data are available from the start)."""
-    model: field_of_part("model") = Field(default="lenet5", validate_default=True)  # type: ignore[valid-type]
+    model: field_of_part("model", before=no_module) = Field(default="lenet5", validate_default=True)  # type: ignore[valid-type]
     """The network."""
     start: Annotated[str | None, BeforeValidator(_run_folder)] = None
     """The run whose last weights are the initial weights (a warm start): its folder, or the name of an earlier run of

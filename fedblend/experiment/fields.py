@@ -75,6 +75,25 @@ def by_path(package: str, part: str, own: Collection[str] = ()) -> Callable[[Any
     return rewrite
 
 
+def no_module(spec: Any) -> Any:
+    """Return what is given for a model. Raises :class:`FedblendError` with the line to write for an ``nn.Module``."""
+    cls = spec if isinstance(spec, type) else type(spec)
+    # By their names, so that nothing imports PyTorch for it.
+    bases = {f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__}
+    if "torch.nn.modules.module.Module" not in bases or getattr(cls, "kind", None) == "model":
+        return spec
+    # A program or notebook, a function and PyTorch itself are no places that a run could import the user's class from.
+    found = "." not in cls.__qualname__ and cls.__module__ != "__main__" and not cls.__module__.startswith("torch.nn.")
+    name = "Net" if cls.__module__.startswith("torch.nn.") else cls.__name__
+    path = f"{cls.__module__ if found else 'my_parts'}:{name}"
+    place = "" if found else "put the class in a file, such as my_parts.py, and "
+    raise FedblendError(
+        f"model: {cls.__name__} is {'a class' if cls is spec else 'an object'} of torch's nn.Module, and a run needs a "
+        f'path; {place}write model = {{"name": "module", "path": "{path}"}}, with "arguments": {{...}} if its '
+        "constructor takes any"
+    )
+
+
 class Train(FrozenTable):
     """Local training: SGD at lr * lr_decay^round by default, with FedMix's settings (appendix B)."""
 

@@ -245,6 +245,29 @@ def test_a_partition_that_returns_lists_is_told_what_to_return() -> None:
 # From Python ----------------------------------------------------------------------------------------------
 
 
+class OwnNet(nn.Flatten):
+    """A module in place of a model."""
+
+
+@pytest.mark.parametrize("model", [OwnNet, OwnNet(), [OwnNet]])
+def test_a_module_in_place_of_a_model_is_told_the_line_to_write(model: object) -> None:
+    line = f'model = {{"name": "module", "path": "{__name__}:OwnNet"}}'
+    with pytest.raises(fedblend.FedblendError) as error:
+        fedblend.Experiment(**{**TINY, "model": model})
+    assert (line in str(error.value)) == (not isinstance(model, list))
+
+
+def test_a_module_that_no_file_holds_is_told_to_be_put_into_one() -> None:
+    class Inside(nn.Flatten):
+        """No path leads here."""
+
+    for model, name in ((Inside, "Inside"), (nn.Sequential(), "Net")):
+        line = f'write model = {{"name": "module", "path": "my_parts:{name}"}}'
+        with pytest.raises(fedblend.FedblendError) as error:
+            fedblend.Experiment(**{**TINY, "model": model})
+        assert f"put the class in a file, such as my_parts.py, and {line}" in str(error.value)
+
+
 def test_run_gives_tidy_metrics_and_a_plain_module(tmp_path: Path) -> None:
     seen = []
     experiment = fedblend.Experiment(**{**TINY, "method": "fedmix", "rounds": 3})
