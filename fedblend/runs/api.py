@@ -50,6 +50,15 @@ class Result:
     predictor: Predictor
     """The same model for samples as they are stored; it can be exported (:meth:`Predictor.export`)."""
 
+    def __repr__(self) -> str:
+        """Folder, method, number of rounds, and the last accuracy, or the last loss where there is no accuracy."""
+        method = self.experiment.method.label or self.experiment.method.name
+        shown = f"{str(self.path)!r}, method={method!r}, rounds={self.metrics['round'].iloc[-1]}"
+        for name, form in (("accuracy", ".4f"), ("loss", ".4g")):
+            if name in self.metrics and len(known := self.metrics[name].dropna()):
+                return f"Result({shown}, {name}={known.iloc[-1]:{form}})"
+        return f"Result({shown})"
+
     def predict(self, x: Any) -> np.ndarray:
         """The name of each stored sample's class as text, or the predicted numbers (:meth:`Predictor.predict`)."""
         return self.predictor.predict(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import tomllib
@@ -266,6 +267,16 @@ def test_a_module_that_no_file_holds_is_told_to_be_put_into_one() -> None:
         with pytest.raises(fedblend.FedblendError) as error:
             fedblend.Experiment(**{**TINY, "model": model})
         assert f"put the class in a file, such as my_parts.py, and {line}" in str(error.value)
+
+
+def test_a_result_is_shown_in_one_line(tmp_path: Path) -> None:
+    result = fedblend.run(fedblend.Experiment(**{**TINY, "rounds": 1}), out=tmp_path / "out")
+    accuracy = result.metrics["accuracy"].iloc[-1]
+    assert repr(result) == f"Result({str(tmp_path / 'out')!r}, method='fedavg', rounds=1, accuracy={accuracy:.4f})"
+    without = dataclasses.replace(result, metrics=result.metrics.drop(columns="accuracy"))
+    assert repr(without).endswith(f"rounds=1, loss={result.metrics['loss'].iloc[-1]:.4g})")
+    bare = dataclasses.replace(result, metrics=result.metrics[["method", "round"]])
+    assert repr(bare).endswith("rounds=1)")
 
 
 def test_run_gives_tidy_metrics_and_a_plain_module(tmp_path: Path) -> None:
