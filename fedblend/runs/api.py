@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from fedblend.core.paths import from_file, import_from
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study, expand, slugify
 from fedblend.experiment.tables import read_toml, set_field, unset_field
+from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, folders_of_parts
 from fedblend.runs.parallel import join_failures, run_all
 from fedblend.runs.predictor import Predictor
@@ -73,7 +75,9 @@ def run(
 ) -> Result:
     """Run one experiment in this process.
 
-    ``out`` is the run's folder (default: a new one under ``runs/``). With ``resume``, a run in this folder continues.
+    ``out`` is the run's folder (default: a new one under ``runs/``); a folder that holds a run is refused. With
+    ``resume``, a run in this folder continues; it keeps its rounds, also those beyond ``experiment.rounds``, and where
+    there is no run, one starts from round 0. Both give a warning.
     ``on_round`` is called with each round's record as plain data; the run ends after it returns ``True``.
     ``callbacks`` are added to those of the experiment and may end the run. A run that ended early is done; resumed, it
     makes the rounds that are left. Raises :class:`FedblendError`.
@@ -83,6 +87,11 @@ def run(
             raise FedblendError(f"callbacks: {callback.__name__} is a class; write {callback.__name__}()")
     path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
     listener = None if on_round is None else lambda record: on_round(record.as_dict())
+    if resume and not RunDirectory.is_run(path):
+        warnings.warn(f"{path}: nothing to resume; the run starts from round 0", stacklevel=2)
+    elif resume and (done := checkpoint.round_of(path) or 0) > experiment.rounds:
+        text = f"{path}: has {done} rounds already, more than rounds = {experiment.rounds}; all are kept"
+        warnings.warn(text, stacklevel=2)
     finished = execute(experiment, path, resume, listener, callbacks=callbacks)
     predictor = Predictor.of_setup(finished.setup, finished.state.weights, finished.state.round)
     metrics = metrics_table(finished.directory)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import tomllib
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -277,6 +278,19 @@ def test_a_result_is_shown_in_one_line(tmp_path: Path) -> None:
     assert repr(without).endswith(f"rounds=1, loss={result.metrics['loss'].iloc[-1]:.4g})")
     bare = dataclasses.replace(result, metrics=result.metrics[["method", "round"]])
     assert repr(bare).endswith("rounds=1)")
+
+
+def test_resuming_nothing_or_fewer_rounds_gives_the_warning_of_the_command_line(tmp_path: Path) -> None:
+    experiment = fedblend.Experiment(**{**TINY, "rounds": 2})
+    with pytest.warns(UserWarning, match="out: nothing to resume; the run starts from round 0"):
+        fedblend.run(experiment, out=tmp_path / "out", resume=True)
+    fewer = experiment.model_copy(update={"rounds": 1})
+    with pytest.warns(UserWarning, match="out: has 2 rounds already, more than rounds = 1; all are kept"):
+        result = fedblend.run(fewer, out=tmp_path / "out", resume=True)
+    assert result.metrics["round"].tolist() == [0, 1, 2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fedblend.run(experiment, out=tmp_path / "out", resume=True)
 
 
 def test_run_gives_tidy_metrics_and_a_plain_module(tmp_path: Path) -> None:
