@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from fedblend.analysis.advice import BASE, CANDIDATES, Advice, Limits, read_advice, study_of
-from fedblend.cli.arguments import Change
+from fedblend.cli.arguments import parse_changes
 from fedblend.cli.console import Console
 from fedblend.cli.run import run_in
 from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on, trial_line
-from fedblend.core.errors import FedblendError, Stopped, did_you_mean, listed
+from fedblend.core.errors import FedblendError, Stopped, brief, did_you_mean, listed
 from fedblend.experiment.presets import presets
 from fedblend.experiment.study import Study, expand
 from fedblend.experiment.tables import read_toml, set_field, write_toml
 from fedblend.report.advice_figure import draw_advice
-from fedblend.runs import api
-from fedblend.runs.directory import RunDirectory, locked_study
+from fedblend.runs import api, forms
+from fedblend.runs.directory import RunDirectory, locked_study, read_json
 from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import first_difference, one_thread
 from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
@@ -31,6 +32,12 @@ KINDS = ("means", "statistics", "synthetic", "outputs", "prototypes", "answers",
 
 ADVISED = "advice.toml"
 """The file of the advised method."""
+
+OPTIONS = "options.json"
+"""The file of the first call's options, which ``--resume`` goes on with."""
+
+NOT_GIVEN: tuple[Any, ...] = (None, [])
+"""Values of options that are not given."""
 
 NOTE = (
     "Scores are on the test samples, the mean of the last three evaluations. Differences are paired over seeds, with "
@@ -47,21 +54,38 @@ def limits_of(megabytes: float | None, score: float | None, leaves: Sequence[str
     return Limits(megabytes, score, None if leaves is None else frozenset(leaves) - {"none"})
 
 
-def advise(
-    file: Path,
-    changes: Sequence[Change],
-    methods: Sequence[str],
-    limits: Limits,
-    resume: bool,
-    out: Path | None,
-    jobs: int | None,
-) -> None:
-    """Tune the candidates with the same budget, run each with all seeds, measure what leaks, and print the answer."""
-    known = presets()
+def options_of(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the first call in a folder, or those given where the folder has none.
+
+    Raises :class:`FedblendError` for an option that differs from the first call's.
+    """
+    if not (first := read_json(folder / OPTIONS, forms.AdviceOptions)):
+        return dict(given)
+    for name, value in given.items():
+        if value not in NOT_GIVEN and value != first.get(name):
+            begun = "without it" if first.get(name) in NOT_GIVEN else f"with {brief(first[name])}"
+            raise FedblendError(
+                f"--{name} {brief(value)}: the advice in {folder} was begun {begun}; leave --{name} out, or name "
+                "another folder (--out)"
+            )
+    return {name: first.get(name) for name in given}
+
+
+def advise(file: Path, options: Mapping[str, Any], resume: bool, out: Path | None, jobs: int | None) -> None:
+    """Tune the candidates with the same budget, run each with all seeds, measure what leaks, and print the answer.
+
+    ``options`` are ``methods``, ``set`` (changes as text), ``megabytes``, ``least`` and ``leaves``; one that is not
+    given is empty or ``None``.
+    """
+    table, folder = begin_search("advise", file, parse_changes(options["set"]), resume, out)
+    if resume:
+        options = options_of(folder, options)
+        table, _ = begin_search("advise", file, parse_changes(options["set"]), True, folder)
+    known, methods = presets(), options["methods"] or ()
     for method in methods:
         if method not in known:
             raise FedblendError(f"--methods {method}: unknown method{did_you_mean(method, known)}; see fedblend list")
-    table, folder = begin_search("advise", file, changes, resume, out)
+    limits = limits_of(options["megabytes"], options["least"], options["leaves"])
     study, left_out = study_of(table, methods or CANDIDATES, limits)
     console, notes = Console(), Console(stderr=True)
     for method, reason in left_out.items():
@@ -76,6 +100,7 @@ def advise(
         notes.print(trial_line(done, label, trial, most), highlight=False, soft_wrap=True)
 
     with locked_study(folder), told_how_to_go_on("advise", file, folder):
+        write_json(folder / OPTIONS, options)
         searches = tune(study, folder / "search", on_trial)
         tuned = expand(api.load(folder / "search" / BEST))
         place = _runs_folder(folder, tuned)

@@ -145,7 +145,9 @@ def advise(
         typer.Option(help="What may leave clients beside the model: means, outputs, seeds, ... or none (repeatable)."),
     ] = None,
     set_: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest advice on this file.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the newest advice on this file, and its options.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for all runs (default: runs/advise-NAME).")] = None,
     jobs: Jobs = None,
     data: Data = None,
@@ -157,11 +159,11 @@ def advise(
     draws accuracy against leakage and bytes, and writes a file that runs the advised method. Ctrl-C keeps what was
     computed: go on with --resume.
     """
-    from fedblend.cli.advise import advise, limits_of
-    from fedblend.cli.arguments import parse_changes
+    from fedblend.cli.advise import advise
 
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]
-    advise(file, parse_changes(set_), names, limits_of(megabytes, score, leaves), resume, out, jobs)
+    options = {"methods": names, "set": set_, "megabytes": megabytes, "least": score, "leaves": leaves}
+    advise(file, options, resume, out, jobs)
 
 
 @app.command(epilog="Example: fedblend resume runs/quickstart")

@@ -194,6 +194,16 @@ class Study(Table):
     experiments: dict[FolderName, dict[str, Any]] = {}
 
 
+class AdviceOptions(Table):
+    """``options.json``: the options of the first ``fedblend advise`` in a folder."""
+
+    methods: list[str] | None = None
+    set: list[str] | None = None
+    megabytes: Number | None = None
+    least: Number | None = None
+    leaves: list[str] | None = None
+
+
 DAMAGED = "the file is damaged, or not fedblend's: restore it, or remove the folder and run again"
 
 

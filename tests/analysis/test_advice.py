@@ -215,6 +215,18 @@ def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None
     succeeded(here("run", out / "advice.toml", "--out", tmp_path / "again", "--jobs", 1))
     refused(here("advise", file, "--out", out), "add --resume to go on")
 
+    before = (out / "advice.json").read_bytes()
+    others = here("advise", file, "--resume", "--methods", "fedprox", "--out", out, "--jobs", 1)
+    begun = "was begun with ['server-means', 'fedbn']; leave --methods out, or name another folder (--out)"
+    refused(others, f"--methods ['fedprox']: the advice in {out} {begun}")
+    refused(
+        here("advise", file, "--resume", "--set", "rounds=3", "--out", out), "was begun without it; leave --set out"
+    )
+    refused(here("advise", file, "--resume", "--megabytes", 0, "--out", out), "--megabytes 0.0: the advice in ")
+    succeeded(here("advise", file, "--resume", "--out", out, "--jobs", 1))
+    assert (out / "advice.json").read_bytes() == before
+
+    (out / "options.json").unlink()  # as of a folder that an earlier version began
     none = ("--methods", "server-means,fedbn", "--megabytes", 1e-9, "--resume")
     told = succeeded(here("advise", file, *none, "--out", out, "--jobs", 1))
     assert "nor does FedAvg" in words_of(told.out)
