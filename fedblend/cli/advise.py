@@ -101,7 +101,7 @@ def advise(file: Path, options: Mapping[str, Any], resume: bool, out: Path | Non
 
     with locked_study(folder), told_how_to_go_on("advise", file, folder):
         write_json(folder / OPTIONS, options)
-        searches = tune(study, folder / "search", on_trial)
+        searches = tune(study, folder / "search", on_trial, foreign_fields=True)
         tuned = expand(api.load(folder / "search" / BEST))
         place = _runs_folder(folder, tuned)
         try:

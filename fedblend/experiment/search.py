@@ -38,7 +38,7 @@ class Tune(FrozenTable):
 
     fields: dict[str, list[Any] | Interval] = Field(min_length=1)
     """The fields by their path, such as "train.lr": a list of values, or a table with `low`, `high` and `log`. A method
-    without a field is searched over the others.
+    without a field is searched over the others. At least one method must have each field.
     """
     search: Literal["random", "grid", "tpe"] = "random"
     """How values are chosen: at random, all combinations of lists, or by a tree of Parzen estimators (Optuna's TPE)."""

@@ -13,13 +13,13 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError, Stopped, missing_package
+from fedblend.core.errors import FedblendError, Stopped, did_you_mean, missing_package
 from fedblend.core.random import stream
 from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import Experiment, as_table, resolve
@@ -95,19 +95,25 @@ OnTrial = Callable[[str, Trial, int], Any]
 
 
 def tune(
-    table: Mapping[str, Any], folder: Path, on_trial: OnTrial = lambda label, trial, most: None
+    table: Mapping[str, Any],
+    folder: Path,
+    on_trial: OnTrial = lambda label, trial, most: None,
+    foreign_fields: bool = False,
 ) -> list[MethodSearch]:
     """Search the fields of a file's table ``tune`` for each of its methods; go on with a search in ``folder``.
 
     The methods' experiments are those of the file, with its first seed. Writes ``best.toml``, a file that runs each
-    method with its best values and all seeds. Raises :class:`FedblendError` for a file without samples for validation,
-    and if no trial of a method succeeds; :class:`Stopped` on Ctrl-C.
+    method with its best values and all seeds. With ``foreign_fields``, fields that no method has are left out. Raises
+    :class:`FedblendError` for such fields without it, for a file without samples for validation, and if no trial of a
+    method succeeds; :class:`Stopped` on Ctrl-C.
     """
     settings = read_tune(table)
     plain = {key: value for key, value in table.items() if key != "tune"}
     study = expand(plain, seeds=[_first_seed(plain)])
     methods = plain.get("methods", [plain.get("method", "fedavg")])
     experiments = list(study.experiments.values())
+    if not foreign_fields:
+        _require_known(settings.fields, experiments)
     if not all(experiment.validation.active for experiment in experiments):
         raise FedblendError(
             "validation: no samples are kept for validation, so that values would be chosen on the test samples; "
@@ -123,6 +129,30 @@ def tune(
         placed: dict[str, Any] = {key: first[key] for key in ("data", "start") if key in first}
         write_atomically(folder / BEST, _best_file({**plain, **placed}, methods, searches))
     return searches
+
+
+def _require_known(fields: Iterable[str], experiments: Sequence[Experiment]) -> None:
+    """Raise :class:`FedblendError` for a field that none of the methods has."""
+    for path in fields:
+        if not any(registry.has_option(experiment, path) for experiment in experiments):
+            known = [one for experiment in experiments for one in _paths(as_table(experiment))]
+            raise FedblendError(
+                f"tune.fields: no method of the file has '{path}'{did_you_mean(path, known)}; valid: paths such as "
+                "train.lr, method.objective.lambda or method.terms.proximal.mu"
+            )
+
+
+def _paths(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The paths of all options in an experiment's table; parts of a list stand by their names."""
+    found = []
+    for key, value in table.items():
+        if isinstance(value, list) and not all(isinstance(part, Mapping) and "name" in part for part in value):
+            found.append(f"{prefix}{key}")
+            continue
+        if isinstance(value, list):
+            value = {str(part["name"]): part for part in value}
+        found += _paths(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [f"{prefix}{key}"]
+    return found
 
 
 def _first_seed(table: Mapping[str, Any]) -> int:

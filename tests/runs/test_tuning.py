@@ -61,6 +61,19 @@ def test_each_method_has_the_same_budget_and_only_its_own_fields(tmp_path: Path)
     assert best["fedmix-seed0"].method.sharing.samples_per_mean == 5
 
 
+def test_a_field_that_no_method_has_is_refused_and_a_term_has_its_name_in_the_path(tmp_path: Path) -> None:
+    def fields(path: str) -> Path:
+        table = search(rounds=1, methods=["fedavg", "fedprox"], tune={"trials": 1, "fields": {"train.lr": LR}})
+        table["tune"]["fields"][path] = [0.5]
+        return write(tmp_path / "x.toml", table)
+
+    said = "tune.fields: no method of the file has 'method.terms.mu' (did you mean 'method.terms.proximal.mu'?)"
+    refused(here("tune", fields("method.terms.mu"), "--out", tmp_path / "out"), said)
+    assert here("tune", fields("method.terms.proximal.mu"), "--out", tmp_path / "out").code == 0
+    best = api.expand_file(tmp_path / "out" / "best.toml", (), None).experiments
+    assert best["fedprox-seed0"].method.terms[0].mu == 0.5
+
+
 def test_an_interrupted_search_goes_on_to_the_same_result(tmp_path: Path) -> None:
     whole = tune(search(), tmp_path / "whole")
     trials: list[Trial] = []
@@ -164,7 +177,10 @@ def test_a_file_with_a_search_runs_with_its_own_values_and_a_note(tmp_path: Path
         ({"tune": {"fields": {"train.lr": {"low": 0, "high": 1, "log": True}}}}, "valid: low above 0 and below high"),
         ({"tune": {"search": "grid"}}, "search = 'grid' needs a list of values"),
         ({"grid": {"train.lr": [1]}}, "grid: not valid beside 'tune'"),
-        ({"tune": {"fields": {"train.l": [1.0]}}}, "tune.fields: fedavg has none of train.l"),
+        (
+            {"tune": {"fields": {"train.l": [1.0]}}},
+            "tune.fields: no method of the file has 'train.l' (did you mean 'train.lr'?)",
+        ),
         ({"tune": {"fields": {"train.lr": [-1.0]}}}, "none of 3 trials succeeded: train.lr"),
     ],
 )
