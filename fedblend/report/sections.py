@@ -133,9 +133,15 @@ def _split_caption(first: Outcome, outcomes: Sequence[Outcome], record: Mapping[
     shown, number = len(record.get("sizes", [])), first.facts.get("clients", {}).get("number", 0)
     if number > shown:
         text += f", the first {shown:,} of {number:,} clients"
-    if len({o.seed for o in outcomes}) > 1:
-        text += ". Each seed has its own split"
+    others = {o.seed: o for o in outcomes if o.seed != first.seed}.values()
+    if others:
+        same = [_of_split(RunDirectory(o.path).split()) == _of_split(record) for o in others]
+        text += ". Each seed has the same numbers" if all(same) else ". Each seed has its own split"
     return text + "."
+
+
+def _of_split(record: Mapping[str, Any]) -> list[Any]:
+    return [record.get(name) for name in ("counts", "sizes", "measures")]
 
 
 def _split_measures(measures: Mapping[str, float]) -> list[tuple[str, str, str]]:

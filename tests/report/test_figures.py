@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from fedblend.report.charts import section_charts
 from fedblend.report.columns import method_rows
 from fedblend.report.curve_figures import BY_BYTES, BY_ROUND, MAX_MARKS, MAX_POINTS, Line, curve_chart, lines
 from fedblend.report.figures import class_chart, split_chart, time_chart
-from fedblend.report.sections import dataset_sections
+from fedblend.report.sections import dataset_sections, splits
 from fedblend.report.svg import inline_svg
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
@@ -216,3 +217,13 @@ def test_split_is_drawn_class_by_client():
     bars = split_chart({"classes": [], "counts": [], "sizes": [3, 7]}, "s", "").figure.axes[0].containers[0]
     assert [bar.get_height() for bar in bars] == [3, 7]
     assert split_chart({}, "s", "") is None
+
+
+def test_a_split_that_all_seeds_share_is_not_called_each_seeds_own(folder, tmp_path):
+    for seed in (0, 1):
+        shutil.copytree(folder / f"fedavg-seed{seed}", tmp_path / f"fedavg-seed{seed}")
+    (own,) = splits(group(find_runs([tmp_path])))
+    shutil.copy(tmp_path / "fedavg-seed0" / "split.json", tmp_path / "fedavg-seed1" / "split.json")
+    (same,) = splits(group(find_runs([tmp_path])))
+    assert own.chart.title.endswith("seed 0. Each seed has its own split.")
+    assert same.chart.title.endswith("seed 0. Each seed has the same numbers.")
