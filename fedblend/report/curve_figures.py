@@ -176,10 +176,10 @@ def curve_chart(
         gid = f"line{len(marks)}"
         marks[gid] = _draw_line(axes, line, points, abscissa, styles[line.method], gid, opacity)
         seeds = " ".join(map(str, line.seeds))
-        data += [
-            [line.name, seeds, *(f"{v:.6g}" for v in (line.rounds[i], x, line.mean[i], line.low[i], line.high[i]))]
-            for x, i in points
-        ]
+        for x, i in points:
+            place = [line.rounds[i]] if abscissa is BY_ROUND else [line.rounds[i], x]
+            numbers = (*place, line.mean[i], line.low[i], line.high[i])
+            data.append([line.name, seeds, *(f"{v:.6g}" for v in numbers)])
         where = "" if abscissa is BY_ROUND else f" {abscissa.text}"
         shown[line.name] = {line.rounds[i]: _value(line, i) + where.format(x) for x, i in points}
     if not marks:
@@ -193,7 +193,8 @@ def curve_chart(
         axes.set_ylabel(f"{AXIS_TITLES[column]}, log scale")
         axes.minorticks_off()
     _draw_targets(axes, targets)
-    head = ["method", "seeds", "round", abscissa.label, f"{AXIS_TITLES[column]}: mean", "lowest seed", "highest seed"]
+    by = ["round"] if abscissa is BY_ROUND else ["round", abscissa.label]
+    head = ["method", "seeds", *by, f"{AXIS_TITLES[column]}: mean", "lowest seed", "highest seed"]
     rounds = evenly_spaced(sorted({r for cells in shown.values() for r in cells}), SHOWN_ROUNDS)[::-1]
     table = Numbers(
         ["method", *(f"round {r}" for r in rounds)],

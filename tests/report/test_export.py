@@ -37,7 +37,9 @@ def test_an_export_has_each_figure_as_svg_pdf_and_csv_and_each_table_as_csv_and_
 def test_exported_numbers_are_those_of_the_runs(exported, folder):
     frame = curves(find_runs([folder]))
     with open(exported / "accuracy.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+        table = csv.DictReader(file)
+        rows = list(table)
+    assert list(table.fieldnames or ())[:4] == ["method", "seeds", "round", "test accuracy (%): mean"]
     [last] = [row for row in rows if row["method"] == "fedmix" and row["round"] == "3"]
     finals = 100 * frame[(frame["method"] == "fedmix") & (frame["round"] == 3) & frame["finished"]]["accuracy"]
     assert last["seeds"] == "0 1"
