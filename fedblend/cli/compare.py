@@ -42,7 +42,12 @@ def show_table(paths: list[Path], sites: bool = False, baseline: str | None = No
 def write_report(
     paths: list[Path], out: Path, trust: bool = False, baseline: str | None = None, export: Path | None = None
 ) -> None:
-    """Write the HTML page ``out`` and its PNG for runs, and the files of an export."""
+    """Write the HTML page ``out`` and its PNG for runs, and the files of an export.
+
+    Raises :class:`FedblendError` unless ``out`` ends in .html.
+    """
+    if out.suffix.lower() != ".html":
+        raise FedblendError(f"--out {out}: a page is HTML; valid: a name that ends in .html, such as report.html")
     runs = find_runs(paths)
     report.write(runs, out, out.with_suffix(".png"), trust, baseline, export)
     print_left_out(runs, trust)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import PATIENCE_S, TINY, here, succeeded
+from cli_helpers import PATIENCE_S, TINY, here, refused, succeeded
 from PIL import Image
 from report_helpers import HOSTILE, experiment
 
@@ -78,6 +78,12 @@ class Tags(HTMLParser):
 
     def having(self, tag, **attrs):
         return [a for t, a in self.tags if t == tag and all(a.get(k) == v for k, v in attrs.items())]
+
+
+@pytest.mark.parametrize("name", ["rep.pdf", "rep"])
+def test_a_page_with_another_ending_than_html_is_refused(name, folder, tmp_path):
+    refused(here("report", folder, "--out", tmp_path / name), "valid: a name that ends in .html, such as report.html")
+    assert not any(tmp_path.iterdir())
 
 
 def test_page_loads_nothing_from_elsewhere(page):
