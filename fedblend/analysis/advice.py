@@ -116,8 +116,8 @@ class Option:
 
     @property
     def exposure(self) -> float:
-        """The largest membership advantage, at least 0, which guessing has; NaN where none was measured."""
-        return max((max(0.0, one) for one in self.membership.values() if not math.isnan(one)), default=math.nan)
+        """The largest membership advantage, which may be below 0 by chance; NaN where none was measured."""
+        return max((one for one in self.membership.values() if not math.isnan(one)), default=math.nan)
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class Advice:
             )
         if not math.isnan(best.exposure):
             found.append(
-                f"An attacker tells members from others with an advantage of {best.exposure:.2f} "
-                f"(FedAvg: {base.exposure:.2f}; 0 is guessing)."
+                f"An attacker tells members from others with an advantage of {best.exposure:.3f} "
+                f"(FedAvg: {base.exposure:.3f}; 0 is guessing)."
             )
         found += [
             f"{other.method} helps too: {self.interval(other)}{unit}, {other.megabytes:.3g} MB in all; "

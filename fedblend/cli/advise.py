@@ -42,7 +42,7 @@ NOT_GIVEN: tuple[Any, ...] = (None, [])
 NOTE = (
     "Scores are on the test samples, the mean of the last three evaluations. Differences are paired over seeds, with "
     "95 % intervals. MB: sent and received by a client. Leak: an attacker's advantage in telling members from others "
-    "(0: guessing, 1: certain)."
+    "(0 or below: guessing, 1: certain)."
 )
 
 
@@ -154,7 +154,7 @@ def _table(advice: Advice) -> Table:
             advice.told(option.score),
             advice.interval(option),
             f"{option.megabytes:.3g}",
-            "" if math.isnan(option.exposure) else f"{option.exposure:.2f}",
+            "" if math.isnan(option.exposure) else f"{option.exposure:.3f}",
             f"{leaves} to {'all' if option.to_clients else 'the server'}" if leaves else "model only",
             option.fault or advice.verdict(option),
         )

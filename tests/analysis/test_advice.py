@@ -13,7 +13,7 @@ from cli_helpers import PNG, TINY, here, refused, succeeded, words_of, write
 import fedblend
 from fedblend.analysis.advice import Advice, Limits, Option, _option, front, read_advice, study_of
 from fedblend.analysis.privacy.leak_report import LeakReport, leak_report
-from fedblend.cli.advise import KINDS, _runs_folder
+from fedblend.cli.advise import KINDS, _runs_folder, _table
 from fedblend.core.errors import FedblendError
 from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import resolve
@@ -60,7 +60,7 @@ def test_the_answer_tells_what_is_given_away_and_what_else_helps() -> None:
         "It costs a client 3 MB in all, +2 MB beside FedAvg.",
         "What leaves a client beside its model: seeds, to the server and the other clients.",
         "Of the shared samples, 98% are nearest to a raw sample that they were made of.",
-        "An attacker tells members from others with an advantage of 0.10 (FedAvg: 0.10; 0 is guessing).",
+        "An attacker tells members from others with an advantage of 0.100 (FedAvg: 0.100; 0 is guessing).",
         "d helps too: +6.0 [+3.5, +8.5] points, 1.25 MB in all; beside its model a client gives away means, to "
         "the server alone.",
     ]
@@ -173,6 +173,17 @@ def test_the_front_has_the_options_that_no_other_beats_in_both() -> None:
     cost = {"fedavg": 1.0, "a": 3.0, "b": 2.0, "c": 0.5}
     assert [o.method for o in front([option("fedavg"), one, two, three], cost)] == ["c", "fedavg", "b", "a"]
     assert [o.method for o in front([option("fedavg"), one, two], cost | {"a": 0.9, "b": math.nan})] == ["a"]
+
+
+def test_a_leak_below_zero_is_shown_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice_figure, "png_bytes", lambda figure: figure)
+    below = option("a", SURE, membership={"weights": -0.031, "means": -0.012, "outputs": math.nan})
+    assert below.exposure == -0.012
+    made = advice(below)
+    assert list(_table(made).columns[4].cells) == ["0.100", "-0.012"]
+    figure: Any = advice_figure.draw_advice(made, "digits, 20 clients")
+    marks = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() not in ("None", "_", "")]
+    assert -0.012 in marks
 
 
 @pytest.mark.parametrize(("megabytes", "scale"), [(2.0, ""), (4.0, ", log scale")])
