@@ -78,7 +78,7 @@ def advise(file: Path, options: Mapping[str, Any], resume: bool, out: Path | Non
     given is empty or ``None``.
     """
     table, folder = begin_search("advise", file, parse_changes(options["set"]), resume, out)
-    if resume:
+    if resume and folder.exists():
         options = options_of(folder, options)
         table, _ = begin_search("advise", file, parse_changes(options["set"]), True, folder)
     known, methods = presets(), options["methods"] or ()

@@ -99,7 +99,8 @@ def run_in(study: Study, folder: Path, resume: bool, jobs: int | None, tabled: b
     Raises :class:`FedblendError` if a run failed, or the report cannot be written.
     """
     rounds_before = {slug: checkpoint.round_of(folder / slug) or 0 for slug in study.experiments}
-    if resume and not any(RunDirectory.is_run(folder / slug) for slug in study.experiments):
+    # Without its table a study is a step of another command, which says itself whether it goes on.
+    if resume and tabled and not any(RunDirectory.is_run(folder / slug) for slug in study.experiments):
         text = f"{folder}: nothing to resume; its runs start from round 0"
         Console(stderr=True).print(text, highlight=False, soft_wrap=True)
     _print_long_runs(study.experiments, rounds_before)

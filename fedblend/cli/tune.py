@@ -62,7 +62,8 @@ def begin_search(
 ) -> tuple[dict[str, Any], Path]:
     """A file's table with changes, and the folder of a command's trials: a new one, or the newest of the file's name.
 
-    Raises :class:`FedblendError` if the folder holds files and ``resume`` is false.
+    Prints a line if there is nothing to resume. Raises :class:`FedblendError` if the folder holds files and ``resume``
+    is false.
     """
     table = api.load(file)
     for field, value in changes:
@@ -74,6 +75,9 @@ def begin_search(
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))
     if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
         raise FedblendError(f"--out {folder}: already holds files; add --resume to go on, or name another folder")
+    if resume and not folder.exists():
+        text = f"{folder}: nothing to resume; {command} starts anew"
+        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
     return table, folder
 
 

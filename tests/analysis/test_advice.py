@@ -212,6 +212,7 @@ def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None
     assert "fedbn: left out, since it cannot be used here: " in told.err
     assert "2 methods are tuned, then run with the seeds 3, 4" in words_of(told.err)
     assert "2 seeds" in told.out
+    assert "nothing to resume" not in told.err
     table = json.loads((out / "advice.json").read_text(encoding="utf-8"))
     assert [one["method"] for one in table["options"]] == ["fedavg", "server-means"]
     assert table["options"][1]["leaves"] == ["means"]
@@ -243,6 +244,12 @@ def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None
     assert "nor does FedAvg" in words_of(told.out)
     assert "To run it" not in told.out
     assert not (out / "advice.toml").exists()
+
+
+def test_advice_that_is_not_there_is_not_resumed_silently(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "x.toml"), tmp_path / "out"
+    told = refused(here("advise", file, "--resume", "--methods", "fedmox", "--out", out), "unknown method")
+    assert told.err.count(f"{out}: nothing to resume; advise starts anew") == 1
 
 
 @pytest.mark.parametrize(
