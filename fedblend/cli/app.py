@@ -389,7 +389,10 @@ def attack(
             "alone; knows: the objective and its random numbers."
         ),
     ] = "guesses",
-    out: Annotated[Path | None, typer.Option(help="Folder for images and numbers (default: in the run's).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for images and numbers (default: in the run's, where fedblend leaks reads them)."),
+    ] = None,
 ) -> None:
     """Rebuild a client's images from what it sent in a round of a run, and measure how close they are.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded
+from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded, words_of
 from helpers import run as after_rounds
 from helpers import same
 
@@ -234,6 +234,10 @@ def test_runs_that_cannot_be_attacked_are_refused(tmp_path: Path) -> None:
     refused(here("attack", outputs, "--round", 0, "--client", 0), "'outputs'", "no model")
     toy = run(tmp_path / "toy", data="toy", rounds=1, partition={"name": "iid", "clients": 2}, train={"cohort": 1})
     refused(here("attack", toy, "--round", 0, "--client", 0), "data: 'toy'", "rebuild images")
+
+
+def test_help_says_where_leaks_reads_attacks() -> None:
+    assert "default: in the run's, where fedblend leaks reads them" in words_of(here("attack", "--help").out)
 
 
 # Leak report cards -----------------------------------------------------------------------------------------
