@@ -114,7 +114,7 @@ def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 def _noise_text(verdict: ClaimVerdict, on_means: str, text: str) -> str:
     """What the seeds tell of a verdict on means: one seed, the interval in the weakest place, or another verdict.
 
-    The mean over seeds stands before its interval where ``text`` lacks it, as of spreads: their mean is not that of means.
+    The mean over seeds stands before its interval where ``text`` lacks it: of spreads it is not the margin of means.
     """
     weakest = verdict.weakest
     if verdict.word == ONE_SEED:
