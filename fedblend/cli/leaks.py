@@ -17,11 +17,16 @@ from fedblend.analysis.privacy.leak_report import Leak, LeakReport, leak_report
 from fedblend.cli.compare import print_left_out
 from fedblend.cli.console import Console
 from fedblend.cli.progress import steps_shown
-from fedblend.report.leak_figure import draw_leaks
+from fedblend.report.leak_figure import draw_leaks, strongest
 from fedblend.runs.directory import find_runs
 from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import one_thread
 from fedblend.runs.summary import megabytes
+
+FIGURE = "leaks.png"
+
+TEXTS = 4
+"""Columns of texts, the first ones of the table; the others have numbers, or nothing."""
 
 NOTES = (
     "MSE on the model's scale, PSNR (dB) and SSIM of pictures in [0, 1], means over images. Images that an attack "
@@ -54,8 +59,9 @@ def show_leaks(paths: Sequence[Path], out: Path | None, trust: bool = False) -> 
         console.print(Text(line), style="dim", soft_wrap=True)
     print_left_out(runs, trust)
     if out is not None:
-        _write(out, cards, leaks)
-        console.print(f"Table and figure: {out}", highlight=False, soft_wrap=True)
+        drawn = _write(out, cards, leaks)
+        text = f"Table and figure: {out}" if drawn else f"Table: {out}; no figure, since nothing was rebuilt"
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
@@ -75,23 +81,23 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _leaks_table(leaks: Sequence[Leak]) -> Table:
-    """A row a leak; the run, the kind and the bytes stand in the first row that has them."""
+    """A row a leak; the run, the kind and the bytes stand in the first row that has them.
+
+    Columns of numbers that are all empty are left out.
+    """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in ("run", "what left", "sent", "rebuilt by"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("test %", "MSE", "PSNR", "SSIM", "recognised", "member"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows: list[tuple[str, ...]] = []
     previous: Leak | None = None
     for leak in leaks:
         new_run = previous is None or previous.run != leak.run
         new_kind = new_run or (previous is not None and previous.kind != leak.kind)
         what = f"{leak.kind}: {leak.shape}" if leak.shape else leak.kind
         sent = f"{leak.times:,} times by {leak.senders:,} clients, {megabytes(leak.bytes)}"
-        table.add_row(
-            Text(leak.run if new_run else ""),
-            Text(what if new_kind else ""),
+        row: tuple[str, ...] = (
+            leak.run if new_run else "",
+            what if new_kind else "",
             sent if new_kind else "",
-            Text(leak.how),
+            leak.how,
             _number(100 * leak.accuracy, 1) if new_run else "",
             _number(leak.mse, 3),
             _number(leak.psnr, 2),
@@ -99,7 +105,17 @@ def _leaks_table(leaks: Sequence[Leak]) -> Table:
             "" if math.isnan(leak.recognised) else f"{leak.recognised:.0%}",
             _number(leak.membership, 3) if new_kind else "",
         )
+        rows.append(row)
         previous = leak
+    headings = ("run", "what left", "sent", "rebuilt by", "test %", "MSE", "PSNR", "SSIM", "recognised", "member")
+    filled = [place for place in range(len(headings)) if place < TEXTS or any(row[place] for row in rows)]
+    for place in filled:
+        if place < TEXTS:
+            table.add_column(headings[place], overflow="fold")
+        else:
+            table.add_column(headings[place], justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(row[place]) for place in filled))
     return table
 
 
@@ -129,9 +145,14 @@ def _number(value: float, digits: int) -> str:
     return "∞" if math.isinf(value) else f"{value:.{digits}f}"
 
 
-def _write(out: Path, cards: Sequence[LeakReport], leaks: Sequence[Leak]) -> None:
+def _write(out: Path, cards: Sequence[LeakReport], leaks: Sequence[Leak]) -> bool:
+    """Write the tables, and the figure if it has a mark; return whether it has."""
     rows: list[dict[str, Any]] = [leak.table() for leak in leaks]
     write_atomically(out / "leaks.csv", pd.DataFrame(rows).to_csv(index=False))
     sizes = [{"run": card.run, **row} for card in cards for row in card.by_size]
     write_json(out / "leaks.json", {"leaks": rows, "means_by_size": sizes})
-    write_atomically(out / "leaks.png", draw_leaks(leaks))
+    if not strongest(leaks):
+        (out / FIGURE).unlink(missing_ok=True)
+        return False
+    write_atomically(out / FIGURE, draw_leaks(leaks))
+    return True

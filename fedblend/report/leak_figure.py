@@ -25,7 +25,7 @@ NOTE = (
     "Weights: the strongest attack that was run, compared with the original. Means and seeds: compared with the "
     "nearest raw sample."
 )
-NOTE_WIDTH = 150
+NOTE_WIDTH = 125
 """Letters of a note that fit into a line below the figure."""
 
 RAW_AT = 1.08

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from fedblend.analysis.attacks.search import cosine_distance
 from fedblend.analysis.attacks.setup import prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.points.loss_scaling import SwitchCounter, switches
-from fedblend.analysis.privacy.leak_report import NOT_ATTACKED, Leak, leak_report
+from fedblend.analysis.privacy.leak_report import NO_ATTACK, NOT_ATTACKED, Leak, leak_report
 from fedblend.analysis.privacy.similarity import _shared_means, mean_sizes, recognised_by_chance, similarity_of_means
 from fedblend.cli import attack
 from fedblend.core.errors import FedblendError
@@ -27,6 +29,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
+from fedblend.report import leak_figure
 from fedblend.report.leak_figure import strongest
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
@@ -290,6 +293,25 @@ def test_the_card_tells_what_left_and_what_was_rebuilt(study: Path, tmp_path: Pa
         assert {kind: row["bytes"] for (of, kind), row in rows.items() if of == name} == sent
         assert {row["accuracy"] for (of, _), row in rows.items() if of == name} == {records[-1]["accuracy"]}
     assert "means by M_k" in told.out
+
+
+def test_features_are_not_attacked_and_have_no_empty_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    toy = run(tmp_path / "toy", data="toy", rounds=1, partition={"name": "iid", "clients": 2}, train={"cohort": 1})
+    told = succeeded(here("leaks", toy, "--out", tmp_path / "card"))
+    assert NO_ATTACK in (tmp_path / "card" / "leaks.csv").read_text()
+    assert not (tmp_path / "card" / "leaks.png").exists()
+    assert "no figure, since nothing was rebuilt" in told.out
+    assert re.search(r"rebuilt by +test % +member", told.out)
+    assert re.search(r"\battacks rebuild\b", told.out)
+
+
+def test_the_note_of_the_figure_is_inside_of_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leak_figure, "png_bytes", lambda figure: figure)
+    leak = Leak("a", "a", 0.5, "weights", "", 1, 1, 1, "dlg", psnr=20.0)
+    figure: Any = leak_figure.draw_leaks([leak, *(replace(leak, run=f"run-of-{n}", psnr=math.nan) for n in range(30))])
+    figure.canvas.draw()
+    assert figure._supxlabel.get_window_extent().x1 < figure.bbox.x1
 
 
 def test_means_are_remade_as_they_were_sent(study: Path) -> None:

@@ -39,6 +39,7 @@ from fedblend.runs.directory import RunDirectory, reading
 from fedblend.runs.groups import Outcome, read
 
 NOT_ATTACKED = "not attacked yet (fedblend attack)"
+NO_ATTACK = "no attack: attacks rebuild images of classes only"
 NO_MEASURE = "no measure available"
 FEATURES = "not measured: one entry a sample, which whoever has the model can compare with candidates' features"
 
@@ -152,9 +153,15 @@ def _leak_report(run: RunDirectory) -> LeakReport:
                 base = replace(base, membership=membership.of_entries(setup, *compared))
         else:
             found = []
-        nothing = NOT_ATTACKED if kind == "weights" else NO_MEASURE
+        possible = setup is None or _has_images(setup)
+        nothing = NO_MEASURE if kind != "weights" else NOT_ATTACKED if possible else NO_ATTACK
         leaks += [replace(base, how=how, **measures) for how, measures in found] or [replace(base, how=nothing)]
     return LeakReport(run.path.name, tuple(leaks), tuple(by_size))
+
+
+def _has_images(setup: Setup) -> bool:
+    """Whether samples are images of classes, which attacks can rebuild."""
+    return setup.data.kind == "image" and setup.task.kind == "classification"
 
 
 def _stored_sharing(outcome: Outcome) -> Any:
@@ -253,7 +260,7 @@ def _from_sharing(setup: Setup, sharing: Any, state: RunState | None) -> tuple[M
         return [("raw samples", _measures(RAW))], []
     if isinstance(sharing, Features):
         return [(FEATURES, {})], []
-    images = setup.data.kind == "image" and setup.task.kind == "classification"
+    images = _has_images(setup)
     if isinstance(sharing, MatchedSamples) and images and state is not None and len(state.entries):
         nearest = _measures(similarity_of_entries(setup, state.entries))
         return [("synthetic samples, compared with the nearest raw sample", nearest)], []
