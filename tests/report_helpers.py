@@ -7,6 +7,7 @@ HOSTILE = "a<b>&</script>"
 
 
 def experiment(method, seed, **more):
+    """A small experiment on digits; one method has a hostile label."""
     spec = {"name": method, "label": HOSTILE} if method == "naivemix" else method
     fields = {
         "name": "tiny",

@@ -165,11 +165,7 @@ def curve_chart(
     all_x: list[float] = []
     opacity = BAND * min(1, 3 / max(1, len(drawn)))  # of many bands, each is paler
     for line in drawn:
-        points = [
-            (x, i)
-            for i, x in enumerate(abscissa.values(line))
-            if x is not None and not (abscissa.log and x <= 0) and math.isfinite(line.low[i] + line.high[i])
-        ]
+        points = _points_of(line, abscissa)
         if not points:
             continue
         all_x += [x for x, _ in points]
@@ -202,6 +198,15 @@ def curve_chart(
     )
     methods = {mark.method: styles[mark.method] for mark in marks.values()}
     return Chart(name, title, figure, Numbers(head, data), table, marks, methods)
+
+
+def _points_of(line: Line, abscissa: Abscissa) -> list[tuple[float, int]]:
+    """The place on the axis and the index of each point that can be drawn."""
+    return [
+        (x, i)
+        for i, x in enumerate(abscissa.values(line))
+        if x is not None and not (abscissa.log and x <= 0) and math.isfinite(line.low[i] + line.high[i])
+    ]
 
 
 def _draw_targets(axes: Axes, targets: Sequence[float]) -> None:

@@ -109,8 +109,8 @@ def execute(
             # Order: callbacks and the listener may end the run, so that its last round is evaluated; then the best
             # model is kept, trackers see the record, it is written, and made final by the checkpoint.
             given = [*experiment.callbacks, *callbacks]
+            ending = [one for one in given if not isinstance(one, KeepBest | Tracker)]
             watching = [one for one in given if isinstance(one, KeepBest | Tracker)]
-            ending = [one for one in given if one not in watching]
             memory, listeners = PeakMemory(), [RecordListener(listener)] if listener else []
             log = MetricsLog(directory)
             checkpoints = Checkpoints(directory, experiment.checkpoint_every, experiment.rounds)

@@ -44,11 +44,11 @@ class Tracker(Callback):
 
     def begin(self, folder: Path, setup: Setup, round: int) -> bool:
         """Open the tracker's own log, to write rounds after ``round``; return whether it has none of them yet."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} defines no begin")
 
     def log(self, round: int, numbers: dict[str, float]) -> None:
         """Log the numbers of a round."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} defines no log")
 
     def end(self) -> None:
         """Close the log."""

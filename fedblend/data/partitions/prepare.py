@@ -39,15 +39,7 @@ def prepare(
     """
     _require_shares(fraction, holdout, validation, server_validation)
     rows, kept_by_server = _divide_with_server(len(data.train), server_validation, seed)
-    labels = data.train.y.numpy()[rows] if data.classes else np.zeros(len(rows), np.int64)
-    of_data = data.train.client if data.train.client is None else data.train.client[rows]
-    population = partition.split(labels, len(data.classes), seed, of_data)
-    if not isinstance(population, Population):
-        raise FedblendError(
-            f"partition {type(partition).__name__}: split must return a Population, not a {type(population).__name__}; "
-            "Population.of makes one from an array of indices for each client"
-        )
-    _require_valid(population, len(rows), type(partition).__name__)
+    population = _split(partition, data, rows, seed)
     notes: dict[str, Any] = dict(population.notes)
     order, offsets = rows[population.order], population.offsets
     if server_validation:
@@ -68,10 +60,8 @@ def prepare(
         notes["validation at clients"] = validation
     if arrives:
         order = order[_random_places(offsets, stream(seed, "arrival-order"))]
-    empty = np.flatnonzero(np.diff(offsets) == 0)
-    if len(empty):
-        notes["empty"] = len(empty)
-        notes["empty_clients"] = empty[:MOST_NAMED].tolist()
+    if len(empty := np.flatnonzero(np.diff(offsets) == 0)):
+        notes |= {"empty": len(empty), "empty_clients": empty[:MOST_NAMED].tolist()}
     return Population(
         order,
         offsets,
@@ -95,6 +85,20 @@ def _require_shares(fraction: float, holdout: float, validation: float, server_v
             f"validation: {validation!r} at clients, {server_validation!r} at the server, and holdout: {holdout!r} are "
             "not valid: each from 0 to below 1, and holdout and the clients' validation below 1 together"
         )
+
+
+def _split(partition: Any, data: Dataset, rows: np.ndarray, seed: int) -> Population:
+    """Return which of the training samples in ``rows`` each client holds."""
+    labels = data.train.y.numpy()[rows] if data.classes else np.zeros(len(rows), np.int64)
+    of_data = data.train.client if data.train.client is None else data.train.client[rows]
+    population = partition.split(labels, len(data.classes), seed, of_data)
+    if not isinstance(population, Population):
+        raise FedblendError(
+            f"partition {type(partition).__name__}: split must return a Population, not a {type(population).__name__}; "
+            "Population.of makes one from an array of indices for each client"
+        )
+    _require_valid(population, len(rows), type(partition).__name__)
+    return population
 
 
 def _divide_with_server(n: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -77,6 +77,7 @@ def command(folder: Path, *words: object, report: bool = True) -> Case:
 
 @contextlib.contextmanager
 def in_folder(folder: Path, arguments: list[str]) -> Iterator[None]:
+    """Inside, this process works in a folder as a command with these arguments does."""
     before = Path.cwd(), sys.argv, list(sys.path), dict(os.environ)
     os.chdir(folder)
     sys.argv = arguments
@@ -147,6 +148,7 @@ def _arrays() -> dict[str, np.ndarray]:
 
 
 def changed_json(rng: Random, raw: bytes) -> bytes:
+    """A changed copy of a JSON file."""
     try:
         table = mutations.plain(mutations.of_table(rng, json.loads(raw)), toml=False)
         return json.dumps(table).encode("utf-8", "surrogatepass")

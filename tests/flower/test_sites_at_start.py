@@ -1,0 +1,141 @@
+"""Which sites take part when a run begins, and what the server says of the others."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedblend.experiment.setup import make_setup
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
+
+from flower_helpers import Nodes
+from test_flower import experiment
+from test_flower_faults import QUICK
+from test_lying_server import SAMPLES, OwnSite
+
+from fedblend.core.errors import FedblendError
+from fedblend.experiment.config import as_table
+from fedblend.experiment.tables import write_toml
+from fedblend.flower import client as at_site
+from fedblend.flower import site as site_policy
+from fedblend.flower.app_folder import FederationLimits
+from fedblend.flower.server import run
+from fedblend.flower.site import describe_setup
+from fedblend.flower.sites import Sites
+
+
+def test_the_server_states_why_sites_with_their_own_data_take_no_part(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path)
+    grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))
+    asked = site.experiment(method="fedavg", fraction=0.5, rounds=1)
+    why = r"missing: 0, 1, 2, 3\. Reasons: client 0, client 1, client 2, client 3: fraction: real sites refuse"
+    with pytest.raises(FedblendError, match=why):
+        run(grid, asked, tmp_path / "run", QUICK)
+
+
+def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog: Any) -> None:
+    site = OwnSite(tmp_path)
+    OwnSite(tmp_path / "other")
+    (tmp_path / "other" / "own.npz").write_bytes(b"")
+    good, bad = (str(folder / "site.toml") for folder in (tmp_path, tmp_path / "other"))
+    configs = [{"partition-id": client, "site": good if client < 2 else bad} for client in range(4)]
+    asked = site.experiment(method="fedavg", rounds=1)
+    why = (
+        r"min_sites: 3, but only 2 of 4 sites are connected and all others take no part; missing: 2, 3\. Reasons: "
+        r"client 2, client 3: data: .* Correct this at these sites, restart their SuperNodes"
+    )
+    caplog.set_level("INFO", "flwr")
+    with pytest.raises(FedblendError, match=why):
+        run(Nodes(configs), asked, tmp_path / "run", FederationLimits(min_sites=3, deadline=60.0))
+    assert run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0)).state.round == 1
+    assert "fedblend: new nodes: 4; each has 60 seconds to reply" in caplog.text
+    assert "fedblend: 2 of 4 sites are connected; the run begins" in caplog.text
+    assert "the run waits" not in caplog.text
+
+
+def test_a_run_waits_for_a_site_that_is_not_connected_and_for_one_that_restarts(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path)
+    own = {"partition-id": 3, "site": str(tmp_path / "site.toml")}
+    setup = describe_setup(make_setup(site.experiment(method="fedavg")))
+    fields = {"experiment": as_table(site.experiment(method="fedavg")), "setup": setup}
+    grid = Nodes([*({**own, "partition-id": client} for client in range(3)), {**own, "site": "nowhere"}])
+    sites = Sites(grid, 4, 4, 2.0, fields)
+    with pytest.raises(FedblendError, match="all others take no part; missing: 3"):
+        sites.wait_until_connected()
+    # While its SuperNode restarts, the site may still connect.
+    grid.down = {3}
+    with pytest.raises(FedblendError, match=r"after 2 seconds \(deadline\); missing: 3\. Reasons: client 3"):
+        sites.wait_until_connected()
+    (node,) = (node for node in grid.contexts if grid.client(node) == 3)
+    grid.contexts[node].node_config["site"] = own["site"]
+    grid.down = set()
+    sites.wait_until_connected()
+    assert sites.nodes[3] == node
+
+
+def write_table(path: Path, wards: str, classes: str = "ny") -> Path:
+    """A table with a column of numbers, a column of texts, and a target."""
+    rows = [f"{20 + i},{wards[i % len(wards)]},{classes[i // 2 % len(classes)]}" for i in range(80)]
+    path.write_text("\n".join(["age,ward,ill", *rows]) + "\n")
+    return path
+
+
+def test_sites_with_tables_take_part_if_these_have_the_servers_encoding(tmp_path: Path, caplog: Any) -> None:
+    data = {"name": "table", "path": str(write_table(tmp_path / "server.csv", "ab")), "target": "ill"}
+    configs = []
+    for client, wards in enumerate(("ab", "ba", "ac")):
+        folder = tmp_path / f"site {client}"
+        folder.mkdir()
+        write_table(folder / "own.csv", wards)
+        (folder / "site.toml").write_text(write_toml({"data": {**data, "path": "own.csv"}}))
+        configs.append({"partition-id": client, "site": str(folder / "site.toml")})
+    asked = experiment("fedavg", data=data, partition={"name": "iid", "clients": 3}, fraction=1.0, rounds=1)
+    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0))
+    assert finished.state.round == 1
+    assert finished.directory.facts()["partition"]["samples"] == [64, 64, 0]
+    assert "(client 2) takes no part: data: this site's table differs" in caplog.text
+
+    # The guide's script gives the site without a text and a class of the server's table the server's encoding.
+    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+    (script,) = (part.split("```")[0] for part in guide.split("```python\n")[1:] if "form_of" in part)
+    write_table(tmp_path / "north.csv", "b", "y")
+    with contextlib.chdir(tmp_path):
+        exec(script, {})
+    (tmp_path / "site 2" / "site.toml").write_text(write_toml({"data": {"name": "npz", "path": "../north.npz"}}))
+    site_policy._read_cached.cache_clear()
+    at_site.engine_of.cache_clear()
+    finished = run(Nodes(configs), asked, tmp_path / "again", FederationLimits(3, 60.0))
+    assert finished.directory.facts()["partition"]["samples"] == [64, 64, 64]
+    with np.load(tmp_path / "north.npz") as made:
+        assert made["x"][:2].tolist() == [[20, 0, 1], [21, 0, 1]]
+        assert made["classes"].tolist() == ["n", "y"]
+
+
+def test_the_server_states_which_site_takes_no_part_but_none_of_its_paths(tmp_path: Path, caplog: Any) -> None:
+    site = OwnSite(tmp_path / "site 0")
+    configs = [{"partition-id": 0, "site": str(tmp_path / "site 0" / "site.toml")}]
+    OwnSite(tmp_path / "site 1")
+    (tmp_path / "site 1" / "own.npz").write_bytes(b"")
+    configs.append({"partition-id": 1, "site": str(tmp_path / "site 1" / "site.toml")})
+    other = OwnSite(tmp_path / "site 2")
+    other.x = other.x[..., :8]
+    other.hold(SAMPLES)
+    configs += [{"partition-id": 2, "site": str(tmp_path / "site 2" / "site.toml")}]
+    configs += [{"partition-id": 3, "site": str(tmp_path / "lost" / "site.toml")}, {"partition-id": "no number"}]
+    grid = Nodes(configs)
+    asked = site.experiment(method="fedavg", rounds=1)
+    with pytest.raises(FedblendError) as raised:
+        run(grid, asked, tmp_path / "run", QUICK)
+    text = str(raised.value)
+    assert "missing: 1, 2, 3. Reasons: client 1: data: this site's samples cannot be loaded; the site's log" in text
+    assert "; client 2: data: this site's shape differs" in text
+    assert "; client 3: " in text
+    assert str(tmp_path) not in text
+    assert "(client 1) takes no part: data: this site's samples cannot be loaded" in caplog.text
+    unnumbered = next(node for node in grid.contexts if grid.client(node) == "no number")
+    assert f"node {unnumbered} takes no part: partition-id" in caplog.text
