@@ -76,10 +76,6 @@ class Setup:
         rows = torch.from_numpy(held[order[place < per_class]])
         return self.data.train.x[rows], self.data.train.y[rows]
 
-    def natural_clients(self) -> np.ndarray | None:
-        """The data set's own number of each client (writer, role), int64 [clients], if the split keeps them."""
-        return self.population.natural
-
     def base(self, sizes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The samples (x, y) of the client that is the server, as stored; ``None`` where the server has no data.
 

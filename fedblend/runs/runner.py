@@ -282,17 +282,15 @@ def describe_split(setup: Setup) -> dict[str, Any]:
 
     Counts and measures are empty for data without classes, and if the samples are at real sites.
     """
-    if not setup.data.classes or setup.population.elsewhere:
-        return {
-            "classes": [],
-            "counts": [],
-            "sizes": setup.population.sizes[:SPLIT_CLIENTS].tolist(),
-            "measures": {},
-        }
-    counts = class_counts(setup.population, setup.data.train.y.numpy(), len(setup.data.classes))
-    return {
-        "classes": list(setup.data.classes),
-        "counts": counts[:SPLIT_CLIENTS].tolist(),
+    split: dict[str, Any] = {
+        "classes": [],
+        "counts": [],
         "sizes": setup.population.sizes[:SPLIT_CLIENTS].tolist(),
-        "measures": noniid_measures(counts),
+        "names": setup.population.names(setup.data)[:SPLIT_CLIENTS],
+        "measures": {},
     }
+    if setup.data.classes and not setup.population.elsewhere:
+        counts = class_counts(setup.population, setup.data.train.y.numpy(), len(setup.data.classes))
+        split["classes"], split["counts"] = list(setup.data.classes), counts[:SPLIT_CLIENTS].tolist()
+        split["measures"] = noniid_measures(counts)
+    return split

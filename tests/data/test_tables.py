@@ -52,6 +52,18 @@ def test_numbers_categories_and_gaps_by_hand(name: str, tmp_path: Path) -> None:
     assert data.facts["table"]["columns"] == ["age", "sex", "dose"]
 
 
+def test_whole_numbers_are_classes_from_zero_or_numbers_to_predict(tmp_path: Path) -> None:
+    counts = table(tmp_path / "p.csv", target="age", task="regression").load()
+    assert (counts.task, counts.train.y.tolist()) == ("regression", [[40], [50], [60], [70]])
+    with pytest.raises(FedblendError, match=r"column 'age' holds 6 .* 40 to 70; valid: classes .*'regression'"):
+        table(tmp_path / "p.csv", target="age").load()
+    with pytest.raises(FedblendError, match=r"'ill' is no column of numbers; targets of data.task = 'regression' must"):
+        table(tmp_path / "p.csv", task="regression").load()
+    labels = PATIENTS.assign(a=[0, 1, 0, 1, 0, 1], b=[1, 1, 0, 0, 1, 0])
+    assert table(tmp_path / "l.csv", labels, target=["a", "b"]).load().task == "multi-label"
+    assert table(tmp_path / "l.csv", labels, target=["a", "b"], task="regression").load().task == "regression"
+
+
 def test_a_client_scales_by_its_own_training_samples(tmp_path: Path) -> None:
     data = table(tmp_path / "p.csv", standardize="client").load()
     ages = [*data.train.x[:, 0].tolist(), *data.test.x[:, 0].tolist()]

@@ -30,15 +30,18 @@ class TableFile:
 
     Columns of numbers are features as they are. A column of text is one feature for each of its values among the
     training samples (one-hot); a value that only test samples have is none of them. The target is a class if it is text
-    or whole numbers from 0, and a number to predict otherwise. Several targets of 0 and 1, or true and false, are
-    labels, of which a sample may have any number. Missing targets are refused. Without a column for the split,
-    ``test_share`` of each client's samples (without clients: of each class's) is test.
+    or whole numbers from 0, and a number to predict if it has a decimal point, or with ``task = "regression"``. Several
+    targets of 0 and 1, or true and false, are labels, of which a sample may have any number. Missing targets are
+    refused. Without a column for the split, ``test_share`` of each client's samples (without clients: of each class's)
+    is test.
     """
 
     path: FilePath
     """The file; in an experiment file relative to that file."""
     target: str | list[str]
     """The column to predict; several columns of numbers in regression, or one for each label in multi-label data."""
+    task: Literal["auto", "regression"] = "auto"
+    """What is predicted: by the target's type (`auto`), or numbers also where the target is whole numbers."""
     client: str | None = None
     """The column with each sample's client: a number or a name."""
     split: str | None = None
@@ -75,7 +78,7 @@ class TableFile:
         if self.missing == "drop":
             frame = frame.dropna(subset=features).reset_index(drop=True)
         self._require_no_gaps(frame, [*used, *(features if self.missing == "refuse" else [])], path)
-        arrays: dict[str, np.ndarray] = {"y": _targets(frame[targets])}
+        arrays: dict[str, np.ndarray] = {"y": _targets(frame[targets], self.task)}
         if arrays["y"].dtype == bool:
             arrays["labels"] = np.array(targets, str)
         arrays |= {name: _labels(frame[column]) for name, column in self._named() if column}
@@ -149,19 +152,30 @@ def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | N
                 raise FedblendError(f"data.{option}: there is no column '{name}'{meant}; valid: {valid}")
 
 
-def _targets(frame: pd.DataFrame) -> np.ndarray:
+def _targets(frame: pd.DataFrame, task: str) -> np.ndarray:
     """One column of classes or numbers [n], several of labels bool [n, L], or several of numbers [n, q]."""
-    if frame.shape[1] > 1:
-        kinds = {name: frame[name].dtype.kind for name in frame}
-        if wrong := [name for name, kind in kinds.items() if kind not in "iufb"]:
-            raise FedblendError(
-                f"data.target: column '{wrong[0]}' is no column of numbers; several targets must be, "
-                "or 0 and 1 for labels"
-            )
-        numbers = frame.to_numpy(np.float32)
-        are_labels = "f" not in kinds.values() and bool(np.isin(numbers, (0, 1)).all())
-        return numbers == 1 if are_labels else numbers
-    return _labels(frame.iloc[:, 0])
+    kinds = {name: frame[name].dtype.kind for name in frame}
+    if frame.shape[1] == 1 and task == "auto":
+        _require_classes_from_zero(frame.iloc[:, 0])
+        return _labels(frame.iloc[:, 0])
+    if wrong := [name for name, kind in kinds.items() if kind not in "iufb"]:
+        wants = "several targets" if task == "auto" else "targets of data.task = 'regression'"
+        labels = ", or 0 and 1 for labels" if task == "auto" else ""
+        raise FedblendError(f"data.target: column '{wrong[0]}' is no column of numbers; {wants} must be{labels}")
+    numbers = frame.to_numpy(np.float32)
+    are_labels = task == "auto" and "f" not in kinds.values() and bool(np.isin(numbers, (0, 1)).all())
+    return numbers == 1 if are_labels else numbers
+
+
+def _require_classes_from_zero(column: pd.Series[Any]) -> None:
+    """Raise :class:`FedblendError` for whole numbers that are no classes, or leave most classes without a sample."""
+    used = np.unique(column.to_numpy()) if column.dtype.kind in "iu" else np.empty(0, np.int64)
+    if len(used) and (used[0] != 0 or used[-1] >= max(2 * len(used), 2)):
+        raise FedblendError(
+            f"data.target: column '{legible(column.name)}' holds {len(used)} whole numbers, from {used[0]} to "
+            f"{used[-1]}; valid: classes numbered from 0, or text for classes, or data.task = 'regression' for numbers "
+            "to predict"
+        )
 
 
 def _labels(column: pd.Series[Any]) -> np.ndarray:
