@@ -172,9 +172,9 @@ def _require_classes_from_zero(column: pd.Series[Any]) -> None:
     used = np.unique(column.to_numpy()) if column.dtype.kind in "iu" else np.empty(0, np.int64)
     if len(used) and (used[0] != 0 or used[-1] >= max(2 * len(used), 2)):
         raise FedblendError(
-            f"data.target: column '{legible(column.name)}' holds {len(used)} whole numbers, from {used[0]} to "
-            f"{used[-1]}; valid: classes numbered from 0, or text for classes, or data.task = 'regression' for numbers "
-            "to predict"
+            f"data.target: column '{legible(column.name)}' holds whole numbers from {used[0]} to {used[-1]}, "
+            f"{len(used)} different ones; valid: classes numbered from 0, or text for classes, or "
+            "data.task = 'regression' for numbers to predict"
         )
 
 
