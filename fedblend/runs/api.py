@@ -18,7 +18,7 @@ from torch import nn
 
 from fedblend.core import registry
 from fedblend.core.callbacks import Callback
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 from fedblend.core.paths import from_file, import_from
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study, expand, slugify
@@ -67,13 +67,13 @@ class Result:
 
 
 def run(
-    experiment: Experiment,
+    experiment: Experiment | Mapping[str, Any] | str | Path,
     out: Path | str | None = None,
     resume: bool = False,
     on_round: Callable[[dict[str, Any]], Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Run one experiment in this process.
+    """Run one experiment (or the one of a file, or of its table) in this process.
 
     ``out`` is the run's folder (default: a new one under ``runs/``); a folder that holds a run is refused. With
     ``resume``, a run in this folder continues; it keeps its rounds, also those beyond ``experiment.rounds``, and where
@@ -85,6 +85,7 @@ def run(
     for callback in callbacks:
         if isinstance(callback, type):
             raise FedblendError(f"callbacks: {callback.__name__} is a class; write {callback.__name__}()")
+    experiment = experiment if isinstance(experiment, Experiment) else _one_experiment(experiment)
     path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
     listener = None if on_round is None else lambda record: on_round(record.as_dict())
     if resume and not RunDirectory.is_run(path):
@@ -96,6 +97,16 @@ def run(
     predictor = Predictor.of_setup(finished.setup, finished.state.weights, finished.state.round)
     metrics = metrics_table(finished.directory)
     return Result(path, finished.setup.experiment, metrics, predictor.module.net, predictor)
+
+
+def _one_experiment(given: object) -> Experiment:
+    """The experiment of a file or of its table. Raises :class:`FedblendError` for several, and for anything else."""
+    if not isinstance(given, Mapping | str | Path):
+        raise FedblendError(f"experiment: {brief(given)} is none; valid: an Experiment, a file, or a file's table")
+    made = expand(given if isinstance(given, Mapping) else load(given)).experiments
+    if len(made) > 1:
+        raise FedblendError(f"experiment: it describes {len(made)} runs; fedblend.run_study makes them all")
+    return next(iter(made.values()))
 
 
 def run_study(
