@@ -323,13 +323,6 @@ class Objective(ClientPart):
         """Nothing, unless an objective says so."""
         return ()
 
-    def largest_pass(self, batch: int) -> int:
-        """Samples that go through the model in the largest forward pass of a step on ``batch`` samples.
-
-        Dropout draws a mask for each of them.
-        """
-        return batch
-
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """The random half: arrays with one row a step, drawn from the client's stream of the round."""
         return {}
@@ -385,10 +378,6 @@ class WithBase(Objective):
     def reads_start(self) -> bool:  # type: ignore[override]
         """Whether the base reads the round's global weights."""
         return bool(self.base.reads_start)
-
-    def largest_pass(self, batch: int) -> int:
-        """The largest pass of the base."""
-        return int(self.base.largest_pass(batch))
 
     @property
     def layer(self) -> int | None:

@@ -125,8 +125,8 @@ def unstackable(setup: Setup) -> str:
         # An error of the objective or the model occurs in the loop too, and is raised there with client and batch.
         _train(loop, trial)
         return f"PyTorch cannot stack it: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
-    if any(isinstance(layer, nn.Dropout) for layer in setup.model.modules()):
-        # Compared without dropout: on GPUs a stack draws other masks than the loop.
+    if loop.device.type != "cpu" and any(isinstance(layer, nn.Dropout) for layer in setup.model.modules()):
+        # Compared without dropout: on other devices than CPUs a stack draws other masks than the loop.
         setup = replace(setup, model=_without_dropout(setup.model))
         loop = LoopEngine(setup, setup.experiment.device)
         updates = list(StackedEngine(setup, setup.experiment.device, 2).train(*trial))

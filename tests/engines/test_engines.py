@@ -152,8 +152,20 @@ def test_momentum_decay_and_clipping_are_each_clients_own(method: str, stack: in
     assert difference(stacked.weights, loop.weights) < 1e-5
 
 
-def test_dropout_draws_the_loops_masks() -> None:
-    made = ragged("fedmix", {"model": {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}})
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedmix",
+        {"name": "fedmix", "objective": {"remedy": "second"}},
+        "virtual-means",
+        "flea",
+        "moon",
+        "fedntd",
+        "pfedme",
+    ],
+)
+def test_each_pass_draws_the_loops_dropout_masks(method: Any) -> None:
+    made = ragged(method, {"model": {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}})
 
     loop, _ = after(made, LoopEngine(made))
     stacked, _ = after(made, StackedEngine(made, stack=4))

@@ -22,7 +22,7 @@ from fedblend.engines.stacked.engine import StackedEngine
 GROUPS = [range(10), [10], range(11, 23), range(23, 30)]
 HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5}
 AGREE = ("SubclassOfLayer", "Hooked", "SubclassOfRow", "LayerByLayer", "InBlocks", "ReadTwice", "WrittenZeros")
-ALSO = ("Frozen", "Buffered", "Unreached", "TwoOfOneGradient")
+ALSO = ("Frozen", "Buffered", "Unreached", "TwoOfOneGradient", "DroppingTwice", "DroppingAcross")
 
 
 def world_of(model: str, train: dict[str, Any] | None = None, **changes: Any) -> Setup:
@@ -64,8 +64,6 @@ def test_a_stack_equals_the_loop(model: str, train: dict[str, Any]) -> None:
         ("Counting", "changes its weights or buffers itself"),
         ("Clamping", "changes its weights or buffers itself"),
         ("Tied", "'second.weight' and 'third.weight' are one tensor"),
-        ("DroppingTwice", "'drop' is called more than once"),
-        ("DroppingAcross", "'drop' has an input whose first axis is not the batch"),
         ("Padded", "'words' has a padding_idx"),
         ("Recurrent", "'first' is a fused LSTM"),
     ],
