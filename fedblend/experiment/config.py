@@ -279,6 +279,8 @@ def _require_known(table: Mapping[str, Any], known: Sequence[str], where: str) -
             field = OTHER_WORDS.get(key, key)
             in_tables = [] if where else [f"{name}.{field}" for name, t in TABLES.items() if field in t.model_fields]
             meant = f" (did you mean '{in_tables[0]}'?)" if in_tables else did_you_mean(key, known, others=OTHER_WORDS)
+            if where and field in Experiment.model_fields:
+                meant = f" ('{field}' is a top-level field: write it above the first [table])"
             raise FedblendError(f"{where}{key}: unknown key{meant}; valid: {', '.join(known)}")
 
 

@@ -116,7 +116,8 @@ def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[
         f"{unit} {score}: mean over the seeds that both methods finished of the difference with the same seed, and its "
         f"{100 * LEVEL:g} % interval (Student's t)"
     )
-    return [Column(f"difference to {baseline}", text, value, 0, why)]
+    of = {"final": "", "chosen": " (best on validation)"}[which]
+    return [Column(f"difference to {baseline}{of}", text, value, 0, why)]
 
 
 def rounds_note(groups: Sequence[Group]) -> str:

@@ -186,12 +186,14 @@ def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Seq
 
 
 def _without_field(table: dict[str, Any], field: str, seeds: Sequence[int] | None) -> dict[str, Any]:
-    """Remove an optional field from a file's table; set any other field to the text "none"."""
+    """Remove an optional field from a file's table, or one that a part has not; set any other to the text "none"."""
     bare = copy.deepcopy(table)
     _change_field(bare, field, unset_field)
     for candidate in (table, bare):  # either may be invalid, with the field or without
         with contextlib.suppress(FedblendError):
-            if all(_is_optional(experiment, field) for experiment in expand(candidate, seeds).experiments.values()):
+            made = expand(candidate, seeds).experiments.values()
+            is_left_over = candidate is bare != table and not any(registry.has_option(one, field) for one in made)
+            if is_left_over or all(_is_optional(one, field) for one in made):
                 return bare
             break
     _change_field(table, field, partial(set_field, value="none"))

@@ -153,7 +153,10 @@ class Predictor:
     def _samples(self, x: Any) -> torch.Tensor:
         """Samples as the module takes them."""
         shape, kind = tuple(self.description["shape"]), self.description["kind"]
-        array = np.asarray(x)
+        try:
+            array = np.asarray(x)
+        except (ValueError, TypeError):
+            raise FedblendError(f"samples: a {type(x).__name__}; valid: an array or a tensor of samples") from None
         if kind == "image" and array.ndim == len(shape) and shape[0] == 1:
             array = array[:, None]
         if array.dtype.kind not in "biuf" or array.shape[1:] != shape:
@@ -162,7 +165,10 @@ class Predictor:
                 f"{['n', *shape]}, as the data set '{self.description['data']}' has them"
             )
         if kind == "image" and array.dtype != np.uint8:
-            raise FedblendError(f"samples: {array.dtype}; valid: pixels as uint8, 0 to 255")
+            raise FedblendError(
+                f"samples: {array.dtype}; valid: pixels as uint8, 0 to 255 (of pictures in [0, 1], which "
+                "fedblend.from_torch stores as pixels: (255 * x).round() as uint8)"
+            )
         return torch.from_numpy(np.ascontiguousarray(array, np.dtype(_number_type(kind))))
 
     # Export -----------------------------------------------------------------------------------------------------

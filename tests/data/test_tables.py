@@ -120,6 +120,30 @@ def test_a_stray_text_among_numbers_is_refused_but_codes_are_categories(tmp_path
     assert codes.train.x.shape == (24, 1 + 3 + 3)
 
 
+def test_an_empty_cell_of_text_is_none_of_its_texts_and_leaves_the_others(tmp_path: Path) -> None:
+    habits = ["never", "former", None, "never", "new", "former"]
+    frame = PATIENTS.assign(smokes=habits)
+    data = table(tmp_path / "p.csv", frame, features=["smokes"]).load()
+    assert data.facts["table"]["categories"] == {"smokes": ["former", "never"]}
+    assert data.train.x.tolist() == [[0, 1], [1, 0], [0, 0], [0, 1]]
+    assert data.test.x.tolist() == [[0, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("row", [0, 4])
+def test_a_stray_text_is_found_in_either_half(row: int, tmp_path: Path) -> None:
+    rows = pd.concat([PATIENTS] * 5, ignore_index=True)
+    ages = [f"{30 + i}" if i != row else "unknown" for i in range(30)]
+    with pytest.raises(FedblendError, match=r"column 'age' holds numbers, but 1 of 30 cells are text"):
+        table(tmp_path / "p.csv", rows.assign(age=ages)).load()
+
+
+def test_a_column_that_names_rows_is_no_feature(tmp_path: Path) -> None:
+    rows = pd.concat([PATIENTS] * 5, ignore_index=True).assign(patient=[f"P{i}" for i in range(30)])
+    with pytest.raises(FedblendError, match=r"column 'patient' has 30 different texts in 30 rows, .* it names rows"):
+        table(tmp_path / "p.csv", rows).load()
+    assert table(tmp_path / "p.csv", rows, features=["age", "sex"]).load().train.x.shape[1] == 3
+
+
 def test_rows_with_gaps_are_dropped_where_asked(tmp_path: Path) -> None:
     data = table(tmp_path / "p.csv", missing="drop").load()
     assert data.train.x[:, 0].tolist() == [40, 60, 70]
@@ -176,8 +200,9 @@ def test_a_file_trains_on_a_table_and_predicts_for_another(tmp_path: Path) -> No
     pd.DataFrame({"colour": ["green", "red", None], "a": [0.5, None, 1]}).to_csv(tmp_path / "odd.csv", index=False)
     odd = here("predict", tmp_path / "runs", tmp_path / "odd.csv")
     assert odd.code == 0
-    assert "column 'a' is empty in 1 rows, which get the training mean" in odd.err
-    assert "column 'colour' holds 'green', 'nan', of which the training data had none" in odd.err
+    assert "column 'a' is empty in 1 row, taken as the training mean" in odd.err
+    assert "column 'colour' is empty in 1 row, taken as none of its texts" in odd.err
+    assert "column 'colour' holds 'green', of which the training data had none" in odd.err
     new.drop(columns="a").to_csv(tmp_path / "less.csv", index=False)
     refused(here("predict", tmp_path / "runs", tmp_path / "less.csv"), "has no column 'a'; valid: a, colour")
 
@@ -234,6 +259,19 @@ def test_one_data_set_with_clients_runs_and_resumes(tmp_path: Path) -> None:
     assert len(done.metrics) == 3
     more = api.run(fedblend.Experiment(**{**table, "rounds": 3}), tmp_path / "run", resume=True)
     assert len(more.metrics) == 4
+
+
+def test_from_torch_replaces_its_own_files_only(tmp_path: Path) -> None:
+    made = TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
+    assert len(fedblend.from_torch(made, tmp_path / "own.npz").load().train) == 8
+    fedblend.from_torch(made, tmp_path / "own.npz")
+    np.savez(tmp_path / "mine.npz", x=np.zeros(3))
+    (tmp_path / "text.npz").write_text("notes")
+    for name in ("mine.npz", "text.npz"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(FedblendError, match="is a file that from_torch has not written; name another"):
+            fedblend.from_torch(made, tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
 
 
 def test_test_halves_and_floats_are_kept(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MAX_CATEGORIES = 1000
 """Most values of a column of text; a column with more holds names or free text."""
 
+OWN_TEXTS = 0.9
+"""A column of text with more different values than this share of its rows names rows: its values are no categories."""
+
 MAX_CODES, STRAY = 20, 0.1
 """A column with more than so many different numbers, and text in at most this share of its cells, is one of numbers."""
 
@@ -89,6 +92,9 @@ class TableFile:
         train = ~test_rows(arrays["split"], path)
         if self.standardize == "client" and "client" in arrays:
             frame = _standardized(frame, features, arrays["client"], train)
+        for name in features:
+            if frame[name].dtype.kind not in "iufb":
+                _require_categories(name, frame[name].dropna())
         form = form_of(frame.loc[train, features])
         arrays["x"] = encode(frame, form, path)
         data = dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
@@ -108,9 +114,10 @@ class TableFile:
         if found:
             column, count = next(iter(found.items()))
             rows = "rows" if count > 1 else "row"
+            valid = "data.missing = 'mean' or 'drop' for features; " if self.missing == "refuse" else ""
             raise FedblendError(
                 f"{path}: column '{legible(column)}' is empty in {count} {rows} (with gaps: {listed(list(found))}); "
-                "valid: data.missing = 'mean' or 'drop' for features; targets, clients and splits must be there"
+                f"valid: {valid}targets, clients and splits must be there"
             )
 
 
@@ -130,6 +137,10 @@ def read_frame(path: Path, needed: str = "there is nothing to predict") -> pd.Da
         frame = pd.read_csv(path, sep=separator) if separator else pd.read_parquet(path)
     except ImportError:
         raise missing_package("a Parquet file", "pyarrow", "parquet") from None
+    except pd.errors.EmptyDataError:
+        raise FedblendError(
+            f"{path}: is empty; valid: a line with the columns' names, and a line for each sample"
+        ) from None
     # pandas and pyarrow raise errors of many kinds for damaged files.
     except (ValueError, OSError, EOFError, LookupError, TypeError, OverflowError, MemoryError) as error:
         raise FedblendError(f"{path}: is no table, or is damaged ({legible(error)})") from None
@@ -181,7 +192,15 @@ def _require_classes_from_zero(column: pd.Series[Any]) -> None:
 def _labels(column: pd.Series[Any]) -> np.ndarray:
     """Numbers as they are, and anything else as text."""
     array = column.to_numpy()
-    return array if array.dtype.kind in "iuf" else column.astype(str).to_numpy(str)
+    return array if array.dtype.kind in "iuf" else _texts(column).astype(str)
+
+
+def _texts(column: pd.Series[Any]) -> np.ndarray:
+    """A column's cells as text, object [n]; ``None`` for empty cells."""
+    # Not as NumPy's text: pandas 3 cuts all texts to one letter where a cell is empty.
+    texts = column.astype(str).to_numpy(object)
+    texts[column.isna().to_numpy()] = None
+    return texts
 
 
 # Features --------------------------------------------------------------------------------------------------
@@ -200,7 +219,6 @@ def form_of(training: pd.DataFrame) -> dict[str, Any]:
             mean = float(column.mean())
             fill[str(name)] = mean if np.isfinite(mean) else 0.0
         else:
-            _require_no_stray_text(str(name), column.dropna())
             categories[str(name)] = sorted(column.dropna().astype(str).unique())
             if len(categories[str(name)]) > MAX_CATEGORIES:
                 raise FedblendError(
@@ -210,8 +228,8 @@ def form_of(training: pd.DataFrame) -> dict[str, Any]:
     return {"columns": [str(name) for name in training], "categories": categories, "fill": fill}
 
 
-def _require_no_stray_text(name: str, cells: pd.Series[Any]) -> None:
-    """Raise :class:`FedblendError` if a few texts stand in a column of many different numbers."""
+def _require_categories(name: str, cells: pd.Series[Any]) -> None:
+    """Raise :class:`FedblendError` if a few texts stand in a column of numbers, or nearly each row has its own text."""
     import pandas as pd
 
     numbers = pd.to_numeric(cells.astype(str), errors="coerce")
@@ -220,6 +238,11 @@ def _require_no_stray_text(name: str, cells: pd.Series[Any]) -> None:
         raise FedblendError(
             f"data.features: column '{legible(name)}' holds numbers, but {len(texts)} of {len(cells)} cells are text, "
             f"such as {brief(str(texts.iloc[0]))}; write numbers, or empty cells and data.missing = 'mean'"
+        )
+    if cells.nunique() > max(MAX_CODES, OWN_TEXTS * len(cells)):
+        raise FedblendError(
+            f"data.features: column '{legible(name)}' has {cells.nunique()} different texts in {len(cells)} rows, such "
+            f"as {brief(str(cells.iloc[0]))}: it names rows; valid: data.features without it"
         )
 
 
@@ -234,8 +257,7 @@ def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarr
             raise FedblendError(f"{path}: has no column '{legible(name)}'; valid: {listed(form['columns'])}")
         column = frame[name]
         if name in form["categories"]:
-            texts = column.astype(str).to_numpy(str)
-            parts.append(texts[:, None] == np.array(form["categories"][name], str))
+            parts.append(_texts(column)[:, None] == np.array(form["categories"][name], object))
         elif column.dtype.kind in "iufb":
             parts.append(column.to_numpy(np.float64, na_value=np.nan)[:, None])
             parts[-1] = np.where(np.isnan(parts[-1]), form["fill"][name], parts[-1])
@@ -249,10 +271,12 @@ def guesses(frame: pd.DataFrame, form: Mapping[str, Any]) -> list[str]:
     """What :func:`encode` puts in place of unknown values, in a line for each column that has some."""
     lines = []
     for name in (name for name in form["columns"] if name in frame.columns):
-        if (known := form["categories"].get(name)) is None:
-            if empty := int(frame[name].isna().sum()):
-                lines.append(f"column '{legible(name)}' is empty in {empty} rows, which get the training mean")
-        elif strange := sorted(set(map(str, frame[name])) - set(known)):
+        known = form["categories"].get(name)
+        if empty := int(frame[name].isna().sum()):
+            instead = "the training mean" if known is None else "none of its texts"
+            rows = "row" if empty == 1 else "rows"
+            lines.append(f"column '{legible(name)}' is empty in {empty} {rows}, taken as {instead}")
+        if known is not None and (strange := sorted({*_texts(frame[name])} - {*known, None})):
             texts = listed([f"'{legible(text)}'" for text in strange])
             lines.append(f"column '{legible(name)}' holds {texts}, of which the training data had none")
     return lines
