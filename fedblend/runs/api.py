@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study, expand, slugify
 from fedblend.experiment.tables import read_toml, set_field, unset_field
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory, folders_of_parts
+from fedblend.runs.directory import RunDirectory, find_runs, folders_of_parts, only_run, reading
 from fedblend.runs.parallel import join_failures, run_all
 from fedblend.runs.predictor import Predictor
 from fedblend.runs.runner import execute
@@ -124,10 +124,31 @@ def run_study(
     failed = run_all(study, folder, False, jobs, lambda slug, record: None)
     if failed:
         raise FedblendError(join_failures(failed, len(study.experiments)))
+    return _rounds_of(RunDirectory(folder / slug) for slug in study.experiments)
+
+
+def read_run(path: Path | str, trust: bool = False, best: bool = False) -> Result:
+    """Read a run that was made before: its record, and the model of its last checkpoint; its data are not read.
+
+    ``best`` reads the model that the callback ``keep-best`` kept. A run that names code of its own is read only with
+    ``trust``. Raises :class:`FedblendError`.
+    """
+    directory = only_run(Path(path))
+    predictor = Predictor.of_run(directory, trust, best)
+    with reading([directory], trust):
+        experiment, metrics = directory.experiment(), metrics_table(directory)
+    return Result(directory.path, experiment, metrics, predictor.module.net, predictor)
+
+
+def read_study(path: Path | str) -> pd.DataFrame:
+    """Read all runs in a folder: one row for each run and round, as :func:`run_study` returns them."""
+    return _rounds_of(find_runs([Path(path)]))
+
+
+def _rounds_of(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     import pandas as pd
 
-    frames = [metrics_table(RunDirectory(folder / slug)).assign(run=slug) for slug in study.experiments]
-    return pd.concat(frames, ignore_index=True)
+    return pd.concat([metrics_table(run).assign(run=run.path.name) for run in runs], ignore_index=True)
 
 
 def load(path: str | Path) -> dict[str, Any]:

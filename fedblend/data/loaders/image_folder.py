@@ -28,8 +28,8 @@ class ImageFolder:
     With ``clients``, a folder for each client lies above those of its classes: ``train/CLIENT/CLASS/*.png``, or
     ``CLIENT/CLASS/*.png``. Classes are the folders' names in alphabetical order. Without ``train`` and ``test``,
     ``test_share`` of each class (of each client's images, with ``clients``) is test, by a draw that depends only on the
-    folder's name. Raises :class:`FedblendError` with the file for damaged images, other files, and images of another
-    size.
+    folder's name. Files with other endings than those of images are left out. Raises :class:`FedblendError` with the
+    file for damaged images and images of another size.
     """
 
     path: FilePath
