@@ -27,7 +27,7 @@ from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.core.trees import Tensors
-from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, faster_kernels, unstackable
+from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, _trial, faster_kernels, unstackable
 from fedblend.engines.distributed.engine import balance
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked import engine as stacked_engine
@@ -445,6 +445,25 @@ def test_an_engine_set_in_the_experiment_is_not_timed(monkeypatch: pytest.Monkey
     assert engines.plan_engine(setup(engine="stacked", stack=3), 2, 1000) == EnginePlan(
         "stacked", 3, 1, "contiguous", "as asked for"
     )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "virtual-xor",
+        {"objective": "virtual-samples", "sharing": {"name": "mixed-target-seeds", "server": 3}},
+        {"objective": "naivemix", "sharing": "secure-means"},
+        "vhl",
+    ],
+)
+def test_a_trial_has_the_pool_that_clients_receive(method: Any) -> None:
+    made = ragged(method)
+    pool = _trial(LoopEngine(made), 2, batches=1)[0].pool
+
+    assert pool is not None
+    assert len(pool)
+    assert made.experiment.method.sharing.server not in pool.owner
+    assert unstackable(made) == ""
 
 
 @pytest.mark.parametrize(("ranks", "room", "stack"), [(1, 2.5, 2), (2, 2.5, 1), (1, 100.0, 6), (1, 0.5, 1)])
