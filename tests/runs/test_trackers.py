@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from cli_helpers import TINY, here, refused, succeeded, write
+from helpers import same
+from safetensors.torch import load_file
+from torch import nn
 
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.record import RoundRecord
@@ -104,6 +107,26 @@ def test_the_best_model_is_kept_through_interruptions(tmp_path: Path) -> None:
     assert here("export", whole.path, "--best", "--out", tmp_path / "m.safetensors").code == 0
     with pytest.raises(FedblendError, match="keeps no best model; add the callback keep-best"):
         checkpoint.read_best(tmp_path / "watch")
+
+
+class Tied(nn.Sequential):
+    """A network for digits of which two layers share a weight."""
+
+    def __init__(self) -> None:
+        first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+        second.weight = first.weight
+        super().__init__(nn.Flatten(), first, nn.Tanh(), second, nn.Linear(64, 10))
+
+
+def test_the_best_model_of_layers_that_share_a_weight_is_kept_and_exported(tmp_path: Path) -> None:
+    best = {"name": "keep-best", "monitor": "loss", "mode": "min"}
+    result = run(tmp_path / "run", best, model={"name": "module", "path": "test_trackers:Tied"}, rounds=1)
+
+    kept = checkpoint.read_best(tmp_path / "run")[1]
+    assert torch.equal(kept["1.weight"], kept["3.weight"])
+    exported = load_file(result.predictor.export(tmp_path / "m.safetensors")[0])
+    assert same(kept, result.model.state_dict())
+    assert same(exported, kept)
 
 
 def test_a_best_model_that_was_cut_off_is_written_by_the_resumed_run(
