@@ -426,7 +426,8 @@ class LoopEngine:
         selected = np.array_split(indices if only is None else indices[only], share[1])[share[0]]
         keeps_outputs = bool(self.setup.experiment.metrics)
         losses, rights, kept = [], [], []
-        for rows in torch.from_numpy(selected).split(SCORE_BATCH):
+        # Many networks fail on a batch without samples.
+        for rows in torch.from_numpy(selected).split(SCORE_BATCH) if len(selected) else ():
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
             outputs = outputs_of(x)
             if keeps_outputs:
@@ -435,7 +436,9 @@ class LoopEngine:
             if task.kind == "classification":
                 rights.append(outputs.argmax(1) == y)
         loss = torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
-        right = torch.cat(rights).cpu().numpy() if rights else None
+        right = None
+        if task.kind == "classification":
+            right = torch.cat(rights).cpu().numpy() if rights else np.empty(0, bool)
         if keeps_outputs and not kept:
             kept = [torch.empty(0, task.outputs)]
         return Scores(loss, right, selected, outputs=torch.cat(kept).float().cpu() if kept else None)

@@ -535,6 +535,37 @@ def test_stacked_scores_as_the_loop_does() -> None:
         assert np.array_equal(stacked.right, loop.right)  # type: ignore[arg-type]
 
 
+class Viewing(nn.Module):
+    """A model that fails on a batch without samples, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x.view(x.size(0), -1)).tanh())
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+def test_no_model_is_called_without_samples(engine: type[LoopEngine]) -> None:
+    made = setup(
+        model={"name": "module", "path": "test_engines:Viewing"},
+        method="fedper",
+        holdout=0.3,
+        validation={"server": 0.05},
+        metrics=["auc"],
+        train={"cohort": 4},
+    )
+    state, records = after(made, engine(made), 1)
+
+    assert len(state.client_states) == 4, "all clients have models of their own"
+    assert records[-1]["clients"]["tested"] == 4
+    parts = [engine(made).score(made.weights(), "server", (rank, 3)) for rank in range(3)]
+    assert [len(part.samples) for part in parts] == [1, 1, 0]
+    assert all(part.right is not None and len(part.right) == len(part.samples) for part in parts)
+    assert all(part.outputs is not None and part.outputs.shape == (len(part.samples), 3) for part in parts)
+
+
 def test_scores_of_dropout_models_drop_nothing() -> None:
     made = setup(model={"name": "mlp", "hidden": [9], "dropout": 0.5})
     weights = made.weights()
