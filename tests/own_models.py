@@ -143,6 +143,14 @@ class Frozen(Dense):
         self.first.requires_grad_(False)
 
 
+class AllFrozen(Dense):
+    """No layer of it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
 class Buffered(Dense):
     """It scales by a buffer."""
 

@@ -147,14 +147,15 @@ class Setup:
     def own_layers(self) -> frozenset[str]:
         """Names of the tensors of the model that stay at clients (:attr:`Personal.keeps_layers`).
 
-        Raises :class:`FedblendError` where that is the whole model.
+        Raises :class:`FedblendError` where all that is trained would stay there.
         """
         personal = self.experiment.method.personal
         own = frozenset(personal.own_layers(self.model)) if personal.keeps_layers else frozenset()
-        if own >= {name for name, _ in self.model.named_parameters()}:
+        if own >= {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}:
             raise FedblendError(
-                f"method.personal: '{personal.name}' keeps all layers of the model '{self.experiment.model.name}' at "
-                "clients, so that nothing would be learned together; valid: fewer layers, or a larger model"
+                f"method.personal: '{personal.name}' keeps all trained layers of the model "
+                f"'{self.experiment.model.name}' at clients, so that nothing would be learned together; valid: fewer "
+                "layers, or a model with more layers that are trained"
             )
         for name, first in self.twins.items():
             if (name in own) != (first in own):

@@ -230,8 +230,14 @@ class FrozenHead(nn.Sequential):
     """A network whose last layer is not trained."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
-        self[-1].requires_grad_(False)
+        super().__init__(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3).requires_grad_(False))
+
+
+class FrozenBody(nn.Sequential):
+    """A network of which only the last layer is trained."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(16, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 3))
 
 
 @pytest.mark.parametrize("train", [*STEPS, {"optimizer": "torch.optim:RMSprop", "clip_norm": 0.1}])
@@ -265,6 +271,10 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: 
         ({"holdout": 0.0}, r"evaluate_model: 'each' needs .*; valid with holdout \(such as 0.2\)"),
         ({"method": {"name": "fedper", "personal": {"layers": 2}}}, "the model has 2 layers .*; valid: 0 to 1"),
         ({"method": "fedbn"}, "'fedbn' keeps normalisation layers at clients, and the model has none"),
+        (
+            {"model": {"name": "module", "path": "test_own_layers:FrozenBody"}},
+            "'fedper' keeps all trained layers of the model 'module' at clients, .*; valid: fewer layers",
+        ),
     ],
 )
 def test_what_does_not_fit_the_model_or_the_data_is_refused(changes: dict[str, Any], message: str) -> None:

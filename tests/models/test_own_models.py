@@ -108,6 +108,11 @@ def test_untrained_tensors_are_the_rounds(model: str) -> None:
         assert apart(one.weights, other.weights) < 1e-5
 
 
+def test_a_model_without_trained_weights_is_refused() -> None:
+    with pytest.raises(FedblendError, match="model: module has no weights that are trained; valid: a model of which"):
+        world_of("AllFrozen")
+
+
 def test_clients_keep_their_own_frozen_weights() -> None:
     made = world_of("Frozen")
     own = {k: {f"weights/{name}": (1 + 0.2 * k) * tensor for name, tensor in made.weights().items()} for k in (0, 2)}
