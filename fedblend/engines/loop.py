@@ -79,14 +79,27 @@ class LoopEngine:
         self.state = self.model.state_dict(keep_vars=True)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.names, self.params = list(trained), list(trained.values())
+        self._unsaved = [
+            (module, name, module.get_buffer(name).clone())
+            for module in self.model.modules()
+            for name in module._non_persistent_buffers_set
+            if module._buffers[name] is not None
+        ]
+        """Buffers that are no part of the weights, by module and name, with their first values."""
         self._uploads: dict[int, Tensors] = {}
         self.notes = False
         """Whether to keep the numbers that parts note in each step (:attr:`ClientUpdate.notes`)."""
 
     def _load(self, weights: Tensors) -> None:
+        self._restore_unsaved()
         with torch.no_grad():
             for name, tensor in weights.items():
                 self.state[name].copy_(tensor)
+
+    def _restore_unsaved(self) -> None:
+        """Reset what a model remembers beside its weights: it would pass from client to client, and not be resumed."""
+        for module, name, first in self._unsaved:
+            setattr(module, name, first.clone())
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
@@ -392,6 +405,7 @@ class LoopEngine:
 
     def server_model(self) -> nn.Module:
         """Return a module in evaluation mode, for functional calls with any weights by the server step."""
+        self._restore_unsaved()
         return self.model.eval()
 
     def secret_rng(self) -> None:
