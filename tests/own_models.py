@@ -194,14 +194,14 @@ class Counting(Buffered):
 
 
 class Remembering(Dense):
-    """It keeps a running mean in a buffer that is no part of its weights; ``anew`` by another tensor in each batch."""
+    """It keeps a running mean in a buffer, part of its weights or not; ``anew`` by another tensor each time."""
 
     seen: torch.Tensor
 
-    def __init__(self, anew: bool = False) -> None:
+    def __init__(self, anew: bool = False, persistent: bool = False) -> None:
         super().__init__()
         self.anew = anew
-        self.register_buffer("seen", torch.zeros(6), persistent=False)
+        self.register_buffer("seen", torch.zeros(6), persistent)
 
     def between(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:

@@ -76,7 +76,6 @@ class LoopEngine:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.net = EagerNet(self.model)
         self.scale = setup.scale.to(self.device)
-        self.state = self.model.state_dict(keep_vars=True)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.names, self.params = list(trained), list(trained.values())
         self._unsaved = [
@@ -90,11 +89,17 @@ class LoopEngine:
         self.notes = False
         """Whether to keep the numbers that parts note in each step (:attr:`ClientUpdate.notes`)."""
 
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The model's weights and buffers; read anew, because a model may replace a buffer by another tensor."""
+        return self.model.state_dict(keep_vars=True)
+
     def _load(self, weights: Tensors) -> None:
         self._restore_unsaved()
+        state = self.state
         with torch.no_grad():
             for name, tensor in weights.items():
-                self.state[name].copy_(tensor)
+                state[name].copy_(tensor)
 
     def _restore_unsaved(self) -> None:
         """Reset what a model remembers beside its weights: it would pass from client to client, and not be resumed."""

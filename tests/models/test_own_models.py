@@ -113,18 +113,21 @@ def test_a_model_without_trained_weights_is_refused() -> None:
         world_of("AllFrozen")
 
 
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("anew", [False, True])
-def test_what_a_model_remembers_beside_its_weights_passes_to_no_other_client(anew: bool) -> None:
-    made = setup(
-        images(30, side=8), model={"name": "module", "path": "own_models:Remembering", "arguments": {"anew": anew}}
-    )
+def test_what_a_model_remembers_passes_to_no_other_client(anew: bool, persistent: bool) -> None:
+    arguments = {"anew": anew, "persistent": persistent}
+    model = {"name": "module", "path": "own_models:Remembering", "arguments": arguments}
+    made = setup(images(30, side=8), model=model)
     engine, task = LoopEngine(made), TrainTask(0, made.weights(), None, made.sizes(0))
 
     *_, after_others = engine.train(task, [0, 2, 1])
     alone = next(LoopEngine(made).train(task, [1]))
 
     assert same(after_others.weights, alone.weights)
-    assert not engine.server_model().get_buffer("seen").any()
+    assert ("seen" in alone.weights) == persistent
+    assert not persistent or alone.weights["seen"].all()
+    assert persistent or not engine.server_model().get_buffer("seen").any()
     assert [*engine.train(task, [0])]
     assert np.array_equal(engine.score(alone.weights).loss, LoopEngine(made).score(alone.weights).loss)
 
