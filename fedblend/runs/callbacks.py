@@ -192,6 +192,8 @@ class EarlyStopping(Monitor):
 class KeepBest(Monitor):
     """Keep the model of the best round as `best.safetensors` in the run's folder; `fedblend export --best` reads it."""
 
+    replaces = checkpoint.BEST
+
     monitor: str | None = None
     """The number that tells the best round, as in `early-stopping`."""
     mode: Mode = "max"

@@ -152,6 +152,15 @@ def test_the_best_model_is_kept_through_interruptions(tmp_path: Path) -> None:
         checkpoint.read_best(tmp_path / "watch")
 
 
+def test_two_callbacks_that_keep_the_best_model_are_refused(tmp_path: Path) -> None:
+    two = [{"name": "keep-best"}, "csv", {"name": "keep-best", "monitor": "loss", "mode": "min"}]
+    told = "callbacks: each of two keep-best would replace the run's best.safetensors; valid: one of them"
+    refused(here("run", write(tmp_path / "x.toml", {"callbacks": two}), "--out", tmp_path / "run"), told)
+    with pytest.raises(FedblendError, match=told):
+        api.run(resolve({**TINY, "callbacks": two[:2]}), tmp_path / "run", callbacks=[KeepBest("loss", "min")])
+    assert not (tmp_path / "run").exists()
+
+
 class Tied(nn.Sequential):
     """A network for digits of which two layers share a weight."""
 
