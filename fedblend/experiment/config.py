@@ -11,6 +11,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from fedblend.core import registry
+from fedblend.core.callbacks import require_own_files
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.paths import absolute
 from fedblend.core.registry import Count, Float, Int, NonNegative, Positive
@@ -170,6 +171,7 @@ class Experiment(FrozenTable):
         checks.check_training(method, self.train, self.protection)
         checks.check_client_parts(method, self.train, self.channel, self.protection, self.adversary)
         checks.check_metrics(self.metrics, self.validation, self.target, self.target_metric, self.stop_at_target)
+        require_own_files(self.callbacks)
         if self.evaluate_model == "each" and self.validation.server:
             raise ValueError(
                 "validation.server: evaluate_model 'each' tests each client's own model on samples of its own; valid: "

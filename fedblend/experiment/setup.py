@@ -84,7 +84,12 @@ def _require_pictures(experiment: Experiment, data: Dataset) -> None:
 
 
 def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:
-    """Raise :class:`FedblendError` for a model that does not accept the data, or has outputs of another shape."""
+    """Raise :class:`FedblendError` for a frozen model, one that does not accept the data, or has other outputs."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise FedblendError(
+            f"model: {experiment.model.name} has no weights that are trained; valid: a model of which at least one "
+            "weight has requires_grad = True"
+        )
     was_training = model.training
     try:
         with torch.no_grad():

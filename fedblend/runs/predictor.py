@@ -21,7 +21,7 @@ from torch import nn
 from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError, legible, missing_package
 from fedblend.core.setup import Setup
-from fedblend.core.trees import Tensors, differing
+from fedblend.core.trees import Tensors, differing, for_file
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import require_model_memory
 from fedblend.runs import checkpoint
@@ -189,7 +189,7 @@ class Predictor:
         description = path.with_suffix(".json")
         if path.suffix == ".safetensors":
             # Without the prefix "net.", so that the user's own copy of the network loads them.
-            weights = {name: tensor.contiguous() for name, tensor in self.module.net.state_dict().items()}
+            weights = for_file(self.module.net.state_dict())
             write_atomically(path, save(weights, {"fedblend": json.dumps(self.description)}))
         else:
             write_atomically(path, self._program(path.suffix))

@@ -17,7 +17,7 @@ import torch
 
 from fedblend import engines
 from fedblend.core import registry
-from fedblend.core.callbacks import Callback
+from fedblend.core.callbacks import Callback, require_own_files
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.loop import RoundLoop
@@ -94,6 +94,7 @@ def execute(
         )
     if exists and (field := first_difference(directory, experiment)):
         raise FedblendError(f"{field} in {path}; {SAME_EXPERIMENT}")
+    require_own_files([*experiment.callbacks, *callbacks])
     # A resumed run keeps its finished rounds, even if fewer are configured.
     experiment = experiment.model_copy(update={"rounds": max(experiment.rounds, checkpoint.round_of(path) or 0)})
     # Built before the folder is created, so that an invalid experiment leaves no empty run.
