@@ -317,7 +317,7 @@ def aggregator_of(setup: Setup, round: int, samples: Sequence[int] = ()) -> Aggr
     trained = trained_names(setup)
 
     def steps_of(samples: int) -> int:
-        return int(method.personal.shared_steps(train.batches_of(samples)))
+        return int(method.personal.shared_steps(train.batches_of(samples))) * len(method.objective.phases())
 
     work = LocalWork(steps_of, train.lr_in(round), train.momentum, mu, trained, samples)
     aggregator: Aggregator = method.upload.aggregator(method.aggregator)

@@ -144,6 +144,12 @@ def test_a_column_that_names_rows_is_no_feature(tmp_path: Path) -> None:
     assert table(tmp_path / "p.csv", rows, features=["age", "sex"]).load().train.x.shape[1] == 3
 
 
+def test_a_client_without_training_rows_cannot_scale_by_them(tmp_path: Path) -> None:
+    frame = PATIENTS.assign(site=["a"] * 4 + ["a", "c"])
+    with pytest.raises(FedblendError, match=r"data.standardize: 'client' .* but 'c' has none \(1 such clients\)"):
+        table(tmp_path / "p.csv", frame, standardize="client").load()
+
+
 def test_rows_with_gaps_are_dropped_where_asked(tmp_path: Path) -> None:
     data = table(tmp_path / "p.csv", missing="drop").load()
     assert data.train.x[:, 0].tolist() == [40, 60, 70]

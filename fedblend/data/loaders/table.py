@@ -91,6 +91,11 @@ class TableFile:
             arrays["split"] = draw_test_half(numbers, self.test_share, path.name).astype(np.int64)
         train = ~test_rows(arrays["split"], path)
         if self.standardize == "client" and "client" in arrays:
+            if lacking := sorted(map(str, {*arrays["client"].tolist()} - {*arrays["client"][train].tolist()})):
+                raise FedblendError(
+                    f"data.standardize: 'client' takes means of a client's training rows, but '{legible(lacking[0])}' "
+                    f"has none ({len(lacking)} such clients); valid: 'no', or a training row of each client"
+                )
             frame = _standardized(frame, features, arrays["client"], train)
         for name in features:
             if frame[name].dtype.kind not in "iufb":
