@@ -67,9 +67,9 @@ class Round:
     def masked(self, client: int, sealed: dict[str, torch.Tensor], **otherwise: Any) -> torch.Tensor:
         beside = otherwise.pop("beside", {})
         here, told = self.here[client], {**self.told, **otherwise}
-        return at_site.masked_update(
-            here, here.setup.experiment.method.aggregator, self.upload, self.start, told, sealed, beside
-        )["masked"]
+        aggregator = here.setup.experiment.method.aggregator
+        with at_site.masking(here, "models", told, sealed) as taken:
+            return at_site.masked_update(here, aggregator, self.upload, self.start, told, taken, beside)["masked"]
 
     def sum(self, **otherwise: Any) -> torch.Tensor:
         """The server's sum of sites 0 to 2 without site 3; site 1 receives a different context."""
@@ -167,8 +167,9 @@ def test_a_site_can_allow_only_masked_models(tmp_path: Path) -> None:
     allow = ["masked", "keys"]
     finished = run(Nodes(site_files(tmp_path, 4, allow=allow)), asked(), tmp_path / "run", FederationLimits(deadline=5))
     assert finished.state.round == 1
-    assert [line["kind"] for line in audit(tmp_path, 0)] == ["keys", "keys", "masked", "keys"]
-    assert [line.get("trained", False) for line in audit(tmp_path, 0)] == [False, False, True, False]
+    assert [line["kind"] for line in audit(tmp_path, 0)] == ["keys", "keys", "masked", "masked", "keys"]
+    assert [line.get("begun", False) for line in audit(tmp_path, 0)] == [False, False, True, False, False]
+    assert [line.get("trained", False) for line in audit(tmp_path, 0)] == [False, False, True, True, False]
     with pytest.raises(FedblendError, match="lets no weights out"):
         run(
             Nodes(site_files(tmp_path, 4, allow=allow)),

@@ -6,22 +6,25 @@ et al. 2017, "Practical Secure Aggregation", figure 4, for a server that follows
 1. :func:`make_keys`: two new key pairs; the server sends their public keys to the other sites of the sum.
 2. :func:`make_shares`: a new secret; this secret and the private key of the masks are split among the sites, sealed
    for each.
-3. :func:`masked_update` after training, or :func:`masked_mean`: integers with a mask from the site's own secret and one
-   mask for each other site, which that site subtracts. The site then deletes both secrets, so that they mask no other
-   integers.
+3. :func:`masking` deletes both secrets, so that they mask no other integers, and counts the vector. Then
+   :func:`masked_update` after training, or :func:`masked_mean`: integers with a mask from the site's own secret and one
+   mask for each other site, which that site subtracts.
 4. :func:`reveal_shares`: for each site whose vector arrived its share of that site's secret, for each site that
    dropped out its share of that site's private key. Never both of one site, and once.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, legible
 from fedblend.core.trees import strip_prefix
 from fedblend.experiment.tables import read_toml
 from fedblend.flower.client_task import ClientTask
@@ -47,9 +50,11 @@ from fedblend.flower.secure_aggregation.masks import (
     tensor_to_bytes,
     unseal,
 )
-from fedblend.flower.site import RefusedByPolicy
+from fedblend.flower.site import RefusedByPolicy, Withheld
 from fedblend.methods.aggregators.secure import SecureMean
 from fedblend.methods.sharing.secure_means import SecureMeans
+
+log = logging.getLogger("flwr")
 
 SIGNATURE = "sign"
 """Name of a site's signature among its public keys."""
@@ -117,52 +122,73 @@ def make_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> M
     return {}, {name: bytes_to_tensor(content) for name, content in {**sealed, **committed}.items()}
 
 
+@contextmanager
+def masking(task: ClientTask, quantity: str, fields: dict[str, Any], tensors: Tensors) -> Iterator[SumState]:
+    """Begin stage 3: check the request, count the vector, and delete the secrets of its masks from memory; yield them.
+
+    All this is done before the vector is computed. Whether that fails depends on the site's samples, so the server must
+    not ask again in this round; and it is told no more than that it failed. Raises :class:`Withheld` then.
+    """
+    state = _state(task, quantity, "shares")
+    part = summing_part(task, quantity)
+    if isinstance(part, SecureMean):
+        total = fields["total"]
+        if type(total) is not int or not total >= max(1, part.weight_of(task.size)):
+            raise FedblendError(f"the total weight {total!r} of the sum is not valid")
+    sealed = {int(peer): tensor_to_bytes(tensor) for peer, tensor in strip_prefix("sealed/", tensors).items()}
+    threshold = int.from_bytes(state["threshold"], "little")
+    others = all(f"public/{peer}/mask" in state for peer in sealed) and task.client not in sealed
+    if len(sealed) + 1 < threshold or not others:
+        raise RefusedByPolicy(
+            f"sites {sorted([task.client, *sealed])} are not those of this round, or not {threshold} of them"
+        )
+    task.begin()
+    taken = state | {f"sealed/{peer}": content for peer, content in sealed.items()}
+    kept = {name: content for name, content in taken.items() if name not in ("own", "private/mask")}
+    _keep(task, quantity, "masked", kept)
+    try:
+        yield taken
+    except Exception as error:
+        _keep(task, quantity, "done", {})
+        if isinstance(error, FedblendError):
+            log.warning("fedblend: nothing was sent to a masked sum: %s", legible(error, most=1000))
+            raise Withheld(str(error)) from error
+        log.error("fedblend: an unexpected error", exc_info=error)
+        raise Withheld("an unexpected error; the log of this SuperNode states which") from error
+
+
 def masked_update(
     task: ClientTask,
     aggregator: SecureMean,
     upload: Tensors,
     start: Tensors,
     fields: dict[str, Any],
-    tensors: Tensors,
+    taken: SumState,
     beside: Tensors = NOTHING,
 ) -> dict[str, torch.Tensor]:
     """Stage 3 for models: return the masked upload, {"masked": int32 [numbers]}.
 
-    ``beside`` is what the server sent with the model (:func:`~fedblend.flower.secure_aggregation.masks.sent_beside`).
+    ``taken`` is what :func:`masking` yields, ``beside`` what the server sent with the model
+    (:func:`~fedblend.flower.secure_aggregation.masks.sent_beside`).
     """
     total = fields["total"]
-    if type(total) is not int or not total >= max(1, aggregator.weight_of(task.size)):
-        raise FedblendError(f"the total weight {total!r} of the sum is not valid")
     values = aggregator.encoded(upload, start, aggregator.weight_of(task.size) / total)
-    return _masked(task, MODELS, values, sum_digest(fields, task.round, start, total, beside), tensors)
+    return _masked(task, values, sum_digest(fields, task.round, start, total, beside), taken)
 
 
-def masked_mean(
-    task: ClientTask, payload: Tensors, fields: dict[str, Any], tensors: Tensors
-) -> dict[str, torch.Tensor]:
+def masked_mean(task: ClientTask, payload: Tensors, fields: dict[str, Any], taken: SumState) -> dict[str, torch.Tensor]:
     """Stage 3 for means: return the masked payload, {"masked": int32 [numbers]}, its tensors in order of name."""
     values = torch.cat([payload[name].flatten() for name in sorted(payload)])
-    return _masked(task, MEANS, values, sum_digest(fields, task.round), tensors)
+    return _masked(task, values, sum_digest(fields, task.round), taken)
 
 
-def _masked(
-    task: ClientTask, quantity: str, values: torch.Tensor, context: bytes, tensors: Tensors
-) -> dict[str, torch.Tensor]:
-    """Add the masks to values, int32 [numbers], and delete the secrets of the masks."""
-    state = _state(task, quantity, "shares")
-    sealed = {int(peer): tensor_to_bytes(tensor) for peer, tensor in strip_prefix("sealed/", tensors).items()}
-    threshold = int.from_bytes(state["threshold"], "little")
-    if len(sealed) + 1 < threshold or not all(f"public/{peer}/mask" in state for peer in sealed):
-        raise RefusedByPolicy(
-            f"sites {sorted([task.client, *sealed])} are not those of this round, or not {threshold} of them"
-        )
+def _masked(task: ClientTask, values: torch.Tensor, context: bytes, taken: SumState) -> dict[str, torch.Tensor]:
+    """Add the masks to values, int32 [numbers]."""
     masked = values.numpy().view(np.uint32)
-    masked = masked + mask_from_key(state["own"], len(masked))
-    for peer in sorted(sealed):
-        mask = shared_mask(state["private/mask"], state[f"public/{peer}/mask"], context, len(masked))
+    masked = masked + mask_from_key(taken["own"], len(masked))
+    for peer in sorted(int(name.removeprefix("sealed/")) for name in taken if name.startswith("sealed/")):
+        mask = shared_mask(taken["private/mask"], taken[f"public/{peer}/mask"], context, len(masked))
         masked = masked + mask if task.client < peer else masked - mask
-    kept = {name: content for name, content in state.items() if name not in ("own", "private/mask")}
-    _keep(task, quantity, "masked", kept | {f"sealed/{peer}": content for peer, content in sealed.items()})
     return {"masked": torch.from_numpy(masked.view(np.int32))}
 
 
