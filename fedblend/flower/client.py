@@ -264,6 +264,7 @@ ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work], ...] = 
     (app.evaluate(), SCORES, work.score),
     (app.query("keys"), KEYS, masked_site.make_keys),
     (app.query("shares"), KEYS, masked_site.make_shares),
+    (app.query("sign"), KEYS, masked_site.sign_sites),
     (app.query("unmask"), KEYS, masked_site.reveal_shares),
 )
 """Handlers of all messages except the first query: Flower's decorator, kind of payload, and function."""
