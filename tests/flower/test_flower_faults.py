@@ -338,7 +338,7 @@ def test_means_of_a_wrong_form_are_left_out_and_recorded(form: str, liars: set[i
     assert all("it sent means of the form" in one["reason"] for one in refused)
 
 
-@pytest.mark.parametrize("kind", ["nan", "more means", "nothing"])
+@pytest.mark.parametrize("kind", ["nan", "more means", "nothing", "beyond bounds", "no shares of classes"])
 def test_every_fault_of_what_a_site_shares_is_recorded(kind: str, tmp_path: Path) -> None:
     change, reason = {
         "nan": (tensors_only(lambda n, t: t * torch.nan), "holds NaN or infinity"),
@@ -347,6 +347,11 @@ def test_every_fault_of_what_a_site_shares_is_recorded(kind: str, tmp_path: Path
             "it sent 1,000 entries, and its",
         ),
         "nothing": (lambda fields, tensors: pack({"fault": "no"}), "no"),
+        "beyond bounds": (tensors_only(lambda n, t: t * 1e4 if n == "x" else t), "means 'x' with a number beyond"),
+        "no shares of classes": (
+            tensors_only(lambda n, t: t - 0.5 if n == "y" else t),
+            "means 'y' with a number beyond",
+        ),
     }[kind]
     finished = run(spoiling(1, "query.share", change), experiment("fedmix", rounds=1), tmp_path, QUICK)
     (refused,) = finished.directory.metrics()[1]["shared"]["refused"]
