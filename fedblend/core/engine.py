@@ -309,8 +309,8 @@ def finite_or(state: Tensors, old: Tensors) -> dict[str, torch.Tensor]:
     return dict(state if all_finite([t for t in state.values() if t.is_floating_point()]) else old)
 
 
-def aggregator_of(setup: Setup, round: int, samples: Sequence[int] = ()) -> Aggregator:
-    """The aggregator of a round's uploads; ``samples`` are those of the clients with a good one, once known."""
+def aggregator_of(setup: Setup, round: int, result: CohortResult | None = None) -> Aggregator:
+    """The aggregator of a round's uploads; ``result`` says which uploads are good, once known."""
     experiment = setup.experiment
     method, train = experiment.method, experiment.train
     mu = sum(term.proximal_mu for term in method.terms)
@@ -319,7 +319,10 @@ def aggregator_of(setup: Setup, round: int, samples: Sequence[int] = ()) -> Aggr
     def steps_of(samples: int) -> int:
         return int(method.personal.shared_steps(train.batches_of(samples)))
 
-    work = LocalWork(steps_of, train.lr_in(round), train.momentum, mu, trained, samples)
+    work = LocalWork(steps_of, train.lr_in(round), train.momentum, mu, trained)
+    if result is not None:
+        samples = [samples for _, samples, _ in result.good]
+        work = replace(work, samples=samples, clients=len(result.cohort))
     aggregator: Aggregator = method.upload.aggregator(method.aggregator)
     return aggregator.for_round(work)
 

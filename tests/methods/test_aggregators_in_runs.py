@@ -152,6 +152,19 @@ def test_a_round_with_too_few_uploads_for_krum_is_told() -> None:
         run(fed, 1)
 
 
+def test_a_trimmed_mean_leaves_out_as_many_uploads_where_some_do_not_arrive() -> None:
+    def weights(aggregator: Any) -> Any:
+        made = setup(partition={"name": "iid", "clients": 10}, train={"cohort": 6}, method={"aggregator": aggregator})
+        state, _ = run(federation_with(made, made.experiment.model_copy(update={"channel": LosesThree()})), 1)
+        return state.weights
+
+    # One of six at each end: of the three that arrive the middle one is left.
+    assert same(weights({"name": "trimmed-mean", "share": 0.2}), weights("median"))
+    told = r"share: 0.4 of 6 clients leaves out 2 uploads at each end and needs 5, but valid uploads are 3; valid: a sm"
+    with pytest.raises(FedblendError, match=told):
+        weights({"name": "trimmed-mean", "share": 0.4})
+
+
 def test_a_round_without_uploads_is_told_before_they_are_aggregated() -> None:
     class LosesAll(Channel):
         def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
