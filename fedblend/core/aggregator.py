@@ -32,6 +32,8 @@ class LocalWork:
     """Samples of each client with a good upload; empty before these are known."""
     clients: int = 0
     """Clients that were to send an upload; 0 before the good ones are known."""
+    invalid: int = 0
+    """Uploads that arrived and were refused for what they hold; 0 before the good ones are known."""
 
 
 class Aggregator(Part):

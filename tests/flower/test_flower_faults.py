@@ -50,6 +50,22 @@ def tensors_only(change: Any) -> Any:
     return lambda fields, tensors: pack(fields, to_record({n: change(n, t) for n, t in tensors.items()}))
 
 
+def test_a_site_that_sends_nan_is_one_of_krums_byzantine_and_one_that_sends_nothing_is_not(tmp_path: Path) -> None:
+    method = {"name": "fedavg", "aggregator": {"name": "krum", "byzantine": 1}}
+    clients = {
+        "partition": {"name": "iid", "clients": 5},
+        "train": {"cohort": 5, "epochs": 1, "batch_size": 50, "lr": 0.1},
+    }
+    asked = experiment(method, rounds=1, **clients)
+    grid = nodes(5)
+    grid.spoil = spoiling(1, "train", tensors_only(lambda n, t: t * torch.nan)).spoil
+    assert run(grid, asked, tmp_path / "nan", FederationLimits(5, 5)).directory.metrics()[1]["uploads"] == 4
+    grid = nodes(5)
+    grid.spoil = spoiling(1, "train", lambda fields, tensors: pack({"fault": "no"})).spoil
+    with pytest.raises(FedblendError, match=r"byzantine: 1 needs 5 uploads .* but valid uploads are 4"):
+        run(grid, asked, tmp_path / "nothing", FederationLimits(5, 5))
+
+
 def pickled(fields: Any, tensors: Any) -> RecordDict:
     record = pack(fields)
     record["tensors0"] = ArrayRecord({"a": Array("object", (1,), "pickle", b"cos\nsystem\n(S'true'\ntR.")})
