@@ -142,11 +142,13 @@ def _leak_report(run: RunDirectory) -> LeakReport:
     for kind, number in sent.items():
         if not number:
             continue
-        base = _unmeasured(run, outcome, state, kind, number, sharing)
+        base = _unmeasured(run, outcome, state, kind, number, sharing, setup)
         if kind == "weights":
             found = _from_attacks(read_attacks(run))
-            if setup is not None and state is not None:
-                base = replace(base, membership=membership.of_model(setup, state.weights))
+            trained_by = {client for record in outcome.records for client in record.cohort or ()}
+            # Where layers stay at clients, nobody has the whole model of the checkpoint.
+            if setup is not None and state is not None and trained_by and not setup.own_layers:
+                base = replace(base, membership=membership.of_model(setup, state.weights, trained_by))
         elif _is_shared(kind, sharing):
             found, by_size = ([(left_out, {})], []) if setup is None else _from_sharing(setup, sharing, state)
             if setup is not None and state is not None and (compared := _compared(setup, sharing, state)) is not None:
@@ -180,7 +182,13 @@ def _is_shared(kind: str, sharing: Any) -> bool:
 
 
 def _unmeasured(
-    run: RunDirectory, outcome: Outcome, state: RunState | None, kind: str, number: int, sharing: Any
+    run: RunDirectory,
+    outcome: Outcome,
+    state: RunState | None,
+    kind: str,
+    number: int,
+    sharing: Any,
+    setup: Setup | None,
 ) -> Leak:
     """A leak of one kind of payload, without measures."""
     shared = _is_shared(kind, sharing)
@@ -194,7 +202,8 @@ def _unmeasured(
         shape = ""
         if state is not None:
             extras = {name: t for name, t in state.server_state.items() if not name.startswith("server_step/")}
-            sent = {"weights": state.weights, "extras": extras}.get(kind, state.global_outputs)
+            weights = state.weights if setup is None else setup.shared(state.weights)
+            sent = {"weights": weights, "extras": extras}.get(kind, state.global_outputs)
             shape = _shape_of_tensors(sent)
     accuracies = [record.accuracy for record in outcome.evaluated if record.accuracy is not None]
     accuracy = accuracies[-1] if accuracies else math.nan
