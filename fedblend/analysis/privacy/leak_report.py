@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.analysis.attacks.outcome import read_attacks
+from fedblend.analysis.attacks.outcome import changed_options, read_attacks
 from fedblend.analysis.privacy import membership
 from fedblend.analysis.privacy.similarity import (
     RAW,
@@ -228,13 +229,18 @@ Measures = list[tuple[str, dict[str, Any]]]
 
 def _from_attacks(tables: Sequence[Mapping[str, Any]]) -> Measures:
     """Measures of attacks on weights, averaged over the clients of attacks with equal settings."""
-    by_settings: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    by_settings: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for one in tables:
+        options = {name: value for name, value in one.get("options", {}).items() if name != "iterations"}
         labels = "" if one["labels"] == "true" else ", labels inferred"
         settings = f"{one['images']} images, {one['steps']} steps, {one['iterations']} iterations{labels}"
-        by_settings[f"{one['attack']} at round {one['round']}, attacker {one['attacker']}, {settings}"].append(one)
+        settings = ", ".join([settings, *changed_options(one["attack"], options)])
+        settings += ", stopped" if one.get("stopped") else ""
+        settings += "" if one.get("drawn", True) else ", client not drawn"
+        how = f"{one['attack']} at round {one['round']}, attacker {one['attacker']}, {settings}"
+        by_settings[how, json.dumps(options, sort_keys=True)].append(one)
     rows = []
-    for how, attacks in by_settings.items():
+    for (how, _), attacks in by_settings.items():
         clients = f"{len(attacks)} client{'' if len(attacks) == 1 else 's'}"
         # Attack files store an infinite PSNR as null.
         stored = {name: [one[name] for one in attacks] for name in ("mse", "psnr", "ssim")}
