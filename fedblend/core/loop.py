@@ -389,7 +389,7 @@ class RoundLoop:
         begun = self.setup.shared(weights)
         if not result.good:
             return weights, outputs
-        aggregator = aggregator_of(self.setup, task.round, [samples for _, samples, _ in result.good])
+        aggregator = aggregator_of(self.setup, task.round, result)
         if not kind.is_model:
             return weights, aggregator.finish(result.partial, begun)
         # Rounded after the server's noise, which is sized for the exact sum.

@@ -134,6 +134,10 @@ class Scale(Protocol):
         """Inputs of pictures."""
         ...
 
+    def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs of pictures of 0 and of 1."""
+        ...
+
     def diameter(self, shape: Sequence[int], /) -> float:
         """The largest L2 distance of two inputs of ``shape``."""
         ...
@@ -204,6 +208,8 @@ class ModelSpec:
     """What turns stored samples into inputs."""
     task: Task
     """The task, with its loss."""
+    bounded: bool = False
+    """Whether the scale's ends bound all inputs, those of a site's own samples too: pixels of 256 levels, and text."""
 
     def zeros(self, weights: Tensors) -> dict[str, torch.Tensor]:
         """Zeros in the shape of each trained tensor of ``weights``, by name."""

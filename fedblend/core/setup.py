@@ -210,6 +210,7 @@ def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
         shape=tuple(setup.data.train.x.shape[1:]),
         scale=setup.scale,
         task=setup.task,
+        bounded=setup.data.kind == "text" or setup.data.train.x.dtype == torch.uint8,
     )
 
 
