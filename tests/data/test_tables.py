@@ -137,6 +137,12 @@ def test_a_stray_text_is_found_in_either_half(row: int, tmp_path: Path) -> None:
         table(tmp_path / "p.csv", rows.assign(age=ages)).load()
 
 
+def test_a_column_without_values_is_no_feature(tmp_path: Path) -> None:
+    frame = PATIENTS.assign(dose=[None] * 4 + [1.0, 2.0])
+    with pytest.raises(FedblendError, match=r"data.features: column 'dose' is empty in all training rows"):
+        table(tmp_path / "p.csv", frame).load()
+
+
 def test_a_column_that_names_rows_is_no_feature(tmp_path: Path) -> None:
     rows = pd.concat([PATIENTS] * 5, ignore_index=True).assign(patient=[f"P{i}" for i in range(30)])
     with pytest.raises(FedblendError, match=r"column 'patient' has 30 different texts in 30 rows, .* it names rows"):

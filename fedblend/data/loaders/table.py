@@ -220,6 +220,11 @@ def form_of(training: pd.DataFrame) -> dict[str, Any]:
     fill: dict[str, float] = {}
     for name in training:
         column = training[name]
+        if column.isna().all():
+            raise FedblendError(
+                f"data.features: column '{legible(name)}' is empty in all training rows; valid: data.features without "
+                "it, or values"
+            )
         if column.dtype.kind in "iufb":
             mean = float(column.mean())
             fill[str(name)] = mean if np.isfinite(mean) else 0.0
