@@ -250,7 +250,7 @@ def _name_columns(axes: Axes, names: Sequence[str]) -> None:
 def _side_by_side(names: Sequence[str]) -> tuple[list[str], bool]:
     """Names as they stand below the columns of a chart, in several lines, and whether they must stand upright.
 
-    >>> _side_by_side(["Ulm", "North Sea"]), _side_by_side(["a longer name"] * 5)[1]
+    >>> _side_by_side(["Ulm", "North Sea"]), _side_by_side(["Bartholomew"] * 5)[1]
     ((['Ulm', 'North Sea'], False), True)
     """
     width = LETTERS_BELOW // max(1, len(names))
